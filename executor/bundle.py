@@ -21,6 +21,8 @@ from backports import tarfile  # Python's own has filters since 3.11.4; Debian 1
 TIMEOUT_S = 60.0
 PATIENCE_S = 120.0
 """How long it is tried again where the framework has too much to do: it serves only so many executors at a time."""
+AWAY_S = 15.0
+"""The same where nobody answers: a service may be starting anew."""
 RETRY_S = 2.0
 BLOCK_BYTES = 1 << 16
 MEMBERS_LIMIT = 20_000
@@ -63,7 +65,7 @@ def unpack(archive: BinaryIO, folder: Path) -> None:
 
 
 def _download(url: str, archive: BinaryIO) -> None:
-    until_s = time.monotonic() + PATIENCE_S
+    began_s = time.monotonic()
     while True:
         try:
             for block in _blocks(url):
@@ -72,7 +74,7 @@ def _download(url: str, archive: BinaryIO) -> None:
                     raise BundleError("the script's bundle does not end")
             return
         except _NotSentError as error:
-            if not error.may_pass or time.monotonic() >= until_s:
+            if time.monotonic() - began_s >= error.patience_s:
                 raise BundleError(str(error)) from error
         archive.seek(0)
         archive.truncate()
@@ -80,11 +82,11 @@ def _download(url: str, archive: BinaryIO) -> None:
 
 
 class _NotSentError(Exception):
-    """The framework has not sent the bundle; `may_pass`: it, or the way to it, may only be overloaded."""
+    """The framework has not sent the bundle; it is asked again until so much time has passed since the first time."""
 
-    def __init__(self, message: str, *, may_pass: bool) -> None:
+    def __init__(self, message: str, patience_s: float) -> None:
         super().__init__(message)
-        self.may_pass = may_pass
+        self.patience_s = patience_s
 
 
 def _blocks(url: str) -> Iterator[bytes]:
@@ -96,17 +98,20 @@ def _blocks(url: str) -> Iterator[bytes]:
             connection.request("GET", parts.path)
             response = connection.getresponse()
             if response.status != HTTPStatus.OK:
-                busy = response.status == HTTPStatus.SERVICE_UNAVAILABLE
-                raise _NotSentError(f"the framework refused the script's bundle: HTTP {response.status}", may_pass=busy)
+                patience_s = PATIENCE_S if response.status == HTTPStatus.SERVICE_UNAVAILABLE else 0.0
+                raise _NotSentError(f"the framework refused the script's bundle: HTTP {response.status}", patience_s)
             while block := response.read(BLOCK_BYTES):
                 yield block
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
     except (OSError, http.client.HTTPException) as error:
-        # In the midst of an answer it gives up, too; and a service that is started anew is away for a moment.
-        may_pass = isinstance(error, TimeoutError | ConnectionError | http.client.HTTPException)
+        patience_s = 0.0
+        if isinstance(error, TimeoutError | http.client.HTTPException):
+            patience_s = PATIENCE_S  # it, or the way to it, may only be overloaded; it may give up in an answer, too
+        elif isinstance(error, ConnectionError):
+            patience_s = AWAY_S
         raise _NotSentError(
-            f"the script's bundle could not be fetched from the framework: {error}", may_pass=may_pass
+            f"the script's bundle could not be fetched from the framework: {error}", patience_s
         ) from error
 
 

@@ -20,7 +20,7 @@ from executor.channel import Mailbox, TaskChannel
 from executor.driver import ExecutorDriver, pymesos
 from executor.environment import ZYGOTES_VARIABLE, Setup, ZygoteKind, process_environment
 from executor.forked import ForkedProcess
-from executor.messages import Addressed
+from executor.messages import Addressed, decode
 from executor.process import children, signal_group, wait_readable
 from executor.slot_order import decode_order
 from executor.zygote import ForkRequest
@@ -136,7 +136,8 @@ class SlotProcess:
             self.failed("killed on request")
         else:
             self._send({"kill": grace_s})
-            self._process.limit(END_TIMEOUT_S)
+            own_s = float(decode(self._data).get("kill_grace_s", 0.0))
+            self._process.limit(END_TIMEOUT_S + (own_s if grace_s is None else grace_s))
 
     def poll(self) -> None:
         """Takes in what it says, and its end."""

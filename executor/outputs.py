@@ -381,11 +381,13 @@ def _restore(task: _Task, state: _State, store: _Store) -> None:
             state.left[path] = f"could not be removed again: {error.strerror or error}"
     for path, stamp in sorted(record.kept.items()):
         target = task.workspace / path
-        try:
-            if target.lstat().st_mtime_ns > stamp[0]:
-                continue
-        except OSError:
-            pass  # it is not there
+        there = state.given.get(path)
+        if there is not None and there[0] > stamp[0]:
+            continue
+        if path in record.left_behind and _is_newer(target, stamp):
+            # The same working folder: what could not be brought back is in it still, and the older version there.
+            state.kept[path] = stamp
+            continue
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f".{target.name}.dike")
@@ -528,6 +530,13 @@ class _LocalStore:
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+
+def _is_newer(file: Path, stamp: Stamp) -> bool:
+    try:
+        return file.lstat().st_mtime_ns > stamp[0]
+    except OSError:
+        return False  # it is not there
 
 
 def _is_still(source: Path, stamp: Stamp) -> bool:

@@ -90,7 +90,7 @@ def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
     found = hashlib.blake2b(text.encode())
     for array in arrays:
         found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 

@@ -55,7 +55,8 @@ def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[...,
             log("this fit has been trained before; its result is restored.")
         # What tf_keras asks when it begins, for its own BackupAndRestore: where to begin.
         self._maybe_load_initial_counters_from_ckpt = lambda _steps, first: (first, saver.batch)
-        arguments["callbacks"] = [*(arguments["callbacks"] or ()), saver.callback()]
+        own = list(arguments["callbacks"] or ())
+        arguments["callbacks"] = [*own, saver.callback(own)]
         try:
             return saver.with_all_epochs(fit(self, **arguments))
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dike import checkpoints
+from dike.keras3.plain_values import Attributes, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
@@ -50,7 +51,12 @@ class SavedFit:
         self._history: dict[str, list[float]] = {}
         self._history_epochs: list[int] = []
         self._state = tf.Variable("", dtype=tf.string, trainable=False)
-        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, state=self._state)
+        self._arrays = tf.Variable(b"", dtype=tf.string, trainable=False)
+        self._callbacks: list[tuple[Any, Attributes]] = []
+        self._callbacks_before: list[tuple[str, dict[str, Any]]] = []
+        self._checkpoint = tf.train.Checkpoint(
+            model=model, optimizer=model.optimizer, state=self._state, arrays=self._arrays
+        )
         # The chief reads and writes; by default each ps would, on its own machine.
         self._options = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0/device:CPU:0")
         self._manager = None
@@ -77,6 +83,7 @@ class SavedFit:
         state = json.loads(self._state.numpy())
         self.epoch, self.batch = state["epoch"], state.get("batch", 0)
         self._history, self._history_epochs = state["history"], state["history_epochs"]
+        self._callbacks_before = state.get("callbacks", [])
         log_restored(path, self.epoch, self.batch)
         reporter().resumed(self._step)
         return True
@@ -91,6 +98,18 @@ class SavedFit:
         history.history = {name: list(values) for name, values in self._history.items()}
         history.epoch = list(self._history_epochs)
         return history
+
+    def training_begins(self, callbacks: Sequence[Any]) -> None:
+        """The callbacks know that the training begins: they get back what they had kept.
+
+        Args:
+            callbacks: the script's own.
+        """
+        self._callbacks = [(callback, Attributes(callback)) for callback in callbacks]
+        arrays = load_groups(self._arrays.numpy())["arrays"] if self._callbacks_before else []
+        for (callback, attributes), (kind, values) in zip(self._callbacks, self._callbacks_before, strict=False):
+            if type(callback).__qualname__ == kind:
+                attributes.restore(values, arrays)
 
     def epoch_begins(self, epoch: int) -> None:
         """The epoch of that number begins."""
@@ -144,8 +163,11 @@ class SavedFit:
         step = self._step
         if self._manager is not None:
             position = {"epoch": self.epoch, "batch": self.batch}
-            state = {**position, "history": self._history, "history_epochs": self._history_epochs}
-            self._state.assign(json.dumps(state))
+            arrays: list[Any] = []
+            kept = [(type(callback).__qualname__, attributes.save(arrays)) for callback, attributes in self._callbacks]
+            history = {"history": self._history, "history_epochs": self._history_epochs}
+            self._state.assign(json.dumps({**position, **history, "callbacks": kept}))
+            self._arrays.assign(dump_groups({"arrays": arrays}))
             fencing.check(self._cluster.task)
             self._saved_s = time.monotonic()
             checkpoints.written(lambda: self._write(step), is_last=is_last)
@@ -170,9 +192,14 @@ class SavedFit:
         self.epoch, self.batch = epoch + 1, 0
         self._save(is_last=self.epoch >= self._epochs)
 
-    def callback(self) -> Any:
-        """Tells this where the training is."""
+    def callback(self, others: Sequence[Any]) -> Any:
+        """Tells this where the training is; it is to be called after all others, the script's."""
         import tf_keras
+
+        if self._history_epochs or self.batch:
+            for other in others:
+                if isinstance(other, tf_keras.callbacks.CSVLogger):
+                    other.append = True
 
         saver = self
 
@@ -182,6 +209,9 @@ class SavedFit:
             def __init__(self) -> None:
                 super().__init__()
                 self._supports_tf_logs = True  # a step's logs come as they are: not yet computed
+
+            def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+                saver.training_begins(others)
 
             def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
                 saver.epoch_begins(epoch)

@@ -63,7 +63,7 @@ def run(
             # No task is started from a plan, and its model may need no import either.
             return "" if plan_only else mesos.zygotes
 
-        if mesos.master is None:
+        if mesos.master is None and "://" not in (job.checkpoint_dir or ""):
             # What lies on this disk already, and goes with its Mesos, is kept whatever its size.
             job = dataclasses.replace(job, outputs_limit=job.outputs_limit or "none")
         planning = dataclasses.replace(planning, network=read_network_option(network))

@@ -286,7 +286,7 @@ def tune(
             logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
         else:
             remembered = run_options(context, {})
-            if mesos.master is None and not detach:
+            if mesos.master is None and not detach and "://" not in (checkpoint_dir or ""):
                 # As in `dike run`.
                 outputs_limit = outputs_limit or "none"
             spec = search_spec(

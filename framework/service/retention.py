@@ -94,7 +94,7 @@ def _remove(store: ServiceStore, keeping: Keeping, ending: threading.Event) -> N
         checkpoints.remove_old(ending.is_set)
     if keeping.jobs_s is not None and not ending.is_set():
         ended_before_s = now_s - keeping.jobs_s
-        count = store.delete_jobs(ended_before_s, remove_old_searches(store, ended_before_s, checkpoints))
+        count = store.delete_jobs(ended_before_s, remove_old_searches(store, ended_before_s, checkpoints), ending)
         if count:
             logger.info("%d jobs forgotten that ended more than %g days ago", count, keeping.jobs_s / 86400)
 

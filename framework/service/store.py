@@ -33,6 +33,7 @@ _LONG_COLUMNS = ("request", "result", "state_data")
 _SEARCHES_AT_A_TIME = 1000
 DELETED_AT_ONCE = 50
 """Jobs in a transaction."""
+BETWEEN_DELETIONS_S = 0.2
 
 
 class ServiceStore:
@@ -192,12 +193,15 @@ class ServiceStore:
             row = connection.execute(query).mappings().first()
         return None if row is None else _job(row)
 
-    def delete_jobs(self, ended_before_s: float, searches: Collection[str] = ()) -> int:
+    def delete_jobs(
+        self, ended_before_s: float, searches: Collection[str] = (), ending: threading.Event | None = None
+    ) -> int:
         """Removes jobs that ended before a time (seconds since the epoch), with all that is kept of them.
 
         Args:
             ended_before_s: that time.
             searches: which of the jobs that are searches; what the database of searches has of them is gone already.
+            ending: set if the rest is left to the next time.
 
         Returns:
             How many.
@@ -212,7 +216,8 @@ class ServiceStore:
                     connection.execute(delete(table).where(table.c.job_id.in_(old)))
                 connection.execute(delete(JOBS).where(JOBS.c.id.in_(old)))
             count += len(old)
-            if len(old) < DELETED_AT_ONCE:
+            # SQLite has no queue: who waits for it looks now and then.
+            if len(old) < DELETED_AT_ONCE or (ending or threading.Event()).wait(BETWEEN_DELETIONS_S):
                 return count
 
     def _check_open_jobs(self, connection: Connection, user: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -268,5 +269,5 @@ def kill_grace_s(environment: Mapping[str, str]) -> float:
     try:
         save_s = float(environment.get(SAVE_TIMEOUT_VARIABLE, SAVE_TIMEOUT_S))
     except ValueError:
-        save_s = SAVE_TIMEOUT_S  # the process itself says what is wrong with it
-    return save_s + KILL_MARGIN_S
+        save_s = math.nan  # the process itself says what is wrong with it
+    return (save_s if 0 <= save_s < math.inf else SAVE_TIMEOUT_S) + KILL_MARGIN_S

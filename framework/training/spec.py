@@ -230,8 +230,8 @@ class JobTask:
 
     @property
     def agent_has_gone(self) -> bool:
-        """Whether it ended with its agent, and so with all tasks there."""
-        return self.is_lost and self.reason.startswith("REASON_AGENT_")
+        """Whether it ended with its agent, and so with all tasks there; one that had not begun may have missed it."""
+        return self.is_lost and self.executor_seen and self.reason.startswith("REASON_AGENT_")
 
     @property
     def missed_executor(self) -> bool:

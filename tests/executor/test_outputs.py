@@ -384,15 +384,22 @@ def test_an_output_is_opened_only_where_no_link_leads_elsewhere(run: Run, tmp_pa
         open_output(str(tmp_path / "other"), "logs/a", "job")
 
 
-def test_a_newer_file_in_the_same_working_folder_stays(run: Run) -> None:
+def test_what_could_not_be_brought_back_stays_in_the_same_working_folder(tmp_path: Path) -> None:
+    run = Run(tmp_path / "work", str(tmp_path / "run"), **{outputs.LIMIT_VARIABLE: "1K"})
     given = dict(local_files(run.workspace))
     run.outputs.restore(given)
     run.write("log.csv", "1")
     run.outputs.save()
-    run.write("log.csv", "1, 2")
-    after = (run.workspace / "log.csv").stat()
-    os.utime(run.workspace / "log.csv", ns=(after.st_mtime_ns + 10**9, after.st_mtime_ns + 10**9))
-    run.outputs.restore(given)
-    assert (run.workspace / "log.csv").read_text() == "1, 2"
+    run.write("log.csv", "2" * 2000)
+    changed_ns = (run.workspace / "log.csv").stat().st_mtime_ns + 10**9
+    os.utime(run.workspace / "log.csv", ns=(changed_ns, changed_ns))
     run.outputs.save()
-    assert run.brought_back == {"log.csv": "1, 2"}
+    again = Outputs(run.workspace, str(tmp_path / "run"), "job", 1, {outputs.LIMIT_VARIABLE: "1K"})
+    again.restore(given)
+    assert (run.workspace / "log.csv").read_text() == "2" * 2000
+    again.save()
+    record = read_record(str(run.store))
+    assert record is not None
+    assert record.left_behind == {"log.csv": "2000 bytes, over the limit; an older version is kept"}
+    assert run.brought_back["log.csv"] == "1"
+    assert "log.csv" in record.kept

@@ -179,7 +179,7 @@ def test_a_wrong_token_is_refused_in_words(project: Path, tmp_path: Path, monkey
         with pytest.raises(executor_bundle.BundleError, match="HTTP 404"):
             executor_bundle.fetch(server.url(TOKEN) + "x", tmp_path / "sandbox")
         url = server.url(TOKEN)
-    monkeypatch.setattr(executor_bundle, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(executor_bundle, "AWAY_S", 0.0)
     with pytest.raises(executor_bundle.BundleError, match="could not be fetched"):
         executor_bundle.fetch(url, tmp_path / "sandbox")
 

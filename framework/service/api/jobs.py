@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
@@ -153,16 +153,17 @@ async def resume_search(request: Request, service: Service, user: SignedIn, reco
     # Read here, as above.
     text = await request.body()
     try:
-        constraints = Resumption.model_validate_json(text).constraints if text else None
+        asked = TypeAdapter(Resumption | None).validate_json(text or b"null")
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
         raise RequestValidationError(found) from None
-    return await run_in_threadpool(_resume, service, user, record, constraints)
+    return await run_in_threadpool(_resume, service, user, record.id, None if asked is None else asked.constraints)
 
 
-def _resume(service: Backend, user: User, record: JobRecord, constraints: list[str] | None) -> Submitted:
-    service.submissions.resume(record, user.name, constraints)
-    reopened = find_job(service, record.id)
+def _resume(service: Backend, user: User, job_id: str, constraints: Sequence[str] | None) -> Submitted:
+    # As it is now: to read what was asked for may have taken long.
+    service.submissions.resume(find_job(service, job_id), user.name, constraints)
+    reopened = find_job(service, job_id)
     return _submitted(service, user, reopened, can_ever_fit(stored_request(reopened), service.snapshot()))
 
 
