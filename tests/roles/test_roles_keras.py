@@ -276,6 +276,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
         assert len(again["loss"]) == epochs
         assert again["loss"][:4] == result["history"]["loss"]
         assert job.chief.result["epochs"] == list(range(epochs))
+        assert job.chief.result["counted"] == [epochs, again["loss"]]
         # An epoch that was interrupted goes on at its batch.
         assert job.chief.reported("resumed") == [{"type": "resumed", "step": max(steps)}]
         assert job.chief.reported("total")[0]["steps"] == epochs * per_epoch
