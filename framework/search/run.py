@@ -141,8 +141,8 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         slices = store.load_slices()
         policy = policy_of(spec, store, slices, resumed=request.resume, notify=observer.notify)
         stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
-        how = f"policy {spec.policy}, {describe_sampler(spec)}, for the {spec.goal}{stops}"
-        observer.notify(f"search {spec.name}: {spec.trial_count} trials, {how}")
+        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}"
+        observer.notify(f"search {spec.name}: {spec.trial_count} trials for the {spec.goal}, {how}")
         folder = posixpath.dirname(spec.checkpoint_dir.rstrip("/"))  # which trials may have to make
         container = own_container(request.mesos.image, request.volumes, folder)
         entry = spec.entry
