@@ -55,7 +55,7 @@ def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[...,
             log("this fit has been trained before; its result is restored.")
         # What tf_keras asks when it begins, for its own BackupAndRestore: where to begin.
         self._maybe_load_initial_counters_from_ckpt = lambda _steps, first: (first, saver.batch)
-        own = list(arguments["callbacks"] or ())
+        own = tf.nest.flatten(arguments["callbacks"] or [])
         arguments["callbacks"] = [*own, saver.callback(own)]
         try:
             return saver.with_all_epochs(fit(self, **arguments))
