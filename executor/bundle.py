@@ -65,7 +65,7 @@ def unpack(archive: BinaryIO, folder: Path) -> None:
 
 
 def _download(url: str, archive: BinaryIO) -> None:
-    began_s = time.monotonic()
+    began_s = answered_s = time.monotonic()
     while True:
         try:
             for block in _blocks(url):
@@ -74,7 +74,10 @@ def _download(url: str, archive: BinaryIO) -> None:
                     raise BundleError("the script's bundle does not end")
             return
         except _NotSentError as error:
-            if time.monotonic() - began_s >= error.patience_s:
+            now_s = time.monotonic()
+            if not error.is_away:
+                answered_s = now_s
+            if not error.may_pass or now_s - began_s >= PATIENCE_S or now_s - answered_s >= AWAY_S:
                 raise BundleError(str(error)) from error
         archive.seek(0)
         archive.truncate()
@@ -82,11 +85,17 @@ def _download(url: str, archive: BinaryIO) -> None:
 
 
 class _NotSentError(Exception):
-    """The framework has not sent the bundle; it is asked again until so much time has passed since the first time."""
+    """The framework has not sent the bundle.
 
-    def __init__(self, message: str, patience_s: float) -> None:
+    Attributes:
+        may_pass: whether it, or the way to it, may only be overloaded, or it is being started anew.
+        is_away: whether nobody has answered at all.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool, is_away: bool = False) -> None:
         super().__init__(message)
-        self.patience_s = patience_s
+        self.may_pass = may_pass
+        self.is_away = is_away
 
 
 def _blocks(url: str) -> Iterator[bytes]:
@@ -98,21 +107,18 @@ def _blocks(url: str) -> Iterator[bytes]:
             connection.request("GET", parts.path)
             response = connection.getresponse()
             if response.status != HTTPStatus.OK:
-                patience_s = PATIENCE_S if response.status == HTTPStatus.SERVICE_UNAVAILABLE else 0.0
-                raise _NotSentError(f"the framework refused the script's bundle: HTTP {response.status}", patience_s)
+                busy = response.status == HTTPStatus.SERVICE_UNAVAILABLE
+                raise _NotSentError(f"the framework refused the script's bundle: HTTP {response.status}", may_pass=busy)
             while block := response.read(BLOCK_BYTES):
                 yield block
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
     except (OSError, http.client.HTTPException) as error:
-        patience_s = 0.0
-        if isinstance(error, TimeoutError | http.client.HTTPException):
-            patience_s = PATIENCE_S  # it, or the way to it, may only be overloaded; it may give up in an answer, too
-        elif isinstance(error, ConnectionError):
-            patience_s = AWAY_S
-        raise _NotSentError(
-            f"the script's bundle could not be fetched from the framework: {error}", patience_s
-        ) from error
+        # In the midst of an answer it gives up, too.
+        is_away = isinstance(error, ConnectionError) and not isinstance(error, http.client.HTTPException)
+        may_pass = is_away or isinstance(error, TimeoutError | http.client.HTTPException)
+        text = f"the script's bundle could not be fetched from the framework: {error}"
+        raise _NotSentError(text, may_pass=may_pass, is_away=is_away) from error
 
 
 @contextmanager

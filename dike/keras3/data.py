@@ -134,7 +134,7 @@ class Batches(TFEpochIterator):
         self._is_counted = True
         self._watcher = watcher
         if self._is_py_dataset:
-            self._attributes = Attributes(self.data_adapter.py_dataset)
+            self._attributes = Attributes(self.data_adapter.py_dataset, is_data_set=True)
 
     def position(self, batch: int, arrays: list[Any]) -> DataPosition:
         """Where it is, between two steps or two epochs.

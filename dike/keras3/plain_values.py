@@ -99,23 +99,25 @@ class Attributes:
 
     Args:
         target: the object, as the script has made it.
+        is_data_set: whether what it puts in the place of its data is data as well.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, *, is_data_set: bool = False) -> None:
         self._target = target
-        self._data: set[str] = set()
+        self._is_data_set = is_data_set
+        self._data: dict[str, Any] = {}
         self._before: dict[str, str | None] = {}
         for name, value in vars(target).items():
             try:
                 self._before[name] = digest(value, DATA_BYTES)
             except LargeArrayError:
-                self._data.add(name)
+                self._data[name] = value
 
     def save(self, arrays: list[Any]) -> dict[str, Any]:
         """What has changed since this was made, packed."""
         changed = {}
         for name, value in vars(self._target).items():
-            if name in self._data:
+            if name in self._data and (self._is_data_set or value is self._data[name]):
                 continue
             now = digest(value)
             if now is not None and (name not in self._before or now != self._before[name]):

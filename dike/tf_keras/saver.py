@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dike import checkpoints
-from dike.keras3.plain_values import Attributes, dump_groups, load_groups
+from dike.keras3.plain_values import DATA_BYTES, Attributes, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
@@ -106,15 +106,21 @@ class SavedFit:
             callbacks: the script's own.
         """
         self._callbacks = [(callback, Attributes(callback)) for callback in callbacks]
+        self._restore_callbacks()
+
+    def _restore_callbacks(self) -> None:
         arrays = load_groups(self._arrays.numpy())["arrays"] if self._callbacks_before else []
         for (callback, attributes), (kind, values) in zip(self._callbacks, self._callbacks_before, strict=False):
             if type(callback).__qualname__ == kind:
                 attributes.restore(values, arrays)
 
     def epoch_begins(self, epoch: int) -> None:
-        """The epoch of that number begins."""
+        """The epoch of that number begins, or goes on."""
         if not self._placed:
             self._placed = True
+            if self.batch:
+                # They have been told of the beginning of this epoch twice.
+                self._restore_callbacks()
             reporter().placement(placed)
         termination.can_save()
         self.epoch = epoch
@@ -164,7 +170,7 @@ class SavedFit:
         if self._manager is not None:
             position = {"epoch": self.epoch, "batch": self.batch}
             arrays: list[Any] = []
-            kept = [(type(callback).__qualname__, attributes.save(arrays)) for callback, attributes in self._callbacks]
+            kept = [self._packed(callback, attributes, arrays) for callback, attributes in self._callbacks]
             history = {"history": self._history, "history_epochs": self._history_epochs}
             self._state.assign(json.dumps({**position, **history, "callbacks": kept}))
             self._arrays.assign(dump_groups({"arrays": arrays}))
@@ -173,6 +179,15 @@ class SavedFit:
             checkpoints.written(lambda: self._write(step), is_last=is_last)
         if termination.requested:
             termination.leave()
+
+    def _packed(self, callback: Any, attributes: Attributes, arrays: list[Any]) -> tuple[str, dict[str, Any]]:
+        """A callback's type's name and its attributes; none of one that holds more than goes through a ps as text."""
+        others = len(arrays)
+        values = attributes.save(arrays)
+        if sum(array.nbytes for array in arrays[others:]) > DATA_BYTES:
+            del arrays[others:]
+            values = {}
+        return type(callback).__qualname__, values
 
     def _write(self, step: int) -> None:
         assert self._manager is not None
@@ -211,7 +226,9 @@ class SavedFit:
                 self._supports_tf_logs = True  # a step's logs come as they are: not yet computed
 
             def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-                saver.training_begins(others)
+                # What TensorBoard traces ends with the process.
+                board = tf_keras.callbacks.TensorBoard
+                saver.training_begins([other for other in others if not isinstance(other, board)])
 
             def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
                 saver.epoch_begins(epoch)

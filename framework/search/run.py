@@ -10,7 +10,7 @@ import posixpath
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from dike.checkpoints import make_private
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from dike.trial.spec import EARLIER_RESULTS
+from executor.outputs import RECORD
 from framework.mesos.containers import own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
@@ -113,13 +114,14 @@ def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) 
         except StorageUnavailableError:
             raise
         except BadInputError:
-            if not request.resume and not any(one.readings or one.value is not None for one in store.load_trials()):
+            trials = store.load_trials()
+            if not request.resume and not any(one.readings or one.value is not None for one in trials):
                 # The same name is free for the next attempt.
                 if study is not None:
                     study.delete()
                 store.delete_search()
-                for path in _saved_by_trials(spec.checkpoint_dir):
-                    shutil.rmtree(path, ignore_errors=True)
+                for one in trials:
+                    _forget(Path(spec.checkpoint_dir, f"trial-{one.number}"))
             raise
         except KeyboardInterrupt:
             raise InterruptedByUserError(
@@ -190,8 +192,15 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         return search.result
 
 
-def _saved_by_trials(path: str) -> Iterator[Path]:
-    return Path(path).glob("trial-*/*run-*-step-*")
+_SAVED = "*run-*-step-*"
+"""Checkpoints and models of best epochs in a trial's folder."""
+
+
+def _forget(folder: Path) -> None:
+    """Lets a trial of another search begin in a trial's folder; what it has written and printed stays there."""
+    (folder / RECORD).unlink(missing_ok=True)
+    for path in folder.glob(_SAVED):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _refuse_others_trials(path: str) -> None:
@@ -200,7 +209,7 @@ def _refuse_others_trials(path: str) -> None:
     Raises:
         BadInputError: if trials have saved something in the folder.
     """
-    if next(_saved_by_trials(path), None) is not None:
+    if next(Path(path).glob(f"trial-*/{_SAVED}"), None) is not None:
         raise BadInputError(
             f"{path} holds trials of another search, which this one would overwrite; choose another --name or "
             "--checkpoint-dir, or remove that folder."
