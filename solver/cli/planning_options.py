@@ -52,7 +52,9 @@ def plan_settings(
     ] = "throughput",
     rules: Annotated[
         str,
-        typer.Option(help=f"Rules that prune the options: default, all, none, -NAME, or some of {', '.join(RULES)}."),
+        typer.Option(
+            help=f"Rules that prune the options: default, all, none, paper, -NAME, or some of {', '.join(RULES)}."
+        ),
     ] = "default",
     sharding: Annotated[
         Sharding, typer.Option(help="How variables are distributed over the parameter servers.")

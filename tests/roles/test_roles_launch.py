@@ -51,6 +51,11 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
     with one_process(tmp_path / "message", "message") as job:
         assert job.chief.wait() == 1
         assert "that is all" in job.chief.text
+    script = tmp_path / "own.py"
+    script.write_text("import os, sys\nsys.exit(os.EX_CONFIG)\n")
+    with Job(Api.GRAPH, script, tmp_path, workers=1, alone=True, forked=False) as job:
+        assert job.chief.wait() == 1
+        assert "exit code 78; it counts as 1" in job.chief.text
 
 
 def test_a_syntax_error_is_the_scripts(tmp_path: Path) -> None:

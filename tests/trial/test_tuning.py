@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import json
 import os
@@ -27,6 +28,7 @@ from dike.trial.tuning import grid_search, tune
 from framework.cli.tune import tune as command
 from framework.search.records import Parameter
 from framework.search.space import read_space
+from framework.search.store import Store
 from tests.running import dike_environment
 from tests.trial.slot import Slot, trial
 
@@ -386,3 +388,39 @@ def test_a_script_that_searches_twice(tmp_path: Path) -> None:
     assert "fiffo" in refusal
     assert numbers == "True 0.1 10.2 2"
     assert (is_within, is_best) == ("True", "True")
+
+
+SPACE_FAILS = """
+import dike
+from dike.exceptions import BadInputError
+
+def space(trial):
+    lr = trial.suggest_float("lr", 0.1, 1.0)
+    if trial.number == 2:
+        raise ValueError("a rare branch")
+    return {"lr": lr}
+
+try:
+    dike.tune(lambda lr: lr, space, trials=4, name="late", slots=1, slot_mem=256, jobs_per_gpu=1)
+except BadInputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.mesos
+def test_a_space_that_fails_late_takes_no_results_with_it(tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(SPACE_FAILS)
+    done = subprocess.run(
+        [sys.executable, "search.py"],
+        cwd=tmp_path,
+        env={**dike_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a rare branch" in done.stdout
+    with contextlib.closing(Store(f"sqlite:///{tmp_path}/dike-runs/searches.db")) as store:
+        store.open_search("late")
+        finished = [trial for trial in store.load_trials() if trial.value is not None]
+    assert len(finished) == 2, done.stderr
