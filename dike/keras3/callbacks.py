@@ -1,49 +1,9 @@
-"""The callbacks of a `fit`: their state, and what they write."""
+"""What the callbacks of a `fit` write."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from keras.callbacks import CSVLogger
 from keras.src.callbacks import CallbackList
-
-from dike.keras3.plain_values import Attributes
-
-
-class CallbackStates:
-    """What the callbacks keep in plain attributes, as `EarlyStopping` its patience.
-
-    Args:
-        callbacks: Keras' list of them.
-    """
-
-    def __init__(self, callbacks: CallbackList) -> None:
-        self._callbacks = callbacks
-        self._attributes: list[Attributes] = []
-
-    def begin(self) -> None:
-        """All callbacks know that the training begins: their state is what they change from now on."""
-        self._attributes = [Attributes(callback) for callback in self._callbacks.callbacks]
-
-    def save(self, arrays: list[Any]) -> list[tuple[str, dict[str, Any]]]:
-        """Of each callback its type's name and its attributes, packed.
-
-        Args:
-            arrays: gets the arrays among them.
-        """
-        return [
-            (type(callback).__qualname__, attributes.save(arrays))
-            for callback, attributes in zip(self._callbacks.callbacks, self._attributes, strict=True)
-        ]
-
-    def restore(self, saved: Sequence[tuple[str, dict[str, Any]]], arrays: list[Any]) -> None:
-        """Puts back what `save` returned, with the arrays that it gave."""
-        for callback, attributes, (kind, values) in zip(
-            self._callbacks.callbacks, self._attributes, saved, strict=False
-        ):
-            if type(callback).__qualname__ == kind:
-                attributes.restore(values, arrays)
 
 
 def settle(callbacks: CallbackList) -> None:

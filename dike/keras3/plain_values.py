@@ -24,7 +24,7 @@ class NotPlainError(TypeError):
     """The value is, or holds, something else."""
 
 
-class LargeArrayError(NotPlainError):
+class LargeArrayError(ValueError):
     """It is, or holds, a large array."""
 
 
@@ -83,8 +83,6 @@ def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
     arrays: list[Any] = []
     try:
         text = json.dumps(pack(value, arrays, limit_bytes))
-    except LargeArrayError:
-        raise
     except NotPlainError:
         return None
     found = hashlib.blake2b(text.encode())
@@ -128,6 +126,45 @@ class Attributes:
         """Puts back what `save` returned."""
         for name, value in saved.items():
             setattr(self._target, name, unpack(value, arrays))
+
+
+class CallbackStates:
+    """What the callbacks of a `fit`, of Keras 3 or tf_keras, keep in plain attributes, as `EarlyStopping` its patience.
+
+    Args:
+        callbacks: all of them.
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._callbacks = callbacks
+        self._attributes: list[Attributes] = []
+
+    def begin(self) -> None:
+        """All callbacks know that the training begins: their state is what they change from now on."""
+        self._attributes = [Attributes(callback) for callback in self._callbacks]
+
+    def save(self, arrays: list[Any], limit_bytes: float = math.inf) -> list[tuple[str, dict[str, Any]]]:
+        """Of each callback its type's name and its attributes, packed.
+
+        Args:
+            arrays: gets the arrays among them.
+            limit_bytes: of a callback's arrays; nothing is saved of one that has more.
+        """
+        saved = []
+        for callback, attributes in zip(self._callbacks, self._attributes, strict=True):
+            others = len(arrays)
+            values = attributes.save(arrays)
+            if sum(array.nbytes for array in arrays[others:]) > limit_bytes:
+                del arrays[others:]
+                values = {}
+            saved.append((type(callback).__qualname__, values))
+        return saved
+
+    def restore(self, saved: Sequence[tuple[str, dict[str, Any]]], arrays: list[Any]) -> None:
+        """Puts back what `save` returned, with the arrays that it gave."""
+        for callback, attributes, (kind, values) in zip(self._callbacks, self._attributes, saved, strict=False):
+            if type(callback).__qualname__ == kind:
+                attributes.restore(values, arrays)
 
 
 def dump_groups(groups: Mapping[str, Sequence[Any]]) -> bytes:

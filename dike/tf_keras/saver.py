@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dike import checkpoints
-from dike.keras3.plain_values import DATA_BYTES, Attributes, dump_groups, load_groups
+from dike.keras3.plain_values import DATA_BYTES, CallbackStates, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
@@ -52,7 +52,7 @@ class SavedFit:
         self._history_epochs: list[int] = []
         self._state = tf.Variable("", dtype=tf.string, trainable=False)
         self._arrays = tf.Variable(b"", dtype=tf.string, trainable=False)
-        self._callbacks: list[tuple[Any, Attributes]] = []
+        self._callbacks = CallbackStates(())
         self._callbacks_before: list[tuple[str, dict[str, Any]]] = []
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=model.optimizer, state=self._state, arrays=self._arrays
@@ -105,14 +105,13 @@ class SavedFit:
         Args:
             callbacks: the script's own.
         """
-        self._callbacks = [(callback, Attributes(callback)) for callback in callbacks]
+        self._callbacks = CallbackStates(callbacks)
+        self._callbacks.begin()
         self._restore_callbacks()
 
     def _restore_callbacks(self) -> None:
         arrays = load_groups(self._arrays.numpy())["arrays"] if self._callbacks_before else []
-        for (callback, attributes), (kind, values) in zip(self._callbacks, self._callbacks_before, strict=False):
-            if type(callback).__qualname__ == kind:
-                attributes.restore(values, arrays)
+        self._callbacks.restore(self._callbacks_before, arrays)
 
     def epoch_begins(self, epoch: int) -> None:
         """The epoch of that number begins, or goes on."""
@@ -170,7 +169,7 @@ class SavedFit:
         if self._manager is not None:
             position = {"epoch": self.epoch, "batch": self.batch}
             arrays: list[Any] = []
-            kept = [self._packed(callback, attributes, arrays) for callback, attributes in self._callbacks]
+            kept = self._callbacks.save(arrays, DATA_BYTES)  # they go through a ps, as text
             history = {"history": self._history, "history_epochs": self._history_epochs}
             self._state.assign(json.dumps({**position, **history, "callbacks": kept}))
             self._arrays.assign(dump_groups({"arrays": arrays}))
@@ -179,15 +178,6 @@ class SavedFit:
             checkpoints.written(lambda: self._write(step), is_last=is_last)
         if termination.requested:
             termination.leave()
-
-    def _packed(self, callback: Any, attributes: Attributes, arrays: list[Any]) -> tuple[str, dict[str, Any]]:
-        """A callback's type's name and its attributes; none of one that holds more than goes through a ps as text."""
-        others = len(arrays)
-        values = attributes.save(arrays)
-        if sum(array.nbytes for array in arrays[others:]) > DATA_BYTES:
-            del arrays[others:]
-            values = {}
-        return type(callback).__qualname__, values
 
     def _write(self, step: int) -> None:
         assert self._manager is not None

@@ -91,10 +91,7 @@ def _tune(
         return _in_trial(trial, train_fn)
     try:
         outcome = _search(train_fn, space, to_yaml(space), options)
-    except KeyboardInterrupt as interrupt:
-        _outcomes.append(search_command.outcome_of(interrupt))
-        raise
-    except DikeError as error:
+    except (DikeError, KeyboardInterrupt) as error:
         _outcomes.append(search_command.outcome_of(error))
         _show_users_frames_only()
         raise

@@ -20,6 +20,7 @@ from solver.text_files import read_text
 
 if TYPE_CHECKING:
     from dike.profile import ModelProfile
+    from framework.scheduler.mesos_access import MesosAccess
     from framework.training.run import RunRequest
     from framework.training.spec import Stragglers
     from solver.settings import PlanSettings
@@ -332,6 +333,12 @@ def _variable(text: str) -> tuple[str, str]:
     if not equals and name not in os.environ:
         raise BadInputError(f"--env {name} takes the value of {name} here, which is not set; write {name}=VALUE.")
     return name, value if equals else os.environ[name]
+
+
+def outputs_limit_for(limit: str | None, mesos: MesosAccess, checkpoint_dir: str | None) -> str | None:
+    """The limit that was typed; else none for what lies on this disk already, and would go with its private Mesos."""
+    is_private = mesos.master is None and "://" not in (checkpoint_dir or "")
+    return limit or ("none" if is_private else None)
 
 
 def outputs_environment(limit: str | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dike.exceptions import JobFailedError
-from framework.cli.job_options import JOB_PANELS, job_options
+from framework.cli.job_options import JOB_PANELS, job_options, outputs_limit_for
 from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import with_options
 from framework.project.entry_point import hint
@@ -63,9 +63,7 @@ def run(
             # No task is started from a plan, and its model may need no import either.
             return "" if plan_only else mesos.zygotes
 
-        if mesos.master is None and "://" not in (job.checkpoint_dir or ""):
-            # What lies on this disk already, and goes with its Mesos, is kept whatever its size.
-            job = dataclasses.replace(job, outputs_limit=job.outputs_limit or "none")
+        job = dataclasses.replace(job, outputs_limit=outputs_limit_for(job.outputs_limit, mesos, job.checkpoint_dir))
         planning = dataclasses.replace(planning, network=read_network_option(network))
         request = job.request(
             planning, on_this_machine=mesos.runs_here, tell=tell, handed_over=handed_over, zygotes=start_mesos

@@ -18,6 +18,7 @@ from framework.cli.job_options import (
     constraint_option,
     env_option,
     outputs_environment,
+    outputs_limit_for,
     outputs_limit_option,
     variables,
     volume_option,
@@ -286,9 +287,8 @@ def tune(
             logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
         else:
             remembered = run_options(context, {})
-            if mesos.master is None and not detach and "://" not in (checkpoint_dir or ""):
-                # As in `dike run`.
-                outputs_limit = outputs_limit or "none"
+            if not detach:
+                outputs_limit = outputs_limit_for(outputs_limit, mesos, checkpoint_dir)
             spec = search_spec(
                 script=script,
                 is_module=module,

@@ -574,16 +574,15 @@ class SearchController:
             return
         self._observer.output(end.tail)
         self._observer.notify(f"{where}; it is not tried again{f': {why_hopeless}' if why_hopeless else ''}")
-        self._trial_failed(record, self._said(end))
-        if self._observer.is_public and self._spec.on_failure == "abort":
-            self._last_words = end.message
+        self._trial_failed(record, self._said(end), end.message if self._observer.is_public else "")
 
     def _said(self, end: RunEnd) -> str:
         """What the script has said, where only its user reads it."""
         return "" if self._observer.is_public else f": {end.message}"
 
-    def _trial_failed(self, record: TrialRecord, said: str) -> None:
+    def _trial_failed(self, record: TrialRecord, said: str, last_words: str = "") -> None:
         if self._spec.on_failure == "abort":
+            self._last_words = last_words
             self._give_up(f"trial {record.number} failed{said}")
 
     # Time slices: which run held which slot, when, and how fast it trained.

@@ -44,6 +44,8 @@ from framework.search.trials import TrialTracker
 logger = logging.getLogger(__name__)
 
 CANCEL_MARGIN_S = 15.0
+_SAVED = "*run-*-step-*"
+"""Checkpoints and models of best epochs in a trial's folder."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) 
         except StorageUnavailableError:
             raise
         except BadInputError:
-            trials = store.load_trials()
+            trials = [] if request.resume else store.load_trials()
             if not request.resume and not any(one.readings or one.value is not None for one in trials):
                 # The same name is free for the next attempt.
                 if study is not None:
@@ -190,10 +192,6 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         search = run_standalone(job, request.mesos, master)
         store.finish_search(search.result.failure)
         return search.result
-
-
-_SAVED = "*run-*-step-*"
-"""Checkpoints and models of best epochs in a trial's folder."""
 
 
 def _forget(folder: Path) -> None:

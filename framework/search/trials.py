@@ -12,7 +12,7 @@ from typing import Any
 
 from dike.trial.spec import TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
-from framework.policies.trials.interface import TrialView
+from framework.policies.trials.interface import Reading, TrialView
 from framework.project.last_words import last_words, why_hopeless
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
@@ -84,7 +84,7 @@ class TrialTracker:
         self._ended_before: list[TrialView] = []
         for record in self.records.values():
             if record.state.has_ended():
-                self._ended_before.append(dataclasses.replace(self._view(record), readings=tuple(record.readings)))
+                self._ended_before.append(self._view(record, readings=tuple(record.readings)))
                 # Its process may have been killed before the study heard of it.
                 self._tell_study(record)
 
@@ -144,8 +144,8 @@ class TrialTracker:
             homes: trial -> the slot in which its process stands still.
         """
         return [
-            dataclasses.replace(
-                self._view(record),
+            self._view(
+                record,
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
                 home=homes.get(record.number),
@@ -158,16 +158,16 @@ class TrialTracker:
         ended, self._ended_before = self._ended_before, []
         return ended
 
-    def _view(self, record: TrialRecord) -> TrialView:
-        is_free = record.state is not TrialState.RUNNING and not record.state.has_ended()
+    def _view(self, record: TrialRecord, readings: Sequence[Reading] | None = None, **more: Any) -> TrialView:
         return TrialView(
             id=record.number,
             arrived_s=self._arrived_s.get(record.number, 0.0),
-            readings=record.readings,
+            readings=record.readings if readings is None else readings,
             slices=record.slices,
-            runnable=is_free,
+            runnable=record.state is not TrialState.RUNNING and not record.state.has_ended(),
             batch_size=record.samples_per_step,
             speeds=self.speeds.of(record),
+            **more,
         )
 
     def start(self, record: TrialRecord, slot: int, agent: str, score: float | None, kind: str = "") -> int:

@@ -352,20 +352,26 @@ print(finer.best_value == max(trial.value for trial in finer.trials))
 """
 
 
-@pytest.mark.mesos
-def test_the_space_of_the_documentation_is_a_function(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "tuning-api.md").read_text()
-    (example,) = re.findall(r"\n\n((?:    .*\n|\n)*    def space\(trial\):\n(?:    .*\n|\n)*)", text)
-    (tmp_path / "search.py").write_text(textwrap.dedent(example))
+def run_search(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script that searches, to its end, which is a good one."""
+    (folder / "search.py").write_text(source)
     done = subprocess.run(
-        [sys.executable, "search.py"],
-        cwd=tmp_path,
+        [sys.executable, "search.py", *arguments],
+        cwd=folder,
         env={**dike_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.mesos
+def test_the_space_of_the_documentation_is_a_function(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tuning-api.md").read_text()
+    (example,) = re.findall(r"\n\n((?:    .*\n|\n)*    def space\(trial\):\n(?:    .*\n|\n)*)", text)
+    done = run_search(tmp_path, textwrap.dedent(example))
     lines = done.stdout.splitlines()
     assert len(lines) == 6
     assert all(("'sgd'" in line) == ("'momentum'" in line) for line in lines)
@@ -374,16 +380,7 @@ def test_the_space_of_the_documentation_is_a_function(tmp_path: Path) -> None:
 
 @pytest.mark.mesos
 def test_a_script_that_searches_twice(tmp_path: Path) -> None:
-    (tmp_path / "search.py").write_text(SEARCH)
-    done = subprocess.run(
-        [sys.executable, "search.py", "10"],
-        cwd=tmp_path,
-        env={**dike_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_search(tmp_path, SEARCH, "10")
     refusal, numbers, is_within, is_best = done.stdout.splitlines()
     assert "fiffo" in refusal
     assert numbers == "True 0.1 10.2 2"
@@ -409,16 +406,7 @@ except BadInputError as error:
 
 @pytest.mark.mesos
 def test_a_space_that_fails_late_takes_no_results_with_it(tmp_path: Path) -> None:
-    (tmp_path / "search.py").write_text(SPACE_FAILS)
-    done = subprocess.run(
-        [sys.executable, "search.py"],
-        cwd=tmp_path,
-        env={**dike_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_search(tmp_path, SPACE_FAILS)
     assert "a rare branch" in done.stdout
     with contextlib.closing(Store(f"sqlite:///{tmp_path}/dike-runs/searches.db")) as store:
         store.open_search("late")

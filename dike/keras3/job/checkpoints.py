@@ -19,11 +19,11 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from dike import checkpoints, randomness
 from dike.exceptions import BadInputError
-from dike.keras3.callbacks import CallbackStates, settle
+from dike.keras3.callbacks import settle
 from dike.keras3.job.batches import Batches, DataState
 from dike.keras3.model import metric_variables, unique_names, values_of
 from dike.keras3.model_files import KeptModel, ModelFiles
-from dike.keras3.plain_values import dump_groups, load_groups
+from dike.keras3.plain_values import CallbackStates, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
@@ -238,7 +238,7 @@ class FitSaver:
         self._saved = saved
         self._batches = batches
         self._callbacks = callbacks
-        self._states = CallbackStates(callbacks)
+        self._states = CallbackStates(callbacks.callbacks)
 
     @property
     def is_due(self) -> bool:

@@ -12,11 +12,12 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from dike import randomness
 from dike.checkpoints import wait_for_room
-from dike.keras3.callbacks import CallbackStates, append_logs, settle
+from dike.keras3.callbacks import append_logs, settle
 from dike.keras3.data import Batches, handing_to
 from dike.keras3.fit_call import figures, loss_of, validates
 from dike.keras3.model import named_variables, restore_values, values_of
 from dike.keras3.model_files import KeptModel, ModelFiles
+from dike.keras3.plain_values import CallbackStates
 from dike.keras3.trial import checkpoints
 from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
 from dike.keras3.trial.reports import KerasReports
@@ -183,7 +184,7 @@ class Fit:
         self._evaluations: list[Batches] = []
         self._files = ModelFiles(model)
         self._best: KeptModel | None = None
-        self._states = CallbackStates(self._callbacks)
+        self._states = CallbackStates(self._callbacks.callbacks)
         self._steps_before = self._reports.step
         self._epoch = arguments["initial_epoch"]
         self._logs: Any = {}
