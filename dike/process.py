@@ -1,7 +1,8 @@
-"""The process itself: it dies with its parent, SIGTERM lets a chief save first, and its end does not hang."""
+"""The process itself: it dies with its parent, has a supervisor, saves at SIGTERM, and its end does not hang."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ PARENT_VARIABLE = "DIKE_PARENT_PID"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -49,6 +51,70 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call
         os._exit(EXIT_CODE_TERMINATED)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent ends; Linux only.
+
+    Raises:
+        OSError: if the kernel refuses.
+    """
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def supervise() -> None:
+    """Goes on in a child; this process becomes its supervisor, and ends as the child does.
+
+    The supervisor adopts all that the child starts, and ends only when nothing of it is left. So whoever started this
+    process finds all that belongs to it below one id. Signals that ask a process to end are left to the child, which
+    is in the same process group. To be called before there is any thread.
+    """
+    adopt_orphans()
+    supervisor = os.getpid()
+    child = os.fork()
+    if not child:
+        die_with_parent(supervisor)
+        return
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    set_name("dike supervisor")
+    # The ends of pipes that it holds would be the child's for whoever reads them.
+    os.closerange(0, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+    _end_as(_outlive(child))
+
+
+def _outlive(child: int) -> int:
+    """Waits until a child has ended, and ends all that it has left; returns how it ended (`os.wait`)."""
+    ended = None
+    while True:
+        try:
+            pid, status = os.wait()
+        except ChildProcessError:
+            assert ended is not None
+            return ended
+        if pid == child:
+            ended = status
+        if ended is not None:
+            with open("/proc/thread-self/children") as file:
+                for left in file.read().split():
+                    with contextlib.suppress(PermissionError):  # it has become somebody else's, and is waited for
+                        os.kill(int(left), signal.SIGKILL)
+
+
+def _end_as(status: int) -> NoReturn:
+    """Ends this process as another has ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left one, if there is to be any
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def set_name(name: str) -> None:

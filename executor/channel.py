@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED")
+"""States in which a task of ours ends."""
+
 
 class Driver(Protocol):
     """What a slot needs of its executor."""
@@ -69,27 +72,26 @@ class TaskChannel:
         self._driver.sendStatusUpdate(status)
 
     def send(self, data: str) -> bool:
-        """Sends the framework a message in base64, which may get lost.
+        """As `send`."""
+        return send(self._driver, data)
 
-        Returns:
-            Whether the agent has taken it, which promises nothing.
-        """
-        try:
-            self._driver.sendFrameworkMessage(data)
-        except (OSError, RuntimeError, http.client.HTTPException) as error:
-            logger.warning("message not delivered: %s", error)
-            return False
-        return True
+
+def send(driver: Driver, data: str) -> bool:
+    """Sends the framework a message in base64, which may get lost.
+
+    Returns:
+        Whether the agent has taken it, which promises nothing.
+    """
+    try:
+        driver.sendFrameworkMessage(data)
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        logger.warning("message not delivered: %s", error)
+        return False
+    return True
 
 
 class Slot(Protocol):
-    """What holds the processes of a task.
-
-    `run` is called on the main thread, which lives as long as they; everything else on the driver's thread.
-    """
-
-    def run(self) -> TaskEnd:
-        """Does the task's work, to its end."""
+    """What holds the processes of a task; any thread may call it."""
 
     def kill(self, grace_s: float | None = None) -> None:
         """Ends the task, gently at first.

@@ -7,22 +7,23 @@ That of an elastic job runs the attempt that the framework wants; what is said t
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 
 from dike.roles import server
 from dike.task import TaskSpec
-from executor import descendants
+from executor import bundle, descendants
 from executor.attempt import AttemptProcess
-from executor.channel import TaskChannel, TaskEnd
+from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
 from executor.messages import ELASTIC_SAVE_S, LaunchOrder, Outcome, WantedOutput
-from executor.monitor import RunMonitor
+from executor.monitor import Gpus, RunMonitor
 from executor.output import OutputCopier, OutputSender
-from executor.outputs import Outputs
-from executor.process import describe_exit, keep_tails
+from executor.outputs import Outputs, Stamp, remote_copier
+from executor.process import describe_exit, keep_tails, wait_readable
 from executor.zygote import Zygote
-from executor.zygote_slot import CLEAR_POLL_S, ZygoteSlot
+from executor.zygote_slot import CLEAR_POLL_S, are_gpus_free, clear, close, set_up
 
 logger = logging.getLogger(__name__)
 
@@ -32,19 +33,28 @@ STOP_GRACE_S = ELASTIC_SAVE_S + 5.0
 """Between SIGTERM and SIGKILL when the job changes its size."""
 
 
-class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
+class JobSlot:
     """Runs the process of its order; obeys the newest `WantedProcess`, if any comes: stops, starts, reports.
+
+    One thread waits for whatever comes first.
 
     Args:
         channel: the slot's task.
         order: what it has to know.
-        zygote: forks the job's processes.
+        zygote: forks the job's processes; the slot closes it.
     """
 
     def __init__(self, channel: TaskChannel, order: LaunchOrder, zygote: Zygote) -> None:
-        url = "" if server.is_server(order.task) else order.bundle_url
-        super().__init__(channel, url, order.gpu_devices, order.kill_grace_s, zygote)
+        self._channel = channel
         self._order = order
+        self._zygote = zygote
+        self._folder = channel.sandbox / "bundle"
+        self._gpus = Gpus(order.gpu_devices)
+        self._mailbox: Mailbox[WantedProcess | WantedOutput | float] = Mailbox()
+        self._kill_grace_s: float | None = None
+        self._is_announced = False
+        self._given: dict[str, Stamp] = {}
+        """What has travelled with the script."""
         self._wanted = WantedProcess(0, None if order.standby else order.task)
         self._sender = OutputSender(channel, enabled=order.stream_logs)
         self._output = OutputCopier(self._sender.add)
@@ -54,12 +64,66 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
         self._told: ElasticStatus | None = None
         self._told_s = 0.0
 
-    @property
-    def _held(self) -> AttemptProcess | None:
-        return self._current
+    # Called on the driver's thread.
 
-    def _decode(self, data: str) -> WantedProcess | WantedOutput:
-        return decode_wish(data)
+    def told(self, data: str) -> None:
+        """Takes what the framework wants."""
+        try:
+            self._mailbox.put(decode_wish(data))
+        except ValueError as error:
+            logger.warning("message ignored: %s", error)
+
+    def kill(self, grace_s: float | None = None) -> None:
+        """Ends what is in the slot, and the task."""
+        self._mailbox.put(float(self._order.kill_grace_s if grace_s is None else grace_s))
+
+    # Called on the main thread.
+
+    def run(self) -> None:
+        """Holds the slot to the end of its task, and tells Mesos how it has ended."""
+        end = self._hold()
+        self._channel.update(end.state, end.message, end.data)
+
+    def _hold(self) -> TaskEnd:
+        zygote = self._zygote
+        try:
+            self._given = set_up("" if server.is_server(self._order.task) else self._order.bundle_url, self._folder)
+        except (bundle.BundleError, OSError) as error:
+            zygote.close()
+            return self._end("TASK_FAILED", f"the slot could not be set up: {error}")
+        try:
+            while (end := self._advance(zygote)) is None:
+                self._tell()
+                self._wait(zygote)
+        finally:
+            close(zygote)
+        if self._order.elastic:
+            self._channel.send(self._status().encode())
+        return end
+
+    def _wait(self, zygote: Zygote) -> None:
+        """Waits until something has come or is due, and takes it in."""
+        current = self._current
+        watched = (self._mailbox.fileno(), *zygote.watched, *(current.watched if current else ()))
+        wait_readable(watched, self._due_s(zygote) - time.monotonic())
+        for message in self._mailbox.take():
+            if isinstance(message, float):
+                self._kill_grace_s = message if self._kill_grace_s is None else min(message, self._kill_grace_s)
+            else:
+                self._take(message)
+        zygote.poll()
+        if current is not None:
+            current.poll()
+
+    def _announce(self, message: str) -> None:
+        """Tells Mesos once that the task runs."""
+        if not self._is_announced:
+            self._is_announced = True
+            self._channel.update("TASK_RUNNING", message)
+
+    def _is_clear(self) -> bool:
+        """Whether nothing is left of the slot's processes; to be called until that is so."""
+        return clear((self._zygote.pid,))
 
     def _due_s(self, zygote: Zygote) -> float:
         current = self._current
@@ -84,7 +148,7 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
     def _advance(self, zygote: Zygote) -> TaskEnd | None:
         current = self._current
         if current is not None and current.is_over:
-            if not self._is_clear(current, zygote):
+            if not self._is_clear() or not are_gpus_free(current):
                 return None
             self._current = None
             if (end := self._conclude(current)) is not None:
@@ -130,11 +194,11 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
                 if self._kill_grace_s is not None:
                     zygote.kill()
             # A zygote that died over the request may have forked all the same.
-            elif descendants.clear(zygote.pid):
+            elif self._is_clear():
                 current.abandon()
                 self._current = None
                 return self._fill(zygote)
-        elif zygote.ready and not zygote.asked and descendants.clear(zygote.pid):
+        elif zygote.ready and not zygote.asked and self._is_clear():
             current.asked = True
             zygote.ask(*current.request(self._order, self._folder))
         return None
@@ -153,7 +217,7 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
         if not self._is_wanted(current):
             if not current.stopped:
                 current.stopped = True
-                current.monitor.look(descendants.processes(zygote.pid))
+                current.monitor.look(descendants.processes(os.getpid(), (zygote.pid, remote_copier.pid)))
             if self._kill_grace_s is None:
                 # What feeds it is to go on until it has saved.
                 running.terminate(STOP_GRACE_S, alone=True)
@@ -188,18 +252,13 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
 
     # What to say.
 
-    def _tell(self, zygote: Zygote) -> None:
+    def _tell(self) -> None:
         now_s = time.monotonic()
         status = self._status()
         if status != self._told or now_s - self._told_s >= REPEAT_S:
             self._told, self._told_s = status, now_s
             if self._order.elastic:
                 self._channel.send(status.encode())
-
-    def _concluded(self, end: TaskEnd) -> TaskEnd:
-        if self._order.elastic:
-            self._channel.send(self._status().encode())
-        return end
 
     def _status(self) -> ElasticStatus:
         current = self._current

@@ -608,9 +608,13 @@ class RemoteCopier:
     """A process that reaches remote folders in our place: it imports TensorFlow once. Safe from any thread.
 
     It is started when it is first needed, and ends with us.
+
+    Attributes:
+        starting: held while it is started: who has it knows by `pid` whether there is such a child.
     """
 
     def __init__(self) -> None:
+        self.starting = threading.Lock()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
@@ -656,14 +660,15 @@ class RemoteCopier:
 
     def _started(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "executor.outputs"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, **environment, "CUDA_VISIBLE_DEVICES": "-1"},
-            )
+            with self.starting:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "executor.outputs"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env={**os.environ, **environment, "CUDA_VISIBLE_DEVICES": "-1"},
+                )
         return self._process
 
 

@@ -1,7 +1,8 @@
-"""The process of a task's slot: it is forked from a zygote, holds the task's own processes, and speaks to the executor.
+"""The process of a slot, or of several: it is forked from a zygote, holds the tasks' own processes, and speaks to the
+executor.
 
 So what has been imported once serves all tasks of an executor, or of a machine. The executor is at the other end of a
-connection (file descriptor 3); when that ends, so does the slot with all that is in it.
+connection (file descriptor 3); when that ends, so do the slots with all that is in them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dike import process, zygote
-from executor.channel import Slot, TaskChannel, TaskEnd
-from executor.forked import adopt_orphans
+from executor.channel import TERMINAL, Slot, TaskChannel
 from executor.job_slot import JobSlot
 from executor.logs import log_to
 from executor.messages import LaunchOrder
 from executor.slot_order import SlotOrder, decode_order
-from executor.trial_slot import TrialSlot
+from executor.trial_slot import TrialSlots
 from executor.zygote import PROGRAM, Zygote
 
 logger = logging.getLogger(__name__)
@@ -32,18 +32,19 @@ CONNECTION_FD = 3
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Holds a slot to the end of its task, and ends the process.
+    """Holds slots to the end of their tasks, and ends the process.
 
     Args:
-        argv: folder for what the task writes, and the task's id. The order comes by the connection.
+        argv: folder for what it writes. Order and tasks come by the connection.
     """
-    folder, task_id = Path(argv[0]), argv[1]
+    folder = Path(argv[0])
     os.environ[process.PARENT_VARIABLE] = str(os.getpid())
     process.set_name("dike slot")
-    adopt_orphans()
+    process.adopt_orphans()
     connection = Connection(CONNECTION_FD)
     try:
         data = connection.recv_bytes().decode()
+        task = json.loads(connection.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)  # the executor is gone
     order = decode_order(data)
@@ -53,35 +54,44 @@ def run(argv: Sequence[str]) -> NoReturn:
     log_to(folder / "executor.log")
     own = Zygote(order.setup.preload, dict(os.environ), log, (*PROGRAM, order.setup.launcher), first)
     executor = ExecutorEnd(connection)
-    channel = TaskChannel(executor, task_id, folder)
+    channel = TaskChannel(executor, task["task"], Path(task["launch"]))
     try:
-        slot = make_slot(channel, order, own)
-        threading.Thread(target=executor.obey, args=(slot,), name="executor", daemon=True).start()
-        end = slot.run()
+        holder, executor.slots[channel.task_id] = make_slot(channel, order, own)
+        threading.Thread(target=executor.obey, args=(holder,), name="executor", daemon=True).start()
+        holder.run()
     except Exception as error:
-        # Nobody else would tell the user why the slot ended.
-        logger.exception("the slot failed")
-        end = TaskEnd("TASK_FAILED", f"the executor failed: {error!r}")
-    with contextlib.suppress(OSError):  # it is gone
-        channel.update(end.state, end.message, end.data)
+        # Nobody else would tell the user why the slots ended.
+        logger.exception("the slots failed")
+        with contextlib.suppress(OSError):  # it is gone
+            for task_id in list(executor.slots):
+                TaskChannel(executor, task_id, folder).update("TASK_FAILED", f"the executor failed: {error!r}")
     os._exit(0)
 
 
-def make_slot(channel: TaskChannel, order: LaunchOrder | SlotOrder, own: Zygote) -> Slot:
-    """The slot for a task.
+def make_slot(channel: TaskChannel, order: LaunchOrder | SlotOrder, own: Zygote) -> tuple[JobSlot | TrialSlots, Slot]:
+    """The slot for a task, and what holds it.
 
     Args:
         channel: the task.
         order: of a training job or of a search.
         own: forks the slot's processes.
     """
-    return JobSlot(channel, order, own) if isinstance(order, LaunchOrder) else TrialSlot(channel, order, own)
+    if isinstance(order, LaunchOrder):
+        job = JobSlot(channel, order, own)
+        return job, job
+    trials = TrialSlots(order, channel.sandbox, own)
+    return trials, trials.add(channel)
 
 
 class ExecutorEnd:
-    """The executor, seen from a slot's process; any thread may call it."""
+    """The executor, seen from a slot's process; any thread may call it.
+
+    Attributes:
+        slots: those whose tasks have not ended, by the tasks' ids.
+    """
 
     def __init__(self, connection: Connection) -> None:
+        self.slots: dict[str, Slot] = {}
         self._connection = connection
         self._sending = threading.Lock()
         self._asking = threading.Lock()
@@ -95,6 +105,8 @@ class ExecutorEnd:
         Raises:
             OSError: if the executor is gone.
         """
+        if status["state"] in TERMINAL:
+            self.slots.pop(status["task_id"]["value"], None)
         self._send({"update": status})
 
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
@@ -116,8 +128,12 @@ class ExecutorEnd:
         with contextlib.suppress(OSError):  # it is gone
             self._send({"group": pid})
 
-    def obey(self, slot: Slot) -> None:
-        """Hands over what the executor says, until it is gone; the slot ends then."""
+    def obey(self, holder: JobSlot | TrialSlots) -> None:
+        """Hands over what the executor says, until it is gone; the slots end then.
+
+        Args:
+            holder: takes more tasks, if it is a search's.
+        """
         while True:
             try:
                 said = json.loads(self._connection.recv_bytes())
@@ -127,6 +143,13 @@ class ExecutorEnd:
                 with self._answered:
                     self._was_taken = bool(said["taken"])
                     self._answered.notify_all()
+                continue
+            task_id = said["task"]
+            if "launch" in said:
+                assert isinstance(holder, TrialSlots)
+                self.slots[task_id] = holder.add(TaskChannel(self, task_id, Path(said["launch"])))
+            elif (slot := self.slots.get(task_id)) is None:
+                pass  # its task has ended
             elif "told" in said:
                 slot.told(said["told"])
             else:
@@ -135,7 +158,8 @@ class ExecutorEnd:
         with self._answered:
             self._is_gone = True
             self._answered.notify_all()
-        slot.kill(0.0)
+        for slot in list(self.slots.values()):
+            slot.kill(0.0)
 
     def _send(self, message: dict[str, Any]) -> None:
         with self._sending:

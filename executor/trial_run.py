@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+import psutil
+
 from dike.trial import spec as specs
-from executor import cuda_checkpoint
+from executor import cuda_checkpoint, descendants
 from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
-from executor.process import keep_tails, tail_of
+from executor.process import children, keep_tails, tail_of
 from executor.run_log import RunLog
 from executor.trial_messages import RunEnd, RunKey, TrialRun
 from executor.trial_reports import RunReports
@@ -147,8 +149,24 @@ class SlotRun:
 
     @property
     def pid(self) -> int | None:
-        """Its process, which leads its process group; None while it waits."""
+        """The supervisor of its process, which leads their process group; None while it waits."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """All that belongs to it, its supervisor aside."""
+        return [] if self.pid is None or self.has_died else descendants.processes(self.pid)
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """The same, and its supervisor."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [psutil.Process(self.pid), *self.processes]
+        return []
+
+    def stand_still(self) -> bool:
+        """Stops its processes, not the supervisor; to be called until it says that all stand still."""
+        return self.pid is None or self.has_died or descendants.stop(self.pid) is not None
 
     @property
     def age_s(self) -> float:
@@ -240,11 +258,11 @@ class SlotRun:
         """
         trial = dataclasses.replace(self._order.trial, report_fd=REPORT_FD, control_fd=CONTROL_FD)
         changes = {specs.VARIABLE: trial.dumps(), OUTPUT_DIR_VARIABLE: str(self._workspace)}
-        request = ForkRequest(Path(script), self._order.arguments, self._workspace, changes)
+        request = ForkRequest(Path(script), self._order.arguments, self._workspace, changes, is_supervised=True)
         return request, (self._output, self._output, self._report_writer, self._control_reader)
 
     def started(self, pid: int) -> None:
-        """Its process exists, as a child of ours."""
+        """Its process exists, and its supervisor is a child of ours."""
         self._process = ForkedProcess(pid)
         self._since_s = self._process.since_s
         self._close_its_ends()
@@ -304,13 +322,15 @@ class SlotRun:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control_writer, b"pause\n" if stays else b"suspend\n")
 
-    def leave_gpus(self, pids: Collection[int]) -> None:
+    def leave_gpus(self, holding: Collection[int]) -> None:
         """It is suspended; what its processes hold on GPUs is brought to the host's memory, in a thread.
 
         Args:
-            pids: those processes.
+            holding: ids of all processes that hold GPU memory, by the driver's list.
         """
-        self.off_gpu = tuple(pids)
+        pids = [process.pid for process in self.processes]
+        # In a container that may have other ids; then it is the trial's own process.
+        self.off_gpu = tuple(pid for pid in pids if pid in holding) or tuple(children(self.pid or 0)[:1])
         self.offload = Background(functools.partial(cuda_checkpoint.to_host, self.off_gpu))
 
     def leave_memory(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -103,10 +104,14 @@ class SeenSlot(ABC, Generic[Status]):
         self._reader.join(DEADLINE_S)
         return self.updates[-1]
 
-    def children(self, output: str) -> list[psutil.Process]:
-        """The slot's children whose output goes to a file whose name begins like that."""
-        found = psutil.Process(self.process.pid).children()
-        return [child for child in found if Path(os.readlink(f"/proc/{child.pid}/fd/1")).name.startswith(output)]
+    def children(self, output: str, *, recursive: bool = False) -> list[psutil.Process]:
+        """The slot's children whose output goes to a file whose name begins like that; all descendants, if asked."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=recursive):
+            with contextlib.suppress(FileNotFoundError):  # a supervisor has none
+                if Path(os.readlink(f"/proc/{process.pid}/fd/1")).name.startswith(output):
+                    found.append(process)
+        return found
 
     def close(self) -> None:
         self.process.kill()
