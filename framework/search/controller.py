@@ -11,7 +11,8 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -40,7 +41,8 @@ SAVE_S = 1.0
 MAX_OPEN = 256
 """How many trials may be open at a time; policies and Optuna look at each of them again and again."""
 MAX_BARREN = 3
-"""Slots in a row that end by themselves before anything has trained in them: more would do no better."""
+"""Slots in a row that end by themselves before anything has trained in them: more would do no better. Those that have
+ended with one executor count once."""
 LATE_REPORTS_S = 10.0
 """How long the end of a run waits for reports and output that were lost on their way."""
 
@@ -100,7 +102,8 @@ class SearchController:
         self._began_s = left.began_s
         timed_s = left.first_slot_s if patient else left.began_s  # waiting for others does not count
         self._time_limit = TimeLimit(launch.spec.timeout_s, timed_s, clock, wall_clock)
-        self._barren = 0
+        self._barren: set[str] = set()
+        """Tasks that have ended so since something has last trained, or the executors that they have ended with."""
         self._too_slow: set[int] = set()
         self._learns = learns(launch.spec)
         self._ends_held_since_s: dict[tuple[int, int], float] = {}
@@ -151,12 +154,14 @@ class SearchController:
 
     def preemptible_tasks(self) -> frozenset[str]:
         """Ids of the tasks that it would end at the moment if it were asked to, and of those that it is ending."""
-        return frozenset(slot.task_id for slot in self._pool.slots if slot.leaving or self._may_end(slot))
+        leaving = (slot for slot in self._pool.slots if slot.leaving)
+        may_end = self._pool.without_loss(filter(self._may_end, self._pool.active))
+        return frozenset(slot.task_id for slot in (*leaving, *may_end))
 
     def preempt(self, agent_ids: frozenset[str]) -> None:
         """Suspends its trials on these agents and ends its slots there, others needing the place."""
-        leaving = [slot for slot in self._pool.active if slot.agent_id in agent_ids and self._may_end(slot)]
-        self._pool.vacate(leaving)
+        there = [slot for slot in self._pool.active if slot.agent_id in agent_ids and self._may_end(slot)]
+        self._pool.vacate(self._pool.without_loss(there))
 
     def excluded_agents(self) -> dict[str, float]:
         """Id of each agent that is left out after failures -> for how many seconds it still is."""
@@ -291,7 +296,7 @@ class SearchController:
         for slot in self._pool.slots:
             if slot.current is not None:
                 preemptible[slot.current.record.number] = self._is_preemptible(slot, slot.current)
-        homes = {key[0]: slot.id for slot in usable.values() for key in slot.paused if not self._is_stale(key)}
+        homes = self._homes((slot.id, slot.paused) for slot in usable.values())
         trials = self._trials.views(preemptible, self._refused(usable), homes)
         decision = self._policy.decide(now, trials, [slot.view() for slot in usable.values()])
         self._wake_at_s = decision.wake_at_s
@@ -309,30 +314,40 @@ class SearchController:
             self._pool.end_idle()
 
     def _refused(self, slots: Collection[int]) -> dict[int, frozenset[int]]:
-        """Trial that no checkpoint holds -> all slots but that in which its process stands still."""
-        homes = {key[0]: slot.id for slot in self._pool.slots for key in slot.unsaved if not self._is_stale(key)}
+        """Trial that no checkpoint holds -> all slots but those in which its process stands still."""
+        homes = self._homes((slot.id, slot.unsaved) for slot in self._pool.slots)
         if any(slot.inherited for slot in self._pool.slots):
             # It is still to come what stands still there.
             unknown = (one for one in self._trials.open if one.state is TrialState.SUSPENDED and one.checkpoint is None)
-            homes = {record.number: -1 for record in unknown} | homes
-        return {trial: frozenset(slots) - {home} for trial, home in homes.items()}
+            homes = {record.number: frozenset[int]() for record in unknown} | homes
+        return {trial: frozenset(slots) - its for trial, its in homes.items()}
+
+    def _homes(self, listed: Iterable[tuple[int, Iterable[RunKey]]]) -> dict[int, frozenset[int]]:
+        """Trial -> the slots that list its newest run, if it waits to go on."""
+        homes: defaultdict[int, set[int]] = defaultdict(set)
+        for slot, keys in listed:
+            for key in keys:
+                if not self._is_stale(key):
+                    homes[key[0]].add(slot)
+        return {trial: frozenset(its) for trial, its in homes.items()}
 
     def _rank_paused(self) -> None:
-        """Says of the runs that stay in slots which nobody will go on with, and how likely the others are to go on.
+        """Says of the runs that stand still which nobody will go on with, and how likely the others are to go on.
 
         That is by what the policy last compared their trials by; without that those that have waited longest come
         first.
         """
+        starting = (run.key for slot in self._pool.slots for run in slot.runs if not run.training)
+        may_go_on = {(trial, run - 1) for trial, run in starting}
         for slot in self._pool.slots:
             if not slot.paused:
                 continue
-            held = {run.key for run in slot.runs}
-            stale = [key for key in slot.paused if self._is_stale(key) and (key[0], key[1] + 1) not in held]
+            stale = [key for key in slot.paused if self._is_stale(key) and key not in may_go_on]
             slot.let_go(stale)
             slot.likely = tuple(sorted((key for key in slot.paused if key not in stale), key=self._rank))
 
     def _is_stale(self, key: RunKey) -> bool:
-        """Whether the trial of a run that stays in a slot has ended, or runs again."""
+        """Whether the trial of a run that stands still has ended, or runs again."""
         record = self._trials.records.get(key[0])
         return record is None or record.state.has_ended() or record.runs - 1 != key[1]
 
@@ -384,8 +399,9 @@ class SearchController:
         return slot.preemptible and run.record.number not in self._too_slow
 
     def _may_end(self, slot: Slot) -> bool:
+        """Whether nothing of the run that holds it is lost; of what stands still `SlotPool.without_loss` says so."""
         run = slot.current
-        return not slot.unsaved and (run is None or not run.training or self._is_saveable(slot, run))
+        return run is None or not run.training or self._is_saveable(slot, run)
 
     # What slots say: how they are, what their runs report, how these ended.
 
@@ -442,7 +458,7 @@ class SearchController:
         return bool(stopped)
 
     def _slot_status(self, slot: Slot, status: SlotStatus) -> bool:
-        before = slot.view()
+        before = slot.view(), slot.unsaved
         slot.status = status
         is_news = slot.inherited
         if slot.inherited:
@@ -466,7 +482,7 @@ class SearchController:
             step = unknown.record.checkpoint_step
             end = RunEnd(trial.number, trial.run, "stopped", checkpoint=trial.resume_from, step=step)
             is_news |= self._run_ended(slot, end)
-        return is_news or slot.view() != before
+        return is_news or (slot.view(), slot.unsaved) != before
 
     def _must_wait(self, slot: Slot, end: RunEnd) -> bool:
         """Whether the end of a run is not taken in yet, because reports or output of it are still to come."""
@@ -520,8 +536,8 @@ class SearchController:
             if slot.current.record.state.has_ended():
                 # An inherited slot may have said that it is hopeless before how the run before it ended.
                 slot.stop()
-        if remedy is not Remedy.NONE and not slot.leaving and not slot.unsaved:
-            slot.leave()
+        if remedy is not Remedy.NONE:
+            self._pool.replace(slot)
         if remedy is Remedy.AVOID_AGENT:
             self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again")
         return True
@@ -536,12 +552,14 @@ class SearchController:
             if run.record.state is TrialState.FAILED:
                 self._trial_failed(run.record, f": {slot.failure()}")
         slot.current = slot.next = None
-        if slot.state is not TaskState.FAILED or slot.has_trained:
+        if slot.state is not TaskState.FAILED or slot.has_trained or slot.missed_executor:
             return
-        self._barren += 1
-        if self._barren >= MAX_BARREN and not self._pool.slots and not self._pool.is_draining:
+        ended = slot.executor_id if slot.executor_has_ended else slot.task_id
+        is_known = ended in self._barren
+        self._barren.add(ended)
+        if len(self._barren) >= MAX_BARREN and not self._pool.slots and not self._pool.is_draining:
             self._give_up(f"{slot.failure()}, as {MAX_BARREN - 1} slots before it")
-        elif not slot.executor_seen:
+        elif not slot.executor_seen and not is_known:
             self._pool.exclude_agent(slot, "an executor could not be started there")
 
     def _report_end(self, record: TrialRecord, slot: Slot, end: RunEnd, from_step: int, why_hopeless: str) -> None:
@@ -606,7 +624,7 @@ class SearchController:
 
     def _first_step(self, run: ActiveRun) -> None:
         """A run has begun to train. For the policy its slice counts from here: what it took is not the trial's."""
-        self._barren = 0
+        self._barren.clear()
         run.since_s = self._clock()
         if run.slice is not None:
             run.slice.first_step_s = self._wall()

@@ -34,7 +34,7 @@ class Remedy(enum.Enum):
 
     NONE = enum.auto()
     REPLACE_SLOT = enum.auto()
-    """A trial has failed for the first time: another executor gets it."""
+    """A trial has failed for the first time: a slot with another executor takes the place of its slot."""
     AVOID_AGENT = enum.auto()
     """It has failed again: another agent gets it."""
 
@@ -134,21 +134,24 @@ class TrialTracker:
         return came
 
     def views(
-        self, preemptible: Mapping[int, bool], refused: Mapping[int, frozenset[int]], homes: Mapping[int, int]
+        self,
+        preemptible: Mapping[int, bool],
+        refused: Mapping[int, frozenset[int]],
+        homes: Mapping[int, frozenset[int]],
     ) -> list[TrialView]:
         """What a policy sees of the open trials.
 
         Args:
             preemptible: trial that holds a slot -> whether it can be suspended.
             refused: trial -> slots it must not be given.
-            homes: trial -> the slot in which its process stands still.
+            homes: trial -> the slots in which its process stands still.
         """
         return [
             self._view(
                 record,
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
-                home=homes.get(record.number),
+                homes=homes.get(record.number, frozenset()),
             )
             for record in self.open
         ]

@@ -67,6 +67,36 @@ def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, 
     assert first.slot.task_id not in stage.search.preemptible_tasks()
 
 
+def test_a_trial_that_cannot_be_saved_goes_on_in_any_slot_that_has_its_process(begin: Any) -> None:
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    train_unsaved(first)
+    train_unsaved(second)
+    stage.tick(QUANTUM_S + 0.1)
+    assert first.wanted.run.key == (2, 0)
+    suspend_in_memory_alone(first)
+    train_unsaved(first)
+    second.end("finished")
+    # The other slot says a moment later that it can go on there, too.
+    assert second.wanted.run is None
+    second.say(paused=((0, 0),), unsaved=((0, 0),))
+    stage.tick(0.1)
+    assert second.wanted.run.key == (0, 1)
+    assert (first.wanted.let_go, second.wanted.let_go) == ((), ())
+    train_unsaved(second)
+    first.say(paused=(), unsaved=())
+    # It stands still again, and the slot that it was in is lost.
+    second.say(run=None, training=False)
+    suspended = RunEnd(0, 1, "suspended", suspend_s=0.1)
+    for slot in (first, second):
+        slot.say(paused=((0, 1),), unsaved=((0, 1),), ends=(suspended,) if slot is second else ())
+    second.update("TASK_FAILED", message="its process was killed")
+    first.end("finished")
+    stage.tick(0.1)
+    assert first.wanted.run.key == (0, 2)
+    assert not any("anew" in note for note in stage.watcher.notes)
+
+
 def test_a_trial_whose_process_is_gone_and_that_could_not_be_saved_begins_anew(begin: Any) -> None:
     stage = begin(trials=2, policy="rr", max_slots=1)
     (slot,) = stage.offer(cpus=1)
@@ -167,8 +197,18 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
     assert (slot.wanted.run.key, slot.wanted.let_go, slot.wanted.likely) == ((1, 1), (), ((1, 0),))
 
 
-@pytest.mark.parametrize(("stays", "chosen"), [(True, 1), (False, 0)])
-def test_the_policy_hears_where_processes_stand_still(begin: Any, stays: bool, chosen: int) -> None:
+@pytest.mark.parametrize(
+    ("stay", "freed", "chosen"),
+    [
+        ([[(0, 0)], [(1, 0)]], 1, 1),
+        ([[], []], 1, 0),
+        ([[(0, 0), (1, 0)], [(0, 0), (1, 0)]], 1, 0),
+        ([[(1, 0)], [(0, 0), (1, 0)]], 0, 1),
+    ],
+)
+def test_the_policy_hears_where_processes_stand_still(
+    begin: Any, stay: list[list[RunKey]], freed: int, chosen: int
+) -> None:
     stage = begin(trials=4, policy="dike")
     slots = stage.offer(cpus=2)
     for slot, loss in zip(slots, (2.0, 2.0005), strict=True):
@@ -177,16 +217,14 @@ def test_the_policy_hears_where_processes_stand_still(begin: Any, stays: bool, c
         slot.report(10, loss)
     stage.tick(QUANTUM_S + 0.1)
     for slot in slots:
-        key = slot.key
-        slot.end("suspended", checkpoint=f"/c/run-{key[0]}-step-10", step=10)
-        if stays:
-            slot.say(paused=(key,))
+        slot.end("suspended", checkpoint=f"/c/run-{slot.key[0]}-step-10", step=10)
         slot.train()
-    first, second = slots
-    assert (first.key, second.key) == ((3, 0), (2, 0))
-    # Trial 0 is a little ahead, but its process stands still in the other slot.
-    second.end("finished")
-    assert second.wanted.run.key == (chosen, 1)
+    for slot, keys in zip(slots, stay, strict=True):
+        slot.say(paused=tuple(keys))
+    assert [slot.key for slot in slots] == [(3, 0), (2, 0)]
+    # Trial 0 is a little ahead, but its process may stand still in the other slot alone.
+    slots[freed].end("finished")
+    assert slots[freed].wanted.run.key == (chosen, 1)
     stage.tick()
 
 
@@ -200,8 +238,11 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     first.say(paused=((0, 0),))
     first.train()
     (second,) = stage.offer(cpus=1, first=1)
-    # It has gone on in another slot.
+    # It is to go on in another slot, which may be able to take its process, and does not.
     assert second.wanted.run.key == (0, 1)
+    stage.tick(5.0)
+    assert first.wanted.let_go == ()
+    second.train()
     assert first.wanted.let_go == ((0, 0),)
     assert first.wanted.run.key == (1, 0)
     number = first.wanted.number
@@ -209,6 +250,26 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     first.say(number=number, paused=())
     stage.tick(5.0)
     assert first.wanted.number == number
+
+
+def test_what_a_stopped_trial_has_left_is_let_go_in_every_slot_that_lists_it(begin: Any) -> None:
+    stage = begin(trials=3, policy="rr", stop="threshold=3")
+    slots = stage.offer(cpus=2)
+    for slot in slots:
+        slot.train()
+        slot.report(5, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    slots[0].made[0, 0].append({**slots[0].made[0, 0][0], "value": 4.0, "values": [[1, 5, 4.0]]})
+    slots[0].end("suspended", checkpoint="/c/run-0-step-5", step=5)
+    for slot in slots:
+        slot.say(paused=((0, 0),))
+    stage.tick(0.1)
+    assert [slot.wanted.let_go for slot in slots] == [(), ()]
+    slots[0].send_reports(1, (0, 0))
+    slots[0].say()
+    assert stage.trials[0].state is TrialState.STOPPED
+    stage.tick(0.1)
+    assert [slot.wanted.let_go for slot in slots] == [((0, 0),)] * 2
 
 
 @pytest.mark.parametrize(
@@ -249,6 +310,18 @@ def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] 
         # It is to run on something else.
         ([slot_with(0, kind="v100"), slot_with(1, paused=((7, 2),))], {0: 7}, {0: 7}),
         ([slot_with(0), slot_with(1, paused=((7, 2),)), slot_with(2)], {2: 7, 1: 8, 0: 9}, {1: 7, 2: 8, 0: 9}),
+        # It stands still in several: it is in one of them, or comes to the first that is free.
+        ([slot_with(0, paused=((7, 2),)), slot_with(1, paused=((7, 2),))], {1: 7}, {1: 7}),
+        (
+            [slot_with(0), slot_with(1, holds=9, paused=((7, 2),)), slot_with(2, paused=((7, 2),))],
+            {0: 7, 2: 8},
+            {0: 8, 2: 7},
+        ),
+        (
+            [slot_with(0), slot_with(1, paused=((7, 2), (8, 2))), slot_with(2, paused=((7, 2), (8, 2)))],
+            {0: 7, 1: 8},
+            {1: 8, 2: 7},
+        ),
     ],
 )
 def test_a_trial_is_given_the_slot_where_its_process_stands_still(
