@@ -30,6 +30,10 @@ from executor.zygote_slot import CLEAR_POLL_S, GPU_RELEASE_TIMEOUT_S, are_gpus_f
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+OWN_S = 5.0
+"""How often it is looked what memory a run has for itself, which takes milliseconds; at once if it takes more in all."""
+MORE_SHARE = 1.02
+"""So many times as much counts as more."""
 LOSSES_S = 0.5
 """How often losses are sent at most."""
 LOSSES_LIMIT = 1000
@@ -66,7 +70,9 @@ class TrialSlot:
         self._is_announced = False
         self._run: SlotRun | None = None
         self._own_bytes: int | None = None
-        """Memory that its run had for itself when that was last looked at."""
+        """Memory that its run had for itself when that was last looked at,"""
+        self._own_until: tuple[float, float] = (0.0, 0.0)
+        """and until when, and up to which memory in all, that counts."""
         self._has_driver: bool | None = None
         """Whether what runs hold on the slot's GPUs can be brought to the host; None before it is asked."""
         self._is_pausable = False
@@ -350,8 +356,13 @@ class TrialSlot:
         shared, paused, processes = self._shared, self._paused, run.processes
         run.monitor.look(processes)
         may_pause = self._may_stay and run.reports.training and not (run.reports.preemptible or self._has_gpus)
-        if paused or may_pause:  # to ask for a process' own memory takes milliseconds
-            self._own_bytes = own = sum(map(own_bytes, processes))
+        if paused or may_pause:
+            until_s, up_to_bytes = self._own_until
+            rss_bytes, now_s = run.monitor.now.rss_bytes or 0, time.monotonic()
+            if self._own_bytes is None or now_s >= until_s or rss_bytes > up_to_bytes:
+                self._own_bytes = sum(map(own_bytes, processes))
+                self._own_until = now_s + OWN_S, MORE_SHARE * rss_bytes
+            own = self._own_bytes
             limit, used = shared.memory_bytes, shared.used_bytes + (own if run.is_over else 0)
             if paused:
                 paused.make_room(limit, used, kept=shared.going_on)
