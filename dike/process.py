@@ -32,6 +32,7 @@ PARENT_VARIABLE = "DIKE_PARENT_PID"
 """Optional environment variable: the process that must be alive for this one to live."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -69,8 +70,9 @@ def supervise() -> None:
     """Goes on in a child; this process becomes its supervisor, and ends as the child does.
 
     The supervisor adopts all that the child starts, and ends only when nothing of it is left. So whoever started this
-    process finds all that belongs to it below one id. Signals that ask a process to end are left to the child, which
-    is in the same process group. To be called before there is any thread.
+    process finds all that belongs to it below one id. The child is in the same process group; if it has left that,
+    SIGTERM is passed on to it, and no other signal but SIGKILL is anything to the supervisor. To be called before there
+    is any thread.
     """
     adopt_orphans()
     supervisor = os.getpid()
@@ -78,12 +80,22 @@ def supervise() -> None:
     if not child:
         die_with_parent(supervisor)
         return
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    set_name("dike supervisor")
-    # The ends of pipes that it holds would be the child's for whoever reads them.
-    os.closerange(0, 1 + max(map(int, os.listdir("/proc/self/fd"))))
-    _end_as(_outlive(child))
+    try:
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: _pass_on_termination(child))
+        set_name("dike supervisor")
+        # The ends of pipes that it holds would be the child's for whoever reads them.
+        os.closerange(0, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+        _end_as(_outlive(child))
+    finally:
+        os._exit(1)
+
+
+def _pass_on_termination(child: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        if os.getpgid(child) != os.getpgrp():
+            os.kill(child, signal.SIGTERM)
 
 
 def _outlive(child: int) -> int:
@@ -108,9 +120,9 @@ def _end_as(status: int) -> NoReturn:
     """Ends this process as another has ended."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        import resource
+        import ctypes
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left one, if there is to be any
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the child has left a core file, if there is to be any
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

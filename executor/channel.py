@@ -72,7 +72,7 @@ class TaskChannel:
         self._driver.sendStatusUpdate(status)
 
     def send(self, data: str) -> bool:
-        """As `send`."""
+        """Sends the framework a message, as the function of that name."""
         return send(self._driver, data)
 
 

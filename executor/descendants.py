@@ -26,24 +26,20 @@ def processes(root: int, others: Collection[int | None] = ()) -> list[psutil.Pro
     return list(_walk(root, others))
 
 
-def stop(root: int) -> list[psutil.Process] | None:
-    """Stops the descendants of a process (SIGSTOP), not itself; to be called until all stand still.
+def stop(root: int) -> bool:
+    """Stops the descendants of a process (SIGSTOP), not itself; to be called until it says that all stand still.
 
     Args:
         root: its id.
-
-    Returns:
-        The processes; None if there may be more that do not stand still yet.
     """
-    found, is_still = [], True
+    is_still = True
     for process in _walk(root, ()):
-        found.append(process)
         # Before its children are listed: one that stands still has no more of them.
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() not in STILL:
                 is_still = False
                 process.suspend()
-    return found if is_still else None
+    return is_still
 
 
 def _walk(root: int, others: Collection[int | None]) -> Iterator[psutil.Process]:

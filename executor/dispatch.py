@@ -1,4 +1,4 @@
-"""The Mesos executor: has a process forked for each of its tasks, and stands between them and the agent."""
+"""The Mesos executor: has processes forked that hold its tasks, and stands between them and the agent."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class SlotProcess:
         self._is_shared = is_shared
         self._connection: Connection | None = None
         self._process: ForkedProcess | None = None
-        self._groups: set[int] = set()
+        self._groups: dict[int, int] = {}
+        """Leaders of process groups -> a file descriptor that can be read when that one has ended."""
         self._tasks: dict[str, _Task] = {}
         self.missed: list[TaskChannel] = []
         self.is_over = False
@@ -179,9 +180,8 @@ class SlotProcess:
                 self.failed("killed on request")
             return
         self._send({"task": task_id, "kill": grace_s})
-        if all(one.is_killed for one in self._tasks.values()):
-            own_s = float(decode(self.data).get("kill_grace_s", 0.0))
-            self._process.limit(END_TIMEOUT_S + (own_s if grace_s is None else grace_s))
+        own_s = float(decode(self.data).get("kill_grace_s", 0.0))
+        self._process.limit(END_TIMEOUT_S + (own_s if grace_s is None else grace_s))
 
     def poll(self) -> None:
         """Takes in what it says, and its end."""
@@ -191,6 +191,7 @@ class SlotProcess:
         self._process.kill_if_due()
         self._process.poll()
         if self._process.over_s is None:
+            self._forget_groups()
             return
         self._read()
         self.is_over = True
@@ -198,8 +199,7 @@ class SlotProcess:
         left = list(self._tasks.values())
         if left:
             for group in self._groups:
-                with contextlib.suppress(PermissionError):  # of somebody else by now
-                    signal_group(group, signal.SIGKILL)
+                signal_group(group, signal.SIGKILL)
         for task in left:
             if task.is_late and not task.is_killed:
                 self.missed.append(task.channel)
@@ -218,7 +218,16 @@ class SlotProcess:
             elif "message" in said:
                 self._send({"taken": send(self._driver, said["message"])})
             else:
-                self._groups.add(said["group"])
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    self._groups[said["group"]] = os.pidfd_open(said["group"])
+
+    def _forget_groups(self) -> None:
+        """Their numbers may become those of others. The process itself looks after what they have left."""
+        ended = wait_readable(self._groups.values(), 0) if self._groups else ()
+        for group, descriptor in list(self._groups.items()):
+            if descriptor in ended:
+                os.close(descriptor)
+                del self._groups[group]
 
     def _updated(self, status: dict[str, Any]) -> None:
         task = self._tasks.get(status["task_id"]["value"])
@@ -226,6 +235,8 @@ class SlotProcess:
             task.is_late = False
             if status["state"] in TERMINAL:
                 del self._tasks[task.channel.task_id]
+                if self._process is not None and not any(one.is_killed for one in self._tasks.values()):
+                    self._process.relieve()
             self._driver.sendStatusUpdate(status)
 
     def _launch(self, channel: TaskChannel) -> None:
@@ -236,10 +247,8 @@ class SlotProcess:
 
     def _send_bytes(self, message: bytes) -> None:
         if self._connection is not None:
-            try:
+            with contextlib.suppress(OSError):  # it has ended; what it has said last is still to be read
                 self._connection.send_bytes(message)
-            except OSError:
-                self._close()  # its end is seen in `poll`
 
     def _say_end(self, task: _Task, state: str, message: str) -> None:
         del self._tasks[task.channel.task_id]
@@ -249,6 +258,8 @@ class SlotProcess:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        while self.is_over and self._groups:
+            os.close(self._groups.popitem()[1])
 
 
 class Dispatcher(pymesos.Executor):

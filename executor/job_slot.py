@@ -23,7 +23,7 @@ from executor.output import OutputCopier, OutputSender
 from executor.outputs import Outputs, Stamp, remote_copier
 from executor.process import describe_exit, keep_tails, wait_readable
 from executor.zygote import Zygote
-from executor.zygote_slot import CLEAR_POLL_S, are_gpus_free, clear, close, set_up
+from executor.zygote_slot import CLEAR_POLL_S, are_gpus_free, clear_all_but, end_all, set_up
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class JobSlot:
         self._told: ElasticStatus | None = None
         self._told_s = 0.0
 
-    # Called on the driver's thread.
+    # Called on any thread.
 
     def told(self, data: str) -> None:
         """Takes what the framework wants."""
@@ -96,7 +96,7 @@ class JobSlot:
                 self._tell()
                 self._wait(zygote)
         finally:
-            close(zygote)
+            end_all(zygote)
         if self._order.elastic:
             self._channel.send(self._status().encode())
         return end
@@ -123,7 +123,7 @@ class JobSlot:
 
     def _is_clear(self) -> bool:
         """Whether nothing is left of the slot's processes; to be called until that is so."""
-        return clear((self._zygote.pid,))
+        return clear_all_but((self._zygote.pid,))
 
     def _due_s(self, zygote: Zygote) -> float:
         current = self._current

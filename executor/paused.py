@@ -17,15 +17,13 @@ import psutil
 from executor import cuda_checkpoint
 from executor.cuda_checkpoint import CudaCheckpointError
 from executor.monitor import RunMonitor, own_bytes
-from executor.trial_messages import RunKey, TrialRun
+from executor.trial_messages import FULL_SHARE, RunKey, TrialRun
 from executor.trial_run import SlotRun
 
 logger = logging.getLogger(__name__)
 
 MOST_PAUSED = 8
 """So many are kept for each slot at most."""
-FULL_SHARE = 0.9
-"""The slot's memory is short above this share of it."""
 MACHINE_FREE_SHARE = 0.05
 """The machine's memory is short below this share of it: others may use more than Mesos has given them."""
 
@@ -74,6 +72,11 @@ class PausedRuns:
     def unsaved(self) -> tuple[RunKey, ...]:
         """Those that no checkpoint holds."""
         return tuple(key for key, each in self._paused.items() if each.run.reports.is_unsaved)
+
+    @property
+    def unsaved_bytes(self) -> int:
+        """Memory that is theirs alone."""
+        return _bytes(each for each in self._paused.values() if each.run.reports.is_unsaved)
 
     @property
     def pids(self) -> frozenset[int]:
@@ -163,7 +166,7 @@ class PausedRuns:
             coming_bytes: what will be used besides.
             kept: those that are to go on next, which are not let go.
         """
-        saved = len(self._paused) - len(self.unsaved)
+        saved = sum(not each.run.reports.is_unsaved and key not in kept for key, each in self._paused.items())
         for _ in range(min(saved, len(self._paused) - self.most)):
             self._shed("there are too many of them", kept)
         while used_bytes + coming_bytes + self.bytes > FULL_SHARE * limit_bytes:

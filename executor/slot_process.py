@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -51,6 +52,9 @@ def run(argv: Sequence[str]) -> NoReturn:
     log = folder / "zygote.out"
     # Before there is any thread, and anything that a script would find set up for us.
     first = zygote.split(order.setup.launcher, log, [CONNECTION_FD])
+    # Each run of a trial takes some files. The trials have the limit of before.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     log_to(folder / "executor.log")
     own = Zygote(order.setup.preload, dict(os.environ), log, (*PROGRAM, order.setup.launcher), first)
     executor = ExecutorEnd(connection)
@@ -62,9 +66,8 @@ def run(argv: Sequence[str]) -> NoReturn:
     except Exception as error:
         # Nobody else would tell the user why the slots ended.
         logger.exception("the slots failed")
-        with contextlib.suppress(OSError):  # it is gone
-            for task_id in list(executor.slots):
-                TaskChannel(executor, task_id, folder).update("TASK_FAILED", f"the executor failed: {error!r}")
+        for task_id in list(executor.slots):
+            TaskChannel(executor, task_id, folder).update("TASK_FAILED", f"the executor failed: {error!r}")
     os._exit(0)
 
 
@@ -100,14 +103,11 @@ class ExecutorEnd:
         self._is_gone = False
 
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802 (as pymesos calls it)
-        """Has the executor send a status update.
-
-        Raises:
-            OSError: if the executor is gone.
-        """
+        """Has the executor send a status update; one that is gone has nobody to send it to."""
         if status["state"] in TERMINAL:
             self.slots.pop(status["task_id"]["value"], None)
-        self._send({"update": status})
+        with contextlib.suppress(OSError):
+            self._send({"update": status})
 
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
         """Has the executor send a framework message, and waits until the agent has taken it.

@@ -94,6 +94,7 @@ class SlotRun:
         reports: what it has reported.
         printed: what it has printed.
         asked_s: when it was first asked to end; None before.
+        stays: whether it was asked to stay in memory then.
         begin_s: seconds from the start of its process to the first report; None before that.
         off_gpu: its processes whose GPU memory is on the host meanwhile, or on its way there.
         offload: brings it there; None before.
@@ -104,6 +105,7 @@ class SlotRun:
         self.monitor = monitor
         self.reports = RunReports(order.trial)
         self.asked_s: float | None = None
+        self.stays = False
         self.begin_s: float | None = None
         self.off_gpu: tuple[int, ...] = ()
         self.offload: Background | None = None
@@ -160,13 +162,15 @@ class SlotRun:
     @property
     def family(self) -> list[psutil.Process]:
         """The same, and its supervisor."""
+        if self.pid is None or self.has_died:
+            return []
         with contextlib.suppress(psutil.NoSuchProcess):
             return [psutil.Process(self.pid), *self.processes]
         return []
 
     def stand_still(self) -> bool:
         """Stops its processes, not the supervisor; to be called until it says that all stand still."""
-        return self.pid is None or self.has_died or descendants.stop(self.pid) is not None
+        return self.pid is None or self.has_died or descendants.stop(self.pid)
 
     @property
     def age_s(self) -> float:
@@ -315,7 +319,7 @@ class SlotRun:
         """
         if self.asked_s is not None or self._process is None:
             return
-        self.asked_s = time.monotonic()
+        self.asked_s, self.stays = time.monotonic(), stays
         if self.reports.preemptible:
             self._process.limit(timeout_s)
         self._reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
@@ -337,7 +341,7 @@ class SlotRun:
         """It is suspended, and its process does not stay after all."""
         assert self._process is not None
         self._paused_s = None
-        self._leaves_memory = True
+        self._leaves_memory, self.stays = True, False
         self._reason = "its process does not stay in memory after all"
         if not self.has_died:
             self._process.terminate(0.0)
@@ -373,7 +377,7 @@ class SlotRun:
         exit_code = None if process is None else process.exit_code
         failure = self._failure
         if process is not None and exit_code is None and not self.is_paused:
-            failure = "its process was not a child of the executor, so nobody knows its exit code"
+            failure = "its supervisor was not a child of the slot's process, so nobody knows its exit code"
         outcome, message = reports.outcome(exit_code, self._reason if self._stopped else "")
         if failure:
             outcome, message = "failed", failure
@@ -402,7 +406,9 @@ class SlotRun:
         os.close(self._control_writer)
         if self._process is not None:
             self._process.close()
-        if self._outputs is None or not self._outputs.left_behind:
+        # A slot that is killed does not wait for all that is under way there.
+        is_in_use = any(work is not None and work.over_s is None for work in (self._preparation, self._saving))
+        if not is_in_use and (self._outputs is None or not self._outputs.left_behind):
             shutil.rmtree(self._workspace, ignore_errors=True)
 
     def _kept_log(self) -> Path:

@@ -21,17 +21,18 @@ from executor.paused import MOST_PAUSED, PausedRuns
 from executor.process import wait_readable
 from executor.run_log import Piece, RunLog
 from executor.slot_order import SlotOrder
-from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, Usage, Wanted
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, TrialRun, Usage, Wanted
 from executor.trial_reports import KeptReports
 from executor.trial_run import SlotRun
 from executor.zygote import Zygote
-from executor.zygote_slot import CLEAR_POLL_S, GPU_RELEASE_TIMEOUT_S, are_gpus_free, clear, close, set_up
+from executor.zygote_slot import CLEAR_POLL_S, GPU_RELEASE_TIMEOUT_S, are_gpus_free, clear_all_but, end_all, set_up
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 OWN_S = 5.0
-"""How often it is looked what memory a run has for itself, which takes milliseconds; at once if it takes more in all."""
+"""How often it is looked how much memory a run has for itself, which takes milliseconds; at once if it has more in
+all."""
 MORE_SHARE = 1.02
 """So many times as much counts as more."""
 LOSSES_S = 0.5
@@ -113,7 +114,7 @@ class TrialSlot:
 
     @property
     def run_pid(self) -> int | None:
-        """The process of its run; None if there is none."""
+        """The supervisor of its run; None if there is none."""
         run = self._run
         return None if run is None or run.has_died else run.pid
 
@@ -129,13 +130,19 @@ class TrialSlot:
 
     @property
     def own_bytes(self) -> int:
-        """Memory that its run has for itself, as last looked at."""
+        """Memory that its run has for itself, as last looked at; of one that is suspended, until that is kept."""
         run = self._run
-        if run is None or run.is_over:
+        if run is None or (run.is_over and not run.is_paused):
             return 0
         if self._own_bytes is None:
             self._own_bytes = sum(map(own_bytes, run.processes))
         return self._own_bytes
+
+    @property
+    def staying_bytes(self) -> int:
+        """Memory of its run, if that has been asked to give the slot back and stays in memory."""
+        run = self._run
+        return self.own_bytes if run is not None and run.stays else 0
 
     def poll(self) -> None:
         """Takes in what its run has to say, and its end."""
@@ -179,7 +186,7 @@ class TrialSlot:
                 log = self._log_of((trial, number))
                 if log is not None:
                     log.known(size)
-            self._paused.likely = wish.likely
+            self._paused.likely = wish.likely or self._paused.likely
             self._paused.let_go(self._paused.keys if wish.memory_bytes == 0 else wish.let_go)
             self._told = None  # who asks is answered
 
@@ -190,7 +197,6 @@ class TrialSlot:
         if not self._is_announced:
             self._is_announced = True
             self._channel.update("TASK_RUNNING", "the slot is up")
-        self._paused.poll()
         run = self._run
         if run is not None and run.is_over and self._is_out(run) and self._is_saved(run):
             self._left[run.key] = run.reports.losses
@@ -234,9 +240,20 @@ class TrialSlot:
             if self._run is None and not self._gpus_await_end:
                 if self._paused:
                     self._paused.make_room(shared.memory_bytes, shared.used_bytes, shared.most_bytes, shared.going_on)
-                self._run = SlotRun(wanted.run, self._channel.sandbox, monitor)
-                self._start(self._run)
+                try:
+                    self._run = SlotRun(wanted.run, self._channel.sandbox, monitor)
+                except OSError as error:
+                    self._cannot_begin(wanted.run, error)
+                else:
+                    self._start(self._run)
         return None
+
+    def _cannot_begin(self, run: TrialRun, error: OSError) -> None:
+        """There is no file for its output, or no pipe."""
+        trial = run.trial
+        message = f"its process could not be started: {error}"
+        self._ends.append(RunEnd(trial.number, trial.run, "failed", checkpoint=trial.resume_from, message=message))
+        self._ended.add(run.key)
 
     @property
     def going_on(self) -> RunKey | None:
@@ -320,7 +337,7 @@ class TrialSlot:
         return self._gpus.used_bytes() is not None and run.monitor.gpus_free()
 
     def _has_place(self, run: SlotRun) -> bool:
-        """Whether the process of a run that makes place, and can be saved, stays in the slot.
+        """Whether the process of a run that makes place stays in memory.
 
         What it holds on GPUs has to fit into the host's memory, for which others are let go. Unless it was asked for,
         it has to be back sooner than a new process would report, too, and the driver must not have failed yet.
@@ -362,11 +379,9 @@ class TrialSlot:
             if self._own_bytes is None or now_s >= until_s or rss_bytes > up_to_bytes:
                 self._own_bytes = sum(map(own_bytes, processes))
                 self._own_until = now_s + OWN_S, MORE_SHARE * rss_bytes
-            own = self._own_bytes
-            limit, used = shared.memory_bytes, shared.used_bytes + (own if run.is_over else 0)
             if paused:
-                paused.make_room(limit, used, kept=shared.going_on)
-            self._is_pausable = may_pause and paused.has_room(limit, used, max(own, shared.most_bytes))
+                paused.make_room(shared.memory_bytes, shared.used_bytes, kept=shared.going_on)
+        self._is_pausable = may_pause and shared.has_room_for_one_more(self)
 
     def _start(self, run: SlotRun) -> None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier run is left."""
@@ -405,15 +420,20 @@ class TrialSlot:
         reports = run.reports
         if self._kill_grace_s is not None:
             run.terminate(self._kill_grace_s, "its slot was killed")
-        elif self._wanted.leave and reports.training and not (reports.preemptible or self._is_pausable):
+        elif self._wanted.leave and reports.training and not (reports.preemptible or self._may_pause):
             run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
         elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
             run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
         elif run.asked_s is None and (
-            self._wanted.leave or ((reports.preemptible or self._is_pausable) and not self._is_wanted(run))
+            self._wanted.leave or ((reports.preemptible or self._may_pause) and not self._is_wanted(run))
         ):
             run.suspend(self._order.suspend_timeout_s, stays=self._has_place(run))
         run.kill_if_due()
+
+    @property
+    def _may_pause(self) -> bool:
+        """Whether the run, which cannot be saved, can be suspended in memory at this moment."""
+        return self._is_pausable and self._may_stay and self._shared.has_room_for_one_more(self)
 
     def _is_saved(self, run: SlotRun) -> bool:
         """Whether what a run has written is brought back; a slot that is killed does not wait long for that."""
@@ -446,7 +466,9 @@ class TrialSlot:
                 self._look(run)
                 self._send_output(run.key, run.printed, PIECES_LIMIT)
         status = self._status()
-        news = dataclasses.replace(status, step=0, usage=Usage())
+        # What stands still beside its run is nothing that anybody waits for, unless it can go on only here.
+        paused = status.paused if run is None else status.unsaved
+        news = dataclasses.replace(status, step=0, usage=Usage(), paused=paused)
         if is_due or news != self._told:
             self._told = news
             self._channel.send(status.encode())
@@ -506,6 +528,7 @@ class TrialSlot:
             zygote_ready=self._shared.zygote.ready,
             paused=self._paused.keys,
             unsaved=self._paused.unsaved,
+            unsaved_bytes=self._paused.unsaved_bytes,
         )
         run = self._run
         if run is None:
@@ -574,6 +597,7 @@ class TrialSlots:
 
     @property
     def slots(self) -> list[TrialSlot]:
+        """Those whose tasks have not ended."""
         return list(self._slots.values())
 
     def run(self) -> None:
@@ -593,7 +617,7 @@ class TrialSlots:
                 last = self._advance()
                 self._wait()
         finally:
-            close(self.zygote)
+            end_all(self.zygote)
         slot, end = last
         slot.conclude(end)
 
@@ -603,6 +627,7 @@ class TrialSlots:
 
     def _advance(self) -> tuple[TrialSlot, TaskEnd] | None:
         """Does whatever can be done now; returns the end of the last slot's task if that is it."""
+        self.paused.poll()
         for slot in self.slots:
             end = slot.advance()
             if end is None:
@@ -610,8 +635,10 @@ class TrialSlots:
             del self._slots[slot.task_id]
             if not self._slots:
                 return slot, end
-            self.paused.most = MOST_PAUSED * len(self._slots)
             slot.conclude(end)
+            # Its memory goes with it.
+            self.paused.most = MOST_PAUSED * len(self._slots)
+            self.paused.make_room(self.memory_bytes, self.used_bytes, kept=self.going_on)
         for slot in self.slots:
             slot.tell()
         return None
@@ -641,7 +668,7 @@ class TrialSlots:
         if self.asking is not None:
             return False  # nobody knows yet which process is that run's
         running = (slot.run_pid for slot in self.slots)
-        return clear((self.zygote.pid, *self.paused.pids, *running))
+        return clear_all_but((self.zygote.pid, *self.paused.pids, *running))
 
     @property
     def going_on(self) -> list[RunKey]:
@@ -657,6 +684,17 @@ class TrialSlots:
     def used_bytes(self) -> int:
         """What is used of it beside what stands still."""
         return self._zygote_bytes() + sum(slot.own_bytes for slot in self.slots)
+
+    def has_room_for_one_more(self, pausing: TrialSlot) -> bool:
+        """Whether the run in a slot, which no checkpoint holds, may be suspended.
+
+        Every slot may get a run as large as the largest so far, and what gives its slot back just now stays as well.
+        """
+        largest = max(self.most_bytes, *(slot.own_bytes for slot in self.slots))
+        others = [slot for slot in self.slots if slot is not pausing]
+        beside = sum(largest + slot.staying_bytes for slot in others)
+        used = self._zygote_bytes() + pausing.own_bytes + beside
+        return self.paused.has_room(self.memory_bytes, used, largest, self.going_on)
 
     def _zygote_bytes(self) -> int:
         """Memory that all processes share: what the zygote has imported."""

@@ -53,7 +53,7 @@ def set_up(bundle_url: str, folder: Path) -> dict[str, Stamp]:
     return dict(local_files(folder))
 
 
-def clear(others: Collection[int | None]) -> bool:
+def clear_all_but(others: Collection[int | None]) -> bool:
     """Ends what descends from this process; to be called until nothing is left.
 
     Args:
@@ -77,7 +77,7 @@ def are_gpus_free(held: Held) -> bool:
     return True
 
 
-def close(zygote: Zygote) -> None:
+def end_all(zygote: Zygote) -> None:
     """Ends a zygote and all that descends from this process."""
     zygote.close()
     remote_copier.close()

@@ -41,8 +41,7 @@ SAVE_S = 1.0
 MAX_OPEN = 256
 """How many trials may be open at a time; policies and Optuna look at each of them again and again."""
 MAX_BARREN = 3
-"""Slots in a row that end by themselves before anything has trained in them: more would do no better. Those that have
-ended with one executor count once."""
+"""Executors in a row whose slots end by themselves before anything has trained in them: more would do no better."""
 LATE_REPORTS_S = 10.0
 """How long the end of a run waits for reports and output that were lost on their way."""
 
@@ -103,7 +102,9 @@ class SearchController:
         timed_s = left.first_slot_s if patient else left.began_s  # waiting for others does not count
         self._time_limit = TimeLimit(launch.spec.timeout_s, timed_s, clock, wall_clock)
         self._barren: set[str] = set()
-        """Tasks that have ended so since something has last trained, or the executors that they have ended with."""
+        """Executors of slots that have ended so since something has last trained."""
+        self._failed_in: dict[int, str] = {}
+        """Trial -> the executor in which it has failed last."""
         self._too_slow: set[int] = set()
         self._learns = learns(launch.spec)
         self._ends_held_since_s: dict[tuple[int, int], float] = {}
@@ -314,13 +315,23 @@ class SearchController:
             self._pool.end_idle()
 
     def _refused(self, slots: Collection[int]) -> dict[int, frozenset[int]]:
-        """Trial that no checkpoint holds -> all slots but those in which its process stands still."""
+        """Trial -> slots that it must not be given.
+
+        One that no checkpoint holds can go on only where its process stands still; one that has just failed is tried in
+        another executor.
+        """
         homes = self._homes((slot.id, slot.unsaved) for slot in self._pool.slots)
         if any(slot.inherited for slot in self._pool.slots):
             # It is still to come what stands still there.
             unknown = (one for one in self._trials.open if one.state is TrialState.SUSPENDED and one.checkpoint is None)
             homes = {record.number: frozenset[int]() for record in unknown} | homes
-        return {trial: frozenset(slots) - its for trial, its in homes.items()}
+        refused = {trial: frozenset(slots) - its for trial, its in homes.items()}
+        for trial, executor_id in self._failed_in.items():
+            there = frozenset(slot.id for slot in self._pool.active if slot.executor_id == executor_id)
+            # Where there is no other it has to do.
+            if len(there) < len(self._pool.active):
+                refused[trial] = refused.get(trial, frozenset()) | there
+        return refused
 
     def _homes(self, listed: Iterable[tuple[int, Iterable[RunKey]]]) -> dict[int, frozenset[int]]:
         """Trial -> the slots that list its newest run, if it waits to go on."""
@@ -340,8 +351,6 @@ class SearchController:
         starting = (run.key for slot in self._pool.slots for run in slot.runs if not run.training)
         may_go_on = {(trial, run - 1) for trial, run in starting}
         for slot in self._pool.slots:
-            if not slot.paused:
-                continue
             stale = [key for key in slot.paused if self._is_stale(key) and key not in may_go_on]
             slot.let_go(stale)
             slot.likely = tuple(sorted((key for key in slot.paused if key not in stale), key=self._rank))
@@ -401,7 +410,10 @@ class SearchController:
     def _may_end(self, slot: Slot) -> bool:
         """Whether nothing of the run that holds it is lost; of what stands still `SlotPool.without_loss` says so."""
         run = slot.current
-        return run is None or not run.training or self._is_saveable(slot, run)
+        if run is None or self._is_saveable(slot, run):
+            return True
+        # One that goes on in a process that no checkpoint holds has something to lose before its first step.
+        return not run.training and (run.record.checkpoint is not None or run.order.trial.run == 0)
 
     # What slots say: how they are, what their runs report, how these ended.
 
@@ -530,14 +542,15 @@ class SearchController:
             why = self._trials.why_hopeless(run.record, end, lambda: self._pool.is_only_agent(slot))
         remedy = self._trials.run_ended(run.record, end, self._wall(), is_hopeless=bool(why))
         self._report_end(run.record, slot, end, run.slice.from_step if run.slice is not None else 0, why)
-        if slot.current is not None and slot.current.since_s is None:
+        if slot.current is not None and slot.current.since_s is None and not slot.leaving:
             self._begin_slice(slot, slot.current)
             self._observer.trial_started(slot.current.record, slot, slot.current.choice.reason)
             if slot.current.record.state.has_ended():
                 # An inherited slot may have said that it is hopeless before how the run before it ended.
                 slot.stop()
-        if remedy is not Remedy.NONE:
+        if remedy is not Remedy.NONE and self._may_end(slot):
             self._pool.replace(slot)
+            self._failed_in[run.record.number] = slot.executor_id
         if remedy is Remedy.AVOID_AGENT:
             self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again")
         return True
@@ -548,17 +561,16 @@ class SearchController:
             self._observer.notify(slot.failure())
         for run in slot.runs:
             self._end_slice(run, "lost")
-            self._trials.run_lost(run.record, slot.failure(), self._wall())
+            self._trials.run_lost(run.record, slot.failure(), self._wall(), counts=self._pool.is_to_blame(slot))
             if run.record.state is TrialState.FAILED:
                 self._trial_failed(run.record, f": {slot.failure()}")
         slot.current = slot.next = None
         if slot.state is not TaskState.FAILED or slot.has_trained or slot.missed_executor:
             return
-        ended = slot.executor_id if slot.executor_has_ended else slot.task_id
-        is_known = ended in self._barren
-        self._barren.add(ended)
+        is_known = slot.executor_id in self._barren
+        self._barren.add(slot.executor_id)
         if len(self._barren) >= MAX_BARREN and not self._pool.slots and not self._pool.is_draining:
-            self._give_up(f"{slot.failure()}, as {MAX_BARREN - 1} slots before it")
+            self._give_up(f"{slot.failure()}, as {MAX_BARREN - 1} before it")
         elif not slot.executor_seen and not is_known:
             self._pool.exclude_agent(slot, "an executor could not be started there")
 

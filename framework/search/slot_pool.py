@@ -14,6 +14,7 @@ from typing import Any
 
 from dike.exceptions import InfeasibleError
 from executor.slot_order import SlotOrder
+from executor.trial_messages import FULL_SHARE, RunKey
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.containers import Container
@@ -109,8 +110,13 @@ class SlotPool:
         self._clock = clock
         self._patient = patient
         self._slots = {slot.task_id: slot for slot in slots}
+        for slot in self._slots.values():
+            mates = (mate for mate in self._slots.values() if mate is not slot and mate.executor_id == slot.executor_id)
+            slot.mates_seen = any(mate.executor_seen for mate in mates)
         self._new: list[Slot] = []
         self._executors: dict[str, Mapping[str, Any]] = {}
+        self._blamed = ""
+        """The task of the slot whose run took most memory of those that ended with an executor, the last time."""
         """Id -> Mesos' ExecutorInfo, as long as slots are in it; whatever else is launched into it carries the same."""
         self._connection = Connection(observer.notify)
         self._exclusions = Exclusions(self._spec.blacklist_s)
@@ -181,10 +187,19 @@ class SlotPool:
         is_over = slot.executor_has_ended or state is TaskState.ERROR
         if is_over or (slot.is_gone and not mates):
             self._executors.pop(slot.executor_id, None)
+        if slot.executor_has_ended and not slot.missed_executor:
+            if not slot.is_lost:
+                self._blamed = max((slot, *mates), key=Slot.held_bytes).task_id
+            for mate in mates:
+                mate.is_lost = True
         if not changed:
             return None
         self._observer.slot_changed(slot)
         return slot
+
+    def is_to_blame(self, slot: Slot) -> bool:
+        """Whether the end of a slot that is gone may be the doing of its own run, as far as one can tell."""
+        return not slot.executor_has_ended or slot.task_id == self._blamed
 
     # Launching.
 
@@ -374,11 +389,12 @@ class SlotPool:
     # Draining.
 
     def without_loss(self, slots: Iterable[Slot]) -> list[Slot]:
-        """Those of some slots that can end together: what no checkpoint holds stands still in one that stays, too."""
+        """Those of some slots that can end together: what no checkpoint holds stays in the memory of others."""
         staying = {slot.id: slot for slot in self.slots if slot.is_up and slot.is_wanted}
         ending = []
         for slot in slots:
-            if all(any(key in other.paused for other in staying.values() if other is not slot) for key in slot.unsaved):
+            rest = [other for other in staying.values() if other is not slot]
+            if all(has_room(key, rest, slot.unsaved_bytes) for key in slot.unsaved):
                 staying.pop(slot.id, None)
                 ending.append(slot)
         return ending
@@ -403,6 +419,20 @@ class SlotPool:
             # A slot that has never come up cannot be told to end.
             if now_s - self._draining_since_s >= patience_s or slot.state is not TaskState.RUNNING:
                 slot.is_wanted = False
+
+
+def has_room(unsaved: RunKey, slots: Sequence[Slot], unsaved_bytes: int) -> bool:
+    """Whether slots keep a suspended run that no checkpoint holds, if others end.
+
+    Args:
+        unsaved: the run.
+        slots: those that stay.
+        unsaved_bytes: memory of all such runs.
+    """
+    here = [slot for slot in slots if unsaved in slot.paused]
+    # Each may get a run as large as the largest.
+    largest = max((slot.held_bytes() for slot in here), default=0)
+    return unsaved_bytes + len(here) * largest < FULL_SHARE * sum(slot.memory_bytes for slot in here)
 
 
 # From an offer to the slots on it.

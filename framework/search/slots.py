@@ -68,7 +68,8 @@ class Slot:
         message, reason: what came with it.
         executor_seen: whether its executor ever reported it.
         current: the run that holds it; None if it is empty.
-        next: the run that gets it when the current one is out; None if there is none.
+        next: the run that gets it when the current one is out; None if there is none. In a slot that is to end it is
+            given back then, as one that the slot has never heard of.
         leaving: whether it has been told to end.
         is_wanted: whether it may go on, or end by itself; otherwise its task is killed.
         has_trained: whether a run has ever taken a step in it.
@@ -82,6 +83,7 @@ class Slot:
             earlier versions, empty stands for the task's own id.
         hosts_executor: whether what its executor has for itself is a part of its share.
         mates_seen: whether its executor ever reported another slot.
+        is_lost: whether its executor is known to have ended, and its own end is still to be said.
     """
 
     id: int
@@ -109,6 +111,7 @@ class Slot:
     executor_id: str = ""
     hosts_executor: bool = True
     mates_seen: bool = False
+    is_lost: bool = False
     _stops: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
@@ -121,7 +124,7 @@ class Slot:
     @property
     def is_up(self) -> bool:
         """Whether it can hold a trial: its executor runs and it is not about to end."""
-        return self.state is TaskState.RUNNING and not self.leaving and not self.inherited
+        return self.state is TaskState.RUNNING and not (self.leaving or self.inherited or self.is_lost)
 
     @property
     def runs(self) -> list[ActiveRun]:
@@ -167,6 +170,15 @@ class Slot:
         """Those of them that no checkpoint holds."""
         return () if self.status is None else self.status.unsaved
 
+    @property
+    def unsaved_bytes(self) -> int:
+        """Memory of those."""
+        return 0 if self.status is None else self.status.unsaved_bytes
+
+    def held_bytes(self) -> int:
+        """Memory of its run, with what that shares with others; 0 where nothing is known."""
+        return 0 if self.status is None else self.status.usage.rss_bytes or 0
+
     def view(self) -> SlotView:
         """What a policy sees of it."""
         if self.current is None:
@@ -187,7 +199,6 @@ class Slot:
         """Wants the slot to end, as soon as its run is suspended."""
         if not self.leaving:
             self.leaving = True
-            self.next = None
             self._want(None)
 
     def stop(self) -> None:

@@ -382,10 +382,17 @@ class TrialTracker:
         self._run_is_over(record)
         return remedy
 
-    def run_lost(self, record: TrialRecord, reason: str, wall_s: float) -> None:
-        """A trial's slot is gone, and its run with it."""
+    def run_lost(self, record: TrialRecord, reason: str, wall_s: float, *, counts: bool) -> None:
+        """A trial's slot is gone, and its run with it.
+
+        Args:
+            record: the trial.
+            reason: why.
+            wall_s: the time in seconds since the epoch.
+            counts: whether that may be the trial's own doing; after `MAX_LOSSES` such times it has failed.
+        """
         times, at_step = self._lost.get(record.number, (0, 0))
-        times = times + 1 if record.checkpoint_step <= at_step else 1
+        times = times + counts if record.checkpoint_step <= at_step else int(counts)
         self._lost[record.number] = times, record.checkpoint_step
         self.save_progress()
         if record.state is TrialState.STOPPED:

@@ -377,6 +377,7 @@ def test_a_run_suspended_in_memory_goes_on_in_a_slot_beside_it(slot: SlotProcess
     after = slot.status_when(lambda status: status.run == (0, 1) and status.step > first.last["step"] + 10)
     # What ran there stands still here now.
     assert after.paused == ((1, 0),)
+    assert after.unsaved_bytes == 0
     slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES, task=OTHER)
     slot.ended()
     assert slot.states(OTHER) == ["TASK_RUNNING", "TASK_FINISHED"]
@@ -783,6 +784,25 @@ def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: 
     (end,) = status.ends
     assert (end.outcome, end.preemptible) == ("stopped", False)
     assert "cannot be suspended" in end.message
+
+
+def test_the_last_slot_ends_what_only_another_could_have_kept(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "unsaved"), memory_bytes=MEMORY_BYTES)
+    slot.status_when(lambda status: status.run == (0, 0) and status.pausable)
+    slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES)
+    state, status = slot.task_end()
+    assert state == "TASK_FINISHED"
+    (end,) = status.ends
+    assert (end.outcome, end.checkpoint) == ("stopped", None)
+    assert "it cannot be suspended" in end.message
+
+
+def test_a_trial_is_told_to_end_wherever_it_has_gone(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "signals"))
+    slot.trains(0)
+    slot.kill(DEADLINE_S)
+    _, status = slot.task_end()
+    assert (status.ends[0].outcome, status.ends[0].exit_code) == ("stopped", 7)
 
 
 def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_known(

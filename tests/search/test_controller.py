@@ -14,7 +14,7 @@ import pytest
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 from executor.slot_order import SlotOrder
-from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun, Usage
 from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_BARREN
 from framework.search.optuna_study import Study
@@ -63,8 +63,9 @@ def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, 
     assert first.wanted.let_go == ()
     suspend_in_memory_alone(first, (0, 0))
     assert train_unsaved(first) == (0, 1)
-    # No slot is ended for others in which it would lose all that it has done.
+    # No slot is ended for others in which it would lose all that it has done, be it before its next step.
     assert first.slot.task_id not in stage.search.preemptible_tasks()
+    assert second.slot.task_id in stage.search.preemptible_tasks()
 
 
 def test_a_trial_that_cannot_be_saved_goes_on_in_any_slot_that_has_its_process(begin: Any) -> None:
@@ -361,6 +362,23 @@ def test_a_run_that_its_slot_never_heard_of_is_given_out_again(begin: Any) -> No
     assert stage.search.done
 
 
+def test_a_trial_that_was_next_in_a_slot_that_is_to_end_is_given_out_again(begin: Any) -> None:
+    stage = begin(trials=2, max_slots=1, policy="rr")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(5, 1.0)
+    stage.tick(QUANTUM_S + 0.1)
+    assert slot.wanted.run.key == (1, 0)
+    stage.search.preempt(frozenset({slot.slot.agent_id}))
+    stage.tick(0.1)
+    slot.end("suspended", checkpoint="/c/a", step=5)
+    slot.say(number=slot.wanted.number)
+    assert [stage.trials[number].state for number in range(2)] == [TrialState.SUSPENDED, TrialState.WAITING]
+    slot.update("TASK_FINISHED")
+    again = stage.offer(cpus=1)[0]
+    assert again.wanted.run is not None
+
+
 @pytest.mark.slow
 def test_what_the_study_has_not_heard_of_is_told_on_resumption(begin: Any, tmp_path: Path, storage: str) -> None:
     stage = begin(trials=1)
@@ -488,6 +506,21 @@ def test_failures_cost_first_the_executor_then_the_agent_then_the_trial(begin: A
     slot.update("TASK_FINISHED")
     stage.tick(0.1)
     assert stage.search.done
+
+
+def test_a_trial_that_has_failed_is_tried_in_another_executor(begin: Any) -> None:
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    second.train()
+    second.report(1, 1.0)
+    fail(stage, first)
+    # As long as there is no other it would have to do.
+    assert 0 not in stage.search._refused({second.slot.id})
+    first.update("TASK_FINISHED")
+    other = stage.offer(cpus=1)[0]
+    assert other.slot.executor_id != second.slot.executor_id == first.slot.executor_id
+    ids = {second.slot.id, other.slot.id}
+    assert stage.search._refused(ids) == {0: {second.slot.id}}
 
 
 def traceback(error: str) -> str:
@@ -625,6 +658,20 @@ def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
     assert stage.trials[0].state is TrialState.FAILED
 
 
+def test_the_end_of_an_executor_is_held_against_the_trial_with_most_memory(begin: Any) -> None:
+    stage = begin(trials=2)
+    for attempt in range(MAX_LOSSES):
+        slots = sorted(stage.offer(cpus=2, first=attempt), key=lambda slot: slot.wanted.run.trial.number)
+        for slot, rss_bytes in zip(slots, (1000, 2000), strict=True):
+            slot.train()
+            slot.say(usage=Usage(rss_bytes=rss_bytes))
+        slots[attempt % 2].update("TASK_FAILED", reason="REASON_CONTAINER_LIMITATION_MEMORY", message="too much memory")
+        # Of the other nothing is said yet; it has ended as well.
+        assert not slots[1 - attempt % 2].slot.is_up
+        slots[1 - attempt % 2].update("TASK_FAILED", reason="REASON_EXECUTOR_TERMINATED", message="its executor ended")
+    assert [stage.trials[number].state for number in range(2)] == [TrialState.WAITING, TrialState.FAILED]
+
+
 def test_such_a_trial_ends_a_search_that_is_to_end_with_the_first_failure(begin: Any) -> None:
     stage = begin(trials=2, max_slots=1, on_failure="abort")
     for attempt in range(MAX_LOSSES):
@@ -648,10 +695,12 @@ def test_a_trial_that_gets_on_between_its_losses_is_not_given_up(begin: Any) -> 
 
 
 def test_slots_that_never_train_anything_end_the_search(begin: Any) -> None:
-    stage = begin(trials=1)
+    stage = begin(trials=MAX_BARREN)
     for attempt in range(MAX_BARREN):
-        slot = stage.offer(cpus=1, first=attempt)[0]
-        slot.update("TASK_FAILED", message="the zygote cannot start")
+        assert not stage.search.done
+        # They have one process, and end with it.
+        for slot in stage.offer(cpus=MAX_BARREN, first=attempt):
+            slot.update("TASK_FAILED", message="the zygote cannot start")
     stage.tick(0.1)
     assert stage.search.done
     assert "the zygote cannot start" in stage.search.result.failure

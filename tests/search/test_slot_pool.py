@@ -10,6 +10,7 @@ import pytest
 
 from dike.exceptions import InfeasibleError
 from executor.slot_order import SlotOrder
+from executor.trial_messages import Usage
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import NO_OFFER_S, by_agent
@@ -379,6 +380,19 @@ def test_of_slots_that_end_together_one_keeps_what_cannot_be_saved(begin: Any, r
     assert stage.search.preemptible_tasks() == {"s.slot-0", "s.slot-1"}
     slots[2].say(paused=left, unsaved=())
     assert end_them() == [True, True, True]
+
+
+def test_no_slot_ends_whose_memory_is_needed_for_what_cannot_be_saved(begin: Any) -> None:
+    stage = begin(trials=3)
+    slots = stage.offer(cpus=2)
+    for slot in slots:
+        slot.train()
+    stage.trials[2].runs, stage.trials[2].state = 1, TrialState.SUSPENDED
+    for rss_mib, can_end in ((300, True), (600, False)):
+        for slot in slots:
+            left = {"paused": ((2, 0),), "unsaved": ((2, 0),), "unsaved_bytes": 400 << 20}
+            slot.say(**left, usage=Usage(rss_bytes=rss_mib << 20))
+        assert len(stage.search.preemptible_tasks()) == can_end
 
 
 def test_a_trial_that_cannot_be_suspended_keeps_its_slot(begin: Any) -> None:

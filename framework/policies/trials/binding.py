@@ -72,12 +72,12 @@ class Binding:
             if trial.id in self._slot_of or not trial.runnable:
                 continue
             open_slots = [
-                (len(bound), slot_id)
+                (len(bound), slot_id not in trial.homes, slot_id)
                 for slot_id, bound in self._bound.items()
                 if len(bound) < self._jobs_per_slot and slot_id not in trial.refused
             ]
             if open_slots:
-                self._bind(trial.id, min(open_slots)[1])
+                self._bind(trial.id, min(open_slots)[-1])
 
     def _fill_idle(self, trials: Mapping[int, TrialView], slots: Sequence[SlotView], rank: Rank) -> None:
         """Lets slots without a trial that can run take one from others."""
