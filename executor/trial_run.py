@@ -129,10 +129,15 @@ class SlotRun:
             self._take_over(before)
             return
         self._log = sandbox / f"trial-{order.trial.number}-run-{order.trial.run}.out"
-        self._output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.printed = RunLog(self._log)
-        self._report_reader, self._report_writer = os.pipe()
-        self._control_reader, self._control_writer = os.pipe()
+        with contextlib.ExitStack() as opened:
+            self._output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            opened.callback(os.close, self._output)
+            self._report_reader, self._report_writer = os.pipe()
+            opened.callback(os.close, self._report_reader)
+            opened.callback(os.close, self._report_writer)
+            self._control_reader, self._control_writer = os.pipe()
+            opened.pop_all()
         os.set_blocking(self._report_reader, False)
         os.set_blocking(self._control_writer, False)
 

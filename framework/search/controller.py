@@ -534,9 +534,12 @@ class SearchController:
             return False
         self._end_slice(run, end.outcome, end)
         if end.outcome == "bad_input" and not self._trials.has_readings:
-            if end.message not in end.tail:
-                self._observer.output(end.tail)
-            raise BadInputError(end.message)
+            if not self._observer.is_public:
+                if end.message not in end.tail:
+                    self._observer.output(end.tail)
+                raise BadInputError(end.message)
+            self._last_words = end.message
+            self._give_up("the script refuses its arguments")
         why = ""
         if end.outcome == "failed":
             why = self._trials.why_hopeless(run.record, end, lambda: self._pool.is_only_agent(slot))

@@ -716,6 +716,20 @@ def test_arguments_that_the_script_refuses_end_the_search(begin: Any) -> None:
     assert stage.watcher.outputs == ["usage: train.py"]
 
 
+def test_what_a_script_says_of_its_arguments_is_for_its_user(begin: Any) -> None:
+    stage = begin()
+    stage.watcher.is_public = True
+    slot = stage.offer(cpus=1)[0]
+    slot.say(number=slot.wanted.number, run=slot.wanted.run.key)
+    slot.end("bad_input", message="the script has no flag --lr")
+    slot.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.done
+    result = stage.search.result
+    assert (result.failure, result.last_words) == ("the script refuses its arguments", "the script has no flag --lr")
+    assert not any("--lr" in note for note in stage.watcher.notes)
+
+
 def test_arguments_that_one_trial_refuses_fail_that_trial(begin: Any) -> None:
     stage = begin(trials=2)
     first, second = stage.offer(cpus=2)
