@@ -93,7 +93,7 @@ def supervise() -> None:
 
 
 def _pass_on_termination(child: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
+    with contextlib.suppress(OSError):  # it has just ended, or has become somebody else's
         if os.getpgid(child) != os.getpgrp():
             os.kill(child, signal.SIGTERM)
 
@@ -109,6 +109,7 @@ def _outlive(child: int) -> int:
             return ended
         if pid == child:
             ended = status
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its number may become another's
         if ended is not None:
             with open("/proc/thread-self/children") as file:
                 for left in file.read().split():

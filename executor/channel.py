@@ -31,6 +31,9 @@ class Driver(Protocol):
     def processStarted(self, pid: int) -> None:  # noqa: N802
         """A process that leads a group has been started for the task."""
 
+    def processEnded(self, pid: int) -> None:  # noqa: N802
+        """Nothing of it is left."""
+
 
 @dataclass(frozen=True)
 class TaskEnd:
@@ -63,6 +66,10 @@ class TaskChannel:
     def started(self, pid: int) -> None:
         """A process of the task has begun; it leads a group, which is to end with the task whatever happens to us."""
         self._driver.processStarted(pid)
+
+    def ended(self, pid: int) -> None:
+        """Nothing of such a process is left: its number may become another's."""
+        self._driver.processEnded(pid)
 
     def update(self, state: str, message: str, data: str = "") -> None:
         """Tells Mesos the task's state; delivered without fail."""

@@ -34,8 +34,9 @@ LAUNCH_TIMEOUT_S = 180.0
 """How long an executor waits for its first task: an agent that was restarted meanwhile may have given it up."""
 SHUTDOWN_GRACE_S = 0.5
 """Shorter than the least grace Mesos gives an executor."""
-END_TIMEOUT_S = 60.0
-"""How long the process of a slot may take, beyond the grace of what is in it, to end once it is told to."""
+END_TIMEOUT_S = 90.0
+"""How long a task may take, beyond the grace of what is in its slot, to end once it is told to; then the process that
+holds it is killed. Longer than a zygote may take to answer, and outputs to be saved."""
 LOOK_S = 5.0
 """How often deadlines are looked at, whatever comes."""
 STREAMS = ("stdout", "stderr")
@@ -48,12 +49,17 @@ class _Task:
     Attributes:
         channel: what is said of it.
         is_late: whether the process was there before it, and has not said anything of it yet.
-        is_killed: whether it has been told to end.
+        due_s: when it has to have ended, on the monotonic clock; None if it has not been told to.
     """
 
     channel: TaskChannel
     is_late: bool = False
-    is_killed: bool = False
+    due_s: float | None = None
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether it has been told to end."""
+        return self.due_s is not None
 
 
 class SlotProcess:
@@ -77,8 +83,7 @@ class SlotProcess:
         self._is_shared = is_shared
         self._connection: Connection | None = None
         self._process: ForkedProcess | None = None
-        self._groups: dict[int, int] = {}
-        """Leaders of process groups -> a file descriptor that can be read when that one has ended."""
+        self._groups: set[int] = set()
         self._tasks: dict[str, _Task] = {}
         self.missed: list[TaskChannel] = []
         self.is_over = False
@@ -172,7 +177,8 @@ class SlotProcess:
             grace_s: seconds between SIGTERM and SIGKILL for what is in it; None for what its order says.
         """
         task = self._tasks[task_id]
-        task.is_killed = True
+        own_s = float(decode(self.data).get("kill_grace_s", 0.0))
+        task.due_s = time.monotonic() + END_TIMEOUT_S + (own_s if grace_s is None else grace_s)
         if self._process is None:
             self._say_end(task, "TASK_KILLED", "killed on request")
             if not self._tasks:
@@ -180,8 +186,7 @@ class SlotProcess:
                 self.failed("killed on request")
             return
         self._send({"task": task_id, "kill": grace_s})
-        own_s = float(decode(self.data).get("kill_grace_s", 0.0))
-        self._process.limit(END_TIMEOUT_S + (own_s if grace_s is None else grace_s))
+        self._limit(self._process)
 
     def poll(self) -> None:
         """Takes in what it says, and its end."""
@@ -191,7 +196,6 @@ class SlotProcess:
         self._process.kill_if_due()
         self._process.poll()
         if self._process.over_s is None:
-            self._forget_groups()
             return
         self._read()
         self.is_over = True
@@ -199,7 +203,8 @@ class SlotProcess:
         left = list(self._tasks.values())
         if left:
             for group in self._groups:
-                signal_group(group, signal.SIGKILL)
+                with contextlib.suppress(PermissionError):  # of somebody else by now
+                    signal_group(group, signal.SIGKILL)
         for task in left:
             if task.is_late and not task.is_killed:
                 self.missed.append(task.channel)
@@ -218,16 +223,7 @@ class SlotProcess:
             elif "message" in said:
                 self._send({"taken": send(self._driver, said["message"])})
             else:
-                with contextlib.suppress(ProcessLookupError):  # it has ended
-                    self._groups[said["group"]] = os.pidfd_open(said["group"])
-
-    def _forget_groups(self) -> None:
-        """Their numbers may become those of others. The process itself looks after what they have left."""
-        ended = wait_readable(self._groups.values(), 0) if self._groups else ()
-        for group, descriptor in list(self._groups.items()):
-            if descriptor in ended:
-                os.close(descriptor)
-                del self._groups[group]
+                (self._groups.discard if said["is_over"] else self._groups.add)(said["group"])
 
     def _updated(self, status: dict[str, Any]) -> None:
         task = self._tasks.get(status["task_id"]["value"])
@@ -235,9 +231,17 @@ class SlotProcess:
             task.is_late = False
             if status["state"] in TERMINAL:
                 del self._tasks[task.channel.task_id]
-                if self._process is not None and not any(one.is_killed for one in self._tasks.values()):
-                    self._process.relieve()
+                if self._process is not None:
+                    self._limit(self._process)
             self._driver.sendStatusUpdate(status)
+
+    def _limit(self, process: ForkedProcess) -> None:
+        """Gives the process the time that its tasks have to end; some, if it has none any more."""
+        now_s = time.monotonic()
+        due_s = [task.due_s for task in self._tasks.values() if task.due_s is not None]
+        process.relieve()
+        if due_s or not self._tasks:
+            process.limit(min(due_s, default=now_s + END_TIMEOUT_S) - now_s)
 
     def _launch(self, channel: TaskChannel) -> None:
         self._send({"task": channel.task_id, "launch": str(channel.sandbox)})
@@ -258,8 +262,6 @@ class SlotProcess:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        while self.is_over and self._groups:
-            os.close(self._groups.popitem()[1])
 
 
 class Dispatcher(pymesos.Executor):

@@ -151,6 +151,8 @@ class JobSlot:
             if not self._is_clear() or not are_gpus_free(current):
                 return None
             self._current = None
+            assert current.process is not None
+            self._channel.ended(current.process.pid)
             if (end := self._conclude(current)) is not None:
                 return end
         elif current is not None and current.process is not None:

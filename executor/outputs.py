@@ -641,7 +641,9 @@ class RemoteCopier:
             assert process.stdout is not None
             process.stdin.write(json.dumps({"action": action, **values}) + "\n")
             process.stdin.flush()
-            is_answered = select.select([process.stdout], [], [], REMOTE_TIMEOUT_S)[0]
+            poll = select.poll()
+            poll.register(process.stdout, select.POLLIN)
+            is_answered = bool(poll.poll(1000 * REMOTE_TIMEOUT_S))
             answer = process.stdout.readline() if is_answered else ""
             if not answer:
                 process.kill()

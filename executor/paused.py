@@ -112,7 +112,6 @@ class PausedRuns:
             monitor: watches it.
         """
         trial = order.trial
-        self.poll()
         for key in [key for key in self._paused if key[0] == trial.number]:
             paused = self._paused[key]
             if key[1] != trial.run - 1 or paused.run.reports.checkpoint != trial.resume_from:
@@ -177,8 +176,12 @@ class PausedRuns:
             if not self._shed("the machine's memory is short", kept):
                 break
 
-    def poll(self) -> None:
-        """Takes in the end of those that somebody else has killed, and reaps what has been let go."""
+    def poll(self) -> list[int]:
+        """Takes in the end of those that somebody else has killed, and reaps what has been let go.
+
+        Returns:
+            The supervisors of those of which nothing is left any more, each once.
+        """
         for key, paused in list(self._paused.items()):
             paused.run.poll()
             if paused.run.has_died and key in self._paused:
@@ -186,7 +189,9 @@ class PausedRuns:
         for process in [process for each in self._dying for process in each.processes if process.is_running()]:
             with contextlib.suppress(ChildProcessError):  # as long as its own parent is there, or it is reaped
                 os.waitpid(process.pid, os.WNOHANG)
-        self._dying = [each for each in self._dying if any(process.is_running() for process in each.processes)]
+        gone = [each for each in self._dying if not any(process.is_running() for process in each.processes)]
+        self._dying = [each for each in self._dying if each not in gone]
+        return [each.run.pid for each in gone if each.run.pid is not None]
 
     def has_room(self, limit_bytes: int, used_bytes: int, coming_bytes: int, kept: Collection[RunKey] = ()) -> bool:
         """Whether a run may be suspended: what follows fits beside it, and beside those that are not let go for it.
@@ -228,7 +233,6 @@ class PausedRuns:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         paused.run.close()
-        self.poll()
 
 
 def _bytes(runs: Iterable[_Paused]) -> int:

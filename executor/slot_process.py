@@ -52,9 +52,10 @@ def run(argv: Sequence[str]) -> NoReturn:
     log = folder / "zygote.out"
     # Before there is any thread, and anything that a script would find set up for us.
     first = zygote.split(order.setup.launcher, log, [CONNECTION_FD])
-    # Each run of a trial takes some files. The trials have the limit of before.
+    # Each run of a trial takes some files.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.suppress(OSError, ValueError):  # more than the kernel allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     log_to(folder / "executor.log")
     own = Zygote(order.setup.preload, dict(os.environ), log, (*PROGRAM, order.setup.launcher), first)
     executor = ExecutorEnd(connection)
@@ -126,7 +127,12 @@ class ExecutorEnd:
     def processStarted(self, pid: int) -> None:  # noqa: N802
         """Tells the executor of a process that leads a group."""
         with contextlib.suppress(OSError):  # it is gone
-            self._send({"group": pid})
+            self._send({"group": pid, "is_over": False})
+
+    def processEnded(self, pid: int) -> None:  # noqa: N802
+        """Tells the executor that nothing is left of it."""
+        with contextlib.suppress(OSError):  # it is gone
+            self._send({"group": pid, "is_over": True})
 
     def obey(self, holder: JobSlot | TrialSlots) -> None:
         """Hands over what the executor says, until it is gone; the slots end then.

@@ -72,8 +72,8 @@ class TrialSlot:
         self._run: SlotRun | None = None
         self._own_bytes: int | None = None
         """Memory that its run had for itself when that was last looked at,"""
-        self._own_until: tuple[float, float] = (0.0, 0.0)
-        """and until when, and up to which memory in all, that counts."""
+        self._own_until = (0.0, 0.0)
+        """and until when, on the monotonic clock, and up to which memory in all that counts."""
         self._has_driver: bool | None = None
         """Whether what runs hold on the slot's GPUs can be brought to the host; None before it is asked."""
         self._is_pausable = False
@@ -132,7 +132,7 @@ class TrialSlot:
     def own_bytes(self) -> int:
         """Memory that its run has for itself, as last looked at; of one that is suspended, until that is kept."""
         run = self._run
-        if run is None or (run.is_over and not run.is_paused):
+        if run is None or run.pid is None or (run.is_over and not run.is_paused):
             return 0
         if self._own_bytes is None:
             self._own_bytes = sum(map(own_bytes, run.processes))
@@ -206,6 +206,8 @@ class TrialSlot:
             self._ended.add(run.key)
             self._is_pausable = False
             self._begin_s = run.begin_s or self._begin_s
+            if run.pid is not None and not run.is_paused:
+                self._channel.ended(run.pid)
             if run.is_paused:
                 own = self._paused.add(run, run.family)
                 if not run.off_gpu:
@@ -214,6 +216,7 @@ class TrialSlot:
                     self._paused.let_all_go()
             self._empty_s = time.monotonic()
             self._run = run = self._own_bytes = None
+            self._own_until = (0.0, 0.0)
         if run is None:
             return self._fill()
         if run.pid is None and not run.is_over:
@@ -420,20 +423,19 @@ class TrialSlot:
         reports = run.reports
         if self._kill_grace_s is not None:
             run.terminate(self._kill_grace_s, "its slot was killed")
-        elif self._wanted.leave and reports.training and not (reports.preemptible or self._may_pause):
+        elif self._wanted.leave and reports.training and not (reports.preemptible or self._may_pause(run)):
             run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
         elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
             run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
         elif run.asked_s is None and (
-            self._wanted.leave or ((reports.preemptible or self._may_pause) and not self._is_wanted(run))
+            self._wanted.leave or (not self._is_wanted(run) and (reports.preemptible or self._may_pause(run)))
         ):
             run.suspend(self._order.suspend_timeout_s, stays=self._has_place(run))
         run.kill_if_due()
 
-    @property
-    def _may_pause(self) -> bool:
-        """Whether the run, which cannot be saved, can be suspended in memory at this moment."""
-        return self._is_pausable and self._may_stay and self._shared.has_room_for_one_more(self)
+    def _may_pause(self, run: SlotRun) -> bool:
+        """Whether a run that cannot be saved can be suspended in memory at this moment, or is about to be."""
+        return self._is_pausable and self._may_stay and (run.stays or self._shared.has_room_for_one_more(self))
 
     def _is_saved(self, run: SlotRun) -> bool:
         """Whether what a run has written is brought back; a slot that is killed does not wait long for that."""
@@ -466,9 +468,9 @@ class TrialSlot:
                 self._look(run)
                 self._send_output(run.key, run.printed, PIECES_LIMIT)
         status = self._status()
-        # What stands still beside its run is nothing that anybody waits for, unless it can go on only here.
-        paused = status.paused if run is None else status.unsaved
-        news = dataclasses.replace(status, step=0, usage=Usage(), paused=paused)
+        news = dataclasses.replace(status, step=0, usage=Usage())
+        if run is not None:  # nobody waits for what stands still beside it, unless it can go on only here
+            news = dataclasses.replace(news, paused=())
         if is_due or news != self._told:
             self._told = news
             self._channel.send(status.encode())
@@ -481,6 +483,10 @@ class TrialSlot:
         status = dataclasses.replace(self._status(), losses=last, output=self._last_output()).encode()
         self._channel.send(status)
         self._channel.update(end.state, end.message, status)
+
+    def forget(self, pid: int) -> None:
+        """Nothing is left of the process of a run that stood still."""
+        self._channel.ended(pid)
 
     def fail(self, message: str) -> None:
         """Tells Mesos of the end of a slot that has never held anything."""
@@ -627,7 +633,8 @@ class TrialSlots:
 
     def _advance(self) -> tuple[TrialSlot, TaskEnd] | None:
         """Does whatever can be done now; returns the end of the last slot's task if that is it."""
-        self.paused.poll()
+        for pid in self.paused.poll():
+            self.slots[0].forget(pid)
         for slot in self.slots:
             end = slot.advance()
             if end is None:
@@ -677,8 +684,8 @@ class TrialSlots:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all slots, if processes may stand still in them."""
-        return sum(slot.memory_bytes for slot in self.slots)
+        """The memory of all slots, which are alike, if processes may stand still in them; some may not know it yet."""
+        return len(self.slots) * max(slot.memory_bytes for slot in self.slots)
 
     @property
     def used_bytes(self) -> int:

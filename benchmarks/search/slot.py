@@ -162,6 +162,7 @@ class BenchmarkSlot:
         return run.monitor.gpu_bytes(run.processes)
 
     def _is_clear(self) -> bool:
+        self._paused.poll()
         return descendants.clear((self._zygote.pid, *self._paused.pids))
 
     def wait_until_ready(self) -> None:

@@ -104,7 +104,7 @@ class SearchController:
         self._barren: set[str] = set()
         """Executors of slots that have ended so since something has last trained."""
         self._failed_in: dict[int, str] = {}
-        """Trial -> the executor in which it has failed last."""
+        """Trial that has taken no step since it failed -> the executor in which that was."""
         self._too_slow: set[int] = set()
         self._learns = learns(launch.spec)
         self._ends_held_since_s: dict[tuple[int, int], float] = {}
@@ -317,8 +317,8 @@ class SearchController:
     def _refused(self, slots: Collection[int]) -> dict[int, frozenset[int]]:
         """Trial -> slots that it must not be given.
 
-        One that no checkpoint holds can go on only where its process stands still; one that has just failed is tried in
-        another executor.
+        One that no checkpoint holds can go on only where its process stands still; one that has failed, and not taken a
+        step since, is tried in another executor.
         """
         homes = self._homes((slot.id, slot.unsaved) for slot in self._pool.slots)
         if any(slot.inherited for slot in self._pool.slots):
@@ -328,8 +328,8 @@ class SearchController:
         refused = {trial: frozenset(slots) - its for trial, its in homes.items()}
         for trial, executor_id in self._failed_in.items():
             there = frozenset(slot.id for slot in self._pool.active if slot.executor_id == executor_id)
-            # Where there is no other it has to do.
-            if len(there) < len(self._pool.active):
+            # Where there is no other it has to do, and where its process stands still it goes on.
+            if trial not in homes and len(there) < len(self._pool.active):
                 refused[trial] = refused.get(trial, frozenset()) | there
         return refused
 
@@ -408,11 +408,13 @@ class SearchController:
         return slot.preemptible and run.record.number not in self._too_slow
 
     def _may_end(self, slot: Slot) -> bool:
-        """Whether nothing of the run that holds it is lost; of what stands still `SlotPool.without_loss` says so."""
-        run = slot.current
-        if run is None or self._is_saveable(slot, run):
+        """Whether ending a slot loses nothing of its runs; of what stands still `SlotPool.without_loss` says so."""
+        return all(self._loses_nothing(slot, run) for run in slot.runs)
+
+    def _loses_nothing(self, slot: Slot, run: ActiveRun) -> bool:
+        if run is slot.current and self._is_saveable(slot, run):
             return True
-        # One that goes on in a process that no checkpoint holds has something to lose before its first step.
+        # One that is to go on in a process that no checkpoint holds has something to lose before its first step.
         return not run.training and (run.record.checkpoint is not None or run.order.trial.run == 0)
 
     # What slots say: how they are, what their runs report, how these ended.
@@ -555,7 +557,7 @@ class SearchController:
             self._pool.replace(slot)
             self._failed_in[run.record.number] = slot.executor_id
         if remedy is Remedy.AVOID_AGENT:
-            self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again")
+            self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again", self._may_end)
         return True
 
     def _slot_ended(self, slot: Slot) -> None:
@@ -564,7 +566,8 @@ class SearchController:
             self._observer.notify(slot.failure())
         for run in slot.runs:
             self._end_slice(run, "lost")
-            self._trials.run_lost(run.record, slot.failure(), self._wall(), counts=self._pool.is_to_blame(slot))
+            counts = run.since_s is not None and self._pool.is_to_blame(slot)
+            self._trials.run_lost(run.record, slot.failure(), self._wall(), counts=counts)
             if run.record.state is TrialState.FAILED:
                 self._trial_failed(run.record, f": {slot.failure()}")
         slot.current = slot.next = None
@@ -573,9 +576,9 @@ class SearchController:
         is_known = slot.executor_id in self._barren
         self._barren.add(slot.executor_id)
         if len(self._barren) >= MAX_BARREN and not self._pool.slots and not self._pool.is_draining:
-            self._give_up(f"{slot.failure()}, as {MAX_BARREN - 1} before it")
+            self._give_up(f"{slot.failure()}, as did those of {MAX_BARREN - 1} executors before")
         elif not slot.executor_seen and not is_known:
-            self._pool.exclude_agent(slot, "an executor could not be started there")
+            self._pool.exclude_agent(slot, "an executor could not be started there", self._may_end)
 
     def _report_end(self, record: TrialRecord, slot: Slot, end: RunEnd, from_step: int, why_hopeless: str) -> None:
         self._observer.trial_ended(record, slot, end.outcome)
@@ -639,6 +642,7 @@ class SearchController:
 
     def _first_step(self, run: ActiveRun) -> None:
         """A run has begun to train. For the policy its slice counts from here: what it took is not the trial's."""
+        self._failed_in.pop(run.record.number, None)
         self._barren.clear()
         run.since_s = self._clock()
         if run.slice is not None:

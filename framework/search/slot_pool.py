@@ -115,9 +115,9 @@ class SlotPool:
             slot.mates_seen = any(mate.executor_seen for mate in mates)
         self._new: list[Slot] = []
         self._executors: dict[str, Mapping[str, Any]] = {}
-        self._blamed = ""
-        """The task of the slot whose run took most memory of those that ended with an executor, the last time."""
         """Id -> Mesos' ExecutorInfo, as long as slots are in it; whatever else is launched into it carries the same."""
+        self._blamed: dict[str, str] = {}
+        """Executor that has ended -> the task of the slot whose run took most memory."""
         self._connection = Connection(observer.notify)
         self._exclusions = Exclusions(self._spec.blacklist_s)
         self._slot_gpus = self._spec.slot_gpus
@@ -180,7 +180,7 @@ class SlotPool:
         others = (other for other in self._slots.values() if other is not slot)
         mates = [other for other in others if other.executor_id == slot.executor_id]
         if event.status.get("source") == "SOURCE_EXECUTOR":
-            slot.executor_seen = True
+            slot.executor_seen, slot.is_lost = True, False
             for mate in mates:
                 mate.mates_seen = True
         # Where the master knows that an executor has ended, and a new one has no room, it refuses the slot.
@@ -189,9 +189,9 @@ class SlotPool:
             self._executors.pop(slot.executor_id, None)
         if slot.executor_has_ended and not slot.missed_executor:
             if not slot.is_lost:
-                self._blamed = max((slot, *mates), key=Slot.held_bytes).task_id
+                self._blamed[slot.executor_id] = max((slot, *mates), key=lambda one: one.held_bytes).task_id
             for mate in mates:
-                mate.is_lost = True
+                mate.is_lost = mate.executor_seen  # else it may be for another executor of that id
         if not changed:
             return None
         self._observer.slot_changed(slot)
@@ -199,7 +199,7 @@ class SlotPool:
 
     def is_to_blame(self, slot: Slot) -> bool:
         """Whether the end of a slot that is gone may be the doing of its own run, as far as one can tell."""
-        return not slot.executor_has_ended or slot.task_id == self._blamed
+        return not slot.executor_has_ended or slot.task_id == self._blamed.get(slot.executor_id)
 
     # Launching.
 
@@ -372,7 +372,7 @@ class SlotPool:
             self._executors.pop(slot.executor_id, None)
             slot.leave()
 
-    def exclude_agent(self, slot: Slot, reason: str) -> None:
+    def exclude_agent(self, slot: Slot, reason: str, may_end: Callable[[Slot], bool]) -> None:
         """Takes no offers of a slot's agent for a while, and ends its slots there, if there is another agent.
 
         A trial that cannot be saved stays there.
@@ -383,7 +383,7 @@ class SlotPool:
         self._exclusions.exclude(slot.agent_id, self._clock())
         self._observer.notify(f"{reason}: agent {slot.node} is left out for {self._spec.blacklist_s:g} s")
         here = (other for other in self.slots if other.agent_id == slot.agent_id)
-        for other in self.without_loss(other for other in here if other.current is None or other.preemptible):
+        for other in self.without_loss(filter(may_end, here)):
             other.leave()
 
     # Draining.
@@ -394,7 +394,7 @@ class SlotPool:
         ending = []
         for slot in slots:
             rest = [other for other in staying.values() if other is not slot]
-            if all(has_room(key, rest, slot.unsaved_bytes) for key in slot.unsaved):
+            if all(has_room(key, rest, slot) for key in slot.unsaved):
                 staying.pop(slot.id, None)
                 ending.append(slot)
         return ending
@@ -421,18 +421,18 @@ class SlotPool:
                 slot.is_wanted = False
 
 
-def has_room(unsaved: RunKey, slots: Sequence[Slot], unsaved_bytes: int) -> bool:
-    """Whether slots keep a suspended run that no checkpoint holds, if others end.
+def has_room(key: RunKey, staying: Sequence[Slot], ending: Slot) -> bool:
+    """Whether slots keep a suspended run that no checkpoint holds, if another ends.
 
     Args:
-        unsaved: the run.
-        slots: those that stay.
-        unsaved_bytes: memory of all such runs.
+        key: the run.
+        staying: those that stay.
+        ending: the other one.
     """
-    here = [slot for slot in slots if unsaved in slot.paused]
+    here = [slot for slot in staying if key in slot.paused]
     # Each may get a run as large as the largest.
-    largest = max((slot.held_bytes() for slot in here), default=0)
-    return unsaved_bytes + len(here) * largest < FULL_SHARE * sum(slot.memory_bytes for slot in here)
+    largest = max(slot.held_bytes for slot in (ending, *here))
+    return ending.unsaved_bytes + len(here) * largest < FULL_SHARE * sum(slot.memory_bytes for slot in here)
 
 
 # From an offer to the slots on it.

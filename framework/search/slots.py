@@ -68,8 +68,8 @@ class Slot:
         message, reason: what came with it.
         executor_seen: whether its executor ever reported it.
         current: the run that holds it; None if it is empty.
-        next: the run that gets it when the current one is out; None if there is none. In a slot that is to end it is
-            given back then, as one that the slot has never heard of.
+        next: the run that gets it when the current one is out; None if there is none. If the slot is told to end first,
+            the run is given back then.
         leaving: whether it has been told to end.
         is_wanted: whether it may go on, or end by itself; otherwise its task is killed.
         has_trained: whether a run has ever taken a step in it.
@@ -175,6 +175,7 @@ class Slot:
         """Memory of those."""
         return 0 if self.status is None else self.status.unsaved_bytes
 
+    @property
     def held_bytes(self) -> int:
         """Memory of its run, with what that shares with others; 0 where nothing is known."""
         return 0 if self.status is None else self.status.usage.rss_bytes or 0

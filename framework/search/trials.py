@@ -392,7 +392,7 @@ class TrialTracker:
             counts: whether that may be the trial's own doing; after `MAX_LOSSES` such times it has failed.
         """
         times, at_step = self._lost.get(record.number, (0, 0))
-        times = times + counts if record.checkpoint_step <= at_step else int(counts)
+        times = (times if record.checkpoint_step <= at_step else 0) + (1 if counts else 0)
         self._lost[record.number] = times, record.checkpoint_step
         self.save_progress()
         if record.state is TrialState.STOPPED:

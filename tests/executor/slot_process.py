@@ -46,7 +46,10 @@ class Edge:
         self.write({"message": data})
 
     def processStarted(self, pid: int) -> None:  # noqa: N802
-        pass
+        self.write({"group": pid})
+
+    def processEnded(self, pid: int) -> None:  # noqa: N802
+        self.write({"over": pid})
 
     def write(self, line: dict[str, Any]) -> None:
         with self._lock:

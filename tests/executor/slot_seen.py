@@ -38,6 +38,7 @@ class SeenSlot(ABC, Generic[Status]):
         process: the slot's.
         updates: status updates of its task so far.
         statuses: what it has said of itself so far.
+        groups: leaders of the process groups that it has begun, and of which it has not said that nothing is left.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class SeenSlot(ABC, Generic[Status]):
         self.sandbox.mkdir()
         self.updates: list[dict[str, Any]] = []
         self.statuses: list[Status] = []
+        self.groups: set[int] = set()
         self._changed = threading.Condition()
         with (folder / "slot.log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -128,6 +130,10 @@ class SeenSlot(ABC, Generic[Status]):
             with self._changed:
                 if "update" in line:
                     self.updates.append(line["update"])
+                elif "group" in line:
+                    self.groups.add(line["group"])
+                elif "over" in line:
+                    self.groups.remove(line["over"])
                 else:
                     self.take(line["message"])
                 self._changed.notify_all()

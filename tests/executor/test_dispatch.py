@@ -259,6 +259,26 @@ def _report(message: str) -> dict[str, Any]:
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("parent")
+def test_what_is_in_the_group_of_a_process_ends_with_its_holder(
+    tmp_path: Path, bundle_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where orphans become another process' children.
+    monkeypatch.setattr(Dispatcher, "_sweep", lambda self: None)
+    executor = Executor(tmp_path)
+    edge = executor.edge
+    executor.launch(task=order(bundle_url, "helped"))
+    helper = wait_until(
+        lambda: next((it["pid"] for it in map(_report, edge.messages) if it.get("type") == "left"), None), "a helper"
+    )
+    (process,) = executor.dispatcher._processes
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(helper), "the end of what it had started")
+    executor.join()
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("parent")
 def test_a_task_that_is_killed_while_others_are_imported_is_never_started(
     tmp_path: Path, bundle_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess
     assert end.usage.cpu is not None
     assert [report["step"] for losses in slot.losses for report in losses.reports] == [1, 2, 3]
     assert (slot.sandbox / "trial-0-run-0.out").read_text() == end.tail
+    assert not slot.groups
     # Said again though nothing has changed, and not started again though it is still wanted.
     told = len(slot.statuses)
     slot.status_when(lambda _: len(slot.statuses) > told)
@@ -633,8 +634,10 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
         slot.trains(number)
     paused = {number: slot.children(f"trial-{number}")[0] for number in range(3)}
     # Somebody kills it: the trial goes on from its checkpoint.
+    assert len(slot.groups) == 4
     paused[0].kill()
     slot.status_when(lambda status: status.paused == ((1, 0), (2, 0)))
+    slot.wait_for(lambda: len(slot.groups) == 3, lambda: slot.groups)
     # Its trial has gone on in another slot.
     slot.wants(trial(3, "train"), memory_bytes=MEMORY_BYTES, let_go=((1, 0), (7, 0)))
     slot.status_when(lambda status: status.paused == ((2, 0),))
@@ -871,6 +874,16 @@ def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(tmp_path:
     assert state == "TASK_FAILED"
     assert "no module named nothing" in slot.updates[-1]["message"]
     assert [end.outcome for end in status.ends] == ["stopped"]
+
+
+def test_a_run_that_cannot_have_its_files_fails_alone(slot: SlotProcess) -> None:
+    (slot.sandbox / "trial-0-run-0.out").mkdir()
+    slot.wants(trial(0, "finish"))
+    end = slot.end_of(0)
+    assert (end.outcome, end.exit_code) == ("failed", None)
+    assert "could not be started: [Errno 21]" in end.message
+    slot.wants(trial(1, "finish"), known=((0, 0),))
+    assert slot.end_of(1).outcome == "finished"
 
 
 def test_a_process_that_cannot_be_forked_is_a_failed_run(slot: SlotProcess, tmp_path: Path) -> None:

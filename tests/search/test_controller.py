@@ -15,6 +15,7 @@ from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 from executor.slot_order import SlotOrder
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun, Usage
+from framework.mesos import events
 from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_BARREN
 from framework.search.optuna_study import Study
@@ -521,6 +522,41 @@ def test_a_trial_that_has_failed_is_tried_in_another_executor(begin: Any) -> Non
     assert other.slot.executor_id != second.slot.executor_id == first.slot.executor_id
     ids = {second.slot.id, other.slot.id}
     assert stage.search._refused(ids) == {0: {second.slot.id}}
+    # Once it trains again it goes on anywhere.
+    assert other.train() == (0, 1)
+    assert stage.search._refused(ids) == {}
+
+
+def test_a_slot_is_not_ended_for_others_if_an_unsaved_trial_is_next_in_it(begin: Any) -> None:
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    train_unsaved(first)
+    second.train()
+    stage.tick(QUANTUM_S + 0.1)
+    assert first.wanted.run.key == (2, 0)
+    suspend_in_memory_alone(first)
+    first.train()
+    second.say(paused=((0, 0),), unsaved=((0, 0),))
+    assert second.slot.task_id in stage.search.preemptible_tasks()
+    # The unsaved one is next in the second slot, whose run is being saved.
+    stage.search._start(second.slot, Choice(0, "its turn"))
+    assert second.slot.next is not None
+    assert second.slot.task_id not in stage.search.preemptible_tasks()
+    assert first.slot.task_id in stage.search.preemptible_tasks()
+
+
+def test_a_slot_that_was_meant_for_an_executor_that_had_ended_may_get_another_one(begin: Any) -> None:
+    stage = begin(trials=3)
+    (first,) = stage.offer(cpus=1)
+    first.train()
+    stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(cpus=1),)))
+    stage.tick(1.0)
+    late = PlayedSlot(stage, stage.search.slots[1])
+    assert late.slot.executor_id == first.slot.executor_id
+    first.update("TASK_FAILED", reason="REASON_EXECUTOR_TERMINATED", message="its executor ended")
+    late.update("TASK_RUNNING")
+    assert late.slot.is_up
+    assert late.wanted.run is not None
 
 
 def traceback(error: str) -> str:

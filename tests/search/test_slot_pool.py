@@ -364,7 +364,7 @@ def test_of_slots_that_end_together_one_keeps_what_cannot_be_saved(begin: Any, r
         if reason == "room":
             stage.search.preempt(frozenset({"S0"}))
         else:
-            stage.search._pool.exclude_agent(slots[0].slot, "it is broken")
+            stage.search._pool.exclude_agent(slots[0].slot, "it is broken", stage.search._may_end)
         stage.tick(0.1)
         return [slot.wanted.leave for slot in slots]
 

@@ -14,9 +14,10 @@ Rank = Callable[[TrialView], Any]
 class Binding:
     """Binds trials to slots.
 
-    As in the paper, a trial goes to the slot with the fewest bound trials, of equal ones to the one with the lowest
-    number, if fewer than `jobs_per_slot` are bound to it; else it waits in the queue, which is in order of arrival. A
-    trial that ends makes place for the first of the queue that may use the slot.
+    As in the paper, a trial goes to the slot with the fewest bound trials, if fewer than `jobs_per_slot` are bound to
+    it; of equal ones to one where its process stands still, else to the one with the lowest number. If there is none it
+    waits in the queue, which is in order of arrival. A trial that ends makes place for the first of the queue that may
+    use the slot.
 
     What the paper leaves open:
         * The trials of a slot that is gone, or that they refuse, wait in the queue; having arrived before the others,

@@ -45,7 +45,8 @@ class TrialView:
         runnable: whether it can be given a slot now; a trial in the middle of a suspension or a start is not, nor is
             one that is running.
         preemptible: whether it can be suspended; it is said of running trials and believed of others.
-        refused: slots it must not be given: its process stands still in others, and no checkpoint holds it.
+        refused: slots it must not be given: its process stands still in others, and no checkpoint holds it; or it has
+            failed there.
         homes: the slots in which its process stands still, and would go on at once; empty if it has to be started.
         batch_size: samples of one of its steps; 1 where that is not known.
         speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
