@@ -537,12 +537,12 @@ def test_a_slot_is_not_ended_for_others_if_an_unsaved_trial_is_next_in_it(begin:
     suspend_in_memory_alone(first)
     first.train()
     second.say(paused=((0, 0),), unsaved=((0, 0),))
-    assert second.slot.task_id in stage.search.preemptible_tasks()
+    first.say(preemptible=False)
+    assert stage.search.preemptible_tasks() == {second.slot.task_id}
     # The unsaved one is next in the second slot, whose run is being saved.
     stage.search._start(second.slot, Choice(0, "its turn"))
     assert second.slot.next is not None
-    assert second.slot.task_id not in stage.search.preemptible_tasks()
-    assert first.slot.task_id in stage.search.preemptible_tasks()
+    assert not stage.search.preemptible_tasks()
 
 
 def test_a_slot_that_was_meant_for_an_executor_that_had_ended_may_get_another_one(begin: Any) -> None:
