@@ -476,7 +476,8 @@ def slots_on(
     while len(slots) < limit:
         number = first_id + len(slots)
         task_id = f"{spec.name}.slot-{number}"
-        others = [] if gpus else [*there, *slots]
+        # What nothing stands still in has nothing to share.
+        others = [*there, *slots] if stays and not gpus else []
         staying = (one for one in others if one.is_wanted and not one.leaving)
         executor_id = next((one.executor_id for one in staying if one.executor_id in executors), task_id)
         mates = [one for one in others if one.executor_id == executor_id]

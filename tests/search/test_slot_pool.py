@@ -47,9 +47,14 @@ def amounts(pieces: Iterable[dict[str, Any]]) -> dict[str, float]:
     return {name: round(amount, 3) for name, amount in total.items()}
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(0, [0, 0, 2, 2]), (2, [0, 1, 2, 3])])
-def test_slots_without_gpus_share_an_executor_on_their_agent(begin: Any, gpus: int, expected: list[int]) -> None:
-    stage = begin(trials=4)
+@pytest.mark.parametrize(
+    ("gpus", "suspend", "expected"),
+    [(0, "auto", [0, 0, 2, 2]), (0, "checkpoint", [0, 1, 2, 3]), (2, "auto", [0, 1, 2, 3])],
+)
+def test_slots_without_gpus_share_an_executor_on_their_agent(
+    begin: Any, gpus: int, suspend: str, expected: list[int]
+) -> None:
+    stage = begin(trials=4, suspend=suspend)
     stage.offer(agents=2, cpus=2, gpus=gpus)
     assert executors(stage) == [f"s.slot-{number}" for number in expected]
 
