@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from types import FrameType
 from typing import NoReturn
 
@@ -70,9 +71,9 @@ def supervise() -> None:
     """Goes on in a child; this process becomes its supervisor, and ends as the child does.
 
     The supervisor adopts all that the child starts, and ends only when nothing of it is left. So whoever started this
-    process finds all that belongs to it below one id. The child is in the same process group; if it has left that,
-    SIGTERM is passed on to it, and no other signal but SIGKILL is anything to the supervisor. To be called before there
-    is any thread.
+    process finds all that belongs to it below one id. The child is in the same process group; SIGTERM is passed on to
+    one that has left it. The supervisor ignores all other signals that can be ignored. To be called before there is any
+    thread.
     """
     adopt_orphans()
     supervisor = os.getpid()
@@ -85,9 +86,12 @@ def supervise() -> None:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: _pass_on_termination(child))
         set_name("dike supervisor")
-        # The ends of pipes that it holds would be the child's for whoever reads them.
-        os.closerange(0, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+        # The ends of pipes that it holds would be the child's for whoever reads them. Errors are still told.
+        os.closerange(0, 2)
+        os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))
         _end_as(_outlive(child))
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(1)
 
@@ -100,21 +104,20 @@ def _pass_on_termination(child: int) -> None:
 
 def _outlive(child: int) -> int:
     """Waits until a child has ended, and ends all that it has left; returns how it ended (`os.wait`)."""
-    ended = None
     while True:
-        try:
-            pid, status = os.wait()
-        except ChildProcessError:
-            assert ended is not None
-            return ended
+        pid, status = os.wait()
         if pid == child:
-            ended = status
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its number may become another's
-        if ended is not None:
-            with open("/proc/thread-self/children") as file:
-                for left in file.read().split():
-                    with contextlib.suppress(PermissionError):  # it has become somebody else's, and is waited for
-                        os.kill(int(left), signal.SIGKILL)
+            break
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its number may become another's
+    while True:
+        with open("/proc/thread-self/children") as file:
+            for left in file.read().split():
+                with contextlib.suppress(PermissionError):  # it has become somebody else's, and is waited for
+                    os.kill(int(left), signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return status
 
 
 def _end_as(status: int) -> NoReturn:

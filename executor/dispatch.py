@@ -48,7 +48,7 @@ class _Task:
 
     Attributes:
         channel: what is said of it.
-        is_late: whether the process was there before it, and has not said anything of it yet.
+        is_late: whether it came to others, and the process has not said anything of it yet.
         due_s: when it has to have ended, on the monotonic clock; None if it has not been told to.
     """
 
@@ -106,7 +106,7 @@ class SlotProcess:
 
     def takes(self, data: str) -> bool:
         """Whether it can hold a task with this order beside those that it holds."""
-        return self._is_shared and data == self.data and not all(task.is_killed for task in self._tasks.values())
+        return self._is_shared and data == self.data and any(not task.is_killed for task in self._tasks.values())
 
     def hold(self, channel: TaskChannel) -> None:
         """Has it hold a task."""
@@ -223,7 +223,10 @@ class SlotProcess:
             elif "message" in said:
                 self._send({"taken": send(self._driver, said["message"])})
             else:
-                (self._groups.discard if said["is_over"] else self._groups.add)(said["group"])
+                if said["is_over"]:
+                    self._groups.discard(said["group"])
+                else:
+                    self._groups.add(said["group"])
 
     def _updated(self, status: dict[str, Any]) -> None:
         task = self._tasks.get(status["task_id"]["value"])
@@ -236,7 +239,7 @@ class SlotProcess:
             self._driver.sendStatusUpdate(status)
 
     def _limit(self, process: ForkedProcess) -> None:
-        """Gives the process the time that its tasks have to end; some, if it has none any more."""
+        """Gives the process until the first of its tasks' deadlines; END_TIMEOUT_S if it has no task any more."""
         now_s = time.monotonic()
         due_s = [task.due_s for task in self._tasks.values() if task.due_s is not None]
         process.relieve()
@@ -265,7 +268,9 @@ class SlotProcess:
 
 
 class Dispatcher(pymesos.Executor):
-    """Runs the tasks it is given, all of one job, and ends with the last, so that Mesos has its resources back at once.
+    """Runs the tasks it is given, all of one job or search.
+
+    It ends with the last, so that Mesos has its resources back at once.
 
     The callbacks only hand work over; `main` does all of it, on the main thread.
 

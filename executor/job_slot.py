@@ -85,33 +85,32 @@ class JobSlot:
         self._channel.update(end.state, end.message, end.data)
 
     def _hold(self) -> TaskEnd:
-        zygote = self._zygote
         try:
             self._given = set_up("" if server.is_server(self._order.task) else self._order.bundle_url, self._folder)
         except (bundle.BundleError, OSError) as error:
-            zygote.close()
+            self._zygote.close()
             return self._end("TASK_FAILED", f"the slot could not be set up: {error}")
         try:
-            while (end := self._advance(zygote)) is None:
+            while (end := self._advance()) is None:
                 self._tell()
-                self._wait(zygote)
+                self._wait()
         finally:
-            end_all(zygote)
+            end_all(self._zygote)
         if self._order.elastic:
             self._channel.send(self._status().encode())
         return end
 
-    def _wait(self, zygote: Zygote) -> None:
+    def _wait(self) -> None:
         """Waits until something has come or is due, and takes it in."""
         current = self._current
-        watched = (self._mailbox.fileno(), *zygote.watched, *(current.watched if current else ()))
-        wait_readable(watched, self._due_s(zygote) - time.monotonic())
+        watched = (self._mailbox.fileno(), *self._zygote.watched, *(current.watched if current else ()))
+        wait_readable(watched, self._due_s() - time.monotonic())
         for message in self._mailbox.take():
             if isinstance(message, float):
                 self._kill_grace_s = message if self._kill_grace_s is None else min(message, self._kill_grace_s)
             else:
                 self._take(message)
-        zygote.poll()
+        self._zygote.poll()
         if current is not None:
             current.poll()
 
@@ -125,10 +124,10 @@ class JobSlot:
         """Whether nothing is left of the slot's processes; to be called until that is so."""
         return clear_all_but((self._zygote.pid,))
 
-    def _due_s(self, zygote: Zygote) -> float:
+    def _due_s(self) -> float:
         current = self._current
         if current is not None:
-            if current.is_over or (current.process is None and zygote.ready and not zygote.asked):
+            if current.is_over or (current.process is None and self._zygote.ready and not self._zygote.asked):
                 return time.monotonic() + CLEAR_POLL_S
             if current.process is not None and current.process.due_s is not None:
                 return min(self._told_s + REPEAT_S, current.process.due_s)
@@ -145,7 +144,7 @@ class JobSlot:
 
     # What to do.
 
-    def _advance(self, zygote: Zygote) -> TaskEnd | None:
+    def _advance(self) -> TaskEnd | None:
         current = self._current
         if current is not None and current.is_over:
             if not self._is_clear() or not are_gpus_free(current):
@@ -156,19 +155,19 @@ class JobSlot:
             if (end := self._conclude(current)) is not None:
                 return end
         elif current is not None and current.process is not None:
-            self._press(current, zygote)
+            self._press(current)
             return None
         elif current is not None:
-            return self._start(current, zygote)
-        return self._fill(zygote)
+            return self._start(current)
+        return self._fill()
 
-    def _fill(self, zygote: Zygote) -> TaskEnd | None:
+    def _fill(self) -> TaskEnd | None:
         """The slot is empty: it ends, gets ready, or takes the process that is wanted."""
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request")
-        if zygote.failure:
-            return self._end("TASK_FAILED", zygote.failure)
-        if zygote.ready and self._order.standby:
+        if self._zygote.failure:
+            return self._end("TASK_FAILED", self._zygote.failure)
+        if self._zygote.ready and self._order.standby:
             self._announce("ready")
         task = self._wanted.task
         if task is None or task.attempt in self._ended:
@@ -178,31 +177,31 @@ class JobSlot:
             outputs = outputs_of(self._order, task, self._folder)
             outputs.restore(self._given)
         self._current = AttemptProcess(task, self._output, self._channel, RunMonitor(self._gpus), outputs)
-        return self._start(self._current, zygote)
+        return self._start(self._current)
 
-    def _start(self, current: AttemptProcess, zygote: Zygote) -> TaskEnd | None:
+    def _start(self, current: AttemptProcess) -> TaskEnd | None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier one is left."""
-        answer = zygote.take_answer()
+        answer = self._zygote.take_answer()
         if isinstance(answer, int):
             current.started(answer)
             self._announce("running")
-            self._press(current, zygote)
+            self._press(current)
         elif answer is not None:
             return self._give_up(current, f"the process could not be started: {answer}")
-        elif zygote.failure:
-            return self._give_up(current, zygote.failure)
+        elif self._zygote.failure:
+            return self._give_up(current, self._zygote.failure)
         elif not self._is_wanted(current):
-            if zygote.asked:
+            if self._zygote.asked:
                 if self._kill_grace_s is not None:
-                    zygote.kill()
+                    self._zygote.kill()
             # A zygote that died over the request may have forked all the same.
             elif self._is_clear():
                 current.abandon()
                 self._current = None
-                return self._fill(zygote)
-        elif zygote.ready and not zygote.asked and self._is_clear():
+                return self._fill()
+        elif self._zygote.ready and not self._zygote.asked and self._is_clear():
             current.asked = True
-            zygote.ask(*current.request(self._order, self._folder))
+            self._zygote.ask(*current.request(self._order, self._folder))
         return None
 
     def _give_up(self, current: AttemptProcess, reason: str) -> TaskEnd:
@@ -212,14 +211,14 @@ class JobSlot:
             return self._end("TASK_KILLED", "killed on request")
         return self._end("TASK_FAILED", reason)
 
-    def _press(self, current: AttemptProcess, zygote: Zygote) -> None:
+    def _press(self, current: AttemptProcess) -> None:
         """Makes a process end that is to make place."""
         running = current.process
         assert running is not None
         if not self._is_wanted(current):
             if not current.stopped:
                 current.stopped = True
-                current.monitor.look(descendants.processes(os.getpid(), (zygote.pid, remote_copier.pid)))
+                current.monitor.look(descendants.processes(os.getpid(), (self._zygote.pid, remote_copier.pid)))
             if self._kill_grace_s is None:
                 # What feeds it is to go on until it has saved.
                 running.terminate(STOP_GRACE_S, alone=True)

@@ -610,7 +610,7 @@ class RemoteCopier:
     It is started when it is first needed, and ends with us.
 
     Attributes:
-        starting: held while it is started: who has it knows by `pid` whether there is such a child.
+        starting: held while the process is started; whoever holds it can trust `pid`.
     """
 
     def __init__(self) -> None:
@@ -641,7 +641,7 @@ class RemoteCopier:
             assert process.stdout is not None
             process.stdin.write(json.dumps({"action": action, **values}) + "\n")
             process.stdin.flush()
-            poll = select.poll()
+            poll = select.poll()  # `select` takes no file descriptors above 1023
             poll.register(process.stdout, select.POLLIN)
             is_answered = bool(poll.poll(1000 * REMOTE_TIMEOUT_S))
             answer = process.stdout.readline() if is_answered else ""

@@ -44,16 +44,18 @@ class _Paused:
 
 
 class PausedRuns:
-    """Those of slots that are alike, least recently suspended first. All methods belong to one thread.
+    """Suspended runs whose processes stand still, of all slots of one process, least recently suspended first.
+
+    All methods belong to one thread.
 
     Attributes:
-        most: so many are kept at most, however much memory there is.
+        max_count: so many are kept at most, however much memory there is.
         likely: those that the framework has said may go on, the likeliest first.
         refused: whether the GPUs' driver has ever failed to move what one of them holds.
     """
 
     def __init__(self) -> None:
-        self.most = MOST_PAUSED
+        self.max_count = MOST_PAUSED
         self.likely: Sequence[RunKey] = ()
         self.refused = False
         self._paused: dict[RunKey, _Paused] = {}
@@ -75,7 +77,7 @@ class PausedRuns:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Memory that is theirs alone."""
+        """Memory of the runs that no checkpoint holds."""
         return _bytes(each for each in self._paused.values() if each.run.reports.is_unsaved)
 
     @property
@@ -118,7 +120,7 @@ class PausedRuns:
                 self._let_go(key, "its trial has gone on elsewhere")
             elif self._wake(key):
                 del self._paused[key]
-                run = SlotRun(order, paused.run.sandbox, monitor, paused.run)
+                run = SlotRun(order, paused.run.channel, monitor, paused.run)
                 monitor.begin_with(paused.processes)
                 run.go_on()
                 return run
@@ -166,7 +168,7 @@ class PausedRuns:
             kept: those that are to go on next, which are not let go.
         """
         saved = sum(not each.run.reports.is_unsaved and key not in kept for key, each in self._paused.items())
-        for _ in range(min(saved, len(self._paused) - self.most)):
+        for _ in range(min(saved, len(self._paused) - self.max_count)):
             self._shed("there are too many of them", kept)
         while used_bytes + coming_bytes + self.bytes > FULL_SHARE * limit_bytes:
             if not self._shed("the memory of the slots is short", kept):
@@ -176,22 +178,16 @@ class PausedRuns:
             if not self._shed("the machine's memory is short", kept):
                 break
 
-    def poll(self) -> list[int]:
-        """Takes in the end of those that somebody else has killed, and reaps what has been let go.
-
-        Returns:
-            The supervisors of those of which nothing is left any more, each once.
-        """
+    def poll(self) -> None:
+        """Takes in the end of those that somebody else has killed, and reaps what has been let go."""
         for key, paused in list(self._paused.items()):
             paused.run.poll()
-            if paused.run.has_died and key in self._paused:
+            if paused.run.has_died:
                 self._let_go(key, "its process was killed")
         for process in [process for each in self._dying for process in each.processes if process.is_running()]:
             with contextlib.suppress(ChildProcessError):  # as long as its own parent is there, or it is reaped
                 os.waitpid(process.pid, os.WNOHANG)
-        gone = [each for each in self._dying if not any(process.is_running() for process in each.processes)]
-        self._dying = [each for each in self._dying if each not in gone]
-        return [each.run.pid for each in gone if each.run.pid is not None]
+        self._dying = [each for each in self._dying if any(process.is_running() for process in each.processes)]
 
     def has_room(self, limit_bytes: int, used_bytes: int, coming_bytes: int, kept: Collection[RunKey] = ()) -> bool:
         """Whether a run may be suspended: what follows fits beside it, and beside those that are not let go for it.
@@ -208,7 +204,7 @@ class PausedRuns:
         available = memory.available + _bytes(self._dying) + self.bytes - staying
         return (
             used_bytes + staying + coming_bytes <= FULL_SHARE * limit_bytes
-            and len(self.unsaved) < self.most
+            and len(self.unsaved) < self.max_count
             and available - coming_bytes > MACHINE_FREE_SHARE * memory.total
         )
 

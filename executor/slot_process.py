@@ -13,7 +13,7 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> NoReturn:
         os._exit(0)  # the executor is gone
     order = decode_order(data)
     log = folder / "zygote.out"
-    # Before there is any thread, and anything that a script would find set up for us.
+    # Before threads start, and before we change what a script would inherit.
     first = zygote.split(order.setup.launcher, log, [CONNECTION_FD])
     # Each run of a trial takes some files.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -62,12 +62,13 @@ def run(argv: Sequence[str]) -> NoReturn:
     channel = TaskChannel(executor, task["task"], Path(task["launch"]))
     try:
         holder, executor.slots[channel.task_id] = make_slot(channel, order, own)
-        threading.Thread(target=executor.obey, args=(holder,), name="executor", daemon=True).start()
+        add = holder.add if isinstance(holder, TrialSlots) else None
+        threading.Thread(target=executor.obey, args=(add,), name="executor", daemon=True).start()
         holder.run()
     except Exception as error:
         # Nobody else would tell the user why the slots ended.
         logger.exception("the slots failed")
-        for task_id in list(executor.slots):
+        for task_id in {channel.task_id, *executor.slots}:
             TaskChannel(executor, task_id, folder).update("TASK_FAILED", f"the executor failed: {error!r}")
     os._exit(0)
 
@@ -134,11 +135,11 @@ class ExecutorEnd:
         with contextlib.suppress(OSError):  # it is gone
             self._send({"group": pid, "is_over": True})
 
-    def obey(self, holder: JobSlot | TrialSlots) -> None:
+    def obey(self, add: Callable[[TaskChannel], Slot] | None) -> None:
         """Hands over what the executor says, until it is gone; the slots end then.
 
         Args:
-            holder: takes more tasks, if it is a search's.
+            add: makes a slot for one more task; None for a training job, whose task has the process for itself.
         """
         while True:
             try:
@@ -151,9 +152,8 @@ class ExecutorEnd:
                     self._answered.notify_all()
                 continue
             task_id = said["task"]
-            if "launch" in said:
-                assert isinstance(holder, TrialSlots)
-                self.slots[task_id] = holder.add(TaskChannel(self, task_id, Path(said["launch"])))
+            if "launch" in said and add is not None:
+                self.slots[task_id] = add(TaskChannel(self, task_id, Path(said["launch"])))
             elif (slot := self.slots.get(task_id)) is None:
                 pass  # its task has ended
             elif "told" in said:

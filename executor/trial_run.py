@@ -17,6 +17,7 @@ import psutil
 
 from dike.trial import spec as specs
 from executor import cuda_checkpoint, descendants
+from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
@@ -84,28 +85,31 @@ class SlotRun:
 
     Args:
         order: what to run.
-        sandbox: folder for what it prints, a file of its own, and for its working folder.
+        channel: the slot's task; its sandbox gets what the run prints, a file of its own, and its working folder.
         monitor: watches it.
         before: the trial's last run, whose process, files and pipes it has from now on; None for a new process.
 
     Attributes:
-        sandbox, monitor: those given.
+        channel, monitor: those given.
         is_continued: whether it goes on in the process of the run before.
         reports: what it has reported.
         printed: what it has printed.
         asked_s: when it was first asked to end; None before.
-        stays: whether it was asked to stay in memory then.
+        is_to_stay: whether it was asked to stay in memory then, and still may.
         begin_s: seconds from the start of its process to the first report; None before that.
         off_gpu: its processes whose GPU memory is on the host meanwhile, or on its way there.
         offload: brings it there; None before.
     """
 
-    def __init__(self, order: TrialRun, sandbox: Path, monitor: RunMonitor, before: SlotRun | None = None) -> None:
-        self.sandbox = sandbox
+    def __init__(
+        self, order: TrialRun, channel: TaskChannel, monitor: RunMonitor, before: SlotRun | None = None
+    ) -> None:
+        sandbox = channel.sandbox
+        self.channel = channel
         self.monitor = monitor
         self.reports = RunReports(order.trial)
         self.asked_s: float | None = None
-        self.stays = False
+        self.is_to_stay = False
         self.begin_s: float | None = None
         self.off_gpu: tuple[int, ...] = ()
         self.offload: Background | None = None
@@ -117,7 +121,6 @@ class SlotRun:
         self._can_report = True
         self._given_up_s: float | None = None
         self._paused_s: float | None = None
-        self._leaves_memory = False
         self._terminated = False
         self._stopped = False
         self._reason = ""
@@ -273,6 +276,7 @@ class SlotRun:
     def started(self, pid: int) -> None:
         """Its process exists, and its supervisor is a child of ours."""
         self._process = ForkedProcess(pid)
+        self.channel.started(pid)
         self._since_s = self._process.since_s
         self._close_its_ends()
 
@@ -311,7 +315,7 @@ class SlotRun:
             self.begin_s = self.age_s
         if self._outputs is not None and self.reports.checkpoint != checkpoint:
             self._outputs.save_soon()
-        if self.reports.paused and process.over_s is None and not self._leaves_memory:
+        if self.reports.paused and process.over_s is None and self.is_to_stay:
             self._paused_s = time.monotonic()
             process.relieve()
 
@@ -324,7 +328,7 @@ class SlotRun:
         """
         if self.asked_s is not None or self._process is None:
             return
-        self.asked_s, self.stays = time.monotonic(), stays
+        self.asked_s, self.is_to_stay = time.monotonic(), stays
         if self.reports.preemptible:
             self._process.limit(timeout_s)
         self._reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
@@ -338,15 +342,16 @@ class SlotRun:
             holding: ids of all processes that hold GPU memory, by the driver's list.
         """
         pids = [process.pid for process in self.processes]
-        # In a container that may have other ids; then it is the trial's own process.
-        self.off_gpu = tuple(pid for pid in pids if pid in holding) or tuple(children(self.pid or 0)[:1])
+        # In a container the driver may know them by other ids; then the trial's own process is taken.
+        assert self.pid is not None
+        self.off_gpu = tuple(pid for pid in pids if pid in holding) or tuple(children(self.pid)[:1])
         self.offload = Background(functools.partial(cuda_checkpoint.to_host, self.off_gpu))
 
     def leave_memory(self) -> None:
         """It is suspended, and its process does not stay after all."""
         assert self._process is not None
         self._paused_s = None
-        self._leaves_memory, self.stays = True, False
+        self.is_to_stay = False
         self._reason = "its process does not stay in memory after all"
         if not self.has_died:
             self._process.terminate(0.0)
@@ -411,6 +416,7 @@ class SlotRun:
         os.close(self._control_writer)
         if self._process is not None:
             self._process.close()
+            self.channel.ended(self._process.pid)
         # A slot that is killed does not wait for all that is under way there.
         is_in_use = any(work is not None and work.over_s is None for work in (self._preparation, self._saving))
         if not is_in_use and (self._outputs is None or not self._outputs.left_behind):

@@ -31,10 +31,9 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 OWN_S = 5.0
-"""How often it is looked how much memory a run has for itself, which takes milliseconds; at once if it has more in
+"""How often a run's own memory is read, which takes milliseconds; at once if it has `MORE_SHARE` times as much in
 all."""
 MORE_SHARE = 1.02
-"""So many times as much counts as more."""
 LOSSES_S = 0.5
 """How often losses are sent at most."""
 LOSSES_LIMIT = 1000
@@ -71,9 +70,9 @@ class TrialSlot:
         self._is_announced = False
         self._run: SlotRun | None = None
         self._own_bytes: int | None = None
-        """Memory that its run had for itself when that was last looked at,"""
+        """Memory that its run had for itself when that was last read; None before."""
         self._own_until = (0.0, 0.0)
-        """and until when, on the monotonic clock, and up to which memory in all that counts."""
+        """Until when that counts, on the monotonic clock, and up to which memory in all, in bytes."""
         self._has_driver: bool | None = None
         """Whether what runs hold on the slot's GPUs can be brought to the host; None before it is asked."""
         self._is_pausable = False
@@ -140,9 +139,8 @@ class TrialSlot:
 
     @property
     def staying_bytes(self) -> int:
-        """Memory of its run, if that has been asked to give the slot back and stays in memory."""
-        run = self._run
-        return self.own_bytes if run is not None and run.stays else 0
+        """Memory of its run, if that has been asked to give the slot back and to stay in memory."""
+        return self.own_bytes if self._run is not None and self._run.is_to_stay else 0
 
     def poll(self) -> None:
         """Takes in what its run has to say, and its end."""
@@ -206,12 +204,10 @@ class TrialSlot:
             self._ended.add(run.key)
             self._is_pausable = False
             self._begin_s = run.begin_s or self._begin_s
-            if run.pid is not None and not run.is_paused:
-                self._channel.ended(run.pid)
             if run.is_paused:
                 own = self._paused.add(run, run.family)
                 if not run.off_gpu:
-                    self._shared.most_bytes = max(self._shared.most_bytes, own)
+                    self._shared.largest_bytes = max(self._shared.largest_bytes, own)
                 if self._wanted.memory_bytes == 0:
                     self._paused.let_all_go()
             self._empty_s = time.monotonic()
@@ -228,7 +224,7 @@ class TrialSlot:
     def _fill(self) -> TaskEnd | None:
         """The slot is empty: it ends, or takes the run that is wanted."""
         wanted, shared = self._wanted, self._shared
-        if self.is_leaving and not shared.stays_beside(self):
+        if shared.is_ending:
             self._paused.let_all_go()
         if self._kill_grace_s is not None:
             return TaskEnd("TASK_KILLED", "killed on request")
@@ -242,9 +238,9 @@ class TrialSlot:
             self._run = self._paused.take(wanted.run, monitor)
             if self._run is None and not self._gpus_await_end:
                 if self._paused:
-                    self._paused.make_room(shared.memory_bytes, shared.used_bytes, shared.most_bytes, shared.going_on)
+                    shared.make_room(shared.largest_bytes)
                 try:
-                    self._run = SlotRun(wanted.run, self._channel.sandbox, monitor)
+                    self._run = SlotRun(wanted.run, self._channel, monitor)
                 except OSError as error:
                     self._cannot_begin(wanted.run, error)
                 else:
@@ -260,7 +256,7 @@ class TrialSlot:
 
     @property
     def going_on(self) -> RunKey | None:
-        """The suspended run whose process is to go on next; None if that is none of those here."""
+        """The suspended run that its wanted run continues; None if that has no process here."""
         wanted = self._wanted.run
         last = None if wanted is None else (wanted.trial.number, wanted.trial.run - 1)
         return last if last in self._paused.keys else None
@@ -274,7 +270,7 @@ class TrialSlot:
     def _may_stay(self) -> bool:
         """Whether processes of suspended runs may stay, here or in a slot beside this one."""
         wanted = self._wanted
-        may_go_on = not wanted.stop and (not self.is_leaving or self._shared.stays_beside(self))
+        may_go_on = not wanted.stop and not self._shared.is_ending
         return wanted.memory_bytes > 0 and may_go_on and (not self._has_gpus or self._can_offload)
 
     @property
@@ -350,10 +346,8 @@ class TrialSlot:
         shared, processes = self._shared, run.processes
         held = run.monitor.gpu_bytes(processes)
         self._own_bytes = own = sum(map(own_bytes, processes))
-        shared.most_bytes = max(shared.most_bytes, own)
-        kept = shared.going_on
-        limit, used = shared.memory_bytes, shared.used_bytes
-        coming = held + (0 if kept else shared.most_bytes)
+        shared.largest_bytes = max(shared.largest_bytes, own)
+        coming = held + (0 if shared.going_on else shared.largest_bytes)
         begin_s = run.begin_s or max(self._begin_s, 0.0 if run.is_continued else run.age_s)
         why_not = ""
         if held and not self._order.always_stay:
@@ -363,12 +357,12 @@ class TrialSlot:
                 why_not = (
                     f"it holds {held / (1 << 30):.1f} GiB on GPUs, and a new process reports after {begin_s:.1f} s"
                 )
-        if not why_not and not self._paused.has_room(limit, used, coming, kept):
+        if not why_not and not shared.has_room(coming):
             why_not = "there is no room"
         if why_not:
             logger.info("%s does not stay in memory: %s", run, why_not)
             return False
-        self._paused.make_room(limit, used, coming, kept)
+        shared.make_room(coming)
         return True
 
     def _look(self, run: SlotRun) -> None:
@@ -383,8 +377,8 @@ class TrialSlot:
                 self._own_bytes = sum(map(own_bytes, processes))
                 self._own_until = now_s + OWN_S, MORE_SHARE * rss_bytes
             if paused:
-                paused.make_room(shared.memory_bytes, shared.used_bytes, kept=shared.going_on)
-        self._is_pausable = may_pause and shared.has_room_for_one_more(self)
+                shared.make_room()
+        self._is_pausable = may_pause and shared.can_pause(self)
 
     def _start(self, run: SlotRun) -> None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier run is left."""
@@ -392,13 +386,12 @@ class TrialSlot:
         if shared.asking is run:
             answer = zygote.take_answer()
             if answer is None and zygote.asked:
-                if self.is_leaving and not shared.stays_beside(self):
+                if shared.is_ending:
                     zygote.kill()
                 return
             shared.asking = None
             if isinstance(answer, int):
                 run.started(answer)
-                self._channel.started(answer)
                 return
             if answer is not None:
                 run.not_started(f"its process could not be started: {answer}", failed=True)
@@ -435,7 +428,7 @@ class TrialSlot:
 
     def _may_pause(self, run: SlotRun) -> bool:
         """Whether a run that cannot be saved can be suspended in memory at this moment, or is about to be."""
-        return self._is_pausable and self._may_stay and (run.stays or self._shared.has_room_for_one_more(self))
+        return self._is_pausable and self._may_stay and (run.is_to_stay or self._shared.can_pause(self))
 
     def _is_saved(self, run: SlotRun) -> bool:
         """Whether what a run has written is brought back; a slot that is killed does not wait long for that."""
@@ -469,7 +462,7 @@ class TrialSlot:
                 self._send_output(run.key, run.printed, PIECES_LIMIT)
         status = self._status()
         news = dataclasses.replace(status, step=0, usage=Usage())
-        if run is not None:  # nobody waits for what stands still beside it, unless it can go on only here
+        if run is not None:  # then `paused` can wait for the heartbeat; `unsaved` cannot: those can go on nowhere else
             news = dataclasses.replace(news, paused=())
         if is_due or news != self._told:
             self._told = news
@@ -483,10 +476,6 @@ class TrialSlot:
         status = dataclasses.replace(self._status(), losses=last, output=self._last_output()).encode()
         self._channel.send(status)
         self._channel.update(end.state, end.message, status)
-
-    def forget(self, pid: int) -> None:
-        """Nothing is left of the process of a run that stood still."""
-        self._channel.ended(pid)
 
     def fail(self, message: str) -> None:
         """Tells Mesos of the end of a slot that has never held anything."""
@@ -556,9 +545,9 @@ class TrialSlot:
 
 
 class TrialSlots:
-    """Holds slots that are alike: the same script, the same CPUs, and no GPUs, unless there is one only.
+    """The slots of one process, all launched with the same order. A slot with GPUs is alone in its process.
 
-    So a run whose process stands still goes on in any of them. One thread waits for whatever comes first.
+    A run whose process stands still goes on in any of them. One thread waits for whatever comes first.
 
     Args:
         order: what each of them has been launched with.
@@ -572,7 +561,7 @@ class TrialSlots:
         gpus: those of the slot.
         paused: the runs that stand still.
         asking: the run for which the zygote has been asked for a process; None if it owes no answer.
-        most_bytes: the most memory that a run has had for itself when it was suspended, GPU memory aside.
+        largest_bytes: the most memory that a run has had for itself when it was suspended, GPU memory aside.
     """
 
     def __init__(self, order: SlotOrder, sandbox: Path, zygote: Zygote) -> None:
@@ -583,7 +572,7 @@ class TrialSlots:
         self.gpus = Gpus(order.gpu_devices)
         self.paused = PausedRuns()
         self.asking: SlotRun | None = None
-        self.most_bytes = 0
+        self.largest_bytes = 0
         self._slots: dict[str, TrialSlot] = {}
         self._mailbox: Mailbox[Callable[[], None]] = Mailbox()
 
@@ -629,12 +618,11 @@ class TrialSlots:
 
     def _add(self, slot: TrialSlot) -> None:
         self._slots[slot.task_id] = slot
-        self.paused.most = MOST_PAUSED * len(self._slots)
+        self.paused.max_count = MOST_PAUSED * len(self._slots)
 
     def _advance(self) -> tuple[TrialSlot, TaskEnd] | None:
         """Does whatever can be done now; returns the end of the last slot's task if that is it."""
-        for pid in self.paused.poll():
-            self.slots[0].forget(pid)
+        self.paused.poll()
         for slot in self.slots:
             end = slot.advance()
             if end is None:
@@ -644,8 +632,8 @@ class TrialSlots:
                 return slot, end
             slot.conclude(end)
             # Its memory goes with it.
-            self.paused.most = MOST_PAUSED * len(self._slots)
-            self.paused.make_room(self.memory_bytes, self.used_bytes, kept=self.going_on)
+            self.paused.max_count = MOST_PAUSED * len(self._slots)
+            self.make_room()
         for slot in self.slots:
             slot.tell()
         return None
@@ -666,9 +654,10 @@ class TrialSlots:
         for work in self._mailbox.take():
             work()
 
-    def stays_beside(self, leaving: TrialSlot) -> bool:
-        """Whether there is another slot that is not about to end."""
-        return any(slot is not leaving and not slot.is_leaving for slot in self.slots)
+    @property
+    def is_ending(self) -> bool:
+        """Whether all slots are about to end."""
+        return all(slot.is_leaving for slot in self.slots)
 
     def is_clear(self) -> bool:
         """Whether nothing is left of runs that are over; to be called until that is so."""
@@ -692,12 +681,20 @@ class TrialSlots:
         """What is used of it beside what stands still."""
         return self._zygote_bytes() + sum(slot.own_bytes for slot in self.slots)
 
-    def has_room_for_one_more(self, pausing: TrialSlot) -> bool:
+    def has_room(self, coming_bytes: int) -> bool:
+        """Whether there is room for so much, if what a checkpoint holds is let go."""
+        return self.paused.has_room(self.memory_bytes, self.used_bytes, coming_bytes, self.going_on)
+
+    def make_room(self, coming_bytes: int = 0) -> None:
+        """Lets some of what stands still go, if memory is short, or will be with so much more."""
+        self.paused.make_room(self.memory_bytes, self.used_bytes, coming_bytes, self.going_on)
+
+    def can_pause(self, pausing: TrialSlot) -> bool:
         """Whether the run in a slot, which no checkpoint holds, may be suspended.
 
         Every slot may get a run as large as the largest so far, and what gives its slot back just now stays as well.
         """
-        largest = max(self.most_bytes, *(slot.own_bytes for slot in self.slots))
+        largest = max(self.largest_bytes, *(slot.own_bytes for slot in self.slots))
         others = [slot for slot in self.slots if slot is not pausing]
         beside = sum(largest + slot.staying_bytes for slot in others)
         used = self._zygote_bytes() + pausing.own_bytes + beside

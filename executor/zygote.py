@@ -46,7 +46,8 @@ class ForkRequest:
         environment: changes to the zygote's own; None unsets a variable.
         parent: the process that adopts orphans, and so becomes its parent; None for this one.
         module: what it runs; empty for the zygote's launcher.
-        is_supervised: whether a supervisor takes the place of its parent (`dike.process.supervise`).
+        is_supervised: whether the process whose id is answered becomes a supervisor, and goes on in a child
+            (`dike.process.supervise`).
     """
 
     script: Path

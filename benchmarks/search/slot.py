@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from dike import process
 from dike.trial.spec import TrialSpec
 from executor import descendants
+from executor.channel import TaskChannel
 from executor.cuda_checkpoint import CudaCheckpointError
 from executor.environment import Setup, process_environment
 from executor.monitor import Gpus, RunMonitor
@@ -44,6 +46,22 @@ def slot_environment(variables: Mapping[str, str] = MappingProxyType({}), gpus: 
         gpus: the slot's.
     """
     return process_environment(Setup(LAUNCHER, (), {**(GROWING if gpus else {}), **variables}, gpu_devices=gpus))
+
+
+class NoDriver:
+    """Nobody hears of the slot."""
+
+    def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
+        pass
+
+    def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
+        pass
+
+    def processStarted(self, pid: int) -> None:  # noqa: N802
+        pass
+
+    def processEnded(self, pid: int) -> None:  # noqa: N802
+        pass
 
 
 class BenchmarkSlot:
@@ -83,7 +101,8 @@ class BenchmarkSlot:
         Raises:
             RuntimeError: if it does not come that far.
         """
-        run = SlotRun(self._order(checkpoint), self._folder, RunMonitor(self._gpus))
+        channel = TaskChannel(NoDriver(), "slot", self._folder)
+        run = SlotRun(self._order(checkpoint), channel, RunMonitor(self._gpus))
         self._wait(None, lambda: run.is_prepared(self._script.parent, {}, {}))
         request, descriptors = run.request(self._script.name)
         begin_s = time.monotonic()

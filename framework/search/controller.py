@@ -93,7 +93,15 @@ class SearchController:
         self._clock = clock
         self._wall = wall_clock
         self._pool = SlotPool(
-            launch, self._outbox, observer, all_agents, left.next_slot, clock, left.slots, patient=patient
+            launch,
+            self._outbox,
+            observer,
+            all_agents,
+            left.next_slot,
+            clock,
+            self._may_end,
+            left.slots,
+            patient=patient,
         )
         self._must_decide = True
         self._wake_at_s: float | None = None
@@ -156,13 +164,13 @@ class SearchController:
     def preemptible_tasks(self) -> frozenset[str]:
         """Ids of the tasks that it would end at the moment if it were asked to, and of those that it is ending."""
         leaving = (slot for slot in self._pool.slots if slot.leaving)
-        may_end = self._pool.without_loss(filter(self._may_end, self._pool.active))
+        may_end = self._pool.endable(self._pool.active)
         return frozenset(slot.task_id for slot in (*leaving, *may_end))
 
     def preempt(self, agent_ids: frozenset[str]) -> None:
         """Suspends its trials on these agents and ends its slots there, others needing the place."""
-        there = [slot for slot in self._pool.active if slot.agent_id in agent_ids and self._may_end(slot)]
-        self._pool.vacate(self._pool.without_loss(there))
+        there = [slot for slot in self._pool.active if slot.agent_id in agent_ids]
+        self._pool.vacate(self._pool.endable(there))
 
     def excluded_agents(self) -> dict[str, float]:
         """Id of each agent that is left out after failures -> for how many seconds it still is."""
@@ -322,13 +330,13 @@ class SearchController:
         """
         homes = self._homes((slot.id, slot.unsaved) for slot in self._pool.slots)
         if any(slot.inherited for slot in self._pool.slots):
-            # It is still to come what stands still there.
+            # Such a slot has not said yet which processes it keeps.
             unknown = (one for one in self._trials.open if one.state is TrialState.SUSPENDED and one.checkpoint is None)
             homes = {record.number: frozenset[int]() for record in unknown} | homes
         refused = {trial: frozenset(slots) - its for trial, its in homes.items()}
         for trial, executor_id in self._failed_in.items():
             there = frozenset(slot.id for slot in self._pool.active if slot.executor_id == executor_id)
-            # Where there is no other it has to do, and where its process stands still it goes on.
+            # Unless there is no other executor, or its process stands still there.
             if trial not in homes and len(there) < len(self._pool.active):
                 refused[trial] = refused.get(trial, frozenset()) | there
         return refused
@@ -408,7 +416,7 @@ class SearchController:
         return slot.preemptible and run.record.number not in self._too_slow
 
     def _may_end(self, slot: Slot) -> bool:
-        """Whether ending a slot loses nothing of its runs; of what stands still `SlotPool.without_loss` says so."""
+        """Whether ending a slot loses nothing of its runs; of what stands still `SlotPool.endable` says so."""
         return all(self._loses_nothing(slot, run) for run in slot.runs)
 
     def _loses_nothing(self, slot: Slot, run: ActiveRun) -> bool:
@@ -553,11 +561,12 @@ class SearchController:
             if slot.current.record.state.has_ended():
                 # An inherited slot may have said that it is hopeless before how the run before it ended.
                 slot.stop()
-        if remedy is not Remedy.NONE and self._may_end(slot):
-            self._pool.replace(slot)
+        self._failed_in.pop(run.record.number, None)
+        if remedy is not Remedy.NONE:
             self._failed_in[run.record.number] = slot.executor_id
+            self._pool.replace(slot)
         if remedy is Remedy.AVOID_AGENT:
-            self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again", self._may_end)
+            self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again")
         return True
 
     def _slot_ended(self, slot: Slot) -> None:
@@ -576,9 +585,9 @@ class SearchController:
         is_known = slot.executor_id in self._barren
         self._barren.add(slot.executor_id)
         if len(self._barren) >= MAX_BARREN and not self._pool.slots and not self._pool.is_draining:
-            self._give_up(f"{slot.failure()}, as did those of {MAX_BARREN - 1} executors before")
+            self._give_up(f"{slot.failure()}; the slots of {MAX_BARREN - 1} executors before it ended like that, too")
         elif not slot.executor_seen and not is_known:
-            self._pool.exclude_agent(slot, "an executor could not be started there", self._may_end)
+            self._pool.exclude_agent(slot, "an executor could not be started there")
 
     def _report_end(self, record: TrialRecord, slot: Slot, end: RunEnd, from_step: int, why_hopeless: str) -> None:
         self._observer.trial_ended(record, slot, end.outcome)

@@ -82,6 +82,7 @@ class SlotPool:
         all_agents: lists every agent with all its resources, used or not, or None where that is not known.
         first_slot: number of the first slot.
         clock: seconds, monotonic.
+        may_end: whether ending a slot loses nothing of the runs that it is to hold.
         slots: those that a service before this one has launched.
         patient: whether slots that no agent there is can ever hold are waited for, instead of being an error.
 
@@ -98,6 +99,7 @@ class SlotPool:
         all_agents: AllAgents,
         first_slot: int,
         clock: Callable[[], float],
+        may_end: Callable[[Slot], bool],
         slots: Iterable[Slot] = (),
         *,
         patient: bool = False,
@@ -108,6 +110,7 @@ class SlotPool:
         self._observer = observer
         self._all_agents = all_agents
         self._clock = clock
+        self._may_end = may_end
         self._patient = patient
         self._slots = {slot.task_id: slot for slot in slots}
         for slot in self._slots.values():
@@ -191,7 +194,8 @@ class SlotPool:
             if not slot.is_lost:
                 self._blamed[slot.executor_id] = max((slot, *mates), key=lambda one: one.held_bytes).task_id
             for mate in mates:
-                mate.is_lost = mate.executor_seen  # else it may be for another executor of that id
+                # One that was never reported may still start a new executor of that id.
+                mate.is_lost = mate.executor_seen
         if not changed:
             return None
         self._observer.slot_changed(slot)
@@ -368,11 +372,11 @@ class SlotPool:
 
     def replace(self, slot: Slot) -> None:
         """Ends a slot, unless what stands still would be lost with it; those to come share no executor with it."""
-        if self.without_loss([slot]):
+        if self.endable([slot]):
             self._executors.pop(slot.executor_id, None)
             slot.leave()
 
-    def exclude_agent(self, slot: Slot, reason: str, may_end: Callable[[Slot], bool]) -> None:
+    def exclude_agent(self, slot: Slot, reason: str) -> None:
         """Takes no offers of a slot's agent for a while, and ends its slots there, if there is another agent.
 
         A trial that cannot be saved stays there.
@@ -382,19 +386,18 @@ class SlotPool:
             return
         self._exclusions.exclude(slot.agent_id, self._clock())
         self._observer.notify(f"{reason}: agent {slot.node} is left out for {self._spec.blacklist_s:g} s")
-        here = (other for other in self.slots if other.agent_id == slot.agent_id)
-        for other in self.without_loss(filter(may_end, here)):
+        for other in self.endable(other for other in self.slots if other.agent_id == slot.agent_id):
             other.leave()
 
     # Draining.
 
-    def without_loss(self, slots: Iterable[Slot]) -> list[Slot]:
-        """Those of some slots that can end together: what no checkpoint holds stays in the memory of others."""
+    def endable(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Those of some slots that can end together, nothing being lost that no checkpoint holds."""
         staying = {slot.id: slot for slot in self.slots if slot.is_up and slot.is_wanted}
         ending = []
-        for slot in slots:
+        for slot in filter(self._may_end, slots):
             rest = [other for other in staying.values() if other is not slot]
-            if all(has_room(key, rest, slot) for key in slot.unsaved):
+            if all(can_keep(key, rest, slot) for key in slot.unsaved):
                 staying.pop(slot.id, None)
                 ending.append(slot)
         return ending
@@ -421,7 +424,7 @@ class SlotPool:
                 slot.is_wanted = False
 
 
-def has_room(key: RunKey, staying: Sequence[Slot], ending: Slot) -> bool:
+def can_keep(key: RunKey, staying: Sequence[Slot], ending: Slot) -> bool:
     """Whether slots keep a suspended run that no checkpoint holds, if another ends.
 
     Args:
@@ -430,9 +433,11 @@ def has_room(key: RunKey, staying: Sequence[Slot], ending: Slot) -> bool:
         ending: the other one.
     """
     here = [slot for slot in staying if key in slot.paused]
+    if not here:
+        return False
     # Each may get a run as large as the largest.
     largest = max(slot.held_bytes for slot in (ending, *here))
-    return ending.unsaved_bytes + len(here) * largest < FULL_SHARE * sum(slot.memory_bytes for slot in here)
+    return ending.unsaved_bytes + len(here) * largest <= FULL_SHARE * sum(slot.memory_bytes for slot in here)
 
 
 # From an offer to the slots on it.

@@ -172,7 +172,7 @@ class Slot:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Memory of those."""
+        """Memory of the runs that no checkpoint holds."""
         return 0 if self.status is None else self.status.unsaved_bytes
 
     @property

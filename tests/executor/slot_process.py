@@ -1,7 +1,7 @@
 """Slots in a process of their own: `python slot_process.py SANDBOX ORDER ZYGOTE...`.
 
-Standard input, a line each: `wanted BASE64`, `kill SECONDS`, `launch TASK`; the others are for the slot that was
-launched first, or for `TASK` after them. Standard output, a JSON object a line: what the slot tells
+Standard input, a line each: `wanted BASE64 [TASK]`, `kill SECONDS [TASK]`, `launch TASK`; without TASK the first slot
+is meant. Standard output, a JSON object a line: what the slot tells
 its driver, and at last how its task ended. What its processes write to their standard output is in SANDBOX/stdout.
 
 STOP_GRACE_S, KNOWN_TIMEOUT_S and OFFLOAD_TIMEOUT_S in the environment stand in for the product's own.

@@ -415,7 +415,7 @@ def test_the_memory_of_all_slots_is_one(slot: SlotProcess) -> None:
     # The fourth one does not fit.
     slot.wants(trial(3, "large"), memory_bytes=memory_bytes, task=OTHER)
     slot.trains(3, task=OTHER)
-    slot.status_when(lambda status: len(status.paused) < 2)
+    slot.status_when(lambda status: len(status.paused) == 1 and status.run == (3, 0))
 
 
 def test_a_run_whose_supervisor_is_killed_ends_with_all_that_it_has_started(slot: SlotProcess) -> None:

@@ -694,17 +694,19 @@ def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
     assert stage.trials[0].state is TrialState.FAILED
 
 
-def test_the_end_of_an_executor_is_held_against_the_trial_with_most_memory(begin: Any) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_end_of_an_executor_is_held_against_the_trial_with_most_memory(begin: Any, first: int) -> None:
     stage = begin(trials=2)
+    ended = {"source": "SOURCE_AGENT", "message": "its container had too much memory"}
     for attempt in range(MAX_LOSSES):
         slots = sorted(stage.offer(cpus=2, first=attempt), key=lambda slot: slot.wanted.run.trial.number)
         for slot, rss_bytes in zip(slots, (1000, 2000), strict=True):
             slot.train()
             slot.say(usage=Usage(rss_bytes=rss_bytes))
-        slots[attempt % 2].update("TASK_FAILED", reason="REASON_CONTAINER_LIMITATION_MEMORY", message="too much memory")
+        slots[first].update("TASK_FAILED", reason="REASON_CONTAINER_LIMITATION_MEMORY", **ended)
         # Of the other nothing is said yet; it has ended as well.
-        assert not slots[1 - attempt % 2].slot.is_up
-        slots[1 - attempt % 2].update("TASK_FAILED", reason="REASON_EXECUTOR_TERMINATED", message="its executor ended")
+        assert not slots[1 - first].slot.is_up
+        slots[1 - first].update("TASK_FAILED", reason="REASON_EXECUTOR_TERMINATED", **ended)
     assert [stage.trials[number].state for number in range(2)] == [TrialState.WAITING, TrialState.FAILED]
 
 
