@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -85,7 +86,7 @@ class PausedRuns:
         """Ids of their processes, and of those that are about to be gone."""
         return frozenset(process.pid for each in (*self._paused.values(), *self._dying) for process in each.processes)
 
-    def has_dying(self, within_s: float) -> bool:
+    def has_dying(self, within_s: float = math.inf) -> bool:
         """Whether processes that were let go within so many seconds are not gone yet."""
         return bool(self._dying) and time.monotonic() - self._let_go_s < within_s
 

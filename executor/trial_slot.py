@@ -622,7 +622,6 @@ class TrialSlots:
 
     def _advance(self) -> tuple[TrialSlot, TaskEnd] | None:
         """Does whatever can be done now; returns the end of the last slot's task if that is it."""
-        self.paused.poll()
         for slot in self.slots:
             end = slot.advance()
             if end is None:
@@ -644,11 +643,15 @@ class TrialSlots:
             return
         held = [descriptor for slot in self.slots for descriptor in slot.watched]
         watched = (self._mailbox.fileno(), *self.zygote.watched, *held, *self.paused.watched)
-        wait_readable(watched, min(slot.due_s for slot in self.slots) - time.monotonic())
+        readable = wait_readable(watched, min(slot.due_s for slot in self.slots) - time.monotonic())
         self._obey()
         self.zygote.poll()
         for slot in self.slots:
-            slot.poll()
+            if readable.intersection(slot.watched):
+                slot.poll()
+        # Reports come many times a second, and many may stand still.
+        if self.paused.has_dying() or readable.intersection(self.paused.watched):
+            self.paused.poll()
 
     def _obey(self) -> None:
         for work in self._mailbox.take():
