@@ -231,8 +231,8 @@ def _preemption() -> Finding:
     zygote, memory = ([number(cell) for cell in table.column(f"pair, {how}").values()] for how in ("zygote", "memory"))
     verdict = Verdict.BOUNDED if max(zygote) <= 1.57 else Verdict.REFUTED
     here, there = (f"{min(pairs):.2f} to {max(pairs):.2f} s" for pairs in (memory, zygote))
-    reason = f"suspension and resumption together, on CPUs; {there} where it goes on in another slot"
-    return Finding(f"{here} in the same slot", verdict, reason)
+    reason = f"suspension and resumption together, on CPUs; {there} where it goes on in a new process"
+    return Finding(f"{here} in the same process", verdict, reason)
 
 
 def _overhead() -> Finding:

@@ -1,11 +1,13 @@
-"""The process itself: it dies with its parent, SIGTERM lets a chief save first, and its end does not hang."""
+"""The process itself: it dies with its parent, has a supervisor, saves at SIGTERM, and its end does not hang."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+import traceback
 from types import FrameType
 from typing import NoReturn
 
@@ -31,7 +33,9 @@ PARENT_VARIABLE = "DIKE_PARENT_PID"
 """Optional environment variable: the process that must be alive for this one to live."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -49,6 +53,84 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call
         os._exit(EXIT_CODE_TERMINATED)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent ends; Linux only.
+
+    Raises:
+        OSError: if the kernel refuses.
+    """
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def supervise() -> None:
+    """Goes on in a child; this process becomes its supervisor, and ends as the child does.
+
+    The supervisor adopts all that the child starts, and ends only when nothing of it is left. So whoever started this
+    process finds all that belongs to it below one id. The child is in the same process group; SIGTERM is passed on to
+    one that has left it. The supervisor ignores all other signals that can be ignored. To be called before there is any
+    thread.
+    """
+    adopt_orphans()
+    supervisor = os.getpid()
+    child = os.fork()
+    if not child:
+        die_with_parent(supervisor)
+        return
+    try:
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: _pass_on_termination(child))
+        set_name("dike supervisor")
+        # The ends of pipes that it holds would be the child's for whoever reads them. Errors are still told.
+        os.closerange(0, 2)
+        os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+        _end_as(_outlive(child))
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _pass_on_termination(child: int) -> None:
+    with contextlib.suppress(OSError):  # it has just ended, or has become somebody else's
+        if os.getpgid(child) != os.getpgrp():
+            os.kill(child, signal.SIGTERM)
+
+
+def _outlive(child: int) -> int:
+    """Waits until a child has ended, and ends all that it has left; returns how it ended (`os.wait`)."""
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            break
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its number may become another's
+    while True:
+        with open("/proc/thread-self/children") as file:
+            for left in file.read().split():
+                with contextlib.suppress(PermissionError):  # it has become somebody else's, and is waited for
+                    os.kill(int(left), signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return status
+
+
+def _end_as(status: int) -> NoReturn:
+    """Ends this process as another has ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the child has left a core file, if there is to be any
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def set_name(name: str) -> None:

@@ -6,9 +6,9 @@ another one with a `run(argv)`.
 
 Over the connected socket FD (AF_UNIX, SOCK_SEQPACKET) it says `{"ready": true, "preloaded": [...], "skipped": [...]}`,
 or `{"unfit": "why"}` if what it has imported must not be forked. Then it is asked: `{"argv": [script, ...],
-"cwd": folder, "environment": {name: value or null}, "parent": pid, "module": which of the two}` with file descriptors -
-stdout, stderr, where the fork reports, and where it reads requests, if it does - and answers `{"pid": n}` or
-`{"error": "..."}`.
+"cwd": folder, "environment": {name: value or null}, "parent": pid, "module": which of the two, "supervised": whether
+`pid` is to be that of a supervisor (`dike.process.supervise`)}` with file descriptors - stdout, stderr, where the fork
+reports, and where it reads requests, if it does - and answers `{"pid": n}` or `{"error": "..."}`.
 
 It runs no TensorFlow op: a fork after one may deadlock. The process is forked by a child that ends at once, so that
 `parent`, which adopts orphans, becomes its parent; a zygote that dies takes none along. A fork may become a zygote in
@@ -244,6 +244,8 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
     select.select([go_between], [], [])
     os.close(go_between)
     process.die_with_parent(int(request["parent"]))
+    if request.get("supervised"):
+        process.supervise()
     for name, value in request["environment"].items():
         if value is None:
             os.environ.pop(name, None)

@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+from dike import process
 from executor.dispatch import Dispatcher
 from executor.driver import ExecutorDriver
 from executor.environment import ZYGOTES_VARIABLE
-from executor.forked import adopt_orphans
 from executor.logs import log_to
 
 
@@ -19,7 +19,7 @@ def main() -> None:
         sys.exit("python -m executor is started by a Mesos agent; it has nothing to do by itself")
     sandbox = Path(os.environ.get("MESOS_SANDBOX") or os.environ["MESOS_DIRECTORY"])
     log_to(sandbox / "executor.log")
-    adopt_orphans()
+    process.adopt_orphans()
     dispatcher = Dispatcher(sandbox, os.environ["MESOS_EXECUTOR_ID"], os.environ.get(ZYGOTES_VARIABLE, ""))
     driver = ExecutorDriver(dispatcher)
     driver.start()

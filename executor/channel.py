@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED")
+"""States in which a task of ours ends."""
+
 
 class Driver(Protocol):
     """What a slot needs of its executor."""
@@ -27,6 +30,9 @@ class Driver(Protocol):
 
     def processStarted(self, pid: int) -> None:  # noqa: N802
         """A process that leads a group has been started for the task."""
+
+    def processEnded(self, pid: int) -> None:  # noqa: N802
+        """Nothing of it is left."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,10 @@ class TaskChannel:
         """A process of the task has begun; it leads a group, which is to end with the task whatever happens to us."""
         self._driver.processStarted(pid)
 
+    def ended(self, pid: int) -> None:
+        """Nothing of such a process is left: its number may become another's."""
+        self._driver.processEnded(pid)
+
     def update(self, state: str, message: str, data: str = "") -> None:
         """Tells Mesos the task's state; delivered without fail."""
         status: dict[str, Any] = {"task_id": {"value": self.task_id}, "state": state, "message": message}
@@ -69,27 +79,26 @@ class TaskChannel:
         self._driver.sendStatusUpdate(status)
 
     def send(self, data: str) -> bool:
-        """Sends the framework a message in base64, which may get lost.
+        """Sends the framework a message, as the function of that name."""
+        return send(self._driver, data)
 
-        Returns:
-            Whether the agent has taken it, which promises nothing.
-        """
-        try:
-            self._driver.sendFrameworkMessage(data)
-        except (OSError, RuntimeError, http.client.HTTPException) as error:
-            logger.warning("message not delivered: %s", error)
-            return False
-        return True
+
+def send(driver: Driver, data: str) -> bool:
+    """Sends the framework a message in base64, which may get lost.
+
+    Returns:
+        Whether the agent has taken it, which promises nothing.
+    """
+    try:
+        driver.sendFrameworkMessage(data)
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        logger.warning("message not delivered: %s", error)
+        return False
+    return True
 
 
 class Slot(Protocol):
-    """What holds the processes of a task.
-
-    `run` is called on the main thread, which lives as long as they; everything else on the driver's thread.
-    """
-
-    def run(self) -> TaskEnd:
-        """Does the task's work, to its end."""
+    """What holds the processes of a task; any thread may call it."""
 
     def kill(self, grace_s: float | None = None) -> None:
         """Ends the task, gently at first.

@@ -1,7 +1,6 @@
-"""The processes of the run in a slot: all that descend from the executor, its zygote and its copier aside.
+"""The processes that descend from one: from a trial's supervisor, or from the process of a slot.
 
-Whatever a trial leaves behind, in its process group or out of it, becomes a child of the executor, which has asked the
-kernel for that.
+Both adopt what their descendants leave behind, in a process group or out of it: the kernel has been asked for that.
 """
 
 from __future__ import annotations
@@ -12,47 +11,40 @@ from collections.abc import Collection, Iterator
 
 import psutil
 
-from executor.outputs import remote_copier
 from executor.process import children
 
 STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-def processes(zygote: int | None, spared: Collection[int] = ()) -> list[psutil.Process]:
-    """The processes of the run.
+def processes(root: int, others: Collection[int | None] = ()) -> list[psutil.Process]:
+    """The descendants of a process.
 
     Args:
-        zygote: process id of the zygote, which is left out with all that it has not given away; None if there is none.
-        spared: ids of processes of other runs.
+        root: its id.
+        others: ids of those that are left out, with all that descends from them.
     """
-    return list(_walk(zygote, spared))
+    return list(_walk(root, others))
 
 
-def stop(zygote: int | None, spared: Collection[int] = ()) -> list[psutil.Process] | None:
-    """Stops the processes of the run (SIGSTOP); to be called until all stand still.
+def stop(root: int) -> bool:
+    """Stops the descendants of a process (SIGSTOP), not itself; to be called until it says that all stand still.
 
     Args:
-        zygote: see `processes`.
-        spared: see `processes`.
-
-    Returns:
-        The processes; None if there may be more that do not stand still yet.
+        root: its id.
     """
-    found, is_still = [], True
-    for process in _walk(zygote, spared):
-        found.append(process)
+    is_still = True
+    for process in _walk(root, ()):
         # Before its children are listed: one that stands still has no more of them.
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() not in STILL:
                 is_still = False
                 process.suspend()
-    return found if is_still else None
+    return is_still
 
 
-def _walk(zygote: int | None, spared: Collection[int]) -> Iterator[psutil.Process]:
+def _walk(root: int, others: Collection[int | None]) -> Iterator[psutil.Process]:
     """Each process before its children are listed."""
-    others = {zygote, remote_copier.pid, *spared}
-    waiting = children(os.getpid())
+    waiting = children(root)
     while waiting:
         pid = waiting.pop()
         if pid in others:
@@ -62,17 +54,16 @@ def _walk(zygote: int | None, spared: Collection[int]) -> Iterator[psutil.Proces
         waiting += children(pid)
 
 
-def clear(zygote: int | None, spared: Collection[int] = ()) -> bool:
-    """Kills and reaps the processes of the run; to be called until nothing is left.
+def clear(others: Collection[int | None] = ()) -> bool:
+    """Kills and reaps the descendants of this process; to be called until nothing is left.
 
     Args:
-        zygote: see `processes`.
-        spared: see `processes`.
+        others: as `processes`.
 
     Returns:
         Whether none was found.
     """
-    left = processes(zygote, spared)
+    left = processes(os.getpid(), others)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
 import time
 
 from executor.process import signal_group, wait_readable
-
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ForkedProcess:
@@ -115,13 +112,3 @@ class ForkedProcess:
         assert self._pidfd is not None
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own parent ends; Linux only.
-
-    Raises:
-        OSError: if the kernel refuses.
-    """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")

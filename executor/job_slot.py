@@ -7,22 +7,23 @@ That of an elastic job runs the attempt that the framework wants; what is said t
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 
 from dike.roles import server
 from dike.task import TaskSpec
-from executor import descendants
+from executor import bundle, descendants
 from executor.attempt import AttemptProcess
-from executor.channel import TaskChannel, TaskEnd
+from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
 from executor.messages import ELASTIC_SAVE_S, LaunchOrder, Outcome, WantedOutput
-from executor.monitor import RunMonitor
+from executor.monitor import Gpus, RunMonitor
 from executor.output import OutputCopier, OutputSender
-from executor.outputs import Outputs
-from executor.process import describe_exit, keep_tails
+from executor.outputs import Outputs, Stamp, remote_copier
+from executor.process import describe_exit, keep_tails, wait_readable
 from executor.zygote import Zygote
-from executor.zygote_slot import CLEAR_POLL_S, ZygoteSlot
+from executor.zygote_slot import CLEAR_POLL_S, are_gpus_free, clear_all_but, end_all, set_up
 
 logger = logging.getLogger(__name__)
 
@@ -32,19 +33,28 @@ STOP_GRACE_S = ELASTIC_SAVE_S + 5.0
 """Between SIGTERM and SIGKILL when the job changes its size."""
 
 
-class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
+class JobSlot:
     """Runs the process of its order; obeys the newest `WantedProcess`, if any comes: stops, starts, reports.
+
+    One thread waits for whatever comes first.
 
     Args:
         channel: the slot's task.
         order: what it has to know.
-        zygote: forks the job's processes.
+        zygote: forks the job's processes; the slot closes it.
     """
 
     def __init__(self, channel: TaskChannel, order: LaunchOrder, zygote: Zygote) -> None:
-        url = "" if server.is_server(order.task) else order.bundle_url
-        super().__init__(channel, url, order.gpu_devices, order.kill_grace_s, zygote)
+        self._channel = channel
         self._order = order
+        self._zygote = zygote
+        self._folder = channel.sandbox / "bundle"
+        self._gpus = Gpus(order.gpu_devices)
+        self._mailbox: Mailbox[WantedProcess | WantedOutput | float] = Mailbox()
+        self._kill_grace_s: float | None = None
+        self._is_announced = False
+        self._given: dict[str, Stamp] = {}
+        """What has travelled with the script."""
         self._wanted = WantedProcess(0, None if order.standby else order.task)
         self._sender = OutputSender(channel, enabled=order.stream_logs)
         self._output = OutputCopier(self._sender.add)
@@ -54,17 +64,70 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
         self._told: ElasticStatus | None = None
         self._told_s = 0.0
 
-    @property
-    def _held(self) -> AttemptProcess | None:
-        return self._current
+    # Called on any thread.
 
-    def _decode(self, data: str) -> WantedProcess | WantedOutput:
-        return decode_wish(data)
+    def told(self, data: str) -> None:
+        """Takes what the framework wants."""
+        try:
+            self._mailbox.put(decode_wish(data))
+        except ValueError as error:
+            logger.warning("message ignored: %s", error)
 
-    def _due_s(self, zygote: Zygote) -> float:
+    def kill(self, grace_s: float | None = None) -> None:
+        """Ends what is in the slot, and the task."""
+        self._mailbox.put(float(self._order.kill_grace_s if grace_s is None else grace_s))
+
+    # Called on the main thread.
+
+    def run(self) -> None:
+        """Holds the slot to the end of its task, and tells Mesos how it has ended."""
+        end = self._hold()
+        self._channel.update(end.state, end.message, end.data)
+
+    def _hold(self) -> TaskEnd:
+        try:
+            self._given = set_up("" if server.is_server(self._order.task) else self._order.bundle_url, self._folder)
+        except (bundle.BundleError, OSError) as error:
+            self._zygote.close()
+            return self._end("TASK_FAILED", f"the slot could not be set up: {error}")
+        try:
+            while (end := self._advance()) is None:
+                self._tell()
+                self._wait()
+        finally:
+            end_all(self._zygote)
+        if self._order.elastic:
+            self._channel.send(self._status().encode())
+        return end
+
+    def _wait(self) -> None:
+        """Waits until something has come or is due, and takes it in."""
+        current = self._current
+        watched = (self._mailbox.fileno(), *self._zygote.watched, *(current.watched if current else ()))
+        wait_readable(watched, self._due_s() - time.monotonic())
+        for message in self._mailbox.take():
+            if isinstance(message, float):
+                self._kill_grace_s = message if self._kill_grace_s is None else min(message, self._kill_grace_s)
+            else:
+                self._take(message)
+        self._zygote.poll()
+        if current is not None:
+            current.poll()
+
+    def _announce(self, message: str) -> None:
+        """Tells Mesos once that the task runs."""
+        if not self._is_announced:
+            self._is_announced = True
+            self._channel.update("TASK_RUNNING", message)
+
+    def _is_clear(self) -> bool:
+        """Whether nothing is left of the slot's processes; to be called until that is so."""
+        return clear_all_but((self._zygote.pid,))
+
+    def _due_s(self) -> float:
         current = self._current
         if current is not None:
-            if current.is_over or (current.process is None and zygote.ready and not zygote.asked):
+            if current.is_over or (current.process is None and self._zygote.ready and not self._zygote.asked):
                 return time.monotonic() + CLEAR_POLL_S
             if current.process is not None and current.process.due_s is not None:
                 return min(self._told_s + REPEAT_S, current.process.due_s)
@@ -81,28 +144,30 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
 
     # What to do.
 
-    def _advance(self, zygote: Zygote) -> TaskEnd | None:
+    def _advance(self) -> TaskEnd | None:
         current = self._current
         if current is not None and current.is_over:
-            if not self._is_clear(current, zygote):
+            if not self._is_clear() or not are_gpus_free(current):
                 return None
             self._current = None
+            assert current.process is not None
+            self._channel.ended(current.process.pid)
             if (end := self._conclude(current)) is not None:
                 return end
         elif current is not None and current.process is not None:
-            self._press(current, zygote)
+            self._press(current)
             return None
         elif current is not None:
-            return self._start(current, zygote)
-        return self._fill(zygote)
+            return self._start(current)
+        return self._fill()
 
-    def _fill(self, zygote: Zygote) -> TaskEnd | None:
+    def _fill(self) -> TaskEnd | None:
         """The slot is empty: it ends, gets ready, or takes the process that is wanted."""
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request")
-        if zygote.failure:
-            return self._end("TASK_FAILED", zygote.failure)
-        if zygote.ready and self._order.standby:
+        if self._zygote.failure:
+            return self._end("TASK_FAILED", self._zygote.failure)
+        if self._zygote.ready and self._order.standby:
             self._announce("ready")
         task = self._wanted.task
         if task is None or task.attempt in self._ended:
@@ -112,31 +177,31 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
             outputs = outputs_of(self._order, task, self._folder)
             outputs.restore(self._given)
         self._current = AttemptProcess(task, self._output, self._channel, RunMonitor(self._gpus), outputs)
-        return self._start(self._current, zygote)
+        return self._start(self._current)
 
-    def _start(self, current: AttemptProcess, zygote: Zygote) -> TaskEnd | None:
+    def _start(self, current: AttemptProcess) -> TaskEnd | None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier one is left."""
-        answer = zygote.take_answer()
+        answer = self._zygote.take_answer()
         if isinstance(answer, int):
             current.started(answer)
             self._announce("running")
-            self._press(current, zygote)
+            self._press(current)
         elif answer is not None:
             return self._give_up(current, f"the process could not be started: {answer}")
-        elif zygote.failure:
-            return self._give_up(current, zygote.failure)
+        elif self._zygote.failure:
+            return self._give_up(current, self._zygote.failure)
         elif not self._is_wanted(current):
-            if zygote.asked:
+            if self._zygote.asked:
                 if self._kill_grace_s is not None:
-                    zygote.kill()
+                    self._zygote.kill()
             # A zygote that died over the request may have forked all the same.
-            elif descendants.clear(zygote.pid):
+            elif self._is_clear():
                 current.abandon()
                 self._current = None
-                return self._fill(zygote)
-        elif zygote.ready and not zygote.asked and descendants.clear(zygote.pid):
+                return self._fill()
+        elif self._zygote.ready and not self._zygote.asked and self._is_clear():
             current.asked = True
-            zygote.ask(*current.request(self._order, self._folder))
+            self._zygote.ask(*current.request(self._order, self._folder))
         return None
 
     def _give_up(self, current: AttemptProcess, reason: str) -> TaskEnd:
@@ -146,14 +211,14 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
             return self._end("TASK_KILLED", "killed on request")
         return self._end("TASK_FAILED", reason)
 
-    def _press(self, current: AttemptProcess, zygote: Zygote) -> None:
+    def _press(self, current: AttemptProcess) -> None:
         """Makes a process end that is to make place."""
         running = current.process
         assert running is not None
         if not self._is_wanted(current):
             if not current.stopped:
                 current.stopped = True
-                current.monitor.look(descendants.processes(zygote.pid))
+                current.monitor.look(descendants.processes(os.getpid(), (self._zygote.pid, remote_copier.pid)))
             if self._kill_grace_s is None:
                 # What feeds it is to go on until it has saved.
                 running.terminate(STOP_GRACE_S, alone=True)
@@ -188,18 +253,13 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
 
     # What to say.
 
-    def _tell(self, zygote: Zygote) -> None:
+    def _tell(self) -> None:
         now_s = time.monotonic()
         status = self._status()
         if status != self._told or now_s - self._told_s >= REPEAT_S:
             self._told, self._told_s = status, now_s
             if self._order.elastic:
                 self._channel.send(status.encode())
-
-    def _concluded(self, end: TaskEnd) -> TaskEnd:
-        if self._order.elastic:
-            self._channel.send(self._status().encode())
-        return end
 
     def _status(self) -> ElasticStatus:
         current = self._current

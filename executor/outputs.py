@@ -608,9 +608,13 @@ class RemoteCopier:
     """A process that reaches remote folders in our place: it imports TensorFlow once. Safe from any thread.
 
     It is started when it is first needed, and ends with us.
+
+    Attributes:
+        starting: held while the process is started; whoever holds it can trust `pid`.
     """
 
     def __init__(self) -> None:
+        self.starting = threading.Lock()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
@@ -637,7 +641,9 @@ class RemoteCopier:
             assert process.stdout is not None
             process.stdin.write(json.dumps({"action": action, **values}) + "\n")
             process.stdin.flush()
-            is_answered = select.select([process.stdout], [], [], REMOTE_TIMEOUT_S)[0]
+            poll = select.poll()  # `select` takes no file descriptors above 1023
+            poll.register(process.stdout, select.POLLIN)
+            is_answered = bool(poll.poll(1000 * REMOTE_TIMEOUT_S))
             answer = process.stdout.readline() if is_answered else ""
             if not answer:
                 process.kill()
@@ -656,14 +662,15 @@ class RemoteCopier:
 
     def _started(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "executor.outputs"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, **environment, "CUDA_VISIBLE_DEVICES": "-1"},
-            )
+            with self.starting:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "executor.outputs"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env={**os.environ, **environment, "CUDA_VISIBLE_DEVICES": "-1"},
+                )
         return self._process
 
 

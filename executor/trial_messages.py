@@ -36,6 +36,8 @@ class TrialRun:
         return (self.trial.number, self.trial.run)
 
 
+FULL_SHARE = 0.9
+"""The memory of slots is short above this share of it; then processes of suspended runs are ended."""
 RunKey = tuple[int, int]
 """Number of a trial and of its run."""
 KnownReports = tuple[int, int, int]
@@ -58,10 +60,10 @@ class Wanted:
         known_output: runs of which it wants what they print, from there on; None from a version that takes no output.
         stop: whether the trial of the run that is in the slot and not wanted will never run again: it is ended even if
             it cannot be suspended.
-        memory_bytes: how much memory the slot has, with processes of suspended runs that stay in it; 0 if none are to
-            stay.
+        memory_bytes: how much memory the slot has, its part of the suspended runs that stay in memory included; 0 if
+            none are to stay.
         let_go: suspended runs whose processes nobody will go on with.
-        likely: those whose processes stay in the slot, the likeliest to go on first.
+        likely: those whose processes stay, the likeliest to go on first; empty: as was said last.
     """
 
     number: int
@@ -214,8 +216,10 @@ class SlotStatus:
         zygote_ready: whether the zygote has imported what it should.
         losses: in the last words of a slot, what the framework may not know of its ended runs.
         output: likewise the end of what they have printed.
-        paused: suspended runs whose processes stay in the slot, least recently suspended first.
-        unsaved: those of them that no checkpoint holds: they go on here or from the beginning.
+        paused: suspended runs whose processes stay, and that the slot can go on with, least recently suspended first.
+            Slots of one process list the same.
+        unsaved: those of them that no checkpoint holds: they go on in a slot that lists them, or from the beginning.
+        unsaved_bytes: memory that is theirs alone.
         continued: whether the run goes on in the process of the one before.
     """
 
@@ -237,6 +241,7 @@ class SlotStatus:
     output: tuple[TrialOutput, ...] = ()
     paused: tuple[RunKey, ...] = ()
     unsaved: tuple[RunKey, ...] = ()
+    unsaved_bytes: int = 0
     continued: bool = False
 
     def encode(self) -> str:
@@ -245,7 +250,7 @@ class SlotStatus:
         # A version that takes no output knows neither field.
         values["ends"] = [_without_zero_output(end) for end in values["ends"]]
         del values["output"]
-        for name in ("pausable", "paused", "unsaved", "continued"):
+        for name in ("pausable", "paused", "unsaved", "unsaved_bytes", "continued"):
             if not values[name]:
                 del values[name]
         if self.output:

@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+import psutil
+
 from dike.trial import spec as specs
-from executor import cuda_checkpoint
+from executor import cuda_checkpoint, descendants
+from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
-from executor.process import keep_tails, tail_of
+from executor.process import children, keep_tails, tail_of
 from executor.run_log import RunLog
 from executor.trial_messages import RunEnd, RunKey, TrialRun
 from executor.trial_reports import RunReports
@@ -82,26 +85,31 @@ class SlotRun:
 
     Args:
         order: what to run.
-        sandbox: folder for what it prints, a file of its own, and for its working folder.
+        channel: the slot's task; its sandbox gets what the run prints, a file of its own, and its working folder.
         monitor: watches it.
         before: the trial's last run, whose process, files and pipes it has from now on; None for a new process.
 
     Attributes:
-        sandbox, monitor: those given.
+        channel, monitor: those given.
         is_continued: whether it goes on in the process of the run before.
         reports: what it has reported.
         printed: what it has printed.
         asked_s: when it was first asked to end; None before.
+        is_to_stay: whether it was asked to stay in memory then, and still may.
         begin_s: seconds from the start of its process to the first report; None before that.
         off_gpu: its processes whose GPU memory is on the host meanwhile, or on its way there.
         offload: brings it there; None before.
     """
 
-    def __init__(self, order: TrialRun, sandbox: Path, monitor: RunMonitor, before: SlotRun | None = None) -> None:
-        self.sandbox = sandbox
+    def __init__(
+        self, order: TrialRun, channel: TaskChannel, monitor: RunMonitor, before: SlotRun | None = None
+    ) -> None:
+        sandbox = channel.sandbox
+        self.channel = channel
         self.monitor = monitor
         self.reports = RunReports(order.trial)
         self.asked_s: float | None = None
+        self.is_to_stay = False
         self.begin_s: float | None = None
         self.off_gpu: tuple[int, ...] = ()
         self.offload: Background | None = None
@@ -113,7 +121,6 @@ class SlotRun:
         self._can_report = True
         self._given_up_s: float | None = None
         self._paused_s: float | None = None
-        self._leaves_memory = False
         self._terminated = False
         self._stopped = False
         self._reason = ""
@@ -125,10 +132,15 @@ class SlotRun:
             self._take_over(before)
             return
         self._log = sandbox / f"trial-{order.trial.number}-run-{order.trial.run}.out"
-        self._output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.printed = RunLog(self._log)
-        self._report_reader, self._report_writer = os.pipe()
-        self._control_reader, self._control_writer = os.pipe()
+        with contextlib.ExitStack() as opened:
+            self._output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            opened.callback(os.close, self._output)
+            self._report_reader, self._report_writer = os.pipe()
+            opened.callback(os.close, self._report_reader)
+            opened.callback(os.close, self._report_writer)
+            self._control_reader, self._control_writer = os.pipe()
+            opened.pop_all()
         os.set_blocking(self._report_reader, False)
         os.set_blocking(self._control_writer, False)
 
@@ -147,8 +159,26 @@ class SlotRun:
 
     @property
     def pid(self) -> int | None:
-        """Its process, which leads its process group; None while it waits."""
+        """The supervisor of its process, which leads their process group; None while it waits."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """All that belongs to it, its supervisor aside."""
+        return [] if self.pid is None or self.has_died else descendants.processes(self.pid)
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """The same, and its supervisor."""
+        if self.pid is None or self.has_died:
+            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [psutil.Process(self.pid), *self.processes]
+        return []
+
+    def stand_still(self) -> bool:
+        """Stops its processes, not the supervisor; to be called until it says that all stand still."""
+        return self.pid is None or self.has_died or descendants.stop(self.pid)
 
     @property
     def age_s(self) -> float:
@@ -240,12 +270,13 @@ class SlotRun:
         """
         trial = dataclasses.replace(self._order.trial, report_fd=REPORT_FD, control_fd=CONTROL_FD)
         changes = {specs.VARIABLE: trial.dumps(), OUTPUT_DIR_VARIABLE: str(self._workspace)}
-        request = ForkRequest(Path(script), self._order.arguments, self._workspace, changes)
+        request = ForkRequest(Path(script), self._order.arguments, self._workspace, changes, is_supervised=True)
         return request, (self._output, self._output, self._report_writer, self._control_reader)
 
     def started(self, pid: int) -> None:
-        """Its process exists, as a child of ours."""
+        """Its process exists, and its supervisor is a child of ours."""
         self._process = ForkedProcess(pid)
+        self.channel.started(pid)
         self._since_s = self._process.since_s
         self._close_its_ends()
 
@@ -284,7 +315,7 @@ class SlotRun:
             self.begin_s = self.age_s
         if self._outputs is not None and self.reports.checkpoint != checkpoint:
             self._outputs.save_soon()
-        if self.reports.paused and process.over_s is None and not self._leaves_memory:
+        if self.reports.paused and process.over_s is None and self.is_to_stay:
             self._paused_s = time.monotonic()
             process.relieve()
 
@@ -297,27 +328,30 @@ class SlotRun:
         """
         if self.asked_s is not None or self._process is None:
             return
-        self.asked_s = time.monotonic()
+        self.asked_s, self.is_to_stay = time.monotonic(), stays
         if self.reports.preemptible:
             self._process.limit(timeout_s)
         self._reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control_writer, b"pause\n" if stays else b"suspend\n")
 
-    def leave_gpus(self, pids: Collection[int]) -> None:
+    def leave_gpus(self, holding: Collection[int]) -> None:
         """It is suspended; what its processes hold on GPUs is brought to the host's memory, in a thread.
 
         Args:
-            pids: those processes.
+            holding: ids of all processes that hold GPU memory, by the driver's list.
         """
-        self.off_gpu = tuple(pids)
+        pids = [process.pid for process in self.processes]
+        # In a container the driver may know them by other ids; then the trial's own process is taken.
+        assert self.pid is not None
+        self.off_gpu = tuple(pid for pid in pids if pid in holding) or tuple(children(self.pid)[:1])
         self.offload = Background(functools.partial(cuda_checkpoint.to_host, self.off_gpu))
 
     def leave_memory(self) -> None:
         """It is suspended, and its process does not stay after all."""
         assert self._process is not None
         self._paused_s = None
-        self._leaves_memory = True
+        self.is_to_stay = False
         self._reason = "its process does not stay in memory after all"
         if not self.has_died:
             self._process.terminate(0.0)
@@ -353,7 +387,7 @@ class SlotRun:
         exit_code = None if process is None else process.exit_code
         failure = self._failure
         if process is not None and exit_code is None and not self.is_paused:
-            failure = "its process was not a child of the executor, so nobody knows its exit code"
+            failure = "its supervisor was not a child of the slot's process, so nobody knows its exit code"
         outcome, message = reports.outcome(exit_code, self._reason if self._stopped else "")
         if failure:
             outcome, message = "failed", failure
@@ -382,7 +416,10 @@ class SlotRun:
         os.close(self._control_writer)
         if self._process is not None:
             self._process.close()
-        if self._outputs is None or not self._outputs.left_behind:
+            self.channel.ended(self._process.pid)
+        # A slot that is killed does not wait for all that is under way there.
+        is_in_use = any(work is not None and work.over_s is None for work in (self._preparation, self._saving))
+        if not is_in_use and (self._outputs is None or not self._outputs.left_behind):
             shutil.rmtree(self._workspace, ignore_errors=True)
 
     def _kept_log(self) -> Path:

@@ -46,6 +46,8 @@ class ForkRequest:
         environment: changes to the zygote's own; None unsets a variable.
         parent: the process that adopts orphans, and so becomes its parent; None for this one.
         module: what it runs; empty for the zygote's launcher.
+        is_supervised: whether the process whose id is answered becomes a supervisor, and goes on in a child
+            (`dike.process.supervise`).
     """
 
     script: Path
@@ -54,6 +56,7 @@ class ForkRequest:
     environment: Mapping[str, str | None]
     parent: int | None = None
     module: str = ""
+    is_supervised: bool = False
 
     def encode(self) -> bytes:
         """The request as the zygote reads it."""
@@ -63,6 +66,7 @@ class ForkRequest:
             "environment": dict(self.environment),
             "parent": self.parent or os.getpid(),
             **({"module": self.module} if self.module else {}),
+            **({"supervised": True} if self.is_supervised else {}),
         }
         return json.dumps(values).encode()
 
@@ -76,7 +80,8 @@ class ForkRequest:
         values = json.loads(text)
         script, *arguments = values["argv"]
         folder, environment = Path(values["cwd"]), dict(values["environment"])
-        return cls(Path(script), arguments, folder, environment, parent, values.get("module", ""))
+        module, is_supervised = values.get("module", ""), bool(values.get("supervised"))
+        return cls(Path(script), arguments, folder, environment, parent, module, is_supervised)
 
 
 class Zygote:

@@ -11,7 +11,7 @@ from framework.embedded.cluster import EmbeddedCluster
 
 SLOT = "dike slot"
 ZYGOTE = "dike zygote"
-_NAME = re.compile(r"dike ((chief|ps|worker):\d+|trial \d+|slot)")
+_NAME = re.compile(r"dike ((chief|ps|worker):\d+|trial \d+|slot|supervisor)")
 
 
 def living(cluster: EmbeddedCluster) -> Iterator[tuple[str, psutil.Process]]:

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-import psutil
-
+from dike import process
 from dike.trial.spec import TrialSpec
 from executor import descendants
+from executor.channel import TaskChannel
 from executor.cuda_checkpoint import CudaCheckpointError
 from executor.environment import Setup, process_environment
-from executor.forked import adopt_orphans
 from executor.monitor import Gpus, RunMonitor
 from executor.paused import PausedRuns
 from executor.process import wait_readable
@@ -46,6 +46,22 @@ def slot_environment(variables: Mapping[str, str] = MappingProxyType({}), gpus: 
         gpus: the slot's.
     """
     return process_environment(Setup(LAUNCHER, (), {**(GROWING if gpus else {}), **variables}, gpu_devices=gpus))
+
+
+class NoDriver:
+    """Nobody hears of the slot."""
+
+    def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
+        pass
+
+    def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
+        pass
+
+    def processStarted(self, pid: int) -> None:  # noqa: N802
+        pass
+
+    def processEnded(self, pid: int) -> None:  # noqa: N802
+        pass
 
 
 class BenchmarkSlot:
@@ -85,7 +101,8 @@ class BenchmarkSlot:
         Raises:
             RuntimeError: if it does not come that far.
         """
-        run = SlotRun(self._order(checkpoint), self._folder, RunMonitor(self._gpus))
+        channel = TaskChannel(NoDriver(), "slot", self._folder)
+        run = SlotRun(self._order(checkpoint), channel, RunMonitor(self._gpus))
         self._wait(None, lambda: run.is_prepared(self._script.parent, {}, {}))
         request, descriptors = run.request(self._script.name)
         begin_s = time.monotonic()
@@ -135,8 +152,7 @@ class BenchmarkSlot:
         run.suspend(DEADLINE_S, stays=stays)
         self._wait(run, lambda: run.is_over)
         if stays and self._gpus:
-            pids = self._gpus.bytes_by_process().keys() & {one.pid for one in self._processes}
-            run.leave_gpus(pids or {run.pid or 0})
+            run.leave_gpus(self._gpus.bytes_by_process())
         try:
             self._until(lambda: not stays or self._is_still(run))
         except CudaCheckpointError as error:
@@ -150,26 +166,23 @@ class BenchmarkSlot:
         self._until(run.is_saved)
         end = run.end()
         if stays:
-            self._paused.add(run, self._processes)
+            self._paused.add(run, run.family)
         if end.outcome != "suspended":
             raise RuntimeError(f"a run of {self._script.name} has {end.outcome}: {end.message}\n{end.tail}")
         return end
 
-    @property
-    def _processes(self) -> list[psutil.Process]:
-        return descendants.processes(self._zygote.pid)
-
     def _is_still(self, run: SlotRun) -> bool:
         """Whether the processes of a suspended run stand still, and what they held on GPUs is on the host."""
         is_off_gpus = run.offload is None or run.offload.is_over()
-        return is_off_gpus and descendants.stop(self._zygote.pid) is not None
+        return is_off_gpus and run.stand_still()
 
     def gpu_bytes(self, run: SlotRun) -> int:
         """What a run holds on the slot's GPUs."""
-        return run.monitor.gpu_bytes(self._processes)
+        return run.monitor.gpu_bytes(run.processes)
 
     def _is_clear(self) -> bool:
-        return descendants.clear(self._zygote.pid)
+        self._paused.poll()
+        return descendants.clear((self._zygote.pid, *self._paused.pids))
 
     def wait_until_ready(self) -> None:
         """Waits for the zygote's imports."""
@@ -211,7 +224,7 @@ def _has_died(run: SlotRun) -> bool:
 @contextlib.contextmanager
 def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequence[int] = ()) -> Iterator[BenchmarkSlot]:
     """A slot whose zygote is ready for a script. This process becomes the parent of its orphans, as executors do."""
-    adopt_orphans()
+    process.adopt_orphans()
     folder.mkdir()
     preload = script_facts(EntryPoint(script, script.parent), ()).preload
     zygote = Zygote(preload, slot_environment(gpus=gpus), folder / "zygote.out", (*PROGRAM, LAUNCHER))
@@ -221,7 +234,7 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequenc
         yield slot
     finally:
         zygote.close()
-        while not descendants.clear(None):
+        while not descendants.clear():
             time.sleep(_CLEAR_POLL_S)
 
 

@@ -58,6 +58,17 @@ class TaskState(enum.StrEnum):
         return f"is {self}"
 
 
+def ended_with_executor(state: TaskState, reason: str) -> bool:
+    """Whether a task ended with its executor, and so with all tasks of that.
+
+    Args:
+        state: the task's last.
+        reason: Mesos' reason for it, such as `REASON_EXECUTOR_TERMINATED`; empty if none was given.
+    """
+    is_lost = state in (TaskState.FAILED, TaskState.LOST)
+    return is_lost and reason.startswith(("REASON_EXECUTOR_", "REASON_CONTAINER_"))
+
+
 # What the executor itself gets; the smallest amounts that Mesos accepts without a warning.
 EXECUTOR_CPUS = 0.01
 EXECUTOR_MEM_MIB = 32.0

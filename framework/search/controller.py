@@ -11,7 +11,8 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -40,7 +41,7 @@ SAVE_S = 1.0
 MAX_OPEN = 256
 """How many trials may be open at a time; policies and Optuna look at each of them again and again."""
 MAX_BARREN = 3
-"""Slots in a row that end by themselves before anything has trained in them: more would do no better."""
+"""Executors in a row whose slots end by themselves before anything has trained in them: more would do no better."""
 LATE_REPORTS_S = 10.0
 """How long the end of a run waits for reports and output that were lost on their way."""
 
@@ -92,7 +93,15 @@ class SearchController:
         self._clock = clock
         self._wall = wall_clock
         self._pool = SlotPool(
-            launch, self._outbox, observer, all_agents, left.next_slot, clock, left.slots, patient=patient
+            launch,
+            self._outbox,
+            observer,
+            all_agents,
+            left.next_slot,
+            clock,
+            self._may_end,
+            left.slots,
+            patient=patient,
         )
         self._must_decide = True
         self._wake_at_s: float | None = None
@@ -100,7 +109,10 @@ class SearchController:
         self._began_s = left.began_s
         timed_s = left.first_slot_s if patient else left.began_s  # waiting for others does not count
         self._time_limit = TimeLimit(launch.spec.timeout_s, timed_s, clock, wall_clock)
-        self._barren = 0
+        self._barren: set[str] = set()
+        """Executors of slots that have ended so since something has last trained."""
+        self._failed_in: dict[int, str] = {}
+        """Trial that has taken no step since it failed -> the executor in which that was."""
         self._too_slow: set[int] = set()
         self._learns = learns(launch.spec)
         self._ends_held_since_s: dict[tuple[int, int], float] = {}
@@ -151,12 +163,14 @@ class SearchController:
 
     def preemptible_tasks(self) -> frozenset[str]:
         """Ids of the tasks that it would end at the moment if it were asked to, and of those that it is ending."""
-        return frozenset(slot.task_id for slot in self._pool.slots if slot.leaving or self._may_end(slot))
+        leaving = (slot for slot in self._pool.slots if slot.leaving)
+        may_end = self._pool.endable(self._pool.active)
+        return frozenset(slot.task_id for slot in (*leaving, *may_end))
 
     def preempt(self, agent_ids: frozenset[str]) -> None:
         """Suspends its trials on these agents and ends its slots there, others needing the place."""
-        leaving = [slot for slot in self._pool.active if slot.agent_id in agent_ids and self._may_end(slot)]
-        self._pool.vacate(leaving)
+        there = [slot for slot in self._pool.active if slot.agent_id in agent_ids]
+        self._pool.vacate(self._pool.endable(there))
 
     def excluded_agents(self) -> dict[str, float]:
         """Id of each agent that is left out after failures -> for how many seconds it still is."""
@@ -291,7 +305,7 @@ class SearchController:
         for slot in self._pool.slots:
             if slot.current is not None:
                 preemptible[slot.current.record.number] = self._is_preemptible(slot, slot.current)
-        homes = {key[0]: slot.id for slot in usable.values() for key in slot.paused if not self._is_stale(key)}
+        homes = self._homes((slot.id, slot.paused) for slot in usable.values())
         trials = self._trials.views(preemptible, self._refused(usable), homes)
         decision = self._policy.decide(now, trials, [slot.view() for slot in usable.values()])
         self._wake_at_s = decision.wake_at_s
@@ -309,30 +323,48 @@ class SearchController:
             self._pool.end_idle()
 
     def _refused(self, slots: Collection[int]) -> dict[int, frozenset[int]]:
-        """Trial that no checkpoint holds -> all slots but that in which its process stands still."""
-        homes = {key[0]: slot.id for slot in self._pool.slots for key in slot.unsaved if not self._is_stale(key)}
+        """Trial -> slots that it must not be given.
+
+        One that no checkpoint holds can go on only where its process stands still; one that has failed, and not taken a
+        step since, is tried in another executor.
+        """
+        homes = self._homes((slot.id, slot.unsaved) for slot in self._pool.slots)
         if any(slot.inherited for slot in self._pool.slots):
-            # It is still to come what stands still there.
+            # Such a slot has not said yet which processes it keeps.
             unknown = (one for one in self._trials.open if one.state is TrialState.SUSPENDED and one.checkpoint is None)
-            homes = {record.number: -1 for record in unknown} | homes
-        return {trial: frozenset(slots) - {home} for trial, home in homes.items()}
+            homes = {record.number: frozenset[int]() for record in unknown} | homes
+        refused = {trial: frozenset(slots) - its for trial, its in homes.items()}
+        for trial, executor_id in self._failed_in.items():
+            there = frozenset(slot.id for slot in self._pool.active if slot.executor_id == executor_id)
+            # Unless there is no other executor, or its process stands still there.
+            if trial not in homes and len(there) < len(self._pool.active):
+                refused[trial] = refused.get(trial, frozenset()) | there
+        return refused
+
+    def _homes(self, listed: Iterable[tuple[int, Iterable[RunKey]]]) -> dict[int, frozenset[int]]:
+        """Trial -> the slots that list its newest run, if it waits to go on."""
+        homes: defaultdict[int, set[int]] = defaultdict(set)
+        for slot, keys in listed:
+            for key in keys:
+                if not self._is_stale(key):
+                    homes[key[0]].add(slot)
+        return {trial: frozenset(its) for trial, its in homes.items()}
 
     def _rank_paused(self) -> None:
-        """Says of the runs that stay in slots which nobody will go on with, and how likely the others are to go on.
+        """Says of the runs that stand still which nobody will go on with, and how likely the others are to go on.
 
         That is by what the policy last compared their trials by; without that those that have waited longest come
         first.
         """
+        starting = (run.key for slot in self._pool.slots for run in slot.runs if not run.training)
+        may_go_on = {(trial, run - 1) for trial, run in starting}
         for slot in self._pool.slots:
-            if not slot.paused:
-                continue
-            held = {run.key for run in slot.runs}
-            stale = [key for key in slot.paused if self._is_stale(key) and (key[0], key[1] + 1) not in held]
+            stale = [key for key in slot.paused if self._is_stale(key) and key not in may_go_on]
             slot.let_go(stale)
             slot.likely = tuple(sorted((key for key in slot.paused if key not in stale), key=self._rank))
 
     def _is_stale(self, key: RunKey) -> bool:
-        """Whether the trial of a run that stays in a slot has ended, or runs again."""
+        """Whether the trial of a run that stands still has ended, or runs again."""
         record = self._trials.records.get(key[0])
         return record is None or record.state.has_ended() or record.runs - 1 != key[1]
 
@@ -384,8 +416,14 @@ class SearchController:
         return slot.preemptible and run.record.number not in self._too_slow
 
     def _may_end(self, slot: Slot) -> bool:
-        run = slot.current
-        return not slot.unsaved and (run is None or not run.training or self._is_saveable(slot, run))
+        """Whether ending a slot loses nothing of its runs; of what stands still `SlotPool.endable` says so."""
+        return all(self._loses_nothing(slot, run) for run in slot.runs)
+
+    def _loses_nothing(self, slot: Slot, run: ActiveRun) -> bool:
+        if run is slot.current and self._is_saveable(slot, run):
+            return True
+        # One that is to go on in a process that no checkpoint holds has something to lose before its first step.
+        return not run.training and (run.record.checkpoint is not None or run.order.trial.run == 0)
 
     # What slots say: how they are, what their runs report, how these ended.
 
@@ -442,7 +480,7 @@ class SearchController:
         return bool(stopped)
 
     def _slot_status(self, slot: Slot, status: SlotStatus) -> bool:
-        before = slot.view()
+        before = slot.view(), slot.unsaved
         slot.status = status
         is_news = slot.inherited
         if slot.inherited:
@@ -466,7 +504,7 @@ class SearchController:
             step = unknown.record.checkpoint_step
             end = RunEnd(trial.number, trial.run, "stopped", checkpoint=trial.resume_from, step=step)
             is_news |= self._run_ended(slot, end)
-        return is_news or slot.view() != before
+        return is_news or (slot.view(), slot.unsaved) != before
 
     def _must_wait(self, slot: Slot, end: RunEnd) -> bool:
         """Whether the end of a run is not taken in yet, because reports or output of it are still to come."""
@@ -506,22 +544,27 @@ class SearchController:
             return False
         self._end_slice(run, end.outcome, end)
         if end.outcome == "bad_input" and not self._trials.has_readings:
-            if end.message not in end.tail:
-                self._observer.output(end.tail)
-            raise BadInputError(end.message)
+            if not self._observer.is_public:
+                if end.message not in end.tail:
+                    self._observer.output(end.tail)
+                raise BadInputError(end.message)
+            self._last_words = end.message
+            self._give_up("the script refuses its arguments")
         why = ""
         if end.outcome == "failed":
             why = self._trials.why_hopeless(run.record, end, lambda: self._pool.is_only_agent(slot))
         remedy = self._trials.run_ended(run.record, end, self._wall(), is_hopeless=bool(why))
         self._report_end(run.record, slot, end, run.slice.from_step if run.slice is not None else 0, why)
-        if slot.current is not None and slot.current.since_s is None:
+        if slot.current is not None and slot.current.since_s is None and not slot.leaving:
             self._begin_slice(slot, slot.current)
             self._observer.trial_started(slot.current.record, slot, slot.current.choice.reason)
             if slot.current.record.state.has_ended():
                 # An inherited slot may have said that it is hopeless before how the run before it ended.
                 slot.stop()
-        if remedy is not Remedy.NONE and not slot.leaving and not slot.unsaved:
-            slot.leave()
+        self._failed_in.pop(run.record.number, None)
+        if remedy is not Remedy.NONE:
+            self._failed_in[run.record.number] = slot.executor_id
+            self._pool.replace(slot)
         if remedy is Remedy.AVOID_AGENT:
             self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again")
         return True
@@ -532,16 +575,18 @@ class SearchController:
             self._observer.notify(slot.failure())
         for run in slot.runs:
             self._end_slice(run, "lost")
-            self._trials.run_lost(run.record, slot.failure(), self._wall())
+            counts = run.since_s is not None and self._pool.is_to_blame(slot)
+            self._trials.run_lost(run.record, slot.failure(), self._wall(), counts=counts)
             if run.record.state is TrialState.FAILED:
                 self._trial_failed(run.record, f": {slot.failure()}")
         slot.current = slot.next = None
-        if slot.state is not TaskState.FAILED or slot.has_trained:
+        if slot.state is not TaskState.FAILED or slot.has_trained or slot.missed_executor:
             return
-        self._barren += 1
-        if self._barren >= MAX_BARREN and not self._pool.slots and not self._pool.is_draining:
-            self._give_up(f"{slot.failure()}, as {MAX_BARREN - 1} slots before it")
-        elif not slot.executor_seen:
+        is_known = slot.executor_id in self._barren
+        self._barren.add(slot.executor_id)
+        if len(self._barren) >= MAX_BARREN and not self._pool.slots and not self._pool.is_draining:
+            self._give_up(f"{slot.failure()}; the slots of {MAX_BARREN - 1} executors before it ended like that, too")
+        elif not slot.executor_seen and not is_known:
             self._pool.exclude_agent(slot, "an executor could not be started there")
 
     def _report_end(self, record: TrialRecord, slot: Slot, end: RunEnd, from_step: int, why_hopeless: str) -> None:
@@ -606,7 +651,8 @@ class SearchController:
 
     def _first_step(self, run: ActiveRun) -> None:
         """A run has begun to train. For the policy its slice counts from here: what it took is not the trial's."""
-        self._barren = 0
+        self._failed_in.pop(run.record.number, None)
+        self._barren.clear()
         run.since_s = self._clock()
         if run.slice is not None:
             run.slice.first_step_s = self._wall()

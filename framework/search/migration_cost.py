@@ -19,7 +19,8 @@ def with_measured_migration_cost(settings: PolicySettings, slices: Iterable[Slic
     """Settings with the measured `move_s`, if the slices of a search that goes on tell.
 
     It is the median time from the decision to the first step of runs that went on in another slot, less that of runs
-    that went on in the same one. The first run in a slot does not count: it waits for the zygote's imports.
+    that went on in the same one, all of them in new processes. The first run in a slot does not count: it waits for the
+    zygote's imports.
 
     Args:
         settings: what the search was begun with.
@@ -29,7 +30,8 @@ def with_measured_migration_cost(settings: PolicySettings, slices: Iterable[Slic
     slots: dict[int, int] = {}
     used: set[int] = set()
     for piece in slices:
-        if piece.trial in slots and piece.slot in used and piece.first_step_s is not None:
+        is_new = piece.process != "continued"
+        if is_new and piece.trial in slots and piece.slot in used and piece.first_step_s is not None:
             begin_s[piece.slot != slots[piece.trial]].append(piece.first_step_s - piece.start_s)
         slots[piece.trial] = piece.slot
         used.add(piece.slot)

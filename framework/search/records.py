@@ -315,7 +315,7 @@ class SliceRecord:
         suspend_s: seconds from the request to suspend to the slot being free; None without request.
         samples_per_s: how fast it trained; None where too little was reported.
         rss_bytes, cpu, gpu_mem_bytes, gpu_utilisation: the most it used; None where nobody could tell.
-        process: `new`, or `continued` if the trial's process had stayed in the slot and went on; empty before the first
+        process: `new`, or `continued` if the trial's process had stayed in memory and went on; empty before the first
             step, and where it was not written down.
     """
 

@@ -83,7 +83,7 @@ _SLOT_FIELDS = (
     "leaving",
     "has_trained",
 )
-_LATER_FIELDS = {"is_outdated": True, "memory_bytes": 0}
+_LATER_FIELDS = {"is_outdated": True, "memory_bytes": 0, "executor_id": ""}
 """Those that earlier versions do not write, and what holds of their slots."""
 
 

@@ -1,6 +1,7 @@
 """The slots of a search: launched on Mesos' offers, watched, told what to hold, drained.
 
-A slot is a Mesos task with an executor of its own, which holds one trial at a time (`framework.search.slots`).
+A slot is a Mesos task that holds one trial at a time (`framework.search.slots`). Slots without GPUs on one agent share
+an executor, so that a trial that is suspended in one of them can go on at once in any other.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 
 from dike.exceptions import InfeasibleError
 from executor.slot_order import SlotOrder
+from executor.trial_messages import FULL_SHARE, RunKey
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.containers import Container
 from framework.mesos.offers import MIB, NO_OFFER, NO_OFFER_S, AgentOffer, describe_offers
 from framework.mesos.resources import ResourcePool
-from framework.mesos.tasks import TaskState, executor_info, take_devices, take_resources
+from framework.mesos.tasks import TaskState, executor_info, executor_of, take_devices, take_resources
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.amounts import describe
 from framework.scheduler.exclusions import Exclusions
@@ -80,6 +82,7 @@ class SlotPool:
         all_agents: lists every agent with all its resources, used or not, or None where that is not known.
         first_slot: number of the first slot.
         clock: seconds, monotonic.
+        may_end: whether ending a slot loses nothing of the runs that it is to hold.
         slots: those that a service before this one has launched.
         patient: whether slots that no agent there is can ever hold are waited for, instead of being an error.
 
@@ -96,6 +99,7 @@ class SlotPool:
         all_agents: AllAgents,
         first_slot: int,
         clock: Callable[[], float],
+        may_end: Callable[[Slot], bool],
         slots: Iterable[Slot] = (),
         *,
         patient: bool = False,
@@ -106,9 +110,17 @@ class SlotPool:
         self._observer = observer
         self._all_agents = all_agents
         self._clock = clock
+        self._may_end = may_end
         self._patient = patient
         self._slots = {slot.task_id: slot for slot in slots}
+        for slot in self._slots.values():
+            mates = (mate for mate in self._slots.values() if mate is not slot and mate.executor_id == slot.executor_id)
+            slot.mates_seen = any(mate.executor_seen for mate in mates)
         self._new: list[Slot] = []
+        self._executors: dict[str, Mapping[str, Any]] = {}
+        """Id -> Mesos' ExecutorInfo, as long as slots are in it; whatever else is launched into it carries the same."""
+        self._blamed: dict[str, str] = {}
+        """Executor that has ended -> the task of the slot whose run took most memory."""
         self._connection = Connection(observer.notify)
         self._exclusions = Exclusions(self._spec.blacklist_s)
         self._slot_gpus = self._spec.slot_gpus
@@ -165,14 +177,33 @@ class SlotPool:
         if state.is_terminal():
             del self._slots[slot.task_id]
         slot.state = state
-        slot.executor_seen = slot.executor_seen or event.status.get("source") == "SOURCE_EXECUTOR"
         slot.message = event.status.get("message", "")
         slot.reason = event.status.get("reason", "")
         slot.heard_s = self._clock()
+        others = (other for other in self._slots.values() if other is not slot)
+        mates = [other for other in others if other.executor_id == slot.executor_id]
+        if event.status.get("source") == "SOURCE_EXECUTOR":
+            slot.executor_seen, slot.is_lost = True, False
+            for mate in mates:
+                mate.mates_seen = True
+        # Where the master knows that an executor has ended, and a new one has no room, it refuses the slot.
+        is_over = slot.executor_has_ended or state is TaskState.ERROR
+        if is_over or (slot.is_gone and not mates):
+            self._executors.pop(slot.executor_id, None)
+        if slot.executor_has_ended and not slot.missed_executor:
+            if not slot.is_lost:
+                self._blamed[slot.executor_id] = max((slot, *mates), key=lambda one: one.held_bytes).task_id
+            for mate in mates:
+                # One that was never reported may still start a new executor of that id.
+                mate.is_lost = mate.executor_seen
         if not changed:
             return None
         self._observer.slot_changed(slot)
         return slot
+
+    def is_to_blame(self, slot: Slot) -> bool:
+        """Whether the end of a slot that is gone may be the doing of its own run, as far as one can tell."""
+        return not slot.executor_has_ended or slot.task_id == self._blamed.get(slot.executor_id)
 
     # Launching.
 
@@ -194,12 +225,16 @@ class SlotPool:
         for agent in agents:
             if self._exclusions.excludes(agent.agent_id, now_s) or len(self._new) >= wanted:
                 continue
-            slots = self._slots.values()
+            slots = self.slots
             used = {device for slot in slots if slot.address == agent.address for device in slot.gpu_devices}
-            new, operation = slots_on(self._launch, agent, gpus, self.next_slot, wanted - len(self._new), used)
+            there = [slot for slot in slots if slot.agent_id == agent.agent_id]
+            limit = wanted - len(self._new)
+            new, operation = slots_on(self._launch, agent, gpus, self.next_slot, limit, used, there, self._executors)
             if new:
                 self._report_unknown_model(agent, gpus)
                 self._slots.update({slot.task_id: slot for slot in new})
+                infos = operation["launch"]["task_infos"]
+                self._executors.update({executor_of(info): info["executor"] for info in infos})
                 self.next_slot += len(new)
                 operations[agent.agent_id] = operation
                 self._new += new
@@ -335,6 +370,12 @@ class SlotPool:
         left_out = self._exclusions.count(now_s) + (not self._exclusions.excludes(slot.agent_id, now_s))
         return nodes is not None and len(nodes) <= left_out
 
+    def replace(self, slot: Slot) -> None:
+        """Ends a slot, unless what stands still would be lost with it; those to come share no executor with it."""
+        if self.endable([slot]):
+            self._executors.pop(slot.executor_id, None)
+            slot.leave()
+
     def exclude_agent(self, slot: Slot, reason: str) -> None:
         """Takes no offers of a slot's agent for a while, and ends its slots there, if there is another agent.
 
@@ -345,11 +386,21 @@ class SlotPool:
             return
         self._exclusions.exclude(slot.agent_id, self._clock())
         self._observer.notify(f"{reason}: agent {slot.node} is left out for {self._spec.blacklist_s:g} s")
-        for other in self.slots:
-            if other.agent_id == slot.agent_id and other.may_end:
-                other.leave()
+        for other in self.endable(other for other in self.slots if other.agent_id == slot.agent_id):
+            other.leave()
 
     # Draining.
+
+    def endable(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Those of some slots that can end together, nothing being lost that no checkpoint holds."""
+        staying = {slot.id: slot for slot in self.slots if slot.is_up and slot.is_wanted}
+        ending = []
+        for slot in filter(self._may_end, slots):
+            rest = [other for other in staying.values() if other is not slot]
+            if all(can_keep(key, rest, slot) for key in slot.unsaved):
+                staying.pop(slot.id, None)
+                ending.append(slot)
+        return ending
 
     def vacate(self, slots: Iterable[Slot]) -> None:
         """Makes slots end, as soon as their runs are suspended."""
@@ -373,11 +424,34 @@ class SlotPool:
                 slot.is_wanted = False
 
 
+def can_keep(key: RunKey, staying: Sequence[Slot], ending: Slot) -> bool:
+    """Whether slots keep a suspended run that no checkpoint holds, if another ends.
+
+    Args:
+        key: the run.
+        staying: those that stay.
+        ending: the other one.
+    """
+    here = [slot for slot in staying if key in slot.paused]
+    if not here:
+        return False
+    # Each may get a run as large as the largest.
+    largest = max(slot.held_bytes for slot in (ending, *here))
+    return ending.unsaved_bytes + len(here) * largest <= FULL_SHARE * sum(slot.memory_bytes for slot in here)
+
+
 # From an offer to the slots on it.
 
 
 def slots_on(
-    launch: SlotLaunch, agent: AgentOffer, gpus: int, first_id: int, limit: int, used_devices: Collection[int]
+    launch: SlotLaunch,
+    agent: AgentOffer,
+    gpus: int,
+    first_id: int,
+    limit: int,
+    used_devices: Collection[int],
+    there: Sequence[Slot],
+    executors: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[Slot], dict[str, Any]]:
     """As many slots as an agent's offers hold.
 
@@ -388,6 +462,8 @@ def slots_on(
         first_id: number of the first slot.
         limit: at most this many.
         used_devices: GPU devices that other slots on that machine hold, for an agent that does not announce its own.
+        there: the search's slots on that agent, by number.
+        executors: id -> Mesos' ExecutorInfo of those that more slots can be launched into.
 
     Returns:
         The slots, and Mesos' LAUNCH operation for them.
@@ -399,29 +475,45 @@ def slots_on(
     # What trials hold on a GPU goes to the host's memory while they are suspended.
     mem_mib = _at_least(spec.slot_mem_mib, "mem", pool, gpus) if stays else spec.slot_mem_mib
     used = set(used_devices)
+    executors = dict(executors)
     slots: list[Slot] = []
     infos = []
     while len(slots) < limit:
         number = first_id + len(slots)
+        task_id = f"{spec.name}.slot-{number}"
+        # What nothing stands still in has nothing to share.
+        others = [*there, *slots] if stays and not gpus else []
+        staying = (one for one in others if one.is_wanted and not one.leaving)
+        executor_id = next((one.executor_id for one in staying if one.executor_id in executors), task_id)
+        mates = [one for one in others if one.executor_id == executor_id]
+        hosts = not any(mate.hosts_executor for mate in mates)
+        held = executors[executor_id]["resources"] if executor_id in executors else None
         try:
-            own, rest = take_resources(pool, cpus=cpus, mem_mib=mem_mib, gpus=gpus)
+            own, rest = take_resources(pool, cpus=cpus, mem_mib=mem_mib, gpus=gpus, held=held if hosts else ())
             devices, pieces = take_devices(pool, gpus, used)
         except ValueError:
             break
         used.update(devices)
+        if executor_id not in executors:
+            executors[executor_id] = executor_info(
+                executor_id, f"dike {spec.name}", spec.name, launch.python, launch.container, own
+            )
         slot = Slot(
             id=number,
-            task_id=f"{spec.name}.slot-{number}",
+            task_id=task_id,
             agent_id=agent.agent_id,
             node=agent.node,
             address=agent.address,
             gpu_devices=devices,
             kind=kind_of(agent.attributes, gpus),
             memory_bytes=int(mem_mib * MIB) if stays else 0,
+            executor_id=executor_id,
+            hosts_executor=hosts,
+            mates_seen=any(mate.executor_seen or mate.mates_seen for mate in mates),
         )
         slots.append(slot)
         hands_out = launch.hand_out_gpus or pool.announces_gpu_devices
-        infos.append(_task_info(launch, slot, cpus, own, rest + pieces, hand_out_gpus=hands_out))
+        infos.append(_task_info(launch, slot, cpus, executors[executor_id], rest + pieces, hand_out_gpus=hands_out))
     return slots, {"type": "LAUNCH", "launch": {"task_infos": infos}}
 
 
@@ -460,7 +552,7 @@ def _task_info(
     launch: SlotLaunch,
     slot: Slot,
     cpus: float,
-    own: list[dict[str, Any]],
+    executor: Mapping[str, Any],
     rest: list[dict[str, Any]],
     *,
     hand_out_gpus: bool,
@@ -482,9 +574,7 @@ def _task_info(
         "name": f"{spec.name} slot {slot.id}",
         "task_id": {"value": slot.task_id},
         "agent_id": {"value": slot.agent_id},
-        "executor": executor_info(
-            slot.task_id, f"dike slot {slot.id}", spec.name, launch.python, launch.container, own
-        ),
+        "executor": executor,
         "resources": rest,
         "data": order.encode(),
         "labels": {"labels": [{"key": "dike.search", "value": spec.name}]},

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from executor.trial_messages import RunEnd, RunKey, SlotStatus, TrialRun, Wanted
-from framework.mesos.tasks import TaskState
+from framework.mesos.tasks import TaskState, ended_with_executor
 from framework.policies.trials.interface import Choice, SlotView
 from framework.search.records import SliceRecord, TrialRecord
 
@@ -59,15 +60,16 @@ class Slot:
 
     Attributes:
         id: its number in the search.
-        task_id: Mesos' id of its task and of its executor.
+        task_id: Mesos' id of its task.
         agent_id, node, address: where it is: for Mesos, for people, and its host or IP address.
         gpu_devices: device indices it was given; empty if none.
         kind: what it computes on (`framework.search.slot_pool.kind_of`); empty where that is not known.
         state: the last state Mesos reported.
         message, reason: what came with it.
-        executor_seen: whether its executor ever reported.
+        executor_seen: whether its executor ever reported it.
         current: the run that holds it; None if it is empty.
-        next: the run that gets it when the current one is out; None if there is none.
+        next: the run that gets it when the current one is out; None if there is none. If the slot is told to end first,
+            the run is given back then.
         leaving: whether it has been told to end.
         is_wanted: whether it may go on, or end by itself; otherwise its task is killed.
         has_trained: whether a run has ever taken a step in it.
@@ -76,7 +78,12 @@ class Slot:
         inherited: whether it was launched by a service before this one, and has not been heard of since.
         is_outdated: whether that was of an earlier version, so that its executor refuses what it does not know.
         memory_bytes: its memory, if processes of suspended trials may stay in it; else 0.
-        likely: the runs that stay in it, the likeliest to go on first.
+        likely: the runs whose processes stand still and that it can go on with, the likeliest to go on first.
+        executor_id: Mesos' id of its executor, which other slots of the search on its agent may share; as in states of
+            earlier versions, empty stands for the task's own id.
+        hosts_executor: whether what its executor has for itself is a part of its share.
+        mates_seen: whether its executor ever reported another slot.
+        is_lost: whether its executor is known to have ended, and its own end is still to be said.
     """
 
     id: int
@@ -101,16 +108,23 @@ class Slot:
     is_outdated: bool = False
     memory_bytes: int = 0
     likely: tuple[RunKey, ...] = ()
+    executor_id: str = ""
+    hosts_executor: bool = True
+    mates_seen: bool = False
+    is_lost: bool = False
     _stops: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
     _let_go: tuple[RunKey, ...] = ()
     _sent_s: float | None = None
 
+    def __post_init__(self) -> None:
+        self.executor_id = self.executor_id or self.task_id
+
     @property
     def is_up(self) -> bool:
         """Whether it can hold a trial: its executor runs and it is not about to end."""
-        return self.state is TaskState.RUNNING and not self.leaving and not self.inherited
+        return self.state is TaskState.RUNNING and not (self.leaving or self.inherited or self.is_lost)
 
     @property
     def runs(self) -> list[ActiveRun]:
@@ -120,6 +134,16 @@ class Slot:
     @property
     def is_gone(self) -> bool:
         return self.state.is_terminal()
+
+    @property
+    def executor_has_ended(self) -> bool:
+        """Whether it ended with its executor, and so with all slots of that."""
+        return ended_with_executor(self.state, self.reason)
+
+    @property
+    def missed_executor(self) -> bool:
+        """Whether its executor, which has had other slots, ended before it came there: nobody's failure."""
+        return self.executor_has_ended and self.mates_seen and not self.executor_seen
 
     @property
     def suspending(self) -> bool:
@@ -137,19 +161,24 @@ class Slot:
         return self.status is not None and self.status.run == self._current_key and self.status.pausable
 
     @property
-    def may_end(self) -> bool:
-        """Whether nothing is lost with its processes: what runs, or stands still in it, is saved or can be."""
-        return (self.current is None or self.preemptible) and not self.unsaved
-
-    @property
     def paused(self) -> tuple[RunKey, ...]:
-        """Suspended runs whose processes stay in it."""
+        """Suspended runs whose processes it can go on with; other slots may list them too."""
         return () if self.status is None else self.status.paused
 
     @property
     def unsaved(self) -> tuple[RunKey, ...]:
         """Those of them that no checkpoint holds."""
         return () if self.status is None else self.status.unsaved
+
+    @property
+    def unsaved_bytes(self) -> int:
+        """Memory of the runs that no checkpoint holds."""
+        return 0 if self.status is None else self.status.unsaved_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of its run, with what that shares with others; 0 where nothing is known."""
+        return 0 if self.status is None else self.status.usage.rss_bytes or 0
 
     def view(self) -> SlotView:
         """What a policy sees of it."""
@@ -171,7 +200,6 @@ class Slot:
         """Wants the slot to end, as soon as its run is suspended."""
         if not self.leaving:
             self.leaving = True
-            self.next = None
             self._want(None)
 
     def stop(self) -> None:
@@ -180,7 +208,7 @@ class Slot:
         self._want(self.next.order if self.next is not None else None)
 
     def let_go(self, runs: Iterable[RunKey]) -> None:
-        """Nobody will go on with the processes of these suspended runs that stay in it."""
+        """Nobody will go on with the processes of these suspended runs, in this slot or another."""
         told = tuple(key for key in runs if key not in self._let_go)
         if told:
             self._let_go = (*(key for key in self._let_go if key in self.paused), *told)
@@ -255,7 +283,7 @@ class Slot:
     def failure(self) -> str:
         """Why it ended, in one sentence."""
         reason = self.message or self.reason or str(self.state)
-        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen:
+        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen and not self.mates_seen:
             reason += (
                 "; the executor ended before it could report, so Dike is probably not installed for the Python there "
                 "(--agent-python, --image)"
@@ -289,8 +317,8 @@ def at_home(
 ) -> dict[int, Choice]:
     """Gives trials the slots in which their processes stand still, where that changes nothing else.
 
-    A trial that a policy has put into another slot of the same kind comes to its own if that is empty, or changes
-    places with the one that was to begin there.
+    A trial that a policy has put into another slot of the same kind comes to one of its own if that is empty, or
+    changes places with the one that was to begin there.
 
     Args:
         runs: slot -> the trial that a policy wants there.
@@ -299,23 +327,25 @@ def at_home(
     """
     given = dict(runs)
     last = {number: record.runs - 1 for number, record in records.items()}
-    homes = {trial: slot for slot in slots.values() for trial, run in slot.paused if last.get(trial) == run}
+    homes: defaultdict[int, list[int]] = defaultdict(list)
+    for slot in slots.values():
+        for trial, run in slot.paused:
+            if last.get(trial) == run:
+                homes[trial].append(slot.id)
 
     def is_here(slot: int, choice: Choice) -> bool:
         """Whether it must not be moved: it runs in the slot, or stands still there."""
         held = slots[slot].current
-        return (held is not None and held.record.number == choice.trial) or homes.get(choice.trial) is slots[slot]
+        return (held is not None and held.record.number == choice.trial) or slot in homes[choice.trial]
 
     for slot_id, choice in sorted(runs.items()):
-        home = homes.get(choice.trial)
-        if home is None or given[slot_id] is not choice or is_here(slot_id, choice) or home.kind != slots[slot_id].kind:
+        if given[slot_id] is not choice or is_here(slot_id, choice):
             continue
-        other = given.get(home.id)
-        if other is None and home.current is None:
-            del given[slot_id]
-        elif other is not None and not is_here(home.id, other):
-            given[slot_id] = other
-        else:
-            continue
-        given[home.id] = choice
+        for home in homes[choice.trial]:
+            other = given.get(home)
+            is_free = slots[home].current is None if other is None else not is_here(home, other)
+            if is_free and slots[home].kind == slots[slot_id].kind:
+                del given[slot_id]
+                given |= {home: choice} if other is None else {home: choice, slot_id: other}
+                break
     return given

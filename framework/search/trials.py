@@ -34,7 +34,7 @@ class Remedy(enum.Enum):
 
     NONE = enum.auto()
     REPLACE_SLOT = enum.auto()
-    """A trial has failed for the first time: another executor gets it."""
+    """A trial has failed for the first time: a slot with another executor takes the place of its slot."""
     AVOID_AGENT = enum.auto()
     """It has failed again: another agent gets it."""
 
@@ -134,21 +134,24 @@ class TrialTracker:
         return came
 
     def views(
-        self, preemptible: Mapping[int, bool], refused: Mapping[int, frozenset[int]], homes: Mapping[int, int]
+        self,
+        preemptible: Mapping[int, bool],
+        refused: Mapping[int, frozenset[int]],
+        homes: Mapping[int, frozenset[int]],
     ) -> list[TrialView]:
         """What a policy sees of the open trials.
 
         Args:
             preemptible: trial that holds a slot -> whether it can be suspended.
             refused: trial -> slots it must not be given.
-            homes: trial -> the slot in which its process stands still.
+            homes: trial -> the slots in which its process stands still.
         """
         return [
             self._view(
                 record,
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
-                home=homes.get(record.number),
+                homes=homes.get(record.number, frozenset()),
             )
             for record in self.open
         ]
@@ -379,10 +382,17 @@ class TrialTracker:
         self._run_is_over(record)
         return remedy
 
-    def run_lost(self, record: TrialRecord, reason: str, wall_s: float) -> None:
-        """A trial's slot is gone, and its run with it."""
+    def run_lost(self, record: TrialRecord, reason: str, wall_s: float, *, counts: bool) -> None:
+        """A trial's slot is gone, and its run with it.
+
+        Args:
+            record: the trial.
+            reason: why.
+            wall_s: the time in seconds since the epoch.
+            counts: whether that may be the trial's own doing; after `MAX_LOSSES` such times it has failed.
+        """
         times, at_step = self._lost.get(record.number, (0, 0))
-        times = times + 1 if record.checkpoint_step <= at_step else 1
+        times = (times if record.checkpoint_step <= at_step else 0) + (1 if counts else 0)
         self._lost[record.number] = times, record.checkpoint_step
         self.save_progress()
         if record.state is TrialState.STOPPED:

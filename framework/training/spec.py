@@ -14,7 +14,7 @@ from dike.profile import ModelProfile
 from dike.task import Role, is_chief
 from executor.messages import Outcome
 from framework.mesos.containers import Container
-from framework.mesos.tasks import TaskState
+from framework.mesos.tasks import TaskState, ended_with_executor
 from framework.project.last_words import last_words, same_again
 from solver import Plan, PlannedTask
 from solver.plain import can_share
@@ -226,7 +226,7 @@ class JobTask:
     @property
     def executor_has_ended(self) -> bool:
         """Whether it ended with its executor, and so with all tasks of that."""
-        return self.is_lost and self.reason.startswith(("REASON_EXECUTOR_", "REASON_CONTAINER_"))
+        return ended_with_executor(self.state, self.reason)
 
     @property
     def agent_has_gone(self) -> bool:

@@ -49,8 +49,8 @@ match ways[ATTEMPT % len(ways)]:
     case "fail_when_stopped":
         signal.signal(signal.SIGTERM, fail)
         stay()
-    case "litter":
-        left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    case "litter" | "helped":
+        left = subprocess.Popen(["sleep", "600"], start_new_session="litter" in ways)
         tell(type="left", pid=left.pid)
         stay()
     case "fail":

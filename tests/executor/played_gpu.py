@@ -17,7 +17,7 @@ from types import ModuleType
 
 import psutil
 
-from executor import zygote_slot
+from executor import trial_slot
 from executor.monitor import Gpus
 
 _states: dict[int, str] = {}
@@ -35,7 +35,7 @@ class PlayedGpus(Gpus):
 
     def bytes_by_process(self) -> dict[int, int]:
         held = int(os.environ["PLAYED_GPU_BYTES"])
-        pids = [child.pid for child in psutil.Process().children() if held and _is_trial(child.pid)]
+        pids = [child.pid for child in psutil.Process().children(recursive=True) if held and _is_trial(child.pid)]
         return {pid: held for pid in pids if _states.get(pid) != "checkpointed"}
 
 
@@ -85,7 +85,7 @@ class Process:
 
 def install() -> None:
     """Puts it where the product looks for the real ones."""
-    zygote_slot.Gpus = PlayedGpus  # type: ignore[misc]
+    trial_slot.Gpus = PlayedGpus  # type: ignore[misc]
     core = ModuleType("cuda.core")
     core.checkpoint = ModuleType("cuda.core.checkpoint")  # type: ignore[attr-defined]
     core.checkpoint.Process = Process

@@ -1,6 +1,7 @@
-"""A slot in a process of its own: `python slot_process.py SANDBOX ORDER ZYGOTE...`.
+"""Slots in a process of their own: `python slot_process.py SANDBOX ORDER ZYGOTE...`.
 
-Standard input, a line each: `wanted BASE64`, `kill SECONDS`. Standard output, a JSON object a line: what the slot tells
+Standard input, a line each: `wanted BASE64 [TASK]`, `kill SECONDS [TASK]`, `launch TASK`; without TASK the first slot
+is meant. Standard output, a JSON object a line: what the slot tells
 its driver, and at last how its task ended. What its processes write to their standard output is in SANDBOX/stdout.
 
 STOP_GRACE_S, KNOWN_TIMEOUT_S and OFFLOAD_TIMEOUT_S in the environment stand in for the product's own.
@@ -16,14 +17,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from dike import process
 from executor import attempt, job_slot, output, slot_process, trial_slot
 from executor.channel import Slot, TaskChannel
 from executor.environment import process_environment
-from executor.forked import adopt_orphans
+from executor.job_slot import JobSlot
 from executor.slot_order import decode_order
+from executor.trial_slot import TrialSlots
 from executor.zygote import Zygote
 from tests.executor import played_gpu
 
+TASK = "slot-task"
 DRAIN_S = 60.0
 """In the place of the product's: nothing is to be missing because the machine has stood still for a moment."""
 
@@ -42,7 +46,10 @@ class Edge:
         self.write({"message": data})
 
     def processStarted(self, pid: int) -> None:  # noqa: N802
-        pass
+        self.write({"group": pid})
+
+    def processEnded(self, pid: int) -> None:  # noqa: N802
+        self.write({"over": pid})
 
     def write(self, line: dict[str, Any]) -> None:
         with self._lock:
@@ -50,16 +57,21 @@ class Edge:
             self._out.flush()
 
 
-def obey(slot: Slot) -> None:
+def obey(edge: Edge, sandbox: Path, holder: JobSlot | TrialSlots, slots: dict[str, Slot]) -> None:
     for line in sys.stdin:
-        word, _, rest = line.strip().partition(" ")
-        if word == "wanted":
+        word, rest, *task = line.split()
+        slot = slots[task[0] if task else TASK]
+        if word == "launch":
+            assert isinstance(holder, TrialSlots)
+            (sandbox / rest).mkdir()
+            slots[rest] = holder.add(TaskChannel(edge, rest, sandbox / rest))
+        elif word == "wanted":
             slot.told(rest)
         else:
             slot.kill(float(rest))
 
 
-def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> Slot:
+def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> tuple[JobSlot | TrialSlots, Slot]:
     for module in (attempt, output):
         assert hasattr(module, "DRAIN_S")
         module.DRAIN_S = DRAIN_S
@@ -75,17 +87,16 @@ def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> Slot:
 def main() -> None:
     sandbox, order, *zygote = sys.argv[1:]
     logging.basicConfig(level=logging.INFO)
-    adopt_orphans()
+    process.adopt_orphans()
     if "PLAYED_GPU" in os.environ:
         played_gpu.install()
     edge = Edge(os.dup(1))
     # Where Mesos puts what its executors write.
     os.dup2(os.open(f"{sandbox}/stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-    channel = TaskChannel(edge, "slot-task", Path(sandbox))
-    slot = make_slot(channel, order, zygote)
-    threading.Thread(target=obey, args=(slot,), daemon=True).start()
-    end = slot.run()
-    channel.update(end.state, end.message, end.data)
+    channel = TaskChannel(edge, TASK, Path(sandbox))
+    holder, slot = make_slot(channel, order, zygote)
+    threading.Thread(target=obey, args=(edge, Path(sandbox), holder, {TASK: slot}), daemon=True).start()
+    holder.run()
 
 
 if __name__ == "__main__":

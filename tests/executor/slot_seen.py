@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -37,6 +38,7 @@ class SeenSlot(ABC, Generic[Status]):
         process: the slot's.
         updates: status updates of its task so far.
         statuses: what it has said of itself so far.
+        groups: leaders of the process groups that it has begun, and of which it has not said that nothing is left.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class SeenSlot(ABC, Generic[Status]):
         self.sandbox.mkdir()
         self.updates: list[dict[str, Any]] = []
         self.statuses: list[Status] = []
+        self.groups: set[int] = set()
         self._changed = threading.Condition()
         with (folder / "slot.log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -103,10 +106,14 @@ class SeenSlot(ABC, Generic[Status]):
         self._reader.join(DEADLINE_S)
         return self.updates[-1]
 
-    def children(self, output: str) -> list[psutil.Process]:
-        """The slot's children whose output goes to a file whose name begins like that."""
-        found = psutil.Process(self.process.pid).children()
-        return [child for child in found if Path(os.readlink(f"/proc/{child.pid}/fd/1")).name.startswith(output)]
+    def children(self, output: str, *, recursive: bool = False) -> list[psutil.Process]:
+        """The slot's children whose output goes to a file whose name begins like that; all descendants, if asked."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=recursive):
+            with contextlib.suppress(FileNotFoundError):  # a supervisor has none
+                if Path(os.readlink(f"/proc/{process.pid}/fd/1")).name.startswith(output):
+                    found.append(process)
+        return found
 
     def close(self) -> None:
         self.process.kill()
@@ -123,6 +130,10 @@ class SeenSlot(ABC, Generic[Status]):
             with self._changed:
                 if "update" in line:
                     self.updates.append(line["update"])
+                elif "group" in line:
+                    self.groups.add(line["group"])
+                elif "over" in line:
+                    self.groups.remove(line["over"])
                 else:
                     self.take(line["message"])
                 self._changed.notify_all()

@@ -6,16 +6,16 @@ says that it is ready), `frail` (it ends at the first request), `refuses` (it an
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import runpy
-import signal
 import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from dike import process
 
 
 def main() -> None:
@@ -66,7 +66,9 @@ def become(connection: socket.socket, request: dict[str, Any], descriptors: list
     while os.getppid() != request["parent"]:
         time.sleep(0.001)
     # Not before: the end of the process between would count.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    process.die_with_parent(request["parent"])
+    if request.get("supervised"):
+        process.supervise()
     held = [os.dup2(descriptor, 100 + index) for index, descriptor in enumerate(descriptors)]
     connection.close()
     for target, descriptor in zip((1, 2, 3, 4), held, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ from executor.dispatch import Dispatcher
 from executor.messages import Addressed, LaunchOrder, LogChunk, Outcome, WantedOutput, decode_message, encode
 from executor.process import children
 from executor.slot_order import SlotOrder
-from executor.trial_messages import decode_slot_message
+from executor.trial_messages import Wanted, decode_slot_message
 from executor.zygote_pool import warm
 from framework.project import bundle
 from tests.executor.slot_seen import HERE
@@ -60,6 +61,9 @@ class Edge:
 
     def states(self, task_id: str) -> list[str]:
         return [update["state"] for update in self.of(task_id)]
+
+    def running(self) -> list[str]:
+        return [each["task_id"]["value"] for each in self.updates if each["state"] == "TASK_RUNNING"]
 
     def output(self, task_id: str) -> str:
         said = [decode_message(data) for data in self.messages]
@@ -197,7 +201,7 @@ def test_a_task_whose_holder_is_killed_fails_and_leaves_nothing(tmp_path: Path, 
     left = wait_until(
         lambda: next((it["pid"] for it in map(_report, edge.messages) if it.get("type") == "left"), None), "litter"
     )
-    held = executor.dispatcher._tasks["task"]
+    held = next(process for process in executor.dispatcher._processes if "task" in process.tasks)
     assert held._process is not None
     (group,) = held._groups
     os.kill(held._process.pid, signal.SIGKILL)
@@ -210,8 +214,67 @@ def test_a_task_whose_holder_is_killed_fails_and_leaves_nothing(tmp_path: Path, 
     assert edge.states("other")[-1] == "TASK_KILLED"
 
 
+@pytest.mark.integration
+@pytest.mark.usefixtures("parent")
+def test_slots_of_a_search_share_a_process(tmp_path: Path, bundle_url: str) -> None:
+    search = SlotOrder("search", bundle_url, "job_script.py", gpu_devices=())
+    executor = Executor(tmp_path)
+    edge, processes = executor.edge, executor.dispatcher._processes
+    other = dataclasses.replace(search, cpus=2.0).encode()
+    gpu = dataclasses.replace(search, gpu_devices=(0,)).encode()
+    executor.launch(first=search.encode(), second=search.encode(), other=other, gpu_0=gpu, gpu_1=gpu)
+    executor.wait_for(lambda: len(edge.running()) == 5, "all slots")
+    executor.launch(third=search.encode())
+    executor.wait_for(lambda: "third" in edge.running(), "a slot that comes later")
+    assert sorted(sorted(process.tasks) for process in processes) == [
+        ["first", "second", "third"],
+        ["gpu_0"],
+        ["gpu_1"],
+        ["other"],
+    ]
+    assert (tmp_path / "second").is_dir()
+    # Each ends for itself.
+    executor.dispatcher.killTask(edge, {"value": "first"})
+    executor.wait_for(lambda: "TASK_KILLED" in edge.states("first"), "the end of the first")
+    leave = Addressed("second", Wanted(1, leave=True).encode()).encode()
+    executor.dispatcher.frameworkMessage(edge, leave)
+    executor.wait_for(lambda: "TASK_FINISHED" in edge.states("second"), "the end of the second")
+    # One that comes when the process does not hear any more is held by another one, and nobody has lost anything.
+    held = next(process for process in processes if "third" in process.tasks)
+    assert held.pid is not None
+    os.kill(held.pid, signal.SIGSTOP)
+    executor.launch(late=search.encode())
+    executor.wait_for(lambda: "late" in held.tasks, "a slot that nobody hears of")
+    os.kill(held.pid, signal.SIGKILL)
+    executor.wait_for(lambda: "late" in edge.running(), "that slot")
+    assert edge.states("third") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FAILED"]
+    executor.dispatcher.shutdown(edge)
+    executor.join()
+    assert edge.states("late") == ["TASK_STARTING", "TASK_RUNNING", "TASK_KILLED"]
+
+
 def _report(message: str) -> dict[str, Any]:
     return getattr(decode_message(message), "content", {})
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("parent")
+def test_what_is_in_the_group_of_a_process_ends_with_its_holder(
+    tmp_path: Path, bundle_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where orphans become another process' children.
+    monkeypatch.setattr(Dispatcher, "_sweep", lambda self: None)
+    executor = Executor(tmp_path)
+    edge = executor.edge
+    executor.launch(task=order(bundle_url, "helped"))
+    helper = wait_until(
+        lambda: next((it["pid"] for it in map(_report, edge.messages) if it.get("type") == "left"), None), "a helper"
+    )
+    (process,) = executor.dispatcher._processes
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(helper), "the end of what it had started")
+    executor.join()
 
 
 @pytest.mark.integration

@@ -43,6 +43,9 @@ class Reports:
     def processStarted(self, pid: int) -> None:  # noqa: N802
         pass
 
+    def processEnded(self, pid: int) -> None:  # noqa: N802
+        pass
+
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
         message = decode_job_message(data)
         assert isinstance(message, Report)

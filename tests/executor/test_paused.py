@@ -43,9 +43,9 @@ def test_the_least_likely_goes_first_and_the_one_that_is_to_go_on_stays(runs: Pa
     for trial in range(3):
         add(runs, trial, 200)
     runs.likely = [(2, 0), (1, 0), (0, 0)]
-    runs.make_room(LIMIT, used_bytes=100, coming_bytes=300, kept=(0, 0))
+    runs.make_room(LIMIT, used_bytes=100, coming_bytes=300, kept=[(0, 0)])
     assert runs.keys == ((0, 0), (2, 0))
-    runs.make_room(LIMIT, used_bytes=100, coming_bytes=5000, kept=(0, 0))
+    runs.make_room(LIMIT, used_bytes=100, coming_bytes=5000, kept=[(0, 0)])
     assert runs.keys == ((0, 0),)
     runs.make_room(LIMIT, used_bytes=100, coming_bytes=5000)
     assert runs.keys == ()
@@ -56,10 +56,10 @@ def test_room_counts_those_that_are_not_let_go(runs: PausedRuns) -> None:
     add(runs, 1, 300)
     assert runs.has_room(LIMIT, used_bytes=100, coming_bytes=800)
     assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=801)
-    assert runs.has_room(LIMIT, used_bytes=100, coming_bytes=500, kept=(1, 0))
-    assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=501, kept=(1, 0))
+    assert runs.has_room(LIMIT, used_bytes=100, coming_bytes=500, kept=[(1, 0)])
+    assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=501, kept=[(1, 0)])
     add(runs, 2, 100, is_unsaved=True)
-    assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=401, kept=(1, 0))
+    assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=401, kept=[(1, 0)])
 
 
 def test_all_that_have_died_leave_at_once(runs: PausedRuns) -> None:

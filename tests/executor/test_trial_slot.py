@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from executor.trial_messages import (
 )
 from executor.zygote import PROGRAM
 from framework.project import bundle
+from tests.executor.slot_process import TASK
 from tests.executor.slot_seen import DEADLINE_S, HERE, ROOT, STANDIN, SeenSlot, wait_gone
 
 pytestmark = pytest.mark.integration
@@ -48,7 +50,7 @@ class SlotProcess(SeenSlot[SlotStatus]):
     ) -> None:
         self.losses: list[Losses] = []
         self.output: list[TrialOutput] = []
-        self._number = 0
+        self._numbers: Counter[str] = Counter()
         super().__init__(folder, order.encode(), zygote, environment)
 
     def take(self, message: str) -> None:
@@ -71,19 +73,33 @@ class SlotProcess(SeenSlot[SlotStatus]):
         stop: bool = False,
         number: int | None = None,
         memory_bytes: int = 0,
+        task: str = TASK,
         **more: tuple[RunKey, ...],
     ) -> None:
-        if number is None:
-            self._number += 1
-        wish = Wanted(number or self._number, run, leave, known, reports, output, stop, memory_bytes, **more)
-        self.say("wanted " + wish.encode())
+        self._numbers[task] += number is None
+        wish = Wanted(number or self._numbers[task], run, leave, known, reports, output, stop, memory_bytes, **more)
+        self.say(f"wanted {wish.encode()} {task}")
+
+    def launch(self, task: str) -> None:
+        """A slot more, in the same process."""
+        self.say(f"launch {task}")
+        self.wait_for(lambda: self.states(task), lambda: self.updates)
+
+    def states(self, task: str) -> list[str]:
+        return [update["state"] for update in self.updates if update["task_id"]["value"] == task]
+
+    def children(self, output: str, *, recursive: bool = True) -> list[psutil.Process]:
+        """Trials are the children of supervisors."""
+        return super().children(output, recursive=recursive)
 
     def end_of(self, trial: int, run: int = 0) -> RunEnd:
         status = self.status_when(lambda status: any(end.key == (trial, run) for end in status.ends))
         return next(end for end in status.ends if end.key == (trial, run))
 
-    def trains(self, trial: int) -> SlotStatus:
-        return self.status_when(lambda status: status.run == (trial, 0) and status.training and status.step > 0)
+    def trains(self, trial: int, run: int = 0, task: str = TASK) -> SlotStatus:
+        return self.status_when(
+            lambda status: status.task_id == task and status.run == (trial, run) and status.training and status.step > 0
+        )
 
     def task_end(self) -> tuple[str, SlotStatus]:
         """State and last words of the slot's task, whose process has ended."""
@@ -139,6 +155,7 @@ def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess
     assert end.usage.cpu is not None
     assert [report["step"] for losses in slot.losses for report in losses.reports] == [1, 2, 3]
     assert (slot.sandbox / "trial-0-run-0.out").read_text() == end.tail
+    assert not slot.groups
     # Said again though nothing has changed, and not started again though it is still wanted.
     told = len(slot.statuses)
     slot.status_when(lambda _: len(slot.statuses) > told)
@@ -227,7 +244,7 @@ MEMORY_BYTES = 1 << 40
 
 def family_of(slot: SlotProcess, trial: int) -> set[psutil.Process]:
     """The processes of a trial."""
-    return {each for child in slot.children(f"trial-{trial}") for each in (child, *child.children())}
+    return set(slot.children(f"trial-{trial}"))
 
 
 def is_still(process: psutil.Process) -> bool:
@@ -320,6 +337,99 @@ def test_a_run_that_cannot_be_saved_keeps_its_slot_where_another_has_no_room_bes
     after = slot.statuses[-1]
     assert (after.run, after.pausable, after.suspending) == ((0, 0), False, False)
     assert after.step > before.step
+
+
+OTHER = "other"
+"""A slot beside the first."""
+
+
+def give_way_beside(slot: SlotProcess, way: str) -> tuple[set[psutil.Process], RunEnd]:
+    """Trial 0 gives way to trial 1, in a slot that has another beside it; its processes, and the end of its run."""
+    slot.launch(OTHER)
+    slot.wants(None, memory_bytes=MEMORY_BYTES, task=OTHER)
+    slot.wants(trial(0, way), memory_bytes=MEMORY_BYTES)
+    slot.trains(0)
+    slot.status_when(lambda status: status.run == (0, 0) and (status.preemptible or status.pausable))
+    family = family_of(slot, 0)
+    slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
+    end = slot.end_of(0)
+    slot.trains(1)
+    return family, end
+
+
+@pytest.mark.parametrize("way", ["family", "unsaved"])
+def test_a_run_suspended_in_memory_goes_on_in_a_slot_beside_it(slot: SlotProcess, way: str) -> None:
+    family, first = give_way_beside(slot, way)
+    assert all(map(is_still, family))
+    seen = slot.status_when(lambda status: status.task_id == OTHER and status.paused)
+    assert (seen.paused, bool(seen.unsaved)) == (((0, 0),), way == "unsaved")
+    slot.wants(trial(0, way, 1, first.checkpoint), memory_bytes=MEMORY_BYTES, task=OTHER)
+    status = slot.trains(0, 1, OTHER)
+    assert (status.continued, status.paused) == (True, ())
+    assert family_of(slot, 0) == family
+    assert not any(map(is_still, family))
+    # Both run at a time, each in its slot.
+    now = len(slot.statuses)
+    slot.status_when(lambda status: status.run == (1, 0), now)
+    slot.status_when(lambda status: status.run == (0, 1), now)
+    # The slot that it came from ends: that is nothing to it.
+    slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES)
+    slot.wait_for(lambda: "TASK_FINISHED" in slot.states(TASK), lambda: slot.updates)
+    after = slot.status_when(lambda status: status.run == (0, 1) and status.step > first.last["step"] + 10)
+    # What ran there stands still here now.
+    assert after.paused == ((1, 0),)
+    assert after.unsaved_bytes == 0
+    slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES, task=OTHER)
+    slot.ended()
+    assert slot.states(OTHER) == ["TASK_RUNNING", "TASK_FINISHED"]
+    assert not any(each.is_running() for each in family)
+
+
+def test_a_slot_that_is_killed_leaves_those_beside_it_alone(slot: SlotProcess) -> None:
+    family, first = give_way_beside(slot, "unsaved")
+    slot.wants(trial(2, "train"), memory_bytes=MEMORY_BYTES, task=OTHER)
+    slot.trains(2, task=OTHER)
+    (killed,) = slot.children("trial-1")
+    slot.kill(5.0)
+    slot.wait_for(lambda: "TASK_KILLED" in slot.states(TASK), lambda: slot.updates)
+    assert not killed.is_running()
+    assert all(map(is_still, family))
+    slot.wants(trial(0, "unsaved", 1), known=((2, 0),), memory_bytes=MEMORY_BYTES, task=OTHER)
+    assert slot.trains(0, 1, OTHER).step > first.last["step"]
+
+
+def test_the_memory_of_all_slots_is_one(slot: SlotProcess) -> None:
+    slot.launch(OTHER)
+    slot.wants(None)
+    slot.status_when(lambda status: status.zygote_ready)
+    (zygote,) = slot.children("zygote")
+    # Each has room for one and a half.
+    memory_bytes = int((zygote.memory_info().rss + 3 * (72 << 20)) / 0.9 / 2)
+    slot.wants(trial(0, "large"), memory_bytes=memory_bytes)
+    slot.wants(trial(1, "large"), memory_bytes=memory_bytes, task=OTHER)
+    slot.trains(0)
+    slot.trains(1, task=OTHER)
+    slot.wants(trial(2, "large"), memory_bytes=memory_bytes)
+    slot.trains(2)
+    assert slot.status_when(lambda status: status.task_id == OTHER and status.paused).paused == ((0, 0),)
+    # The fourth one does not fit.
+    slot.wants(trial(3, "large"), memory_bytes=memory_bytes, task=OTHER)
+    slot.trains(3, task=OTHER)
+    slot.status_when(lambda status: len(status.paused) == 1 and status.run == (3, 0))
+
+
+def test_a_run_whose_supervisor_is_killed_ends_with_all_that_it_has_started(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "family"))
+    slot.trains(0)
+    family = family_of(slot, 0)
+    (process,) = [each for each in family if each.cmdline()[0] != "sleep"]
+    supervisor = process.parent()
+    assert supervisor is not None
+    assert supervisor.pid != slot.process.pid
+    supervisor.kill()
+    end = slot.end_of(0)
+    assert (end.outcome, end.exit_code) == ("failed", -9)
+    assert not any(each.is_running() for each in family)
 
 
 class GpuSlot(SlotProcess):
@@ -524,8 +634,10 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
         slot.trains(number)
     paused = {number: slot.children(f"trial-{number}")[0] for number in range(3)}
     # Somebody kills it: the trial goes on from its checkpoint.
+    assert len(slot.groups) == 4
     paused[0].kill()
     slot.status_when(lambda status: status.paused == ((1, 0), (2, 0)))
+    slot.wait_for(lambda: len(slot.groups) == 3, lambda: slot.groups)
     # Its trial has gone on in another slot.
     slot.wants(trial(3, "train"), memory_bytes=MEMORY_BYTES, let_go=((1, 0), (7, 0)))
     slot.status_when(lambda status: status.paused == ((2, 0),))
@@ -677,6 +789,25 @@ def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: 
     assert "cannot be suspended" in end.message
 
 
+def test_the_last_slot_ends_what_only_another_could_have_kept(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "unsaved"), memory_bytes=MEMORY_BYTES)
+    slot.status_when(lambda status: status.run == (0, 0) and status.pausable)
+    slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES)
+    state, status = slot.task_end()
+    assert state == "TASK_FINISHED"
+    (end,) = status.ends
+    assert (end.outcome, end.checkpoint) == ("stopped", None)
+    assert "it cannot be suspended" in end.message
+
+
+def test_a_trial_is_told_to_end_wherever_it_has_gone(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "signals"))
+    slot.trains(0)
+    slot.kill(DEADLINE_S)
+    _, status = slot.task_end()
+    assert (status.ends[0].outcome, status.ends[0].exit_code) == ("stopped", 7)
+
+
 def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_known(
     tmp_path: Path, order: SlotOrder
 ) -> None:
@@ -743,6 +874,16 @@ def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(tmp_path:
     assert state == "TASK_FAILED"
     assert "no module named nothing" in slot.updates[-1]["message"]
     assert [end.outcome for end in status.ends] == ["stopped"]
+
+
+def test_a_run_that_cannot_have_its_files_fails_alone(slot: SlotProcess) -> None:
+    (slot.sandbox / "trial-0-run-0.out").mkdir()
+    slot.wants(trial(0, "finish"))
+    end = slot.end_of(0)
+    assert (end.outcome, end.exit_code) == ("failed", None)
+    assert "could not be started: [Errno 21]" in end.message
+    slot.wants(trial(1, "finish"), known=((0, 0),))
+    assert slot.end_of(1).outcome == "finished"
 
 
 def test_a_process_that_cannot_be_forked_is_a_failed_run(slot: SlotProcess, tmp_path: Path) -> None:

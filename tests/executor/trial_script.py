@@ -30,10 +30,13 @@ def train(*, preemptible: bool, obeys: bool = True) -> None:
     step = FIRST_STEP
     while True:
         if obeys and suspension_requested():
+            wanted = os.read(TRIAL["control_fd"], 100)
+            if wanted != b"pause\n" and not preemptible:
+                continue  # nobody could go on from there
             path = f"{TRIAL['folder']}/run-{TRIAL['run']}-step-{step}" if preemptible else None
             if path:
                 tell(type="checkpoint", path=path, step=step, train_s=0.1)
-            if os.read(TRIAL["control_fd"], 100) != b"pause\n":
+            if wanted != b"pause\n":
                 tell(type="suspended", path=path, step=step)
                 sys.exit(75)
             tell(type="paused", path=path, step=step)
@@ -74,6 +77,14 @@ match sys.argv[1]:
     case "deaf":
         train(preemptible=True, obeys=False)
     case "fixed":
+        train(preemptible=False, obeys=False)
+    case "signals":
+        # What a script asks of its own process group is nothing to Dike.
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        os.killpg(os.getpgrp(), signal.SIGUSR1)
+        # It leaves the group, and is told all the same that it is to end.
+        os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
         train(preemptible=False, obeys=False)
     case "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -113,6 +113,6 @@ def test_tasks_of_a_job_are_launched_with_what_is_mounted() -> None:
 def test_slots_are_launched_with_what_is_mounted(tmp_path: Path) -> None:
     launch = SlotLaunch(search_spec(tmp_path), "http://127.0.0.1:1/bundle/token", "train.py", (), "python3")
     launch = dataclasses.replace(launch, container=own_container(IMAGE, (), "/shared/search"))
-    _, operation = slots_on(launch, by_agent([PlayedMesos().offer()])[0], 0, 0, 2, ())
+    _, operation = slots_on(launch, by_agent([PlayedMesos().offer()])[0], 0, 0, 2, (), (), {})
     tasks = operation["launch"]["task_infos"]
     assert [mounts(task) for task in tasks] == [[("/shared", "/shared", "RW")]] * 2

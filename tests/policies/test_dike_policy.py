@@ -28,6 +28,11 @@ def running(view: TrialView, preemptible: bool = True) -> TrialView:
     return TrialView(view.id, 0.0, view.readings, view.slices, runnable=False, preemptible=preemptible)
 
 
+def at_home(view: TrialView, *slots: int) -> TrialView:
+    """Its process stands still in these slots."""
+    return replace(view, homes=frozenset(slots))
+
+
 def first_chosen(*trials: TrialView) -> int:
     return DikePolicy(SETTINGS).decide(0.0, trials, [SlotView(0)]).runs[0].trial
 
@@ -181,12 +186,23 @@ def test_one_whose_process_stands_still_in_another_slot_must_be_worth_more_by_a_
     runs = DikePolicy(SETTINGS).decide(0.0, [best, other], slots).runs
     worth = {choice.trial: choice.score or 0.0 for choice in runs.values()}
     assert worth[1] < worth[0] < MARGIN * worth[1]
-    assert first_chosen(replace(best, home=1), replace(other, home=0)) == 1
-    assert first_chosen(replace(best, home=1), other) == 1
-    assert first_chosen(replace(best, home=1), replace(other, home=1)) == 0
-    assert first_chosen(replace(best, home=1), trial(1, 5.0, 4.0)) == 0
-    decision = DikePolicy(SETTINGS).decide(0.0, [replace(best, home=1), replace(other, home=0)], slots)
+    assert first_chosen(at_home(best, 1), at_home(other, 0)) == 1
+    assert first_chosen(at_home(best, 1, 2), at_home(other, 0, 2)) == 1
+    assert first_chosen(at_home(best, 1), other) == 1
+    assert first_chosen(at_home(best, 1), at_home(other, 1)) == 0
+    assert first_chosen(at_home(best, 0, 1), at_home(other, 0, 1)) == 0
+    assert first_chosen(at_home(best, 1), trial(1, 5.0, 4.0)) == 0
+    decision = DikePolicy(SETTINGS).decide(0.0, [at_home(best, 1), at_home(other, 0)], slots)
     assert {slot: choice.trial for slot, choice in decision.runs.items()} == {0: 1, 1: 0}
+
+
+def test_of_the_slots_in_which_a_process_stands_still_it_gets_an_empty_one_first() -> None:
+    """Then that of the worst trial."""
+    best = at_home(trial(3, 5.0, 0.5), 0, 1, 2)
+    held = [running(trial(0, 5.0, 2.0)), running(trial(1, 5.0, 5.0))]
+    for third, expected in ((SlotView(2), {0: 0, 1: 1, 2: 3}), (SlotView(2, 9, busy=True), {0: 0, 1: 3})):
+        decision = after_a_quantum([*held, best], [SlotView(0, trial=0), SlotView(1, trial=1), third])
+        assert {slot: choice.trial for slot, choice in decision.runs.items()} == expected
 
 
 @pytest.mark.parametrize(("switch_s", "chosen"), [(0.0, 0), (1.0, 0), (SETTINGS.quantum_s, 1)])
@@ -196,7 +212,7 @@ def test_to_be_started_in_another_slot_counts_by_its_share_of_a_quantum(switch_s
     worths = DikePolicy(settings).decide(0.0, [best, other], [SlotView(0), SlotView(1)]).runs
     worth = {choice.trial: choice.score or 0.0 for choice in worths.values()}
     assert 1.1 * MARGIN * worth[1] < worth[0] < 2 * MARGIN * worth[1]
-    decision = DikePolicy(settings).decide(0.0, [replace(best, home=1), replace(other, home=0)], [SlotView(0)])
+    decision = DikePolicy(settings).decide(0.0, [at_home(best, 1), at_home(other, 0)], [SlotView(0)])
     assert decision.runs[0].trial == chosen
 
 

@@ -14,6 +14,7 @@ from executor.messages import Addressed
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun, Wanted
 from executor.trial_reports import KeptReports
 from framework.mesos import events
+from framework.mesos.tasks import executor_of
 from framework.policies.trials.registry import make_policy
 from framework.scheduler.job import JobHandle, Need
 from framework.scheduler.journal import Journal
@@ -169,6 +170,8 @@ class World:
         self._unacknowledged: list[dict[str, Any]] = []
         self._book = Book(self._survives)
         self._calls = 0
+        self._executor_of: dict[str, str] = {}
+        self._executors: dict[tuple[str, str], Any] = {}
         self._late: list[tuple[str, str]] = []
         """What has been sent to slots and comes a second later, whoever is there then."""
         self.store = Store(self.storage)
@@ -180,6 +183,7 @@ class World:
         self.lives += 1
         self._calls = 0
         self.mesos = PlayedMesos()
+        self.mesos.executors = self._executors
         self.mesos.sendFrameworkMessage = self._send  # type: ignore[method-assign]
         self.mesos.acceptOffers = self._accept  # type: ignore[method-assign]
         self.mesos.acknowledgeStatusUpdate = self._unacknowledged.remove  # type: ignore[method-assign]
@@ -239,7 +243,7 @@ class World:
         self._survives()
         chance = self.random.random()
         told = Addressed.decode(data)
-        assert told.task_id == executor_id["value"]
+        assert self._executor_of[told.task_id] == executor_id["value"]
         if chance > 0.2:
             self._deliver(told.task_id, told.data)
         elif chance > 0.1:
@@ -256,6 +260,8 @@ class World:
             assert task_id not in self.launched, "a task that was launched twice"
             assert task_id in self._book.tasks, "it was not written down"
             self.launched.add(task_id)
+            self.mesos._check_executor(info)
+            self._executor_of[task_id] = executor_of(info)
             self.slots[task_id] = ModelSlot(task_id, info["agent_id"]["value"])
             self._update(task_id, "TASK_RUNNING")
         self._survives()
@@ -292,7 +298,7 @@ class World:
             slot.turn(self.began)
             for data in slot.messages():
                 if self.random.random() > 0.2:
-                    self.scheduler.handle(events.MessageArrived(slot.agent_id, task_id, data))
+                    self.scheduler.handle(events.MessageArrived(slot.agent_id, self._executor_of[task_id], data))
             if slot.is_over:
                 self._update(task_id, "TASK_FINISHED", data=slot.status().encode())
                 del self.slots[task_id]

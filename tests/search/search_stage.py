@@ -204,7 +204,7 @@ class SearchStage:
         self.scheduler.tick()
 
     def send(self, slot: Slot, data: str) -> None:
-        self.scheduler.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
+        self.scheduler.handle(events.MessageArrived(slot.agent_id, slot.executor_id, data))
 
     def offer(
         self, agents: int = 1, cpus: float = 2, gpus: int = 0, first: int = 0, **attributes: str

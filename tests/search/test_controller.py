@@ -14,7 +14,8 @@ import pytest
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 from executor.slot_order import SlotOrder
-from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun, Usage
+from framework.mesos import events
 from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_BARREN
 from framework.search.optuna_study import Study
@@ -63,8 +64,39 @@ def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, 
     assert first.wanted.let_go == ()
     suspend_in_memory_alone(first, (0, 0))
     assert train_unsaved(first) == (0, 1)
-    # No slot is ended for others in which it would lose all that it has done.
+    # No slot is ended for others in which it would lose all that it has done, be it before its next step.
     assert first.slot.task_id not in stage.search.preemptible_tasks()
+    assert second.slot.task_id in stage.search.preemptible_tasks()
+
+
+def test_a_trial_that_cannot_be_saved_goes_on_in_any_slot_that_has_its_process(begin: Any) -> None:
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    train_unsaved(first)
+    train_unsaved(second)
+    stage.tick(QUANTUM_S + 0.1)
+    assert first.wanted.run.key == (2, 0)
+    suspend_in_memory_alone(first)
+    train_unsaved(first)
+    second.end("finished")
+    # The other slot says a moment later that it can go on there, too.
+    assert second.wanted.run is None
+    second.say(paused=((0, 0),), unsaved=((0, 0),))
+    stage.tick(0.1)
+    assert second.wanted.run.key == (0, 1)
+    assert (first.wanted.let_go, second.wanted.let_go) == ((), ())
+    train_unsaved(second)
+    first.say(paused=(), unsaved=())
+    # It stands still again, and the slot that it was in is lost.
+    second.say(run=None, training=False)
+    suspended = RunEnd(0, 1, "suspended", suspend_s=0.1)
+    for slot in (first, second):
+        slot.say(paused=((0, 1),), unsaved=((0, 1),), ends=(suspended,) if slot is second else ())
+    second.update("TASK_FAILED", message="its process was killed")
+    first.end("finished")
+    stage.tick(0.1)
+    assert first.wanted.run.key == (0, 2)
+    assert not any("anew" in note for note in stage.watcher.notes)
 
 
 def test_a_trial_whose_process_is_gone_and_that_could_not_be_saved_begins_anew(begin: Any) -> None:
@@ -167,8 +199,18 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
     assert (slot.wanted.run.key, slot.wanted.let_go, slot.wanted.likely) == ((1, 1), (), ((1, 0),))
 
 
-@pytest.mark.parametrize(("stays", "chosen"), [(True, 1), (False, 0)])
-def test_the_policy_hears_where_processes_stand_still(begin: Any, stays: bool, chosen: int) -> None:
+@pytest.mark.parametrize(
+    ("stay", "freed", "chosen"),
+    [
+        ([[(0, 0)], [(1, 0)]], 1, 1),
+        ([[], []], 1, 0),
+        ([[(0, 0), (1, 0)], [(0, 0), (1, 0)]], 1, 0),
+        ([[(1, 0)], [(0, 0), (1, 0)]], 0, 1),
+    ],
+)
+def test_the_policy_hears_where_processes_stand_still(
+    begin: Any, stay: list[list[RunKey]], freed: int, chosen: int
+) -> None:
     stage = begin(trials=4, policy="dike")
     slots = stage.offer(cpus=2)
     for slot, loss in zip(slots, (2.0, 2.0005), strict=True):
@@ -177,16 +219,14 @@ def test_the_policy_hears_where_processes_stand_still(begin: Any, stays: bool, c
         slot.report(10, loss)
     stage.tick(QUANTUM_S + 0.1)
     for slot in slots:
-        key = slot.key
-        slot.end("suspended", checkpoint=f"/c/run-{key[0]}-step-10", step=10)
-        if stays:
-            slot.say(paused=(key,))
+        slot.end("suspended", checkpoint=f"/c/run-{slot.key[0]}-step-10", step=10)
         slot.train()
-    first, second = slots
-    assert (first.key, second.key) == ((3, 0), (2, 0))
-    # Trial 0 is a little ahead, but its process stands still in the other slot.
-    second.end("finished")
-    assert second.wanted.run.key == (chosen, 1)
+    for slot, keys in zip(slots, stay, strict=True):
+        slot.say(paused=tuple(keys))
+    assert [slot.key for slot in slots] == [(3, 0), (2, 0)]
+    # Trial 0 is a little ahead, but its process may stand still in the other slot alone.
+    slots[freed].end("finished")
+    assert slots[freed].wanted.run.key == (chosen, 1)
     stage.tick()
 
 
@@ -200,8 +240,11 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     first.say(paused=((0, 0),))
     first.train()
     (second,) = stage.offer(cpus=1, first=1)
-    # It has gone on in another slot.
+    # It is to go on in another slot, which may be able to take its process, and does not.
     assert second.wanted.run.key == (0, 1)
+    stage.tick(5.0)
+    assert first.wanted.let_go == ()
+    second.train()
     assert first.wanted.let_go == ((0, 0),)
     assert first.wanted.run.key == (1, 0)
     number = first.wanted.number
@@ -209,6 +252,26 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     first.say(number=number, paused=())
     stage.tick(5.0)
     assert first.wanted.number == number
+
+
+def test_what_a_stopped_trial_has_left_is_let_go_in_every_slot_that_lists_it(begin: Any) -> None:
+    stage = begin(trials=3, policy="rr", stop="threshold=3")
+    slots = stage.offer(cpus=2)
+    for slot in slots:
+        slot.train()
+        slot.report(5, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    slots[0].made[0, 0].append({**slots[0].made[0, 0][0], "value": 4.0, "values": [[1, 5, 4.0]]})
+    slots[0].end("suspended", checkpoint="/c/run-0-step-5", step=5)
+    for slot in slots:
+        slot.say(paused=((0, 0),))
+    stage.tick(0.1)
+    assert [slot.wanted.let_go for slot in slots] == [(), ()]
+    slots[0].send_reports(1, (0, 0))
+    slots[0].say()
+    assert stage.trials[0].state is TrialState.STOPPED
+    stage.tick(0.1)
+    assert [slot.wanted.let_go for slot in slots] == [((0, 0),)] * 2
 
 
 @pytest.mark.parametrize(
@@ -249,6 +312,18 @@ def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] 
         # It is to run on something else.
         ([slot_with(0, kind="v100"), slot_with(1, paused=((7, 2),))], {0: 7}, {0: 7}),
         ([slot_with(0), slot_with(1, paused=((7, 2),)), slot_with(2)], {2: 7, 1: 8, 0: 9}, {1: 7, 2: 8, 0: 9}),
+        # It stands still in several: it is in one of them, or comes to the first that is free.
+        ([slot_with(0, paused=((7, 2),)), slot_with(1, paused=((7, 2),))], {1: 7}, {1: 7}),
+        (
+            [slot_with(0), slot_with(1, holds=9, paused=((7, 2),)), slot_with(2, paused=((7, 2),))],
+            {0: 7, 2: 8},
+            {0: 8, 2: 7},
+        ),
+        (
+            [slot_with(0), slot_with(1, paused=((7, 2), (8, 2))), slot_with(2, paused=((7, 2), (8, 2)))],
+            {0: 7, 1: 8},
+            {1: 8, 2: 7},
+        ),
     ],
 )
 def test_a_trial_is_given_the_slot_where_its_process_stands_still(
@@ -286,6 +361,23 @@ def test_a_run_that_its_slot_never_heard_of_is_given_out_again(begin: Any) -> No
     slot.update("TASK_FINISHED")
     stage.tick(0.1)
     assert stage.search.done
+
+
+def test_a_trial_that_was_next_in_a_slot_that_is_to_end_is_given_out_again(begin: Any) -> None:
+    stage = begin(trials=2, max_slots=1, policy="rr")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(5, 1.0)
+    stage.tick(QUANTUM_S + 0.1)
+    assert slot.wanted.run.key == (1, 0)
+    stage.search.preempt(frozenset({slot.slot.agent_id}))
+    stage.tick(0.1)
+    slot.end("suspended", checkpoint="/c/a", step=5)
+    slot.say(number=slot.wanted.number)
+    assert [stage.trials[number].state for number in range(2)] == [TrialState.SUSPENDED, TrialState.WAITING]
+    slot.update("TASK_FINISHED")
+    again = stage.offer(cpus=1)[0]
+    assert again.wanted.run is not None
 
 
 @pytest.mark.slow
@@ -415,6 +507,56 @@ def test_failures_cost_first_the_executor_then_the_agent_then_the_trial(begin: A
     slot.update("TASK_FINISHED")
     stage.tick(0.1)
     assert stage.search.done
+
+
+def test_a_trial_that_has_failed_is_tried_in_another_executor(begin: Any) -> None:
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    second.train()
+    second.report(1, 1.0)
+    fail(stage, first)
+    # As long as there is no other it would have to do.
+    assert 0 not in stage.search._refused({second.slot.id})
+    first.update("TASK_FINISHED")
+    other = stage.offer(cpus=1)[0]
+    assert other.slot.executor_id != second.slot.executor_id == first.slot.executor_id
+    ids = {second.slot.id, other.slot.id}
+    assert stage.search._refused(ids) == {0: {second.slot.id}}
+    # Once it trains again it goes on anywhere.
+    assert other.train() == (0, 1)
+    assert stage.search._refused(ids) == {}
+
+
+def test_a_slot_is_not_ended_for_others_if_an_unsaved_trial_is_next_in_it(begin: Any) -> None:
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    train_unsaved(first)
+    second.train()
+    stage.tick(QUANTUM_S + 0.1)
+    assert first.wanted.run.key == (2, 0)
+    suspend_in_memory_alone(first)
+    first.train()
+    second.say(paused=((0, 0),), unsaved=((0, 0),))
+    first.say(preemptible=False)
+    assert stage.search.preemptible_tasks() == {second.slot.task_id}
+    # The unsaved one is next in the second slot, whose run is being saved.
+    stage.search._start(second.slot, Choice(0, "its turn"))
+    assert second.slot.next is not None
+    assert not stage.search.preemptible_tasks()
+
+
+def test_a_slot_that_was_meant_for_an_executor_that_had_ended_may_get_another_one(begin: Any) -> None:
+    stage = begin(trials=3)
+    (first,) = stage.offer(cpus=1)
+    first.train()
+    stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(cpus=1),)))
+    stage.tick(1.0)
+    late = PlayedSlot(stage, stage.search.slots[1])
+    assert late.slot.executor_id == first.slot.executor_id
+    first.update("TASK_FAILED", reason="REASON_EXECUTOR_TERMINATED", message="its executor ended")
+    late.update("TASK_RUNNING")
+    assert late.slot.is_up
+    assert late.wanted.run is not None
 
 
 def traceback(error: str) -> str:
@@ -552,6 +694,22 @@ def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
     assert stage.trials[0].state is TrialState.FAILED
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_end_of_an_executor_is_held_against_the_trial_with_most_memory(begin: Any, first: int) -> None:
+    stage = begin(trials=2)
+    ended = {"source": "SOURCE_AGENT", "message": "its container had too much memory"}
+    for attempt in range(MAX_LOSSES):
+        slots = sorted(stage.offer(cpus=2, first=attempt), key=lambda slot: slot.wanted.run.trial.number)
+        for slot, rss_bytes in zip(slots, (1000, 2000), strict=True):
+            slot.train()
+            slot.say(usage=Usage(rss_bytes=rss_bytes))
+        slots[first].update("TASK_FAILED", reason="REASON_CONTAINER_LIMITATION_MEMORY", **ended)
+        # Of the other nothing is said yet; it has ended as well.
+        assert not slots[1 - first].slot.is_up
+        slots[1 - first].update("TASK_FAILED", reason="REASON_EXECUTOR_TERMINATED", **ended)
+    assert [stage.trials[number].state for number in range(2)] == [TrialState.WAITING, TrialState.FAILED]
+
+
 def test_such_a_trial_ends_a_search_that_is_to_end_with_the_first_failure(begin: Any) -> None:
     stage = begin(trials=2, max_slots=1, on_failure="abort")
     for attempt in range(MAX_LOSSES):
@@ -575,10 +733,12 @@ def test_a_trial_that_gets_on_between_its_losses_is_not_given_up(begin: Any) -> 
 
 
 def test_slots_that_never_train_anything_end_the_search(begin: Any) -> None:
-    stage = begin(trials=1)
+    stage = begin(trials=MAX_BARREN)
     for attempt in range(MAX_BARREN):
-        slot = stage.offer(cpus=1, first=attempt)[0]
-        slot.update("TASK_FAILED", message="the zygote cannot start")
+        assert not stage.search.done
+        # They have one process, and end with it.
+        for slot in stage.offer(cpus=MAX_BARREN, first=attempt):
+            slot.update("TASK_FAILED", message="the zygote cannot start")
     stage.tick(0.1)
     assert stage.search.done
     assert "the zygote cannot start" in stage.search.result.failure
@@ -592,6 +752,20 @@ def test_arguments_that_the_script_refuses_end_the_search(begin: Any) -> None:
     with pytest.raises(BadInputError, match="unrecognized arguments"):
         slot.end("bad_input", message="train.py: error: unrecognized arguments: --lr 0.1", tail="usage: train.py")
     assert stage.watcher.outputs == ["usage: train.py"]
+
+
+def test_what_a_script_says_of_its_arguments_is_for_its_user(begin: Any) -> None:
+    stage = begin()
+    stage.watcher.is_public = True
+    slot = stage.offer(cpus=1)[0]
+    slot.say(number=slot.wanted.number, run=slot.wanted.run.key)
+    slot.end("bad_input", message="the script has no flag --lr")
+    slot.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.done
+    result = stage.search.result
+    assert (result.failure, result.last_words) == ("the script refuses its arguments", "the script has no flag --lr")
+    assert not any("--lr" in note for note in stage.watcher.notes)
 
 
 def test_arguments_that_one_trial_refuses_fail_that_trial(begin: Any) -> None:

@@ -146,7 +146,9 @@ def test_what_is_killed_while_trials_stand_still_leaves_nothing_on_the_gpu(tmp_p
     stopped = running.wait_for(
         lambda: found if len(found := standing(running.process.pid)) >= 2 else None, "two trials that stand still"
     )
-    slot = stopped[0].parent()
+    supervisor = stopped[0].parent()
+    assert supervisor is not None
+    slot = supervisor.parent()
     assert slot is not None
     assert slot.name() == SLOT
     (stopped[0] if what == "trial" else slot).kill()

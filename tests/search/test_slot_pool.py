@@ -2,37 +2,147 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from dike.exceptions import InfeasibleError
 from executor.slot_order import SlotOrder
+from executor.trial_messages import Usage
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
-from framework.mesos.offers import NO_OFFER_S
+from framework.mesos.offers import NO_OFFER_S, by_agent
+from framework.mesos.tasks import executor_of
 from framework.scheduler.agents import no_agent_meets
 from framework.scheduler.job import Need, Preemptible
 from framework.scheduler.reconciler import ASK_AGAIN_S
 from framework.scheduler.records import JobState
+from framework.search.controller import MAX_BARREN
 from framework.search.records import TrialState
-from framework.search.slot_pool import SILENCE_S
+from framework.search.recovery import SearchState
+from framework.search.slot_pool import SILENCE_S, slots_on
 from framework.search.slots import CONFIRM_S, REPEAT_S
 from solver import NodeClass
-from tests.search.search_stage import QUANTUM_S, PlayedSlot, fail, node, stored
+from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, fail, node, stored
 
 
 def test_as_many_slots_as_there_are_trials_or_room(begin: Any) -> None:
     stage = begin(trials=3)
     assert len(stage.offer(agents=2, cpus=2)) == 3
-    assert {info["executor"]["executor_id"]["value"] for info in stage.mesos.accepted} == {
-        "s.slot-0",
-        "s.slot-1",
-        "s.slot-2",
-    }
     order = SlotOrder.decode(stage.mesos.accepted[0]["data"])
     assert (order.script, order.preload, order.gpu_devices) == ("train.py", ("tensorflow",), ())
     assert stage.mesos.calls[-1] == "suppress"
+
+
+def executors(stage: SearchStage) -> list[str]:
+    return [executor_of(info) for info in stage.mesos.accepted]
+
+
+def amounts(pieces: Iterable[dict[str, Any]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for piece in pieces:
+        total[piece["name"]] += piece["scalar"]["value"]
+    return {name: round(amount, 3) for name, amount in total.items()}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "suspend", "expected"),
+    [(0, "auto", [0, 0, 2, 2]), (0, "checkpoint", [0, 1, 2, 3]), (2, "auto", [0, 1, 2, 3])],
+)
+def test_slots_without_gpus_share_an_executor_on_their_agent(
+    begin: Any, gpus: int, suspend: str, expected: list[int]
+) -> None:
+    stage = begin(trials=4, suspend=suspend)
+    stage.offer(agents=2, cpus=2, gpus=gpus)
+    assert executors(stage) == [f"s.slot-{number}" for number in expected]
+
+
+def test_slots_come_and_go_in_an_executor_and_what_it_has_for_itself_counts_once(begin: Any) -> None:
+    stage = begin(trials=9)
+    first, second = stage.offer(cpus=2)
+    own = amounts(stage.mesos.accepted[0]["executor"]["resources"])
+    whole = {"cpus": 1.0, "mem": 1024.0}
+    part = {name: round(whole[name] - own[name], 3) for name in whole}
+    # As much is free as the one that is gone had; Mesos takes no other executor of that id (`PlayedMesos`).
+    first.update("TASK_FINISHED")
+    stage.offer(cpus=part["cpus"])
+    assert stage.offer(cpus=part["cpus"]) == []
+    second.update("TASK_FINISHED")
+    third, fourth = stage.played[2], stage.offer(cpus=1)[0]
+    assert executors(stage) == ["s.slot-0"] * 4
+    assert [amounts(info["resources"]) for info in stage.mesos.accepted] == [part, whole, part, whole]
+    assert stage.scheduler.job("s").tasks["s.slot-3"].executor_id == "s.slot-0"
+    # Nobody joins those that are to leave, nor an executor that all have left.
+    third.slot.leave()
+    fourth.slot.leave()
+    fifth = stage.offer(cpus=1)[0]
+    for slot in (third, fourth, fifth):
+        slot.update("TASK_FINISHED")
+    stage.offer(cpus=1)
+    assert executors(stage)[4:] == ["s.slot-4", "s.slot-5"]
+    assert list(stage.search._pool._executors) == ["s.slot-5"]
+
+
+def test_slots_of_a_service_before_are_in_their_executors_and_new_ones_begin_another(begin: Any) -> None:
+    stage = begin(trials=3)
+    stage.offer(cpus=2)
+    state = stage.search.to_state()
+    slots = SearchState.from_json(state).slots
+    assert [slot.executor_id for slot in slots] == ["s.slot-0", "s.slot-0"]
+    (agent,) = by_agent([stage.mesos.offer(cpus=1)])
+    (new,), _ = slots_on(stage.search._pool._launch, agent, 0, 2, 1, (), slots, {})
+    assert new.executor_id == "s.slot-2"
+    del state["slots"][1]["executor_id"]
+    assert SearchState.from_json(state).slots[1].executor_id == "s.slot-1", "of an earlier version"
+
+
+TERMINATED = {"source": "SOURCE_AGENT", "reason": "REASON_EXECUTOR_TERMINATED", "message": "Executor terminated"}
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        ("TASK_DROPPED", TERMINATED),
+        ("TASK_FAILED", TERMINATED),
+        ("TASK_ERROR", {"source": "SOURCE_MASTER", "reason": "REASON_TASK_INVALID", "message": "Total resources ..."}),
+    ],
+)
+def test_whoever_comes_too_late_for_an_executor_starts_another_one(
+    begin: Any, state: str, status: dict[str, str]
+) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=2)
+    first = stage.offer(cpus=1)[0]
+    first.train()
+    stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(cpus=1),)))
+    stage.tick(1.0)
+    late = PlayedSlot(stage, stage.search.slots[1])
+    late.update(state, **status)
+    assert not any("not installed" in note or "left out" in note for note in stage.watcher.notes)
+    assert not stage.search._barren
+    stage.offer(cpus=1)
+    assert executors(stage) == ["s.slot-0", "s.slot-0", "s.slot-2"]
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_the_end_of_an_executor_is_one_failure(begin: Any, is_seen: bool) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1"), node("agent-2")], trials=2)
+    for attempt in range(MAX_BARREN):
+        assert not stage.search.done
+        stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(attempt, cpus=2),)))
+        stage.tick(1.0)
+        slots = [PlayedSlot(stage, slot) for slot in stage.search.slots]
+        assert len({slot.slot.executor_id for slot in slots}) == 1
+        if is_seen:
+            slots[1].update("TASK_STARTING")
+        for slot in slots:
+            slot.update("TASK_FAILED", **TERMINATED)
+    stage.tick(0.1)
+    assert stage.search.done
+    assert ("not installed" in stage.search.result.failure) is not is_seen
+    left_out = [note for note in stage.watcher.notes if "an executor could not be started there" in note]
+    assert len(left_out) == (0 if is_seen else MAX_BARREN)
 
 
 def test_max_slots_bounds_them(begin: Any) -> None:
@@ -48,12 +158,12 @@ def test_a_slot_is_a_gpu_where_there_are_any_with_its_share_of_the_rest(
     slots = stage.offer(cpus=8, gpus=2)
     assert len(slots) == 2
     for info, slot in zip(stage.mesos.accepted, slots, strict=True):
-        pieces = info["resources"] + info["executor"]["resources"]
-        amounts = {
-            name: sum(p["scalar"]["value"] for p in pieces if p["name"] == name) for name in ("cpus", "mem", "gpus")
-        }
         # Only trials that stay in memory need more of that than they have asked for.
-        assert amounts == {"cpus": pytest.approx(4), "mem": pytest.approx(mem_share * 8192), "gpus": 1}
+        assert amounts(info["resources"] + info["executor"]["resources"]) == {
+            "cpus": 4,
+            "mem": mem_share * 8192,
+            "gpus": 1,
+        }
         # This Mesos isolates GPUs by itself: the slot uses whatever it sees.
         assert SlotOrder.decode(info["data"]).gpu_devices is None
         assert slot.slot.gpu_devices
@@ -242,6 +352,52 @@ def test_slots_on_agents_that_others_need_suspend_their_trials_and_end(begin: An
     assert stage.search.need is Need.START
     (back,) = stage.offer(cpus=1, first=5)
     assert back.wanted.run.trial.resume_from == "/c/run-0-step-5"
+
+
+@pytest.mark.parametrize("reason", ["room", "exclusion"])
+def test_of_slots_that_end_together_one_keeps_what_cannot_be_saved(begin: Any, reason: str) -> None:
+    stage = begin(nodes=[node("agent-0", 3), node("agent-1")], trials=4)
+    slots = stage.offer(cpus=3)
+    for slot in slots:
+        slot.train()
+        slot.report(1, 1.0)
+    # The fourth trial stands still, and goes on in any of the slots.
+    left = ((3, 0),)
+    stage.trials[3].runs, stage.trials[3].state = 1, TrialState.SUSPENDED
+
+    def end_them() -> list[bool]:
+        if reason == "room":
+            stage.search.preempt(frozenset({"S0"}))
+        else:
+            stage.search._pool.exclude_agent(slots[0].slot, "it is broken")
+        stage.tick(0.1)
+        return [slot.wanted.leave for slot in slots]
+
+    slots[0].say(paused=left, unsaved=left)
+    slots[1].say(preemptible=False)
+    assert stage.search.preemptible_tasks() == {"s.slot-2"}
+    slots[1].say(paused=left, unsaved=left, preemptible=True)
+    assert stage.search.preemptible_tasks() == {"s.slot-0", "s.slot-2"}
+    slots[2].say(paused=left, unsaved=left)
+    assert stage.search.preemptible_tasks() == {"s.slot-0", "s.slot-1"}
+    for _ in range(2):
+        assert end_them() == [True, True, False]
+    assert stage.search.preemptible_tasks() == {"s.slot-0", "s.slot-1"}
+    slots[2].say(paused=left, unsaved=())
+    assert end_them() == [True, True, True]
+
+
+def test_no_slot_ends_whose_memory_is_needed_for_what_cannot_be_saved(begin: Any) -> None:
+    stage = begin(trials=3)
+    slots = stage.offer(cpus=2)
+    for slot in slots:
+        slot.train()
+    stage.trials[2].runs, stage.trials[2].state = 1, TrialState.SUSPENDED
+    for rss_mib, can_end in ((300, True), (600, False)):
+        for slot in slots:
+            left = {"paused": ((2, 0),), "unsaved": ((2, 0),), "unsaved_bytes": 400 << 20}
+            slot.say(**left, usage=Usage(rss_bytes=rss_mib << 20))
+        assert len(stage.search.preemptible_tasks()) == (1 if can_end else 0)
 
 
 def test_a_trial_that_cannot_be_suspended_keeps_its_slot(begin: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,8 @@ def slices(moved: int, stayed: int) -> list[SliceRecord]:
 
 def test_what_a_move_costs_is_measured_once_there_are_enough() -> None:
     settings = PolicySettings(move_s=0.5)
+    in_memory = [dataclasses.replace(piece, process="continued") for piece in slices(LEAST_COUNT, LEAST_COUNT)]
+    assert with_measured_migration_cost(settings, in_memory) == settings
     assert with_measured_migration_cost(settings, slices(LEAST_COUNT, LEAST_COUNT)).move_s == pytest.approx(1.25)
     assert with_measured_migration_cost(settings, slices(LEAST_COUNT, LEAST_COUNT - 1)) == settings
     assert with_measured_migration_cost(settings, slices(LEAST_COUNT - 1, LEAST_COUNT)) == settings

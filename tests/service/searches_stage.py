@@ -90,7 +90,7 @@ class Stage:
         self.send(slot, status.encode())
 
     def send(self, slot: Slot, data: str) -> None:
-        self.service.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
+        self.service.handle(events.MessageArrived(slot.agent_id, slot.executor_id, data))
 
     def wanted(self, slot: Slot) -> Wanted:
         """What a slot was told last."""

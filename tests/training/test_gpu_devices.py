@@ -63,7 +63,7 @@ def test_a_job_takes_the_devices_that_are_offered(hand_out_gpus: bool) -> None:
 def test_a_search_takes_the_devices_that_are_offered(tmp_path: Path) -> None:
     launch = SlotLaunch(search_spec(tmp_path), "http://127.0.0.1:1/bundle/token", "train.py", (), "python3")
     # What its own slots hold is not on offer, whatever is thought of those.
-    slots, operation = slots_on(launch, agent_with(devices(2, 4), gpus=3), 1, 0, 2, used_devices={2})
+    slots, operation = slots_on(launch, agent_with(devices(2, 4), gpus=3), 1, 0, 2, {2}, (), {})
     infos = operation["launch"]["task_infos"]
     assert [slot.gpu_devices for slot in slots] == [(2,), (3,)]
     assert [SlotOrder.decode(info["data"]).gpu_devices for info in infos] == [(2,), (3,)]

@@ -14,9 +14,10 @@ Rank = Callable[[TrialView], Any]
 class Binding:
     """Binds trials to slots.
 
-    As in the paper, a trial goes to the slot with the fewest bound trials, of equal ones to the one with the lowest
-    number, if fewer than `jobs_per_slot` are bound to it; else it waits in the queue, which is in order of arrival. A
-    trial that ends makes place for the first of the queue that may use the slot.
+    As in the paper, a trial goes to the slot with the fewest bound trials, if fewer than `jobs_per_slot` are bound to
+    it; of equal ones to one where its process stands still, else to the one with the lowest number. If there is none it
+    waits in the queue, which is in order of arrival. A trial that ends makes place for the first of the queue that may
+    use the slot.
 
     What the paper leaves open:
         * The trials of a slot that is gone, or that they refuse, wait in the queue; having arrived before the others,
@@ -72,12 +73,12 @@ class Binding:
             if trial.id in self._slot_of or not trial.runnable:
                 continue
             open_slots = [
-                (len(bound), slot_id)
+                (len(bound), slot_id not in trial.homes, slot_id)
                 for slot_id, bound in self._bound.items()
                 if len(bound) < self._jobs_per_slot and slot_id not in trial.refused
             ]
             if open_slots:
-                self._bind(trial.id, min(open_slots)[1])
+                self._bind(trial.id, min(open_slots)[-1])
 
     def _fill_idle(self, trials: Mapping[int, TrialView], slots: Sequence[SlotView], rank: Rank) -> None:
         """Lets slots without a trial that can run take one from others."""

@@ -53,7 +53,7 @@ class DikePolicy:
 
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
-    * A trial whose process stands still in a slot goes on there at once; in any other it has to be started. So its
+    * A trial whose process stands still in some slots goes on there at once; in any other it has to be started. So its
       worth there is divided by 1.3, and by 1 + the time of a start / the quantum.
     * On slots of several kinds a worth counts times the trial's relative speed in the slot, and running trials change
       places where that makes the sum over the slots greater (`Migration`).
@@ -90,7 +90,7 @@ class DikePolicy:
         self._quantum_s = settings.quantum_s
         self._away = 1 / (MARGIN * (1 + settings.switch_s / settings.quantum_s))
         """What a trial's worth is multiplied by in a slot where it has to be started, if its process stands still in
-        another."""
+        others."""
         self._patience = patience
         self._earlier = earlier
         self._rungs = AshaPolicy(settings)
@@ -162,25 +162,24 @@ class DikePolicy:
             waiting: the trials that can be given a slot.
             trials: all there are.
         """
-        running = {trial.id: slot for slot, trial in slots.items() if trial is not None}
-        homes = running | {trial.id: trial.home for trial in waiting if trial.home is not None}
+        running = {trial.id: frozenset([slot]) for slot, trial in slots.items() if trial is not None}
+        homes = running | {trial.id: trial.homes for trial in waiting}
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
         kinds = {slot: self._migration.kind(slot) for slot in slots}
-        # By the one slot that a trial needs not be started in, and by the kind of any other.
-        ranks: dict[tuple[int, int | str], tuple[float, bool, int]] = {}
+        # By the kind of a slot, and whether it is one that the trial need not be started in.
+        ranks: dict[tuple[int, str, bool], tuple[float, bool, int]] = {}
         for trial, (worth, _) in worths.items():
-            home = homes.get(trial)
-            if home in kinds:
-                share = MARGIN if trial in running else 1.0
-                ranks[trial, home] = (worth * share * self._migration.relative_speed(trial, kinds[home]), True, -trial)
+            shares = [(True, MARGIN if trial in running else 1.0)] if homes[trial] else []
             if trial not in running:
-                share = 1.0 if home is None else self._away
-                for kind in dict.fromkeys(kinds.values()):
-                    ranks[trial, kind] = (worth * share * self._migration.relative_speed(trial, kind), False, -trial)
+                shares.append((False, self._away if homes[trial] else 1.0))
+            for is_home, share in shares:
+                for kind in dict.fromkeys(kinds[slot] for slot in slots if not is_home or slot in homes[trial]):
+                    rank = worth * share * self._migration.relative_speed(trial, kind)
+                    ranks[trial, kind, is_home] = (rank, is_home, -trial)
         refused = {trial.id: trial.refused for trial in waiting}
         # Those that are to lose their trial come last, so that the best trials run on.
         by_need = sorted(
-            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, slot]
+            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, kinds[slot], True]
         )
         for view in waiting:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
@@ -194,10 +193,10 @@ class DikePolicy:
         ranks |= {place: (math.inf, False, -place[0]) for place in ranks if place[0] in named}
         runs: dict[int, Choice] = {}
         placed: set[int] = set()
-        for trial, place in sorted(ranks, key=lambda pair: ranks[pair], reverse=True):
+        for trial, kind, is_home in sorted(ranks, key=lambda place: ranks[place], reverse=True):
             if trial in placed:
                 continue
-            fitting = (slot for slot in by_need if place in (slot, kinds[slot]))
+            fitting = (slot for slot in by_need if kinds[slot] == kind and (not is_home or slot in homes[trial]))
             slot = next((slot for slot in fitting if slot not in runs and slot not in refused.get(trial, ())), None)
             if slot is not None:
                 worth, reason = worths[trial]

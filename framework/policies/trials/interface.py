@@ -45,8 +45,9 @@ class TrialView:
         runnable: whether it can be given a slot now; a trial in the middle of a suspension or a start is not, nor is
             one that is running.
         preemptible: whether it can be suspended; it is said of running trials and believed of others.
-        refused: slots it must not be given: its process stands still in another, and no checkpoint holds it.
-        home: the slot in which its process stands still, and would go on at once; None if it has to be started.
+        refused: slots it must not be given: its process stands still in others, and no checkpoint holds it; or it has
+            failed there.
+        homes: the slots in which its process stands still, and would go on at once; empty if it has to be started.
         batch_size: samples of one of its steps; 1 where that is not known.
         speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
     """
@@ -58,7 +59,7 @@ class TrialView:
     runnable: bool = True
     preemptible: bool = True
     refused: frozenset[int] = frozenset()
-    home: int | None = None
+    homes: frozenset[int] = frozenset()
     batch_size: float = 1.0
     speeds: Mapping[str, float] = field(default_factory=dict)
 
@@ -117,8 +118,8 @@ class Decision:
 class Policy(Protocol):
     """Decides which trials run.
 
-    `decide` is called when a trial arrives or ends, when a slot comes, goes, or has been emptied or filled, and at the
-    time it asked for. It must not:
+    `decide` is called when a trial arrives or ends, or may refuse other slots than before, when a slot comes, goes, or
+    has been emptied or filled, and at the time it asked for. It must not:
         * give one trial two slots, or a busy slot anything;
         * name a trial that is neither runnable nor running in that very slot (trials do not hop from one slot to
           another while they run), or that refuses the slot;
