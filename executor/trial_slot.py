@@ -284,6 +284,8 @@ class TrialSlot:
 
     def _is_out(self, run: SlotRun) -> bool:
         """Whether nothing of a run that is over runs any more; to be called until that is so."""
+        if run.is_paused and run.has_died:
+            run.leave_memory()
         if not run.is_paused:
             return self._shared.is_clear() and are_gpus_free(run)
         if self._gpus and not self._is_off_gpus(run):

@@ -385,7 +385,7 @@ class SearchController:
             self._observer.trial_started(record, slot, choice.reason)
 
     def _give_up(self, reason: str) -> None:
-        self._failure = reason
+        self._failure = self._failure or reason
         if not self._pool.is_draining:
             self._pool.drain()
 
@@ -422,8 +422,10 @@ class SearchController:
     def _loses_nothing(self, slot: Slot, run: ActiveRun) -> bool:
         if run is slot.current and self._is_saveable(slot, run):
             return True
+        status = slot.status
+        is_training = run.training or (status is not None and status.run == run.key and status.training)
         # One that is to go on in a process that no checkpoint holds has something to lose before its first step.
-        return not run.training and (run.record.checkpoint is not None or run.order.trial.run == 0)
+        return not is_training and (run.record.checkpoint is not None or run.order.trial.run == 0)
 
     # What slots say: how they are, what their runs report, how these ended.
 
@@ -555,16 +557,16 @@ class SearchController:
             why = self._trials.why_hopeless(run.record, end, lambda: self._pool.is_only_agent(slot))
         remedy = self._trials.run_ended(run.record, end, self._wall(), is_hopeless=bool(why))
         self._report_end(run.record, slot, end, run.slice.from_step if run.slice is not None else 0, why)
-        if slot.current is not None and slot.current.since_s is None and not slot.leaving:
+        if slot.current is not None and slot.current.since_s is None and not (slot.leaving or slot.is_gone):
             self._begin_slice(slot, slot.current)
             self._observer.trial_started(slot.current.record, slot, slot.current.choice.reason)
             if slot.current.record.state.has_ended():
                 # An inherited slot may have said that it is hopeless before how the run before it ended.
                 slot.stop()
-        self._failed_in.pop(run.record.number, None)
-        if remedy is not Remedy.NONE:
+        if remedy is not Remedy.NONE and self._pool.replace(slot):
             self._failed_in[run.record.number] = slot.executor_id
-            self._pool.replace(slot)
+        elif run.record.state.has_ended():
+            self._failed_in.pop(run.record.number, None)
         if remedy is Remedy.AVOID_AGENT:
             self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again")
         return True
@@ -626,7 +628,7 @@ class SearchController:
         return "" if self._observer.is_public else f": {end.message}"
 
     def _trial_failed(self, record: TrialRecord, said: str, last_words: str = "") -> None:
-        if self._spec.on_failure == "abort":
+        if self._spec.on_failure == "abort" and not self._failure:
             self._last_words = last_words
             self._give_up(f"trial {record.number} failed{said}")
 

@@ -370,11 +370,17 @@ class SlotPool:
         left_out = self._exclusions.count(now_s) + (not self._exclusions.excludes(slot.agent_id, now_s))
         return nodes is not None and len(nodes) <= left_out
 
-    def replace(self, slot: Slot) -> None:
-        """Ends a slot, unless what stands still would be lost with it; those to come share no executor with it."""
-        if self.endable([slot]):
-            self._executors.pop(slot.executor_id, None)
-            slot.leave()
+    def replace(self, slot: Slot) -> bool:
+        """Ends a slot, unless something would be lost with it; those to come share no executor with it.
+
+        Returns:
+            Whether it ends.
+        """
+        if not self.endable([slot]):
+            return False
+        self._executors.pop(slot.executor_id, None)
+        slot.leave()
+        return True
 
     def exclude_agent(self, slot: Slot, reason: str) -> None:
         """Takes no offers of a slot's agent for a while, and ends its slots there, if there is another agent.

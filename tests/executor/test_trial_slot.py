@@ -657,6 +657,25 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
     assert slot.status_when(lambda status: status.run == (3, 1) and status.training).paused == ()
 
 
+def test_a_process_that_dies_while_its_files_are_brought_back_is_not_kept(tmp_path: Path, order: SlotOrder) -> None:
+    held = tmp_path / "held_save"
+    held.touch()
+    with contextlib.closing(SlotProcess(tmp_path, order, environment={"HELD_SAVE": str(held)})) as slot:
+        slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
+        slot.trains(0)
+        (process,) = slot.children("trial-0")
+        slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
+        slot.status_when(lambda _: is_still(process))
+        process.kill()
+        slot.wait_for(lambda: not process.is_running(), lambda: slot.statuses[-1])
+        held.unlink()
+        first = slot.end_of(0)
+        assert (first.outcome, first.checkpoint) == ("suspended", f"{CHECKPOINTS}/0/run-0-step-{first.step}")
+        assert slot.trains(1).paused == ()
+        slot.wants(trial(0, "train", 1, first.checkpoint), known=((0, 0),), memory_bytes=MEMORY_BYTES)
+        assert not slot.trains(0, 1).continued
+
+
 def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: SlotProcess) -> None:
     slot.wants(None)
     slot.status_when(lambda status: status.zygote_ready)

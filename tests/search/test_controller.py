@@ -754,8 +754,9 @@ def test_arguments_that_the_script_refuses_end_the_search(begin: Any) -> None:
     assert stage.watcher.outputs == ["usage: train.py"]
 
 
-def test_what_a_script_says_of_its_arguments_is_for_its_user(begin: Any) -> None:
-    stage = begin()
+@pytest.mark.parametrize("on_failure", ["continue", "abort"])
+def test_what_a_script_says_of_its_arguments_is_for_its_user(begin: Any, on_failure: str) -> None:
+    stage = begin(on_failure=on_failure)
     stage.watcher.is_public = True
     slot = stage.offer(cpus=1)[0]
     slot.say(number=slot.wanted.number, run=slot.wanted.run.key)
