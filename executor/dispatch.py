@@ -222,11 +222,10 @@ class SlotProcess:
                 self._updated(said["update"])
             elif "message" in said:
                 self._send({"taken": send(self._driver, said["message"])})
+            elif said["is_over"]:
+                self._groups.discard(said["group"])
             else:
-                if said["is_over"]:
-                    self._groups.discard(said["group"])
-                else:
-                    self._groups.add(said["group"])
+                self._groups.add(said["group"])
 
     def _updated(self, status: dict[str, Any]) -> None:
         task = self._tasks.get(status["task_id"]["value"])
