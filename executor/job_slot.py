@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dike.roles import server
 from dike.task import TaskSpec
-from executor import bundle, descendants
+from executor import descendants
 from executor.attempt import AttemptProcess
 from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
@@ -23,7 +23,7 @@ from executor.output import OutputCopier, OutputSender
 from executor.outputs import Outputs, Stamp, remote_copier
 from executor.process import describe_exit, keep_tails, wait_readable
 from executor.zygote import Zygote
-from executor.zygote_slot import CLEAR_POLL_S, are_gpus_free, clear_all_but, end_all, set_up
+from executor.zygote_slot import CLEAR_POLL_S, SetUpError, are_gpus_free, clear_all_but, end_all, set_up
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +87,9 @@ class JobSlot:
     def _hold(self) -> TaskEnd:
         try:
             self._given = set_up("" if server.is_server(self._order.task) else self._order.bundle_url, self._folder)
-        except (bundle.BundleError, OSError) as error:
+        except SetUpError as error:
             self._zygote.close()
-            return self._end("TASK_FAILED", f"the slot could not be set up: {error}")
+            return self._end("TASK_FAILED", str(error))
         try:
             while (end := self._advance()) is None:
                 self._tell()

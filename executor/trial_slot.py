@@ -7,12 +7,12 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
 
-from executor import bundle, cuda_checkpoint
+from executor import cuda_checkpoint
 from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.cuda_checkpoint import CudaCheckpointError
 from executor.monitor import Gpus, RunMonitor, own_bytes
@@ -25,7 +25,15 @@ from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOut
 from executor.trial_reports import KeptReports
 from executor.trial_run import SlotRun
 from executor.zygote import Zygote
-from executor.zygote_slot import CLEAR_POLL_S, GPU_RELEASE_TIMEOUT_S, are_gpus_free, clear_all_but, end_all, set_up
+from executor.zygote_slot import (
+    CLEAR_POLL_S,
+    GPU_RELEASE_TIMEOUT_S,
+    SetUpError,
+    are_gpus_free,
+    clear_all_but,
+    end_all,
+    set_up,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -133,9 +141,7 @@ class TrialSlot:
         run = self._run
         if run is None or run.pid is None or (run.is_over and not run.is_paused):
             return 0
-        if self._own_bytes is None:
-            self._own_bytes = sum(map(own_bytes, run.processes))
-        return self._own_bytes
+        return self._read_own_bytes(run, run.processes) if self._own_bytes is None else self._own_bytes
 
     @property
     def staying_bytes(self) -> int:
@@ -347,8 +353,7 @@ class TrialSlot:
             return self._may_stay
         shared, processes = self._shared, run.processes
         held = run.monitor.gpu_bytes(processes)
-        self._own_bytes = own = sum(map(own_bytes, processes))
-        shared.largest_bytes = max(shared.largest_bytes, own)
+        shared.largest_bytes = max(shared.largest_bytes, self._read_own_bytes(run, processes))
         coming = held + (0 if shared.going_on else shared.largest_bytes)
         begin_s = run.begin_s or max(self._begin_s, 0.0 if run.is_continued else run.age_s)
         why_not = ""
@@ -374,13 +379,17 @@ class TrialSlot:
         may_pause = self._may_stay and run.reports.training and not (run.reports.preemptible or self._has_gpus)
         if paused or may_pause:
             until_s, up_to_bytes = self._own_until
-            rss_bytes, now_s = run.monitor.now.rss_bytes or 0, time.monotonic()
-            if self._own_bytes is None or now_s >= until_s or rss_bytes > up_to_bytes:
-                self._own_bytes = sum(map(own_bytes, processes))
-                self._own_until = now_s + OWN_S, MORE_SHARE * rss_bytes
+            rss_bytes = run.monitor.now.rss_bytes or 0
+            if self._own_bytes is None or time.monotonic() >= until_s or rss_bytes > up_to_bytes:
+                self._read_own_bytes(run, processes)
             if paused:
                 shared.make_room()
         self._is_pausable = may_pause and shared.can_pause(self)
+
+    def _read_own_bytes(self, run: SlotRun, processes: Iterable[psutil.Process]) -> int:
+        self._own_bytes = own = sum(map(own_bytes, processes))
+        self._own_until = time.monotonic() + OWN_S, MORE_SHARE * (run.monitor.now.rss_bytes or 0)
+        return own
 
     def _start(self, run: SlotRun) -> None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier run is left."""
@@ -602,11 +611,11 @@ class TrialSlots:
         self._obey()
         try:
             self.given = set_up(self.order.bundle_url, self.folder)
-        except (bundle.BundleError, OSError) as error:
+        except SetUpError as error:
             self.zygote.close()
             self._obey()
             for slot in self.slots:
-                slot.fail(f"the slot could not be set up: {error}")
+                slot.fail(str(error))
             return
         last = None
         try:

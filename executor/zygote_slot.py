@@ -21,6 +21,10 @@ GPU_RELEASE_TIMEOUT_S = 10.0
 """How long the next process waits for GPU memory that one which is gone should not hold."""
 
 
+class SetUpError(Exception):
+    """Why a slot could not be set up, in one sentence."""
+
+
 class Held(Protocol):
     """What is in a slot; its text names it."""
 
@@ -44,13 +48,16 @@ def set_up(bundle_url: str, folder: Path) -> dict[str, Stamp]:
         The files that have travelled.
 
     Raises:
-        BundleError, OSError: if that cannot be done.
+        SetUpError: if that cannot be done.
     """
-    if bundle_url:
-        bundle.fetch(bundle_url, folder)
-    else:
-        folder.mkdir()
-    return dict(local_files(folder))
+    try:
+        if bundle_url:
+            bundle.fetch(bundle_url, folder)
+        else:
+            folder.mkdir()
+        return dict(local_files(folder))
+    except (bundle.BundleError, OSError) as error:
+        raise SetUpError(f"the slot could not be set up: {error}") from error
 
 
 def clear_all_but(others: Collection[int | None]) -> bool:
