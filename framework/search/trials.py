@@ -13,6 +13,7 @@ from typing import Any
 from dike.trial.spec import TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import Reading, TrialView
+from framework.policies.trials.progress import left_s
 from framework.project.last_words import last_words, why_hopeless
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
@@ -146,12 +147,15 @@ class TrialTracker:
             refused: trial -> slots it must not be given.
             homes: trial -> the slots in which its process stands still.
         """
+        finished = [record for record in self.records.values() if record.state is TrialState.FINISHED]
+        longest = max((record.step * record.samples_per_step for record in finished), default=0.0)
         return [
             self._view(
                 record,
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
                 homes=homes.get(record.number, frozenset()),
+                left_s=left_s(record.train_s, record.step * record.samples_per_step, longest),
             )
             for record in self.open
         ]

@@ -305,3 +305,38 @@ def test_an_idle_slot_takes_a_trial_from_a_slower_one() -> None:
     world = World(DikePolicy(SETTINGS), plans, slots("v100", "k80")).run(10_000.0)
     assert world.has_ended(1)
     assert [start.slot for start in world.starts if start.trial == 1] == [1, 0]
+
+
+def with_left(view: TrialView, left_s: float) -> TrialView:
+    return replace(view, left_s=left_s)
+
+
+def test_a_trial_that_would_end_last_runs_in_time() -> None:
+    """Two slots have three trials; the search takes half of what all have left, or what the longest has, at least."""
+    best, good, bad = trial(0, 5.0, 1.0, 0.5), trial(1, 5.0, 1.5, 1.0), trial(2, 5.0, 4.9, 4.9)
+    slots = [SlotView(0, 0), SlotView(1, 1)]
+
+    def decided(*left_s: float) -> dict[int, int]:
+        views = [with_left(view, left) for view, left in zip((running(best), running(good), bad), left_s, strict=True)]
+        return {slot: choice.trial for slot, choice in after_a_quantum(views, slots).runs.items()}
+
+    assert decided(100.0, 100.0, 100.0) == {0: 0, 1: 1}, "there is time"
+    assert decided(55.0, 55.0, 100.0) == {0: 0, 1: 2}, "210 s in two slots leave none"
+    assert decided(100.0, 10.0, 60.0) == {0: 0, 1: 1}, "it would not end last"
+    assert decided(100.0, 1.0, 100.0) == {0: 0, 1: 1}, "a slot is free in a moment"
+    assert after_a_quantum([running(best), running(good), with_left(bad, 100.0)], slots).runs[1].trial == 1, "who knows"
+
+
+def test_a_search_ends_hardly_later_than_if_no_slot_were_ever_empty() -> None:
+    def falls(floor: float, length_s: float) -> PlannedTrial:
+        return PlannedTrial(lambda train_s: floor + 3 * math.exp(-train_s / 900), length_s)
+
+    plans = [falls(0.1 * number, 3600.0 * (1 + number % 3)) for number in range(12)]
+    least_s = sum(plan.length_s for plan in plans) / 5
+    took_s = {}
+    for tells_left in (False, True):
+        world = World(DikePolicy(SETTINGS), plans, [PlannedSlot()] * 5, tells_left=tells_left)
+        took_s[tells_left] = world.run(math.inf).now_s
+        assert world.trials[0].ended_s == pytest.approx(3600, rel=0.1), "the best one does not wait for it"
+    assert took_s[False] > 1.1 * least_s
+    assert took_s[True] < 1.05 * least_s

@@ -140,11 +140,18 @@ class _Slot:
 class World:
     """Runs a policy on planned trials and slots, numbered in their order.
 
-    Every decision is checked by `violations`; a slot takes `switch_s` to be emptied and again to be filled.
+    Every decision is checked by `violations`; a slot takes `switch_s` to be emptied and again to be filled. With
+    `tells_left` the policy knows how long each trial trains.
     """
 
     def __init__(
-        self, policy: Policy, trials: Sequence[PlannedTrial], slots: Sequence[PlannedSlot], switch_s: float = 1.0
+        self,
+        policy: Policy,
+        trials: Sequence[PlannedTrial],
+        slots: Sequence[PlannedSlot],
+        switch_s: float = 1.0,
+        *,
+        tells_left: bool = False,
     ) -> None:
         self.now_s = 0.0
         self.starts: list[Start] = []
@@ -153,6 +160,7 @@ class World:
         self._plans = sorted(trials, key=lambda plan: plan.arrives_s)
         self._slots: dict[int, _Slot] = {}
         self._switch_s = switch_s
+        self._tells_left = tells_left
         self._events: list[tuple[float, int, Callable[[], bool]]] = []
         self._counter = itertools.count()
         self._wake_at_s: float | None = None
@@ -222,6 +230,7 @@ class World:
                 refused=trial.plan.refused,
                 batch_size=trial.plan.batch_size,
                 speeds=dict(trial.speeds),
+                left_s=trial.plan.length_s - self.train_s(number) if self._tells_left else None,
             )
             for number, trial in sorted(self.trials.items())
             if trial.ended_s is None

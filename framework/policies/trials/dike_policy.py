@@ -66,6 +66,9 @@ class DikePolicy:
     * Nobody else starves: a trial that has been passed over 40 times for each trial there is runs a quantum, which
       takes 2.5% of the slots at most.
     * One that cannot be suspended goes on.
+    * Where it is believed how long all trials train on, the search is to end as early as if it never had a slot without
+      a trial: one that has more left than the slots have on average runs now (McNaughton, 'Scheduling with Deadlines
+      and Loss Functions', Management Science 6(1), 1959).
     * Where trials of an earlier search are known the worth is the geometric mean of that above and of the chance that
       these give to the trial (`EarlierTrials`).
 
@@ -87,7 +90,7 @@ class DikePolicy:
     ) -> None:
         self.progress: dict[int, Progress] = {}
         """Of all trials there were."""
-        self._quantum_s = settings.quantum_s
+        self._quantum_s, self._switch_s = settings.quantum_s, settings.switch_s
         self._away = 1 / (MARGIN * (1 + settings.switch_s / settings.quantum_s))
         """What a trial's worth is multiplied by in a slot where it has to be started, if its process stands still in
         others."""
@@ -131,7 +134,7 @@ class DikePolicy:
         waiting = {trial.id: trial for trial in trials if trial.runnable}
         runs = self._migration.arrive(open_slots, waiting)
         if open_slots:
-            runs |= self._fill(open_slots, list(waiting.values()), trials)
+            runs |= self._fill(open_slots, list(waiting.values()), trials, self._urgent(trials, slots))
         is_due = (runs or open_slots) and self._migration.is_due
         suspends = self._migrate(now_s, by_id, slots, runs) if is_due else frozenset()
         runs = {slot: choice for slot, choice in runs.items() if slot not in suspends}
@@ -153,7 +156,11 @@ class DikePolicy:
         return self._migration.plan({trial: slot for slot, trial in held.items()}, movable, worths)
 
     def _fill(
-        self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView], trials: Sequence[TrialView]
+        self,
+        slots: Mapping[int, TrialView | None],
+        waiting: Sequence[TrialView],
+        trials: Sequence[TrialView],
+        urgent: Sequence[int],
     ) -> dict[int, Choice]:
         """Gives out slots, the best trial first: the slot it has, else an empty one, else that of the worst.
 
@@ -161,6 +168,7 @@ class DikePolicy:
             slots: slot -> the trial that runs there and may be replaced, None if it is empty.
             waiting: the trials that can be given a slot.
             trials: all there are.
+            urgent: trials that are to run now, in this order.
         """
         running = {trial.id: frozenset([slot]) for slot, trial in slots.items() if trial is not None}
         homes = running | {trial.id: trial.homes for trial in waiting}
@@ -185,12 +193,14 @@ class DikePolicy:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
         longest = LONGEST_WAIT * len(worths)
         late = [trial.id for trial in waiting if self._passed_over[trial.id] > longest]
-        named = dict.fromkeys(late, "has waited long") | self._named(trials, len(slots))
+        named = dict.fromkeys(urgent, "would end last") | dict.fromkeys(late, "has waited long")
+        named |= self._named(trials, len(slots))
         # Who is lost comes last, however long it has waited.
         named = {trial: why for trial, why in named.items() if worths.get(trial, (-math.inf, ""))[0] > -math.inf}
         for trial, reason in named.items():
             worths[trial] = (worths[trial][0], reason)
-        ranks |= {place: (math.inf, False, -place[0]) for place in ranks if place[0] in named}
+        order = {trial: -place for place, trial in enumerate(named)}
+        ranks |= {place: (math.inf, False, order[place[0]]) for place in ranks if place[0] in named}
         runs: dict[int, Choice] = {}
         placed: set[int] = set()
         for trial, kind, is_home in sorted(ranks, key=lambda place: ranks[place], reverse=True):
@@ -207,6 +217,16 @@ class DikePolicy:
                 if len(runs) == len(slots):
                     break
         return runs
+
+    def _urgent(self, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> list[int]:
+        """The trials that the search would end later for, if they waited until the next decision; the longest first."""
+        left_s = {trial.id: trial.left_s for trial in trials if trial.left_s is not None}
+        if len(left_s) < len(trials) or len(trials) <= len(slots):
+            return []
+        end_s = max(*left_s.values(), sum(left_s.values()) / len(slots))
+        wait_s = min([self._quantum_s, *(left_s[slot.trial] for slot in slots if slot.trial in left_s)])
+        urgent = [trial for trial in left_s if left_s[trial] + wait_s > end_s + self._switch_s]
+        return sorted(urgent, key=lambda trial: -left_s[trial])
 
     def _named(self, trials: Sequence[TrialView], quanta: int) -> dict[int, str]:
         """Whom the rungs name in so many quanta, and why; nobody before each trial has had a slice."""
