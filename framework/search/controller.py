@@ -309,7 +309,7 @@ class SearchController:
         trials = self._trials.views(preemptible, self._refused(usable), homes)
         decision = self._policy.decide(now, trials, [slot.view() for slot in usable.values()])
         self._wake_at_s = decision.wake_at_s
-        for slot_id, choice in sorted(at_home(decision.runs, usable, self._trials.records).items()):
+        for slot_id, choice in sorted(at_home(decision.runs, usable, homes).items()):
             slot = usable[slot_id]
             if slot.current is not None and slot.current.record.number == choice.trial:
                 slot.current.record.convergence = choice.score

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from executor.trial_messages import RunEnd, RunKey, SlotStatus, TrialRun, Wanted
@@ -313,7 +312,7 @@ class Slot:
 
 
 def at_home(
-    runs: Mapping[int, Choice], slots: Mapping[int, Slot], records: Mapping[int, TrialRecord]
+    runs: Mapping[int, Choice], slots: Mapping[int, Slot], homes: Mapping[int, Collection[int]]
 ) -> dict[int, Choice]:
     """Gives trials the slots in which their processes stand still, where that changes nothing else.
 
@@ -323,25 +322,19 @@ def at_home(
     Args:
         runs: slot -> the trial that a policy wants there.
         slots: those that it was asked for.
-        records: the trials by number.
+        homes: trial -> the slots in which its process stands still.
     """
     given = dict(runs)
-    last = {number: record.runs - 1 for number, record in records.items()}
-    homes: defaultdict[int, list[int]] = defaultdict(list)
-    for slot in slots.values():
-        for trial, run in slot.paused:
-            if last.get(trial) == run:
-                homes[trial].append(slot.id)
 
     def is_here(slot: int, choice: Choice) -> bool:
         """Whether it must not be moved: it runs in the slot, or stands still there."""
         held = slots[slot].current
-        return (held is not None and held.record.number == choice.trial) or slot in homes[choice.trial]
+        return (held is not None and held.record.number == choice.trial) or slot in homes.get(choice.trial, ())
 
     for slot_id, choice in sorted(runs.items()):
         if given[slot_id] is not choice or is_here(slot_id, choice):
             continue
-        for home in homes[choice.trial]:
+        for home in sorted(homes.get(choice.trial, ())):
             other = given.get(home)
             is_free = slots[home].current is None if other is None else not is_here(home, other)
             if is_free and slots[home].kind == slots[slot_id].kind:

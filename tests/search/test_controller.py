@@ -329,9 +329,9 @@ def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] 
 def test_a_trial_is_given_the_slot_where_its_process_stands_still(
     slots: list[Slot], wanted: dict[int, int], given: dict[int, int]
 ) -> None:
-    records = {number: TrialRecord(number, {}, runs=3) for number in (7, 8, 9)}
+    homes = {trial: [slot.id for slot in slots if (trial, 2) in slot.paused] for trial in (7, 8)}
     runs = {slot: Choice(trial, "") for slot, trial in wanted.items()}
-    found = at_home(runs, {slot.id: slot for slot in slots}, records)
+    found = at_home(runs, {slot.id: slot for slot in slots}, homes)
     assert {slot: choice.trial for slot, choice in found.items()} == given
 
 
