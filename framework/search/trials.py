@@ -8,12 +8,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from dike.trial.spec import TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import Reading, TrialView
-from framework.policies.trials.progress import left_s
 from framework.project.last_words import last_words, why_hopeless
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 ADMISSION_S = 0.2
 """How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
+SAME_LENGTH = 0.9
+"""Finished trials say how long the others are if the shortest has trained on at least this share of the longest's
+samples."""
 MAX_LOSSES = 10
 """How often in a row, without a new checkpoint, a trial may go down with its slot before it is taken for the cause."""
 
@@ -147,18 +150,37 @@ class TrialTracker:
             refused: trial -> slots it must not be given.
             homes: trial -> the slots in which its process stands still.
         """
-        finished = [record for record in self.records.values() if record.state is TrialState.FINISHED]
-        longest = max((record.step * record.samples_per_step for record in finished), default=0.0)
+        samples = self._usual_samples()
         return [
             self._view(
                 record,
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
                 homes=homes.get(record.number, frozenset()),
-                left_s=left_s(record.train_s, record.step * record.samples_per_step, longest),
+                left_s=self._left_s(record, samples, stands_still=record.number in homes),
             )
             for record in self.open
         ]
+
+    def _usual_samples(self) -> float | None:
+        """What a trial trains on, by those that have finished; None if nothing tells.
+
+        Nothing does if trials are still to come, or may be stopped before their end.
+        """
+        if self.unsampled or self._spec.stop or self._spec.timeout_s:
+            return None
+        finished = (record for record in self.records.values() if record.state is TrialState.FINISHED)
+        samples = [record.step * record.samples_per_step for record in finished]
+        return max(samples) if samples and min(samples) >= SAME_LENGTH * max(samples) else None
+
+    def _left_s(self, record: TrialRecord, samples: float | None, *, stands_still: bool) -> float | None:
+        """Seconds until a trial has trained on so many samples, from where it would go on; None if nothing tells."""
+        speeds = self.speeds.of(record)
+        if samples is None or not speeds:
+            return None
+        trains = record.current is not None and record.current.first_step_s is not None
+        step = record.step if trains or stands_still else record.checkpoint_step
+        return max(samples - step * record.samples_per_step, 0.0) / fmean(speeds.values())
 
     def take_ended_before(self) -> list[TrialView]:
         """What a policy would have seen of the trials that had ended when the search was taken up; only once."""

@@ -40,11 +40,6 @@ class PlayedTrial:
     slices: list[int] = field(default_factory=list)
     speeds: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def samples(self) -> float:
-        """What it has reported to have trained on; steps where slots are alike."""
-        return self.readings[-1].step * (1.0 if self.job is None else self.job.batch_size) if self.readings else 0.0
-
     def report(self, until_s: float, kind: str) -> None:
         """Tells what there was up to this point of its curve, on a GPU of this type."""
         train_s = until_s

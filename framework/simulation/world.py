@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
 from framework.policies.trials.interface import Choice, Policy, TrialView
-from framework.policies.trials.progress import left_s
 from framework.simulation.bins import Bin
 from framework.simulation.played import PlayedSlot, PlayedTrial, UseOfSlots
 
@@ -116,8 +115,6 @@ class World:
         self._events: list[tuple[float, int, _Event, int, int]] = []
         self._counter = itertools.count()
         self._missing = trials.good
-        self._longest = 0.0
-        """Samples of the longest trial that has come to its end."""
         self._reached_s: list[float] = []
         self._completion_s: dict[int, float] = {}
         self._use = UseOfSlots(len(self._slots), len(self._trials))
@@ -188,8 +185,6 @@ class World:
         if trial is None:
             return
         self._train(slot, ends=True)
-        if self._settings.until == "end":
-            self._longest = max(self._longest, trial.samples)
         self._completion_s[trial.id] = self._now_s - self._trial_views.pop(trial.id).arrived_s
         self._use.left()
         slot.trial = None
@@ -215,7 +210,7 @@ class World:
     def _decide(self) -> float:
         """Asks the policy, does what it says, and returns when to ask again."""
         self._decisions += 1
-        decision = self._policy.decide(self._now_s, self._views(), list(self._slot_views))
+        decision = self._policy.decide(self._now_s, list(self._trial_views.values()), list(self._slot_views))
         taken = {slot.trial.id: slot.id for slot in self._slots if slot.trial is not None}
         for slot_id, choice in decision.runs.items():
             self._check(slot_id, choice, taken)
@@ -238,12 +233,6 @@ class World:
                 f"{self._policy.name} wants to be asked at {decision.wake_at_s} s, and it is {self._now_s} s"
             )
         return decision.wake_at_s
-
-    def _views(self) -> list[TrialView]:
-        if not self._longest:
-            return list(self._trial_views.values())
-        trials = ((self._trials[number], view) for number, view in self._trial_views.items())
-        return [replace(view, left_s=left_s(trial.taken_s, trial.samples, self._longest)) for trial, view in trials]
 
     def _check(self, slot_id: int, choice: Choice, taken: dict[int, int]) -> None:
         wrong = None

@@ -78,12 +78,16 @@ def planned_slots() -> st.SearchStrategy[list[PlannedSlot]]:
     trials=st.lists(planned_trials(), min_size=1, max_size=14),
     slots=planned_slots(),
     switch_s=st.sampled_from([0.0, 1.0, 15.0]),
+    tells_left=st.booleans(),
 )
 @examples(40)
 def test_in_any_world_the_contract_is_kept_and_every_trial_ends(
-    name: str, trials: list[PlannedTrial], slots: list[PlannedSlot], switch_s: float
+    name: str, trials: list[PlannedTrial], slots: list[PlannedSlot], switch_s: float, tells_left: bool
 ) -> None:
-    worlds = [World(make_policy(name, SETTINGS), trials, slots, switch_s).run(until_s=100_000.0) for _ in range(2)]
+    worlds = [
+        World(make_policy(name, SETTINGS), trials, slots, switch_s, tells_left=tells_left).run(until_s=100_000.0)
+        for _ in range(2)
+    ]
     assert [number for number in range(len(trials)) if not worlds[0].has_ended(number)] == []
     assert worlds[0].starts == worlds[1].starts, "the same world twice"
 

@@ -10,12 +10,12 @@ import pytest
 
 from framework.policies.trials.interface import PolicySettings
 from framework.search.migration_cost import LEAST_COUNT, with_measured_migration_cost
-from framework.search.records import Parameter, SliceRecord, TrialRecord, trials_to_resume
+from framework.search.records import Parameter, SliceRecord, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import close_open_slices
 from framework.search.slot_pool import kind_of
 from framework.search.speeds import LEAST_S, Speeds
 from framework.search.store import Store
-from tests.search.search_stage import QUANTUM_S, SearchStage, search_spec, stored
+from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, search_spec, stored
 
 
 @pytest.mark.parametrize(
@@ -179,3 +179,47 @@ def test_what_a_move_costs_is_measured_once_there_are_enough() -> None:
     assert with_measured_migration_cost(settings, slices(LEAST_COUNT, LEAST_COUNT - 1)) == settings
     assert with_measured_migration_cost(settings, slices(LEAST_COUNT - 1, LEAST_COUNT)) == settings
     assert with_measured_migration_cost(settings, []) == settings
+
+
+def of_batch_sizes(tmp_path: Path, storage: str, **changes: Any) -> tuple[SearchStage, list[PlayedSlot]]:
+    """Three trials of which two train in two slots, by steps of a second; the first has done 101, the second 11."""
+    space = (Parameter("batch_size", choices=(8, 16, 32)),)
+    stage = SearchStage(search_spec(tmp_path, trials=3, space=space, flags={}, **changes), storage)
+    slots = stage.offer(cpus=2)
+    for slot, steps in zip(slots, (100, 10), strict=True):
+        slot.train()
+        slot.report(1, 1.0)
+        slot.report(1 + steps, 0.5)
+    return stage, slots
+
+
+def left_s(stage: SearchStage, stands_still: int | None = None) -> dict[int, float | None]:
+    homes = {} if stands_still is None else {stands_still: frozenset([0])}
+    return {view.id: view.left_s for view in stage.tracker.views({}, {}, homes)}
+
+
+def test_the_trials_that_have_finished_say_what_others_have_left(tmp_path: Path, storage: str) -> None:
+    stage, (first, second) = of_batch_sizes(tmp_path, storage)
+    assert left_s(stage) == {0: None, 1: None, 2: None}
+    first.end("finished")
+    assert left_s(stage) == {1: pytest.approx((101 * 8 - 11 * 16) / 16), 2: None}, "the third has no speed yet"
+    second.end("suspended", checkpoint="/c/a", step=6)
+    assert left_s(stage)[1] == pytest.approx((101 * 8 - 6 * 16) / 16), "it goes on from its checkpoint"
+    assert left_s(stage, stands_still=1)[1] == pytest.approx((101 * 8 - 11 * 16) / 16), "or from where it stands"
+    first.train()
+    first.report(1, 1.0)
+    first.report(11, 1.0)
+    first.end("finished")
+    assert left_s(stage) == {1: None}, "those that have finished are not alike"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"timeout_s": 1000.0}, {"stop": "asha"}, {"sampler": "random", "trial_count": 400}]
+)
+def test_nobody_says_it_if_trials_may_be_stopped_or_are_to_come(
+    tmp_path: Path, storage: str, changes: dict[str, Any]
+) -> None:
+    stage, (first, _) = of_batch_sizes(tmp_path, storage, **changes)
+    first.end("finished")
+    assert stage.trials[0].state is TrialState.FINISHED
+    assert set(left_s(stage).values()) == {None}

@@ -26,6 +26,8 @@ MARGIN = 1.3
 RUNGS_SHARE = 0.15
 """Of so many quanta the rungs name the trial."""
 
+LATER = 0.02
+"""By this share of what is left of it the search may end later than it could, for trials that are worth more."""
 LONGEST_WAIT = 40
 """A trial that has been passed over so many times for each trial of the search runs a quantum."""
 
@@ -66,9 +68,11 @@ class DikePolicy:
     * Nobody else starves: a trial that has been passed over 40 times for each trial there is runs a quantum, which
       takes 2.5% of the slots at most.
     * One that cannot be suspended goes on.
-    * Where it is believed how long all trials train on, the search is to end as early as if it never had a slot without
-      a trial: one that has more left than the slots have on average runs now (McNaughton, 'Scheduling with Deadlines
-      and Loss Functions', Management Science 6(1), 1959).
+    * Where it is believed how long all trials have left, none of them is to end alone, long after the others: the
+      search can end when the longest does, or when the slots have done what all have left, whichever is later
+      (McNaughton, 'Scheduling with Deadlines and Loss Functions', Management Science 6(1), 1959). A trial that would
+      end more than 2% later than that, if it waited until the next decision, runs now. Slots of several kinds, and
+      trials that are lost, do not count for this.
     * Where trials of an earlier search are known the worth is the geometric mean of that above and of the chance that
       these give to the trial (`EarlierTrials`).
 
@@ -90,7 +94,7 @@ class DikePolicy:
     ) -> None:
         self.progress: dict[int, Progress] = {}
         """Of all trials there were."""
-        self._quantum_s, self._switch_s = settings.quantum_s, settings.switch_s
+        self._quantum_s = settings.quantum_s
         self._away = 1 / (MARGIN * (1 + settings.switch_s / settings.quantum_s))
         """What a trial's worth is multiplied by in a slot where it has to be started, if its process stands still in
         others."""
@@ -187,13 +191,18 @@ class DikePolicy:
         refused = {trial.id: trial.refused for trial in waiting}
         # Those that are to lose their trial come last, so that the best trials run on.
         by_need = sorted(
-            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, kinds[slot], True]
+            slots,
+            key=lambda slot: (
+                (-math.inf,)
+                if (held := slots[slot]) is None
+                else (held.id in urgent, *ranks[held.id, kinds[slot], True])
+            ),
         )
         for view in waiting:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
         longest = LONGEST_WAIT * len(worths)
         late = [trial.id for trial in waiting if self._passed_over[trial.id] > longest]
-        named = dict.fromkeys(urgent, "would end last") | dict.fromkeys(late, "has waited long")
+        named = dict.fromkeys(late, "has waited long") | dict.fromkeys(urgent, "would end last")
         named |= self._named(trials, len(slots))
         # Who is lost comes last, however long it has waited.
         named = {trial: why for trial, why in named.items() if worths.get(trial, (-math.inf, ""))[0] > -math.inf}
@@ -219,14 +228,23 @@ class DikePolicy:
         return runs
 
     def _urgent(self, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> list[int]:
-        """The trials that the search would end later for, if they waited until the next decision; the longest first."""
-        left_s = {trial.id: trial.left_s for trial in trials if trial.left_s is not None}
-        if len(left_s) < len(trials) or len(trials) <= len(slots):
+        """The trials that would end last, and too late, if they waited for the next decision; the longest first."""
+        sound = [trial for trial in trials if not self.progress[trial.id].is_lost]
+        left_s = {trial.id: trial.left_s for trial in sound if trial.left_s is not None}
+        if len(left_s) < len(sound) or not 1 < len(slots) < len(sound) or len({slot.kind for slot in slots}) > 1:
             return []
-        end_s = max(*left_s.values(), sum(left_s.values()) / len(slots))
-        wait_s = min([self._quantum_s, *(left_s[slot.trial] for slot in slots if slot.trial in left_s)])
-        urgent = [trial for trial in left_s if left_s[trial] + wait_s > end_s + self._switch_s]
-        return sorted(urgent, key=lambda trial: -left_s[trial])
+        mean_s = sum(left_s.values()) / len(slots)
+        second_s, longest_s = sorted(left_s.values())[-2:]
+        held = {slot.trial for slot in slots}
+        wait_s = min([self._quantum_s, *(left for trial, left in left_s.items() if trial in held and left)])
+
+        def end_s(left: float) -> float:
+            """When the others can have ended, and all of them together."""
+            return max(mean_s * (1 + LATER), second_s if left == longest_s else longest_s)
+
+        urgent = [trial for trial, left in left_s.items() if left + wait_s > end_s(left)]
+        # One that runs does not give way to one that has hardly more left: they would change places again and again.
+        return sorted(urgent, key=lambda trial: -left_s[trial] - (self._quantum_s if trial in held else 0.0))
 
     def _named(self, trials: Sequence[TrialView], quanta: int) -> dict[int, str]:
         """Whom the rungs name in so many quanta, and why; nobody before each trial has had a slice."""

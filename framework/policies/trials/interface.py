@@ -50,7 +50,7 @@ class TrialView:
         homes: the slots in which its process stands still, and would go on at once; empty if it has to be started.
         batch_size: samples of one of its steps; 1 where that is not known.
         speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
-        left_s: seconds that it is believed to train on; None where nothing tells.
+        left_s: seconds of training that it is believed to have left; None where nothing tells.
     """
 
     id: int

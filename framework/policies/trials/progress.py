@@ -53,14 +53,3 @@ class Progress:
         if not self._losses:
             return 0.0
         return self._losses[max(bisect_right(self._times_s, self.train_s / 2) - 1, 0)] - self.loss
-
-
-def left_s(train_s: float, samples: float, longest: float) -> float | None:
-    """Seconds of training that a trial has left, if it is as long as the longest that has ended; None: nothing tells.
-
-    Args:
-        train_s: seconds it has trained so far.
-        samples: what it has trained on in that time: samples, or steps where batch sizes are not known.
-        longest: what the longest trial has trained on; 0 before any has ended.
-    """
-    return max(longest / samples - 1, 0.0) * train_s if samples and longest else None
