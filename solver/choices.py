@@ -18,6 +18,8 @@ RULES = {
     "all_gpus_used": "no GPU is idle that a worker could use, as in the paper; costs speed on slow networks",
 }
 """Rule that prunes options -> one line, in the order in which they apply."""
+MOST_TASK_MEM_MIB = 10**9
+"""A task may ask for that much memory at most; no machine has more."""
 METHODS = {
     "dike": "the best placement that the rules leave, by default of all there are, with a bound",
     "dike_traffic": "least traffic by the paper's Eq. 1 alone, with no GPU idle",

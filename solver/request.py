@@ -37,6 +37,7 @@ class PlanRequest:
         min_workers: at least so many workers.
         plain: whether the job is one plain task without parameter servers; None: whichever is faster.
         max_gpus_per_task: most GPUs one plain task may have.
+        task_mem_mb: memory of each task at least, in MiB; 0 for what its role needs.
         notes: sentences for the user about the request, for the plan's reasons.
     """
 
@@ -52,6 +53,7 @@ class PlanRequest:
     min_workers: int = 1
     plain: bool | None = False
     max_gpus_per_task: int = 1
+    task_mem_mb: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -65,6 +67,8 @@ def check_request(request: PlanRequest) -> None:
             raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
     if request.max_workers is not None and request.max_workers < request.min_workers:
         raise BadInputError(f"'min_workers' is {request.min_workers}; it must not be above 'max_workers'.")
+    if request.task_mem_mb < 0:
+        raise BadInputError(f"'task_mem_mb' is {request.task_mem_mb}; it must be at least 0.")
     limit_s = request.time_limit_s
     if limit_s is not None and not 0 <= limit_s < math.inf:
         raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")
@@ -82,4 +86,4 @@ def scenario_of(request: PlanRequest) -> Scenario:
     hardware, cluster = known_hardware(), request.cluster
     if request.calibration is not None:
         hardware, cluster = request.calibration.apply(hardware, cluster)
-    return Scenario.of(request.profile, cluster, hardware, request.sharding)
+    return Scenario.of(request.profile, cluster, hardware, request.sharding, request.task_mem_mb)

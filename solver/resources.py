@@ -62,21 +62,23 @@ class TaskSizes:
     Attributes:
         profile: the model.
         helper_cpus: CPUs of each ps and of a separate chief.
+        least_mem_mb: memory of each task at least, in MiB.
     """
 
     profile: ModelProfile
     helper_cpus: float
+    least_mem_mb: int = 0
     _workers: dict[WorkerShape, TaskResources] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, profile: ModelProfile, largest_node_cpus: float) -> TaskSizes:
+    def of(cls, profile: ModelProfile, largest_node_cpus: float, least_mem_mb: int = 0) -> TaskSizes:
         """Sizes for a cluster whose largest machine has so many CPUs: a ps gets an eighth of it, one CPU at most."""
-        return cls(profile, max(0.01, math.floor(min(1.0, largest_node_cpus / 8) * 1000) / 1000))
+        return cls(profile, max(0.01, math.floor(min(1.0, largest_node_cpus / 8) * 1000) / 1000), least_mem_mb)
 
     def ps(self, shard_bytes: int) -> TaskResources:
         """A ps that holds variables of this size, their optimizer slots and one gradient."""
         held = (2 + self.profile.optimizer_slots) * shard_bytes
-        return TaskResources(self.helper_cpus, TASK_BASE_MIB + _mib(held), disk_mb=64)
+        return TaskResources(self.helper_cpus, self._memory_mb(TASK_BASE_MIB + _mib(held)), disk_mb=64)
 
     @functools.cached_property
     def variable_bytes(self) -> int:
@@ -89,15 +91,17 @@ class TaskSizes:
         if not self.profile.api.has_separate_chief:
             return None
         memory = TASK_BASE_MIB + _mib(2 * self.variable_bytes)
-        return TaskResources(self.helper_cpus, memory, disk_mb=128 + self._checkpoints_mib)
+        return TaskResources(self.helper_cpus, self._memory_mb(memory), disk_mb=128 + self._checkpoints_mib)
 
     def worker(self, shape: WorkerShape) -> TaskResources:
         """A worker: variables and gradients, batches read ahead, and on CPUs the activations."""
         if shape not in self._workers:
-            self._workers[shape] = self._worker(shape, self.profile.batch_size * max(1, shape.gpus))
+            memory = self._worker_mib(shape, self.profile.batch_size * max(1, shape.gpus))
+            disk = 128 + (0 if self.profile.api.has_separate_chief else self._checkpoints_mib)
+            self._workers[shape] = TaskResources(shape.cpus, self._memory_mb(memory), disk, shape.gpus)
         return self._workers[shape]
 
-    def _worker(self, shape: WorkerShape, samples: int) -> TaskResources:
+    def _worker_mib(self, shape: WorkerShape, samples: int) -> int:
         held = 2 * self.variable_bytes + PREFETCHED_BATCHES * samples * self.profile.sample_bytes
         if shape.gpus:
             base = GPU_WORKER_BASE_MIB + FURTHER_GPU_MIB * (shape.gpus - 1)
@@ -106,17 +110,19 @@ class TaskSizes:
             # A profile may claim so many FLOPs that the product is infinite.
             activations = samples * self.profile.flops_forward_per_sample * ACTIVATION_BYTES_PER_FLOP
             held += int(min(activations, MOST_BYTES))
-        disk = 128 + (0 if self.profile.api.has_separate_chief else self._checkpoints_mib)
-        return TaskResources(shape.cpus, base + _mib(held), disk, shape.gpus)
+        return base + _mib(held)
 
     def plain(self, shape: WorkerShape) -> TaskResources:
         """A job's only task: a worker that holds the optimizer's slots as well, and writes the checkpoints.
 
         Its GPUs share a batch.
         """
-        worker = self._worker(shape, self.profile.batch_size)
         held = self.profile.optimizer_slots * self.variable_bytes
-        return TaskResources(shape.cpus, worker.mem_mb + _mib(held), 128 + self._checkpoints_mib, shape.gpus)
+        memory = self._memory_mb(self._worker_mib(shape, self.profile.batch_size) + _mib(held))
+        return TaskResources(shape.cpus, memory, 128 + self._checkpoints_mib, shape.gpus)
+
+    def _memory_mb(self, needed: int) -> int:
+        return max(needed, self.least_mem_mb)
 
     @property
     def _checkpoints_mib(self) -> int:

@@ -40,11 +40,16 @@ class Scenario:
 
     @classmethod
     def of(
-        cls, profile: ModelProfile, cluster: Cluster, hardware: Hardware, sharding: Sharding = DEFAULT_SHARDING
+        cls,
+        profile: ModelProfile,
+        cluster: Cluster,
+        hardware: Hardware,
+        sharding: Sharding = DEFAULT_SHARDING,
+        task_mem_mb: int = 0,
     ) -> Scenario:
-        """Derives the rest."""
+        """Derives the rest; each task has that much memory at least."""
         kinds = node_kinds(cluster)
-        sizes = TaskSizes.of(profile, max(kind.cpus for kind in kinds))
+        sizes = TaskSizes.of(profile, max(kind.cpus for kind in kinds), task_mem_mb)
         return cls(profile, cluster, hardware, kinds, sizes, sharding)
 
     @property

@@ -41,6 +41,7 @@ class PlanSettings:
         measurements: measured steps, to calibrate the prediction with.
         network: what is known of the links besides what the machines say; None for nothing.
         gpus_per_task: most GPUs one plain task may have.
+        task_mem_mb: memory of each task at least, in MiB; 0 for what its role needs.
     """
 
     objective: Objective = "throughput"
@@ -50,6 +51,7 @@ class PlanSettings:
     measurements: tuple[Measurement, ...] = ()
     network: Network | None = None
     gpus_per_task: int = 1
+    task_mem_mb: int = 0
 
     def check(self) -> None:
         """Raises `BadInputError` if there is no such rule."""
@@ -130,6 +132,7 @@ class PlanSettings:
             min_workers=min_workers or 1,
             plain=plain,
             max_gpus_per_task=self.gpus_per_task,
+            task_mem_mb=self.task_mem_mb,
             notes=tuple(notes),
         )
 

@@ -69,6 +69,29 @@ def ended_with_executor(state: TaskState, reason: str) -> bool:
     return is_lost and reason.startswith(("REASON_EXECUTOR_", "REASON_CONTAINER_"))
 
 
+def why_ended(state: TaskState, message: str, reason: str, *, executor_seen: bool, memory_option: str) -> str:
+    """Why a task ended, as Mesos says it, and what to do about it.
+
+    Args:
+        state: the task's last.
+        message: Mesos' sentence about it; empty if there is none.
+        reason: Mesos' name of the reason; empty if none was given.
+        executor_seen: whether its executor has reported anything, of any of its tasks.
+        memory_option: the option that gives the task more memory.
+    """
+    if reason == "REASON_CONTAINER_LIMITATION_MEMORY":
+        # Statistics follow, many lines of them.
+        first = next(iter(message.splitlines()), "") or "it took more memory than it was given"
+        return f"{first}; give it more with {memory_option} MIB"
+    why = message or reason or str(state)
+    if reason == "REASON_EXECUTOR_TERMINATED" and not executor_seen:
+        why += (
+            "; the executor ended before it could report, so Dike is probably not installed for the Python there "
+            "(--agent-python, --image)"
+        )
+    return why
+
+
 # What the executor itself gets; the smallest amounts that Mesos accepts without a warning.
 EXECUTOR_CPUS = 0.01
 EXECUTOR_MEM_MIB = 32.0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from executor.trial_messages import RunEnd, RunKey, SlotStatus, TrialRun, Wanted
-from framework.mesos.tasks import TaskState, ended_with_executor
+from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
 from framework.policies.trials.interface import Choice, SlotView
 from framework.search.records import SliceRecord, TrialRecord
 
@@ -281,13 +281,9 @@ class Slot:
 
     def failure(self) -> str:
         """Why it ended, in one sentence."""
-        reason = self.message or self.reason or str(self.state)
-        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen and not self.mates_seen:
-            reason += (
-                "; the executor ended before it could report, so Dike is probably not installed for the Python there "
-                "(--agent-python, --image)"
-            )
-        return f"slot {self.id} {self.state.verb} on {self.node}: {reason}"
+        seen = self.executor_seen or self.mates_seen
+        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, memory_option="--slot-mem")
+        return f"slot {self.id} {self.state.verb} on {self.node}: {why}"
 
     @property
     def _knows_all(self) -> bool:

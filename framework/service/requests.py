@@ -34,6 +34,7 @@ from framework.search.store import SearchSummary
 from framework.training.elastic.options import read_bounds, read_stragglers
 from framework.training.spec import MAX_VARIABLES, JobSpec, check_can_run
 from solver import Plan
+from solver.choices import MOST_TASK_MEM_MIB
 from solver.settings import LONGEST_LIVE_S, PlanSettings
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class TrainingRequest(BaseModel):
         name: the job's id; None to make one up.
         constraints: see `JobRecord`.
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
-        objective, rules, sharding, gpus_per_task, time_limit_s, measurements: how it is planned
+        objective, rules, sharding, gpus_per_task, task_mem_mb, time_limit_s, measurements: how it is planned
             (`solver.settings.PlanSettings`).
     """
 
@@ -296,6 +297,7 @@ class TrainingRequest(BaseModel):
     rules: Text = "default"
     sharding: Literal["optimus", "greedy", "round_robin"] = "greedy"
     gpus_per_task: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 1
+    task_mem_mb: Annotated[int, Field(ge=0, le=MOST_TASK_MEM_MIB)] = 0
     time_limit_s: Annotated[float, Field(gt=0, le=LONGEST_LIVE_S)] | None = None
     measurements: Annotated[list[MeasuredStep], Field(max_length=MAX_MEASUREMENTS)] = []
 
@@ -351,6 +353,7 @@ class TrainingRequest(BaseModel):
                 measurements=tuple(step.to_measurement() for step in self.measurements),
                 network=network,
                 gpus_per_task=self.gpus_per_task,
+                task_mem_mb=self.task_mem_mb,
             ),
             "min_workers": self.min_workers,
             "max_workers": self.max_workers,
@@ -458,6 +461,7 @@ _NEWS: dict[str, Any] = {
     "rules": "default",
     "sharding": "greedy",
     "gpus_per_task": 1,
+    "task_mem_mb": 0,
     "time_limit_s": None,
     "measurements": [],
     "min_workers": None,
@@ -477,6 +481,7 @@ def planning_fields(planning: PlanSettings) -> dict[str, Any]:
         "rules": planning.rules,
         "sharding": planning.sharding,
         "gpus_per_task": planning.gpus_per_task,
+        "task_mem_mb": planning.task_mem_mb,
         "time_limit_s": planning.time_limit_s,
         "measurements": [MeasuredStep.of(row).model_dump(exclude_none=True) for row in planning.measurements],
     }

@@ -14,7 +14,7 @@ from dike.profile import ModelProfile
 from dike.task import Role, is_chief
 from executor.messages import Outcome
 from framework.mesos.containers import Container
-from framework.mesos.tasks import TaskState, ended_with_executor
+from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
 from framework.project.last_words import last_words, same_again
 from solver import Plan, PlannedTask
 from solver.plain import can_share
@@ -271,13 +271,9 @@ class JobTask:
     @property
     def failure(self) -> str:
         """Why it ended, in one sentence that names task and agent; `place_of_output` may follow."""
-        reason = self.message or self.reason or self.state
-        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen and not self.joined:
-            reason += (
-                "; the executor ended before it could report, so Dike is probably not installed for the Python there "
-                "(--agent-python, --image)"
-            )
-        return f"{self.name} {self.state.verb} on {self.node}: {reason}"
+        seen = self.executor_seen or self.joined
+        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, memory_option="--task-mem")
+        return f"{self.name} {self.state.verb} on {self.node}: {why}"
 
     @property
     def last_words(self) -> str:

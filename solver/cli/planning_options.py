@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dike.exceptions import BadInputError
-from solver.choices import RULES, Objective, Sharding
+from solver.choices import MOST_TASK_MEM_MIB, RULES, Objective, Sharding
 
 if TYPE_CHECKING:
     from solver.network import Network
     from solver.settings import PlanSettings
 
-PLANNING = ("objective", "rules", "sharding", "gpus_per_task", "time_limit", "measurements")
+PLANNING = ("objective", "rules", "sharding", "gpus_per_task", "task_mem", "time_limit", "measurements")
 """Names of the parameters of `plan_settings`."""
 
 
@@ -62,6 +62,12 @@ def plan_settings(
     gpus_per_task: Annotated[
         int, typer.Option(min=1, help="One plain task may have N GPUs: they share the batches of Keras' fit.")
     ] = 1,
+    task_mem: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MOST_TASK_MEM_MIB, help="Memory of each task, MiB: at least.", show_default="what its role needs"
+        ),
+    ] = 0,
     time_limit: Annotated[
         float | None, typer.Option(help="Plan for at most X seconds.", show_default="30, kept roughly")
     ] = None,
@@ -83,6 +89,8 @@ def plan_settings(
         from solver.calibration import read_measurements
 
         rows = read_measurements(measurements)
-    settings = PlanSettings(objective, rules, sharding, time_limit, rows, gpus_per_task=gpus_per_task)
+    settings = PlanSettings(
+        objective, rules, sharding, time_limit, rows, gpus_per_task=gpus_per_task, task_mem_mb=task_mem
+    )
     settings.check()
     return settings

@@ -76,6 +76,20 @@ def test_the_objective_is_passed_on(model: Path) -> None:
     assert json.loads(done.stdout)["objective"] == "traffic"
 
 
+@pytest.mark.parametrize("options", [(), ("--min-workers", "2"), ("--min-workers", "1", "--rules", "none")])
+def test_each_task_has_the_memory_that_is_asked_for(model: Path, options: tuple[str, ...]) -> None:
+    cluster = EXAMPLES / "mixed.yaml"
+    memory = []
+    for asked in ("0", "4000"):
+        done = _plan(model, "--cluster", cluster, "--format", "json", "--task-mem", asked, *options)
+        assert done.returncode == 0, done.stderr
+        memory.append({task["mem_mb"] for task in json.loads(done.stdout)["tasks"]})
+    assert min(memory[0]) < 4000 <= min(memory[1])
+    done = _plan(model, "--cluster", cluster, "--task-mem", "100000000", *options)
+    assert done.returncode == 2
+    assert "memory" in done.stderr or "no room for 2 workers" in done.stderr
+
+
 def test_a_picture_is_drawn(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.svg"
     done = _plan(model, "--cluster", EXAMPLES / "laptop.yaml", "--picture", path)
@@ -151,6 +165,7 @@ def _offers() -> list[AgentOffer]:
         ({"objective": "traffic"}, True),
         ({"rules": "all", "sharding": "round_robin"}, False),
         ({"gpus_per_task": 2}, False),
+        ({"task_mem": 5000}, False),
         pytest.param({"sharding": "optimus"}, False, marks=pytest.mark.slow),
         pytest.param({"measurements": True}, True, marks=pytest.mark.slow),
         pytest.param({"time_limit": 60.0}, False, marks=pytest.mark.integration),

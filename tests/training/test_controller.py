@@ -475,6 +475,18 @@ def test_an_executor_that_never_reports_points_at_the_installation() -> None:
     assert "--agent-python" in stage.job.result.failure
 
 
+def test_a_task_that_took_too_much_memory_says_which_option_gives_it_more() -> None:
+    stage = Stage(spec(max_restarts=0))
+    task = stage.start()["worker:0"]
+    message = "Memory limit exceeded: Requested: 576MB Maximum Used: 577MB\n\nMEMORY STATISTICS:\ncache 0"
+    reason = "REASON_CONTAINER_LIMITATION_MEMORY"
+    stage.update(task, "TASK_FAILED", message=message, source="SOURCE_AGENT", reason=reason)
+    stage.end_killed()
+    assert "worker:0 failed on " in stage.job.result.failure
+    assert "Requested: 576MB Maximum Used: 577MB; give it more with --task-mem MIB" in stage.job.result.failure
+    assert "STATISTICS" not in stage.job.result.failure
+
+
 def test_stale_offers_cost_no_restart() -> None:
     stage = Stage(spec(max_restarts=0))
     tasks = stage.start()
