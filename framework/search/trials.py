@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 ADMISSION_S = 0.2
 """How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
 SAME_LENGTH = 0.9
-"""Finished trials say how long the others are if the shortest has trained on at least this share of the longest's
-samples."""
+"""Trials are taken to be equally long if those that have finished have trained on at least this share of what any
+trial has."""
 MAX_LOSSES = 10
 """How often in a row, without a new checkpoint, a trial may go down with its slot before it is taken for the cause."""
 
@@ -85,8 +85,12 @@ class TrialTracker:
         self._output_received: dict[int, int] = {}
         """Trial -> up to where the output of its newest run has come, written down or not."""
         self._unsaved_output: list[TrialOutput] = []
+        self._finished_samples: tuple[float, float] | None = None
+        """On how many samples the trials that have finished have trained: the least and the most; None before any."""
         self._ended_before: list[TrialView] = []
         for record in self.records.values():
+            if record.state is TrialState.FINISHED:
+                self._finished_with(record)
             if record.state.has_ended():
                 self._ended_before.append(self._view(record, readings=tuple(record.readings)))
                 # Its process may have been killed before the study heard of it.
@@ -150,37 +154,43 @@ class TrialTracker:
             refused: trial -> slots it must not be given.
             homes: trial -> the slots in which its process stands still.
         """
-        samples = self._usual_samples()
+        length = self._length()
         return [
             self._view(
                 record,
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
                 homes=homes.get(record.number, frozenset()),
-                left_s=self._left_s(record, samples, stands_still=record.number in homes),
+                left_s=self._left_s(record, length, stands_still=record.number in homes),
             )
             for record in self.open
         ]
 
-    def _usual_samples(self) -> float | None:
-        """What a trial trains on, by those that have finished; None if nothing tells.
+    def _length(self) -> float | None:
+        """How many samples a trial trains on, by those that have finished; None if nothing tells.
 
-        Nothing does if trials are still to come, or may be stopped before their end.
+        Nothing does if trials are still to come, or may be ended before their time, or if one has trained on more than
+        one that has finished.
         """
-        if self.unsampled or self._spec.stop or self._spec.timeout_s:
+        if self.unsampled or self._spec.stop or self._spec.timeout_s or not self._finished_samples:
             return None
-        finished = (record for record in self.records.values() if record.state is TrialState.FINISHED)
-        samples = [record.step * record.samples_per_step for record in finished]
-        return max(samples) if samples and min(samples) >= SAME_LENGTH * max(samples) else None
+        least, most = self._finished_samples
+        most = max([most, *(record.step * record.samples_per_step for record in self.open)])
+        return most if least >= SAME_LENGTH * most else None
 
-    def _left_s(self, record: TrialRecord, samples: float | None, *, stands_still: bool) -> float | None:
+    def _finished_with(self, record: TrialRecord) -> None:
+        samples = record.step * record.samples_per_step
+        least, most = self._finished_samples or (samples, samples)
+        self._finished_samples = (min(least, samples), max(most, samples))
+
+    def _left_s(self, record: TrialRecord, length: float | None, *, stands_still: bool) -> float | None:
         """Seconds until a trial has trained on so many samples, from where it would go on; None if nothing tells."""
         speeds = self.speeds.of(record)
-        if samples is None or not speeds:
+        if length is None or not speeds:
             return None
         trains = record.current is not None and record.current.first_step_s is not None
         step = record.step if trains or stands_still else record.checkpoint_step
-        return max(samples - step * record.samples_per_step, 0.0) / fmean(speeds.values())
+        return max(length - step * record.samples_per_step, 0.0) / fmean(speeds.values())
 
     def take_ended_before(self) -> list[TrialView]:
         """What a policy would have seen of the trials that had ended when the search was taken up; only once."""
@@ -448,6 +458,7 @@ class TrialTracker:
 
     def _finish(self, record: TrialRecord, wall_s: float) -> None:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
+        self._finished_with(record)
 
     def _is_hopeless(self, record: TrialRecord, reports: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a trial is to be stopped, by the values of its objective in reports that are new."""

@@ -327,11 +327,30 @@ def test_a_trial_that_would_end_last_runs_in_time() -> None:
     assert decided(55.0, 55.0, 100.0) == {0: 0, 1: 2}, "210 s in two slots leave none"
     assert decided(100.0, 10.0, 60.0) == {0: 0, 1: 1}, "it would not end last"
     assert decided(100.0, 1.0, 100.0) == {0: 0, 1: 1}, "a slot is free in a moment"
-    assert decided(3600.0, 3600.0, 8.0) == {0: 0, 1: 1}
+    assert decided(3600.0, 3600.0, 8.0) == {0: 0, 1: 1}, "it would be first to end"
     assert decided(55.0, None, 100.0) == {0: 0, 1: 1}, "nobody knows"
-    assert decided(55.0, 55.0, 100.0, slots=[SlotView(0, 0, kind="k80"), SlotView(1, 1, kind="v100")])[1] == 1
-    assert decided(55.0, 55.0, 100.0, bad=trial(2, 5.0, 4.9, math.nan)) == {0: 0, 1: 1}, "it is lost"
-    assert decided(55.0, 55.0, 100.0, bad=replace(bad, refused=frozenset([1]))) == {0: 2, 1: 1}
+    assert decided(55.0, 55.0, 100.0, bad=replace(bad, refused=frozenset([1]))) == {0: 2, 1: 1}, "where it may"
+    assert decided(55.0, 55.0, 100.0, bad=at_home(bad, 0)) == {0: 0, 1: 2}, "not where the best one is"
+    two_kinds = [SlotView(0, 0, kind="k80"), SlotView(1, 1, kind="v100")]
+    assert decided(55.0, 55.0, 100.0, slots=two_kinds) == {0: 0, 1: 1}, "slots differ"
+    assert decided(55.0, 55.0, 100.0, bad=replace(bad, speeds={"k80": 1.0})) == {0: 0, 1: 1}, "slots differed before"
+
+
+def test_the_longest_trial_allows_the_others_to_end_as_late() -> None:
+    views = [running(trial(number, 5.0, 1.0, 0.5 + number)) for number in range(3)] + [trial(3, 5.0, 4.9, 4.9)]
+    slots = [SlotView(number, number) for number in range(3)]
+
+    def decided(*left_s: float) -> set[int]:
+        return set(held(after_a_quantum(with_left(views, *left_s), slots)).values())
+
+    assert decided(1000.0, 10.0, 10.0, 600.0) == {0, 1, 2}
+    assert decided(600.0, 10.0, 10.0, 600.0) == {0, 1, 3}
+    lost = trial(4, 5.0, math.nan)
+    assert set(held(after_a_quantum(with_left([*views, lost], 300.0, 10.0, 10.0, 295.0, 1e6), slots)).values()) == {
+        0,
+        1,
+        3,
+    }
 
 
 def test_a_trial_that_is_nearly_done_does_not_wait_for_two_long_ones() -> None:
@@ -344,15 +363,10 @@ def test_a_trial_that_is_nearly_done_does_not_wait_for_two_long_ones() -> None:
 
 
 def test_two_that_would_end_last_do_not_change_places_again_and_again() -> None:
-    plans = [
-        PlannedTrial(lambda t, floor=floor: floor + 3 * math.exp(-t / 30), 300.0) for floor in (0.0, 0.1, 2.0, 2.1)
-    ]
-    starts = {}
-    for tells_left in (False, True):
-        world = World(DikePolicy(SETTINGS), plans, [PlannedSlot()] * 3, tells_left=tells_left).run(math.inf)
-        starts[tells_left] = len(world.starts)
-        assert (world.now_s < 440.0) == tells_left, "400 s without a switch, 600 s if the last one runs alone"
-    assert starts[True] < starts[False] + 12
+    views = [running(trial(0, 5.0, 4.9, 4.9)), running(trial(1, 5.0, 4.8, 4.8)), trial(2, 5.0, 1.0, 0.5)]
+    slots = [SlotView(0, 0), SlotView(1, 1)]
+    assert held(after_a_quantum(with_left(views, 15.0, 15.0, 15.0), slots)) == {0: 0, 1: 1}
+    assert held(after_a_quantum(with_left(views, 80.0, 80.0, 80.0), slots)) == {0: 0, 1: 2}, "there is time for the best"
 
 
 def test_a_search_ends_hardly_later_than_if_no_slot_were_ever_empty() -> None:

@@ -302,8 +302,7 @@ def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] 
         ([slot_with(0), slot_with(1, paused=((7, 2),))], {0: 7}, {1: 7}),
         ([slot_with(0), slot_with(1, paused=((7, 2),))], {0: 7, 1: 8}, {0: 8, 1: 7}),
         ([slot_with(0, paused=((8, 2),)), slot_with(1, paused=((7, 2),))], {0: 7, 1: 8}, {0: 8, 1: 7}),
-        # An older run of it stands still there; or it is there; or the other is.
-        ([slot_with(0), slot_with(1, paused=((7, 1),))], {0: 7}, {0: 7}),
+        # It is there; or the other is.
         ([slot_with(0, paused=((7, 2),)), slot_with(1)], {0: 7, 1: 8}, {0: 7, 1: 8}),
         ([slot_with(0), slot_with(1, paused=((7, 2), (8, 2)))], {0: 7, 1: 8}, {0: 7, 1: 8}),
         # Another runs in its slot, and goes on there.

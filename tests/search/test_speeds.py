@@ -15,6 +15,7 @@ from framework.search.recovery import close_open_slices
 from framework.search.slot_pool import kind_of
 from framework.search.speeds import LEAST_S, Speeds
 from framework.search.store import Store
+from framework.search.trials import TrialTracker
 from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, search_spec, stored
 
 
@@ -181,7 +182,7 @@ def test_what_a_move_costs_is_measured_once_there_are_enough() -> None:
     assert with_measured_migration_cost(settings, []) == settings
 
 
-def of_batch_sizes(tmp_path: Path, storage: str, **changes: Any) -> tuple[SearchStage, list[PlayedSlot]]:
+def stage_of_batch_sizes(tmp_path: Path, storage: str, **changes: Any) -> tuple[SearchStage, list[PlayedSlot]]:
     """Three trials of which two train in two slots, by steps of a second; the first has done 101, the second 11."""
     space = (Parameter("batch_size", choices=(8, 16, 32)),)
     stage = SearchStage(search_spec(tmp_path, trials=3, space=space, flags={}, **changes), storage)
@@ -199,18 +200,31 @@ def left_s(stage: SearchStage, stands_still: int | None = None) -> dict[int, flo
 
 
 def test_the_trials_that_have_finished_say_what_others_have_left(tmp_path: Path, storage: str) -> None:
-    stage, (first, second) = of_batch_sizes(tmp_path, storage)
+    stage, (first, second) = stage_of_batch_sizes(tmp_path, storage)
     assert left_s(stage) == {0: None, 1: None, 2: None}
     first.end("finished")
     assert left_s(stage) == {1: pytest.approx((101 * 8 - 11 * 16) / 16), 2: None}, "the third has no speed yet"
+    resumed = TrialTracker(stage.search._spec, stage.store, stage.tracker._study, stage.tracker.all)
+    assert resumed._length() == 101 * 8
     second.end("suspended", checkpoint="/c/a", step=6)
     assert left_s(stage)[1] == pytest.approx((101 * 8 - 6 * 16) / 16), "it goes on from its checkpoint"
     assert left_s(stage, stands_still=1)[1] == pytest.approx((101 * 8 - 11 * 16) / 16), "or from where it stands"
     first.train()
     first.report(1, 1.0)
-    first.report(11, 1.0)
+    first.report(28, 1.0)
+    assert left_s(stage)[2] == pytest.approx(0.0, abs=1e-9), "a tenth more than the first: about as long"
+    first.report(31, 1.0)
+    assert left_s(stage) == {1: None, 2: None}, "it is longer than the one that has finished"
+
+
+def test_trials_that_have_finished_early_say_nothing(tmp_path: Path, storage: str) -> None:
+    stage, (first, second) = stage_of_batch_sizes(tmp_path, storage)
     first.end("finished")
-    assert left_s(stage) == {1: None}, "those that have finished are not alike"
+    second.end("finished")
+    first.train()
+    first.report(1, 1.0)
+    first.report(2, 1.0)
+    assert left_s(stage) == {2: None}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +233,7 @@ def test_the_trials_that_have_finished_say_what_others_have_left(tmp_path: Path,
 def test_nobody_says_it_if_trials_may_be_stopped_or_are_to_come(
     tmp_path: Path, storage: str, changes: dict[str, Any]
 ) -> None:
-    stage, (first, _) = of_batch_sizes(tmp_path, storage, **changes)
+    stage, (first, _) = stage_of_batch_sizes(tmp_path, storage, **changes)
     first.end("finished")
     assert stage.trials[0].state is TrialState.FINISHED
     assert set(left_s(stage).values()) == {None}

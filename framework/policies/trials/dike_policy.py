@@ -26,8 +26,8 @@ MARGIN = 1.3
 RUNGS_SHARE = 0.15
 """Of so many quanta the rungs name the trial."""
 
-LATER = 0.02
-"""By this share of what is left of it the search may end later than it could, for trials that are worth more."""
+SLACK = 0.02
+"""By this share of what is left a search may end later than it could, for the sake of better trials."""
 LONGEST_WAIT = 40
 """A trial that has been passed over so many times for each trial of the search runs a quantum."""
 
@@ -68,11 +68,11 @@ class DikePolicy:
     * Nobody else starves: a trial that has been passed over 40 times for each trial there is runs a quantum, which
       takes 2.5% of the slots at most.
     * One that cannot be suspended goes on.
-    * Where it is believed how long all trials have left, none of them is to end alone, long after the others: the
-      search can end when the longest does, or when the slots have done what all have left, whichever is later
-      (McNaughton, 'Scheduling with Deadlines and Loss Functions', Management Science 6(1), 1959). A trial that would
-      end more than 2% later than that, if it waited until the next decision, runs now. Slots of several kinds, and
-      trials that are lost, do not count for this.
+    * No trial is to end alone, long after the others, if it is believed how long each has left: the search can end when
+      the longest can, or when the slots together have done all that is left, whichever is later (McNaughton,
+      'Scheduling with Deadlines and Loss Functions', Management Science 6(1), 1959). A trial that would end later than
+      the former, and more than 2% later than the latter, if it waited for the next decision, runs now. Not on slots of
+      several kinds; and trials that are lost do not count.
     * Where trials of an earlier search are known the worth is the geometric mean of that above and of the chance that
       these give to the trial (`EarlierTrials`).
 
@@ -179,7 +179,7 @@ class DikePolicy:
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
         kinds = {slot: self._migration.kind(slot) for slot in slots}
         # By the kind of a slot, and whether it is one that the trial need not be started in.
-        ranks: dict[tuple[int, str, bool], tuple[float, bool, int]] = {}
+        ranks: dict[tuple[int, str, bool], tuple[float, bool, float]] = {}
         for trial, (worth, _) in worths.items():
             shares = [(True, MARGIN if trial in running else 1.0)] if homes[trial] else []
             if trial not in running:
@@ -191,12 +191,7 @@ class DikePolicy:
         refused = {trial.id: trial.refused for trial in waiting}
         # Those that are to lose their trial come last, so that the best trials run on.
         by_need = sorted(
-            slots,
-            key=lambda slot: (
-                (-math.inf,)
-                if (held := slots[slot]) is None
-                else (held.id in urgent, *ranks[held.id, kinds[slot], True])
-            ),
+            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, kinds[slot], True]
         )
         for view in waiting:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
@@ -208,8 +203,10 @@ class DikePolicy:
         named = {trial: why for trial, why in named.items() if worths.get(trial, (-math.inf, ""))[0] > -math.inf}
         for trial, reason in named.items():
             worths[trial] = (worths[trial][0], reason)
-        order = {trial: -place for place, trial in enumerate(named)}
-        ranks |= {place: (math.inf, False, order[place[0]]) for place in ranks if place[0] in named}
+        # Who would end last takes the slot of the worst, and not that of a good one because its process is there.
+        order = {(trial, is_home): -place for place, trial in enumerate(named) for is_home in (True, False)}
+        order |= {(trial, True): order[trial, True] - 0.5 for trial in urgent if trial in named}
+        ranks |= {place: (math.inf, False, order[place[0], place[2]]) for place in ranks if place[0] in named}
         runs: dict[int, Choice] = {}
         placed: set[int] = set()
         for trial, kind, is_home in sorted(ranks, key=lambda place: ranks[place], reverse=True):
@@ -228,23 +225,20 @@ class DikePolicy:
         return runs
 
     def _urgent(self, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> list[int]:
-        """The trials that would end last, and too late, if they waited for the next decision; the longest first."""
+        """The trials that would end last, and too late, if they waited for the next decision.
+
+        Those that run come first, so that two do not change places again and again; then the longest.
+        """
         sound = [trial for trial in trials if not self.progress[trial.id].is_lost]
         left_s = {trial.id: trial.left_s for trial in sound if trial.left_s is not None}
-        if len(left_s) < len(sound) or not 1 < len(slots) < len(sound) or len({slot.kind for slot in slots}) > 1:
+        kinds = {slot.kind for slot in slots}.union(*(trial.speeds for trial in sound))
+        if len(left_s) < len(sound) or not 1 < len(slots) < len(sound) or len(kinds) > 1:
             return []
-        mean_s = sum(left_s.values()) / len(slots)
-        second_s, longest_s = sorted(left_s.values())[-2:]
         held = {slot.trial for slot in slots}
         wait_s = min([self._quantum_s, *(left for trial, left in left_s.items() if trial in held and left)])
-
-        def end_s(left: float) -> float:
-            """When the others can have ended, and all of them together."""
-            return max(mean_s * (1 + LATER), second_s if left == longest_s else longest_s)
-
-        urgent = [trial for trial, left in left_s.items() if left + wait_s > end_s(left)]
-        # One that runs does not give way to one that has hardly more left: they would change places again and again.
-        return sorted(urgent, key=lambda trial: -left_s[trial] - (self._quantum_s if trial in held else 0.0))
+        end_s = max(*left_s.values(), sum(left_s.values()) / len(slots) * (1 + SLACK))
+        urgent = [trial for trial, left in left_s.items() if left + wait_s > end_s]
+        return sorted(urgent, key=lambda trial: (trial not in held, -left_s[trial]))
 
     def _named(self, trials: Sequence[TrialView], quanta: int) -> dict[int, str]:
         """Whom the rungs name in so many quanta, and why; nobody before each trial has had a slice."""
