@@ -61,8 +61,19 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
         InfeasibleError: if no option fits the cluster; names the resource that is short and by how much.
         BadInputError: if the request makes no sense.
     """
-    started = time.monotonic()
     check_request(request)
+    try:
+        return _planned(request, on_progress)
+    except InfeasibleError as error:
+        if not request.task_mem_mb:
+            raise
+        asked = f"each task asks for {request.task_mem_mb:,} MiB of memory at least (--task-mem)"
+        raise InfeasibleError(f"{str(error).removesuffix('.')}; {asked}.") from error
+
+
+def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None) -> Plan:
+    """Does what `make_plan` says, for a request that makes sense."""
+    started = time.monotonic()
     deadline = started + (DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s)
     scenario = scenario_of(request)
 

@@ -69,7 +69,7 @@ def ended_with_executor(state: TaskState, reason: str) -> bool:
     return is_lost and reason.startswith(("REASON_EXECUTOR_", "REASON_CONTAINER_"))
 
 
-def why_ended(state: TaskState, message: str, reason: str, *, executor_seen: bool, memory_option: str) -> str:
+def why_ended(state: TaskState, message: str, reason: str, *, executor_seen: bool, more_memory: str) -> str:
     """Why a task ended, as Mesos says it, and what to do about it.
 
     Args:
@@ -77,12 +77,12 @@ def why_ended(state: TaskState, message: str, reason: str, *, executor_seen: boo
         message: Mesos' sentence about it; empty if there is none.
         reason: Mesos' name of the reason; empty if none was given.
         executor_seen: whether its executor has reported anything, of any of its tasks.
-        memory_option: the option that gives the task more memory.
+        more_memory: the option that gives the task more memory, and what it does.
     """
     if reason == "REASON_CONTAINER_LIMITATION_MEMORY":
         # Statistics follow, many lines of them.
-        first = next(iter(message.splitlines()), "") or "it took more memory than it was given"
-        return f"{first}; give it more with {memory_option} MIB"
+        first, _, _ = (message.strip() or "its container took more memory than it was given").partition("\n")
+        return f"{first.strip()} ({more_memory})"
     why = message or reason or str(state)
     if reason == "REASON_EXECUTOR_TERMINATED" and not executor_seen:
         why += (

@@ -13,6 +13,7 @@ from framework.search.records import SliceRecord, TrialRecord
 
 REPEAT_S = 1.0
 """How often a slot is told what it is to hold until it has answered."""
+MORE_MEMORY = "--slot-mem MIB gives each slot more"
 KNOWN_ENDS = 8
 """How many recorded ends a slot is reminded of; it keeps no more than two of its own."""
 STRIDE = 1000
@@ -282,7 +283,7 @@ class Slot:
     def failure(self) -> str:
         """Why it ended, in one sentence."""
         seen = self.executor_seen or self.mates_seen
-        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, memory_option="--slot-mem")
+        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, more_memory=MORE_MEMORY)
         return f"slot {self.id} {self.state.verb} on {self.node}: {why}"
 
     @property

@@ -23,6 +23,7 @@ from solver.settings import GPUS_PER_WORKER, PlanSettings
 logger = logging.getLogger(__name__)
 
 Stragglers = Literal["replace", "report", "ignore"]
+MORE_MEMORY = "--task-mem MIB gives each task at least that"
 MAX_VARIABLES = 20_000
 """Of a model that somebody has sent: planning more takes longer than a service can wait for it."""
 
@@ -272,7 +273,7 @@ class JobTask:
     def failure(self) -> str:
         """Why it ended, in one sentence that names task and agent; `place_of_output` may follow."""
         seen = self.executor_seen or self.joined
-        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, memory_option="--task-mem")
+        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, more_memory=MORE_MEMORY)
         return f"{self.name} {self.state.verb} on {self.node}: {why}"
 
     @property

@@ -36,7 +36,7 @@ NOT_FOR_MANY_JOBS = (
         "measurements",
     ),
 )
-"""A file of jobs says these of each job, or they are the same for all."""
+"""A file of jobs says these of each job, or nobody can say them of its jobs."""
 
 PANELS = {
     "Model and cluster": ("module", "profile_again", "cluster", "network", "batch_size", "measurements"),

@@ -366,7 +366,9 @@ def test_two_that_would_end_last_do_not_change_places_again_and_again() -> None:
     views = [running(trial(0, 5.0, 4.9, 4.9)), running(trial(1, 5.0, 4.8, 4.8)), trial(2, 5.0, 1.0, 0.5)]
     slots = [SlotView(0, 0), SlotView(1, 1)]
     assert held(after_a_quantum(with_left(views, 15.0, 15.0, 15.0), slots)) == {0: 0, 1: 1}
-    assert held(after_a_quantum(with_left(views, 80.0, 80.0, 80.0), slots)) == {0: 0, 1: 2}, "there is time for the best"
+    assert held(after_a_quantum(with_left(views, 80.0, 80.0, 80.0), slots)) == {0: 0, 1: 2}, (
+        "there is time for the best"
+    )
 
 
 def test_a_search_ends_hardly_later_than_if_no_slot_were_ever_empty() -> None:

@@ -709,6 +709,22 @@ def test_the_end_of_an_executor_is_held_against_the_trial_with_most_memory(begin
     assert [stage.trials[number].state for number in range(2)] == [TrialState.WAITING, TrialState.FAILED]
 
 
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (
+            "Memory limit exceeded: Requested: 2080MB\n\nMEMORY STATISTICS:\ncache 0",
+            "Memory limit exceeded: Requested: 2080MB",
+        ),
+        ("", "its container took more memory than it was given"),
+    ],
+)
+def test_a_slot_that_took_too_much_memory_says_which_option_gives_it_more(begin: Any, message: str, why: str) -> None:
+    (slot,) = begin(trials=1).offer(cpus=1)
+    slot.update("TASK_FAILED", source="SOURCE_AGENT", reason="REASON_CONTAINER_LIMITATION_MEMORY", message=message)
+    assert slot.slot.failure() == f"slot 0 failed on agent-0: {why} (--slot-mem MIB gives each slot more)"
+
+
 def test_such_a_trial_ends_a_search_that_is_to_end_with_the_first_failure(begin: Any) -> None:
     stage = begin(trials=2, max_slots=1, on_failure="abort")
     for attempt in range(MAX_LOSSES):

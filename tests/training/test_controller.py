@@ -483,7 +483,10 @@ def test_a_task_that_took_too_much_memory_says_which_option_gives_it_more() -> N
     stage.update(task, "TASK_FAILED", message=message, source="SOURCE_AGENT", reason=reason)
     stage.end_killed()
     assert "worker:0 failed on " in stage.job.result.failure
-    assert "Requested: 576MB Maximum Used: 577MB; give it more with --task-mem MIB" in stage.job.result.failure
+    assert (
+        "Requested: 576MB Maximum Used: 577MB (--task-mem MIB gives each task at least that)"
+        in stage.job.result.failure
+    )
     assert "STATISTICS" not in stage.job.result.failure
 
 

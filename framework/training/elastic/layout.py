@@ -147,7 +147,8 @@ class _Layouter:
 
     def _placed(self, role: Role, indices: Collection[int]) -> list[PlannedTask] | None:
         """New tasks of these numbers, each as large as the largest there is; None if there is no room."""
-        shape = max((task for task in self._plan.tasks if task.role == role), key=lambda t: t.mem_mb, default=None)
+        there = [task for task in self._plan.tasks if task.role == role]
+        shape = max(there, key=lambda task: (task.gpus, task.mem_mb), default=None)
         placed: list[PlannedTask] = []
         for index in indices:
             assert shape is not None
