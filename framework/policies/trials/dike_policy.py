@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
@@ -71,8 +72,8 @@ class DikePolicy:
     * No trial is to end alone, long after the others, if it is believed how long each has left: the search can end when
       the longest can, or when the slots together have done all that is left, whichever is later (McNaughton,
       'Scheduling with Deadlines and Loss Functions', Management Science 6(1), 1959). A trial that would end later than
-      the former, and more than 2% later than the latter, if it waited for the next decision, runs now. Not on slots of
-      several kinds; and trials that are lost do not count.
+      the former, and more than 2% later than the latter, if it waited for the next decision, runs now, and the rungs name
+      nobody. Not on slots of several kinds; and trials that are lost do not count.
     * Where trials of an earlier search are known the worth is the geometric mean of that above and of the chance that
       these give to the trial (`EarlierTrials`).
 
@@ -197,16 +198,19 @@ class DikePolicy:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
         longest = LONGEST_WAIT * len(worths)
         late = [trial.id for trial in waiting if self._passed_over[trial.id] > longest]
-        named = dict.fromkeys(late, "has waited long") | dict.fromkeys(urgent, "would end last")
-        named |= self._named(trials, len(slots))
+        named = dict.fromkeys(late, "has waited long") | ({} if urgent else self._named(trials, len(slots)))
         # Who is lost comes last, however long it has waited.
         named = {trial: why for trial, why in named.items() if worths.get(trial, (-math.inf, ""))[0] > -math.inf}
-        for trial, reason in named.items():
+        next_ones = {trial: number for number, trial in enumerate(urgent) if trial in worths and trial not in named}
+        for trial, reason in (named | dict.fromkeys(next_ones, "would end last")).items():
             worths[trial] = (worths[trial][0], reason)
-        # Who would end last takes the slot of the worst, and not that of a good one because its process is there.
-        order = {(trial, is_home): -place for place, trial in enumerate(named) for is_home in (True, False)}
-        order |= {(trial, True): order[trial, True] - 0.5 for trial in urgent if trial in named}
-        ranks |= {place: (math.inf, False, order[place[0], place[2]]) for place in ranks if place[0] in named}
+        ranks |= {place: (math.inf, False, -place[0]) for place in ranks if place[0] in named}
+        # They take the slots of the worst, and not that of a good one because their process stands still there.
+        ranks |= {
+            place: (sys.float_info.max, False, -next_ones[place[0]] - 0.5 * place[2])
+            for place in ranks
+            if place[0] in next_ones
+        }
         runs: dict[int, Choice] = {}
         placed: set[int] = set()
         for trial, kind, is_home in sorted(ranks, key=lambda place: ranks[place], reverse=True):
