@@ -72,8 +72,8 @@ class DikePolicy:
     * No trial is to end alone, long after the others, if it is believed how long each has left: the search can end when
       the longest can, or when the slots together have done all that is left, whichever is later (McNaughton,
       'Scheduling with Deadlines and Loss Functions', Management Science 6(1), 1959). A trial that would end later than
-      the former, and more than 2% later than the latter, if it waited for the next decision, runs now, and the rungs name
-      nobody. Not on slots of several kinds; and trials that are lost do not count.
+      the former, and more than 2% later than the latter, if it waited for the next decision, runs now, and the rungs
+      name nobody. Not on slots of several kinds; and trials that are lost do not count.
     * Where trials of an earlier search are known the worth is the geometric mean of that above and of the chance that
       these give to the trial (`EarlierTrials`).
 
