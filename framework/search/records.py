@@ -244,6 +244,11 @@ class TrialRecord:
                 return float(value)
         return self.batch_size or 1.0
 
+    @property
+    def samples(self) -> float:
+        """What it has trained on, as last reported; steps where its batch size is not known."""
+        return self.step * self.samples_per_step
+
     def beats(self, other: TrialRecord | None, mode: Mode) -> bool:
         """Whether its value is better than the other's; NaN, infinities and nothing never win."""
         if self.value is None or not math.isfinite(self.value):

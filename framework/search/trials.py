@@ -90,7 +90,7 @@ class TrialTracker:
         self._ended_before: list[TrialView] = []
         for record in self.records.values():
             if record.state is TrialState.FINISHED:
-                self._finished_with(record)
+                self._count_finished(record)
             if record.state.has_ended():
                 self._ended_before.append(self._view(record, readings=tuple(record.readings)))
                 # Its process may have been killed before the study heard of it.
@@ -154,19 +154,25 @@ class TrialTracker:
             refused: trial -> slots it must not be given.
             homes: trial -> the slots in which its process stands still.
         """
-        length = self._length()
-        return [
+        records = self.open
+        views = [
             self._view(
                 record,
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
                 homes=homes.get(record.number, frozenset()),
-                left_s=self._left_s(record, length, stands_still=record.number in homes),
             )
-            for record in self.open
+            for record in records
+        ]
+        length = self._length(records)
+        if length is None:
+            return views
+        return [
+            dataclasses.replace(view, left_s=_left_s(record, view, length))
+            for record, view in zip(records, views, strict=True)
         ]
 
-    def _length(self) -> float | None:
+    def _length(self, unfinished: Iterable[TrialRecord]) -> float | None:
         """How many samples a trial trains on, by those that have finished; None if nothing tells.
 
         Nothing does if trials are still to come, or may be ended before their time, or if one has trained on more than
@@ -175,22 +181,13 @@ class TrialTracker:
         if self.unsampled or self._spec.stop or self._spec.timeout_s or not self._finished_samples:
             return None
         least, most = self._finished_samples
-        most = max([most, *(record.step * record.samples_per_step for record in self.open)])
+        most = max([most, *(record.samples for record in unfinished)])
         return most if least >= SAME_LENGTH * most else None
 
-    def _finished_with(self, record: TrialRecord) -> None:
-        samples = record.step * record.samples_per_step
+    def _count_finished(self, record: TrialRecord) -> None:
+        samples = record.samples
         least, most = self._finished_samples or (samples, samples)
         self._finished_samples = (min(least, samples), max(most, samples))
-
-    def _left_s(self, record: TrialRecord, length: float | None, *, stands_still: bool) -> float | None:
-        """Seconds until a trial has trained on so many samples, from where it would go on; None if nothing tells."""
-        speeds = self.speeds.of(record)
-        if length is None or not speeds:
-            return None
-        trains = record.current is not None and record.current.first_step_s is not None
-        step = record.step if trains or stands_still else record.checkpoint_step
-        return max(length - step * record.samples_per_step, 0.0) / fmean(speeds.values())
 
     def take_ended_before(self) -> list[TrialView]:
         """What a policy would have seen of the trials that had ended when the search was taken up; only once."""
@@ -458,7 +455,7 @@ class TrialTracker:
 
     def _finish(self, record: TrialRecord, wall_s: float) -> None:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
-        self._finished_with(record)
+        self._count_finished(record)
 
     def _is_hopeless(self, record: TrialRecord, reports: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a trial is to be stopped, by the values of its objective in reports that are new."""
@@ -524,3 +521,12 @@ def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
         every_value=bool(spec.stop),
     )
     return TrialRun(order, trial_arguments(spec, trial))
+
+
+def _left_s(record: TrialRecord, view: TrialView, length: float) -> float | None:
+    """Seconds until a trial has trained on so many samples, from where it would go on; None if it has no speed yet."""
+    if not view.speeds:
+        return None
+    trains = record.current is not None and record.current.first_step_s is not None
+    step = record.step if trains or view.homes else record.checkpoint_step
+    return max(length - step * view.batch_size, 0.0) / fmean(view.speeds.values())

@@ -334,6 +334,23 @@ def test_a_trial_is_given_the_slot_where_its_process_stands_still(
     assert {slot: choice.trial for slot, choice in found.items()} == given
 
 
+def test_an_older_run_that_stands_still_is_no_place_to_go_on(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr")
+    slot = stage.offer(cpus=1)[0]
+    for run in (0, 1):
+        assert slot.train() == (0, run)
+        slot.report(10 * run + 1, 1.0)
+        stage.tick(QUANTUM_S)
+        slot.end("suspended", checkpoint="/c/a", step=10 * run + 1)
+        if run == 0:
+            assert slot.train() == (1, 0)
+            slot.report(1, 1.0)
+            stage.tick(QUANTUM_S)
+            slot.end("suspended", checkpoint="/c/b", step=1)
+    listed = [(0, ((0, 0),)), (1, ((0, 1),))]
+    assert stage.search._homes(listed) == {0: frozenset([1])}
+
+
 def test_the_next_run_waits_until_the_slot_is_free(begin: Any) -> None:
     stage = begin(trials=2, policy="rr")
     slot = stage.offer(cpus=1)[0]

@@ -180,7 +180,7 @@ class DikePolicy:
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
         kinds = {slot: self._migration.kind(slot) for slot in slots}
         # By the kind of a slot, and whether it is one that the trial need not be started in.
-        ranks: dict[tuple[int, str, bool], tuple[float, bool, float]] = {}
+        ranks: dict[tuple[int, str, bool], tuple[float, bool, int]] = {}
         for trial, (worth, _) in worths.items():
             shares = [(True, MARGIN if trial in running else 1.0)] if homes[trial] else []
             if trial not in running:
@@ -207,7 +207,7 @@ class DikePolicy:
         ranks |= {place: (math.inf, False, -place[0]) for place in ranks if place[0] in named}
         # They take the slots of the worst, and not that of a good one because their process stands still there.
         ranks |= {
-            place: (sys.float_info.max, False, -next_ones[place[0]] - 0.5 * place[2])
+            place: (sys.float_info.max, False, -2 * next_ones[place[0]] - place[2])
             for place in ranks
             if place[0] in next_ones
         }
