@@ -8,7 +8,7 @@ import resource
 import signal
 import time
 
-from executor.process import signal_group, wait_readable
+from executor.process import describe_exit, oom_kills, signal_group, wait_readable
 
 
 class ForkedProcess:
@@ -33,6 +33,8 @@ class ForkedProcess:
         self.exit_code: int | None = None
         self.usage: resource.struct_rusage | None = None
         self.killed = False
+        self._oom_kills = oom_kills()
+        self._is_short_of_memory = False
         self._pidfd: int | None = os.pidfd_open(pid)
         self._terminated = False
         self._kill_s: float | None = None
@@ -56,10 +58,26 @@ class ForkedProcess:
         with contextlib.suppress(ChildProcessError):
             _, status, self.usage = os.wait4(self.pid, 0)
             self.exit_code = os.waitstatus_to_exitcode(status)
+        if self.exit_code == -signal.SIGKILL and not self.killed:
+            self._is_short_of_memory = oom_kills() > self._oom_kills
         self.over_s = time.monotonic()
         self._kill_s = None
         os.close(self._pidfd)
         self._pidfd = None
+
+    def describe_end(self, more_memory: str) -> str:
+        """How it ended, in words.
+
+        Args:
+            more_memory: the option that gives it more, should the kernel have ended it for want of memory.
+        """
+        how = describe_exit(self.exit_code)
+        if not self._is_short_of_memory:
+            return how
+        return (
+            f"{how}, probably for want of memory: the kernel of its machine ended a process for that meanwhile "
+            f"(dmesg says which; {more_memory} MIB plans with more)"
+        )
 
     def terminate(self, grace_s: float, *, alone: bool = False) -> None:
         """Ends it: SIGTERM at the first call, SIGKILL when its time is up.

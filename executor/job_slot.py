@@ -240,7 +240,7 @@ class JobSlot:
             return None
         if exit_code == 0:
             return self._end("TASK_FINISHED", describe_exit(0), exit_code)
-        return self._end("TASK_FAILED", describe_exit(exit_code), exit_code)
+        return self._end("TASK_FAILED", current.process.describe_end("--task-mem"), exit_code)
 
     def _is_wanted(self, current: AttemptProcess) -> bool:
         task = self._wanted.task

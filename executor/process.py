@@ -32,6 +32,16 @@ def describe_exit(exit_code: int | None) -> str:
     return f"ended by signal {-exit_code} ({name})"
 
 
+def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """How many processes the machine's kernel has ended for want of memory, in any container; 0 if it does not say."""
+    with contextlib.suppress(FileNotFoundError), vmstat.open() as file:
+        for line in file:
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
 def signal_group(leader: int, number: signal.Signals) -> None:
     """Sends a signal to a process group; one that is gone already is what was wanted."""
     with contextlib.suppress(ProcessLookupError):

@@ -9,7 +9,6 @@ from collections import deque
 from typing import Any
 
 from dike.trial.spec import EXIT_BAD_INPUT, EXIT_SUSPENDED, TrialSpec, step_of_checkpoint
-from executor.process import describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -141,11 +140,12 @@ class RunReports:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 logger.warning("not a report: %r (%s)", line[:200], error)
 
-    def outcome(self, exit_code: int | None, stopped: str) -> tuple[str, str]:
+    def outcome(self, exit_code: int | None, how: str, stopped: str) -> tuple[str, str]:
         """How the run ended.
 
         Args:
             exit_code: minus the signal's number if one ended it; None if it was never started or nobody knows.
+            how: its process' end in words.
             stopped: why we have ended it; empty if we have not.
 
         Returns:
@@ -159,7 +159,7 @@ class RunReports:
             return "bad_input", self._refusal
         if stopped:
             return "stopped", stopped
-        return "failed", self._failure or describe_exit(exit_code)
+        return "failed", self._failure or how
 
     def _take(self, content: dict[str, Any]) -> None:
         match content["type"]:

@@ -21,7 +21,7 @@ from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
-from executor.process import children, keep_tails, tail_of
+from executor.process import children, describe_exit, keep_tails, tail_of
 from executor.run_log import RunLog
 from executor.trial_messages import RunEnd, RunKey, TrialRun
 from executor.trial_reports import RunReports
@@ -385,10 +385,11 @@ class SlotRun:
             self.close()
         reports, process = self.reports, self._process
         exit_code = None if process is None else process.exit_code
+        how = describe_exit(None) if process is None else process.describe_end("--slot-mem")
         failure = self._failure
         if process is not None and exit_code is None and not self.is_paused:
             failure = "its supervisor was not a child of the slot's process, so nobody knows its exit code"
-        outcome, message = reports.outcome(exit_code, self._reason if self._stopped else "")
+        outcome, message = reports.outcome(exit_code, how, self._reason if self._stopped else "")
         if failure:
             outcome, message = "failed", failure
         trial, number = self.key

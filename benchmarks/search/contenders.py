@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,18 @@ class SearchRun:
         """When a configuration had been trained to the end; infinity if it was stopped before."""
         done = self.epochs.get(configuration, [])
         return done[epochs - 1][0] if len(done) >= epochs else math.inf
+
+    def pace(self, other: SearchRun) -> float:
+        """How long epochs took, as a multiple of another search's: the typical one of each configuration."""
+        usual_s = {name: _usual_s(done) for name, done in self.epochs.items() if len(done) > 1}
+        others_s = {name: _usual_s(other.epochs[name]) for name in usual_s if len(other.epochs.get(name, ())) > 1}
+        counts = {name: len(self.epochs[name]) for name in others_s}
+        own_s = sum(count * usual_s[name] for name, count in counts.items())
+        return own_s / sum(count * others_s[name] for name, count in counts.items())
+
+
+def _usual_s(epochs: Sequence[Epoch]) -> float:
+    return statistics.median(end_s - begin_s for (begin_s, _), (end_s, _) in itertools.pairwise(epochs))
 
 
 def run_search(kind: str, task: Task, seed: int) -> SearchRun:

@@ -72,6 +72,8 @@ def measure(repeats: int = REPEATS) -> Iterator[str]:
     yield "first epoch's training loss to its own last. *trained*: to its end. *never*: it was stopped before. *whole*:"
     yield "the search has ended (Dike's Mesos, too; Ray's own processes end later). Policies suspend trials and train"
     yield "them all to their end; `--stop` and the other two libraries stop trials for good, and so train fewer epochs."
+    yield "*paced*: the ratio of *whole* divided by that of the time that an epoch takes, the median one of each"
+    yield "configuration: at times the machine takes half as long again for the same epochs, whoever runs them."
     yield f"*processors*: seconds that the machine's {psutil.cpu_count()} were busy during the search, whatever with."
     yield "All have their defaults; Ray and Optuna's Hyperband are told how many epochs a trial has. Ray's HyperBand"
     yield "pauses trials, too: they go on from the Keras model that was saved at the end of an epoch, and shuffle the"
@@ -114,8 +116,8 @@ def _table(task: Task, runs: Runs) -> Iterator[str]:
     yield f"**{task.script}**: {task.words} ({sizes}), {task.epochs} epochs each. Best is"
     yield f"{goal.best.replace(',', ', ')} with a training loss of {goal.final:.4f}; found: {goal.target:.3f}."
     yield ""
-    yield "| search | first step | found | trained | whole | processors | epochs trained | best loss | suspensions |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| search | first step | found | trained | whole | paced | processors | epochs | best loss | suspensions |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     measures: Sequence[Callable[[SearchRun], float]] = (
         lambda run: run.begun_s,
         lambda run: run.reached_s(goal.best, goal.target),
@@ -125,9 +127,12 @@ def _table(task: Task, runs: Runs) -> Iterator[str]:
     )
     for kind in KINDS:
         cells = [_cell(runs[kind], reference, value) for value in measures]
+        pairs = zip(runs[kind], reference, strict=True)
+        paced = _spread([run.ended_s / other.ended_s / run.pace(other) for run, other in pairs], ".2f")
         epochs = _spread([sum(map(len, run.epochs.values())) for run in runs[kind]], ".0f")
         best = _spread([min(done[-1][1] for done in run.epochs.values()) for run in runs[kind]], ".4f")
         suspensions = _spread([len(run.suspend_s) for run in runs[kind]], ".0f") if kind in OWN else "-"
+        cells.insert(-1, paced)
         yield f"| {kind} | {' | '.join(cells)} | {epochs} | {best} | {suspensions} |"
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dike.trial.spec import TrialSpec, step_of_checkpoint
 from executor import trial_reports
+from executor.process import describe_exit
 from executor.trial_reports import KeptReports, RunReports
 
 TRIAL = TrialSpec("search", 3, 1, {"lr": 0.1}, "/checkpoints/3/", resume_from="/checkpoints/3/run-0-step-20")
@@ -122,7 +123,7 @@ FAILURE = {"type": "failed", "message": "ValueError: no"}
 def test_an_outcome_needs_both_the_exit_code_and_the_last_words(
     content: dict[str, Any], exit_code: int, stopped: str, outcome: tuple[str, str]
 ) -> None:
-    assert reports(content).outcome(exit_code, stopped) == outcome
+    assert reports(content).outcome(exit_code, describe_exit(exit_code), stopped) == outcome
 
 
 @pytest.mark.parametrize(
