@@ -78,14 +78,14 @@ def test_the_objective_is_passed_on(model: Path) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--min-workers", "2"), ("--min-workers", "1", "--rules", "none")])
 def test_each_task_has_the_memory_that_is_asked_for(model: Path, options: tuple[str, ...]) -> None:
-    cluster = EXAMPLES / "mixed.yaml"
+    few = ("--cluster", EXAMPLES / "mixed.yaml", "--max-workers", "2", *options)
     memory = []
     for asked in ("0", "4000"):
-        done = _plan(model, "--cluster", cluster, "--format", "json", "--task-mem", asked, *options)
+        done = _plan(model, *few, "--format", "json", "--task-mem", asked)
         assert done.returncode == 0, done.stderr
         memory.append({task["mem_mb"] for task in json.loads(done.stdout)["tasks"]})
     assert min(memory[0]) < 4000 <= min(memory[1])
-    done = _plan(model, "--cluster", cluster, "--task-mem", "100000000", *options)
+    done = _plan(model, *few, "--task-mem", "100000000")
     assert done.returncode == 2
     assert "each task asks for 100,000,000 MiB of memory at least (--task-mem)." in done.stderr
 
