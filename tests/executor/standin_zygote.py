@@ -46,12 +46,13 @@ def fork(connection: socket.socket, request: dict[str, Any], descriptors: list[i
     reader, writer = os.pipe()
     middle = os.fork()
     if middle == 0:
+        between = os.getpid()
         child = os.fork()
         if child:
             os.write(writer, str(child).encode())
             os._exit(0)
         try:
-            become(connection, request, descriptors)
+            become(connection, request, descriptors, between)
         finally:
             sys.stdout.flush()
             os._exit(1)
@@ -61,11 +62,11 @@ def fork(connection: socket.socket, request: dict[str, Any], descriptors: list[i
         return int(pid.read())
 
 
-def become(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+def become(connection: socket.socket, request: dict[str, Any], descriptors: list[int], between: int) -> None:
     os.setsid()
-    while os.getppid() != request["parent"]:
+    while os.getppid() == between:
         time.sleep(0.001)
-    # Not before: the end of the process between would count.
+    # Not before: the end of the process between would count. It ends this one if the executor is gone already.
     process.die_with_parent(request["parent"])
     if request.get("supervised"):
         process.supervise()

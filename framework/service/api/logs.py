@@ -142,9 +142,10 @@ class _Stream:
     async def lines(self) -> AsyncIterator[str]:
         said_s = time.monotonic()
         while True:
+            state, chunks = await run_in_threadpool(self._source, self._after)
+            # After it is read: what is written after a token is taken away is not shown.
             if self._may_go_on is not None and not await self._may_go_on():
                 return
-            state, chunks = await run_in_threadpool(self._source, self._after)
             for chunk in chunks:
                 yield self._line(chunk)
                 self._after = chunk.number
