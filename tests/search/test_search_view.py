@@ -124,7 +124,7 @@ def test_the_best_trials_are_those_with_a_value(width: int) -> None:
 def test_the_command_repeats_the_best_trial_digit_by_digit() -> None:
     best = trials(1)[0]
     assert command_of(SPEC, best) == (
-        "python '/scripts/my scripts/train.py' --data 'a b' --lr 0.49767786904433664 --steps 64 --augment true"
+        "python '/scripts/my scripts/train.py' --data 'a b' --lr=0.49767786904433664 --steps=64 --augment=true"
     )
     assert command_of(dataclasses.replace(SPEC, call=0), best) is None
     assert command_of(dataclasses.replace(SPEC, flags={}), best) is None
@@ -140,4 +140,4 @@ def test_where_no_folder_can_be_made_the_report_goes_on_without_a_plot(tmp_path:
     report(out, SearchResult("digits", True, [best], "min", spec.checkpoint_dir), spec, "sqlite:///unused.db")
     text = out.file.getvalue()
     assert "There is no plot: " in text
-    assert "--lr 0.49767786904433664" in text
+    assert "--lr=0.49767786904433664" in text
