@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,47 @@ def test_a_flag_is_named_and_placed_as_its_library_wants_it(
     tmp_path: Path, source: str, name: str, words: tuple[list[str], list[str]]
 ) -> None:
     assert words_of(flags_of(tmp_path, source, **{name: (3,)}), {name: 3}) == words
+
+
+ASKS = "import dike\np = dike.params(lr=0.1, units=3)\n"
+TWO = PARSER.format("p.add_argument('--units')\np.add_argument('--lr')")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (TWO, "train.py takes no parameter 'unist'; did you mean 'units'?"),
+        ("import dike\n" + TWO, "did you mean 'units'?"),
+        (ASKS + "print(p, p['lr'])", "did you mean 'units'?"),
+        (ASKS.replace("p =", "asked =") + TWO, "did you mean 'units'?"),
+        ("from dike import params\nlr = params(lr=0.1)['lr']", "it takes lr."),
+    ],
+)
+def test_a_parameter_that_nothing_takes_is_refused(tmp_path: Path, source: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=re.escape(message)):
+        flags_of(tmp_path, source, unist=(3,))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ASKS + "train(**p)",
+        ASKS + "print(p['unist'])",
+        ASKS + "for name in p: ...",
+        "import dike\nprint(dike.params()[name])",
+        "from dike import params\nparams(**defaults)",
+        TWO.replace("parse_args", "parse_known_args"),
+        TWO + "\nimport sys; sys.argv",
+        PARSER.format("p.add_argument('--units')\nTrainer.add_arguments(p)"),
+        PARSER.format("for name in names: p.add_argument(f'--{name}')"),
+        PARSER.format("p.add_argument('--units')\nadd = p.add_argument"),
+        "import argparse, parsers\np = parsers.parser()\np.add_argument('--units')\np.parse_args()",
+        TWO.replace("ArgumentParser()", "ArgumentParser(parents=[other.parser()])"),
+        "from transformers import HfArgumentParser\nHfArgumentParser(Config).parse_args_into_dataclasses()",
+    ],
+)
+def test_a_parameter_that_something_may_take_is_not_refused(tmp_path: Path, source: str) -> None:
+    flags_of(tmp_path, source, unist=(3,))
 
 
 def test_the_user_may_say_how_parameters_are_written(tmp_path: Path) -> None:
