@@ -112,7 +112,7 @@ def tune(
         str | None,
         typer.Option(
             help="How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's.",
-            show_default="grid for lists without --trials, else tpe",
+            show_default="grid for lists, else tpe",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler and the policy.")] = 0,
