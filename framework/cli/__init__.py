@@ -212,7 +212,7 @@ def main() -> None:
 def _run_command() -> None:
     try:
         _log_to_file_only()
-        app(obj=_profile_to_plan_for)
+        app(obj=_profile_to_plan_for, prog_name="dike")
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -128,6 +128,12 @@ def _trial(wanted: _Wanted, trials: Sequence[TrialRecord], mode: Mode, shows: st
         raise BadInputError(
             f"Trial {record.number} of '{wanted.name}' waits and has no checkpoint yet; export it later."
         )
+    if record.state is TrialState.FINISHED and record.checkpoint is None:
+        raise BadInputError(
+            f"Trial {record.number} of '{wanted.name}' has trained without checkpoints: Dike writes none for tf_keras, "
+            "Keras on JAX or PyTorch, a tf.distribute strategy, and a loop without dike.checkpoint; let the script end "
+            f"in model.save('model.keras'), and the file is in trial-{record.number}/outputs."
+        )
     return record
 
 

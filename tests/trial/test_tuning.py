@@ -140,6 +140,17 @@ def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -
     assert arguments[at - 2 : at] == ["-m", "package.train"]
 
 
+def test_a_value_that_an_option_cannot_have_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search_command, "own_program", lambda: ("train.py", ""))
+    with pytest.raises(BadInputError, match="Invalid value for '--quantum'"):
+        search_command.search(print, "lr: [1]", {"quantum": "long"}, ())
+    said = capfd.readouterr().err
+    assert "Usage: dike tune" in said
+    assert "python" not in said
+
+
 def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
     monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
