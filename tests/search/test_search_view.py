@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from dike.exceptions import BadInputError
-from framework.cli.export import _trial, _Wanted
+from framework.cli.export import _check_has_checkpoints
 from framework.cli.search_report import _repeats, command_of, report
 from framework.cli.search_tables import slices_table, trials_table
 from framework.cli.search_view import live_frame, print_result, summary
@@ -147,11 +147,10 @@ def test_where_no_folder_can_be_made_the_report_goes_on_without_a_plot(tmp_path:
 
 def test_an_export_of_a_trial_that_has_no_checkpoints_says_why() -> None:
     finished = TrialRecord(0, {"lr": 0.1}, TrialState.FINISHED, value=0.5)
-    wanted = _Wanted("digits", 0, None, None, False)
     with pytest.raises(BadInputError, match="Keras on JAX or PyTorch"):
-        _trial(wanted, [finished], "min", "dike trials digits")
+        _check_has_checkpoints(finished, "digits")
     finished.checkpoint = "/ckpt/trial-0/run-0-step-1"
-    assert _trial(wanted, [finished], "min", "dike trials digits") is finished
+    _check_has_checkpoints(finished, "digits")
 
 
 def test_trials_that_repeat_a_point_are_named() -> None:
