@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -158,6 +159,18 @@ def end_process(code: int) -> NoReturn:
     """Ends the process at once, its output written: TensorFlow's own teardown takes a second, if it ends at all."""
     flush_output()
     os._exit(code)
+
+
+def end_if_forked(parent: int, code: int) -> None:
+    """Ends a process that the script has forked and let run to its end, as Python would; no-op in the task itself.
+
+    Args:
+        parent: the process of the task.
+        code: the exit code.
+    """
+    if os.getpid() != parent:
+        atexit._run_exitfuncs()
+        end_process(code)
 
 
 class Termination:

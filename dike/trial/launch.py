@@ -83,13 +83,16 @@ def conclude(trial: TrialRuntime, body: Callable[[], object], arguments: Sequenc
 
 
 def _do(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str]) -> int:
+    pid = os.getpid()
     try:
         try:
             body()
         except SystemExit as request:
             code = exit_code_of(request)
+            process.end_if_forked(pid, code)
             if code:
                 return _explain_exit(trial, request, code, arguments)
+        process.end_if_forked(pid, 0)
         join_threads()
         trial.check_reported()
         trial.end()
@@ -98,6 +101,7 @@ def _do(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str
         (trial.refuse if isinstance(error, BadInputError) else trial.failed)(str(error))
         return error.exit_code
     except ScriptFailedError as error:
+        process.end_if_forked(pid, 1)
         trial.failed(f"the script {error}")
         return 1
     except KeyboardInterrupt:

@@ -65,6 +65,25 @@ def test_a_flag_that_the_script_does_not_know(
     assert complaint in run.output  # its own usage message
 
 
+FORKS = """
+import os, sys
+import dike
+if not os.fork():
+    BODY
+os.wait()
+dike.report(1, loss=0.5)
+"""
+
+
+@pytest.mark.parametrize("body", ["sys.exit(2)", "raise ValueError('child')", "os._exit(0)"])
+def test_the_end_of_a_process_that_the_script_has_forked_is_not_the_trials(
+    plain_slot: Slot, tmp_path: Path, body: str
+) -> None:
+    run = plain_slot.run(plain_slot.write("forks.py", FORKS.replace("BODY", body)), trial(tmp_path))
+    assert run.code == 0, run.output
+    assert [report["type"] for report in run.reports] == ["started", "training", "progress"]
+
+
 ENDS: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("dike.report(1, loss=0.5)", {}, 0, "progress", ""),
     ("dike.report(1, loss=0.5); sys.exit()", {}, 0, "progress", ""),
