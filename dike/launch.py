@@ -94,7 +94,7 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
     end = plain_task.install(task) if task.is_plain else None
     planned_model.remember_start(argv)
     reporter().started()
-    code = 0
+    code, pid = 0, os.getpid()
     try:
         run_as_main(argv[0], argv[1:])
     except SystemExit as exit_request:
@@ -107,6 +107,7 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
         code = 1
     except KeyboardInterrupt:
         return 130
+    process.end_if_forked(pid, code)
     try:
         join_threads()
         if end is not None and code == 0:

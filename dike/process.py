@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -160,23 +161,45 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
+def end_if_forked(parent: int, code: int) -> None:
+    """Ends a process that the script has forked and let run to its end, as Python would; no-op in the task itself.
+
+    Args:
+        parent: the process of the task.
+        code: the exit code.
+    """
+    if os.getpid() != parent:
+        atexit._run_exitfuncs()
+        end_process(code)
+
+
 class Termination:
     """Remembers SIGTERM, so that a training loop can save between two steps.
 
     A loop asks `requested` after each step, saves and calls `leave`. A thread ends the process when the loop has not
     done so in time: a Python handler alone would never run while a step blocks inside TensorFlow.
+
+    It is about this process alone. Processes that the script forks, such as those of `multiprocessing`, get back the
+    default action of SIGTERM: their pools end them by it.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self._pid = 0
+        self._wakeup = -1
+        self._forking = threading.local()
         self._received = False
         self._armed = threading.Event()
 
     def install(self) -> None:
         """Handles SIGTERM from now on. Must be called in the main thread."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._pid = os.getpid()
+        reader, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
+        )
         signal.signal(signal.SIGTERM, self._handle)
         threading.Thread(target=self._watch, args=(reader,), name="dike-sigterm", daemon=True).start()
 
@@ -196,7 +219,28 @@ class Termination:
         """Says that a training loop is running that asks `requested`; before, SIGTERM ends the process at once."""
         self._armed.set()
 
-    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+    def _before_fork(self) -> None:
+        # A child that gets SIGTERM before it has let go of our pipe would write into it, as if this process had.
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _after_fork(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def _after_fork_in_child(self) -> None:
+        self.requested = False
+        if self._is_ours():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        current = signal.set_wakeup_fd(-1)
+        if current not in (self._wakeup, -1):
+            signal.set_wakeup_fd(current)  # the script's own
+        os.close(self._wakeup)
+        self._after_fork()
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A handler of the script's own called the one before it, in a process that the script has forked.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         self.requested = True
         if not self._is_ours():
             # The script's own handler called the one before it.

@@ -92,6 +92,9 @@ class ModelProfile:
         synchronous: whether the script aggregates the workers' gradients before each update.
         uncounted_ops: types of ops in the graph whose FLOPs are not known -> count.
         why_alone: why the script cannot be distributed and is one plain task, as a sentence; empty where it can be.
+        counts_own_steps: whether each worker would run all steps of the script, whose loop does not ask how many all
+            workers have done.
+        needs_servers: whether the script waits for the parameter servers of a cluster that it names itself.
         why_one_gpu: why the GPUs of one machine cannot share its batches, as a clause; empty where they can.
     """
 
@@ -113,6 +116,8 @@ class ModelProfile:
     uncounted_ops: dict[str, int] = field(default_factory=dict, hash=False)
     why_alone: str = ""
     why_one_gpu: str = "its profile does not say that it can be"
+    counts_own_steps: bool = False
+    needs_servers: bool = False
 
     @property
     def is_measurable(self) -> bool:

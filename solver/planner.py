@@ -327,6 +327,8 @@ def _plain_plan(
     why = "One plain task: the script in one process, without parameter servers, as python runs it."
     if request.profile.why_alone:
         why += f" {request.profile.why_alone}"
+    elif request.profile.counts_own_steps:
+        why += " The script's loop counts its own steps, so each of several workers would run all of them."
     gpus = plain.resources.gpus
     if gpus > 1:
         why += f" Its {gpus} GPUs share each batch." if request.profile.is_measurable else f" It sees {gpus} GPUs."

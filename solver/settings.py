@@ -105,10 +105,21 @@ class PlanSettings:
         if gpus_per_worker > GPUS_PER_WORKER:
             notes.append(what_if_note(gpus_per_worker))
         self.check_tasks(profile, min_workers)
-        if plain is None and (min_workers is not None or self.rules != "default"):
+        asks_for_several = min_workers is not None or self.rules != "default"
+        if plain is None and (asks_for_several or profile.needs_servers):
             plain = False
-        elif plain is None and profile.why_alone:
+        elif plain is None and (profile.why_alone or profile.counts_own_steps):
             plain = True
+        if profile.counts_own_steps and plain is False:
+            # No more workers than asked for: they would not make it faster.
+            max_workers = max_workers or min_workers
+            if max_workers != 1:
+                count = max_workers if max_workers == min_workers else None
+                what = f"{count} workers train {count} times as many" if count else "each worker trains all of them"
+                notes.append(
+                    f"The loop of {profile.name} counts its own steps, so {what}; StopAtStepHook(last_step=N) would "
+                    "share N steps among them."
+                )
         if self.gpus_per_task > 1 and (plain is False or (plain is None and self.objective != "throughput")):
             notes.append("--gpus-per-task is for one plain task, and what else was asked for is a plan of several.")
         elif self.gpus_per_task > 1 and profile.is_measurable and not profile.can_mirror:

@@ -226,7 +226,7 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequenc
     """A slot whose zygote is ready for a script. This process becomes the parent of its orphans, as executors do."""
     process.adopt_orphans()
     folder.mkdir()
-    preload = script_facts(EntryPoint(script, script.parent), ()).preload
+    preload = script_facts(EntryPoint(script, script.parent)).preload
     zygote = Zygote(preload, slot_environment(gpus=gpus), folder / "zygote.out", (*PROGRAM, LAUNCHER))
     try:
         slot = BenchmarkSlot(script, arguments, folder, zygote, gpus)

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dike.capture import hooks
-from dike.capture.sink import DISTRIBUTED, Sink
+from dike.capture.sink import DISTRIBUTED, TF_CONFIG, Sink
 from dike.exceptions import BadInputError, DikeError
 from dike.main_script import ScriptFailedError, ScriptSyntaxError, join_threads, run_as_main
 from dike.process import EXIT_CODE_OTHER_MODEL, end_process, set_name
@@ -27,11 +27,6 @@ from dike.reporting import Reporter
 
 KERAS_PREFIX = "keras:"
 _BAD_INPUT = BadInputError.exit_code
-# Scripts with a coordinator of their own ask it who they are; nothing connects to these addresses.
-_TF_CONFIG = {
-    "cluster": {"chief": ["localhost:1"], "ps": ["localhost:2"], "worker": ["localhost:3"]},
-    "task": {"type": "chief", "index": 0},
-}
 
 # How names of TensorFlow begin where one is missed -> what stands for that below `tf`. The first that fits counts.
 _TENSORFLOWS = {
@@ -101,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
         sink.capture(lambda: application_profile(options.model.removeprefix(KERAS_PREFIX), options.batch_size))
     hooks.install(sink)
-    os.environ.setdefault("TF_CONFIG", json.dumps(_TF_CONFIG))
+    os.environ.setdefault("TF_CONFIG", TF_CONFIG)
     refuse(_run_to_end(options.model, options.arguments))
 
 

@@ -8,11 +8,12 @@ before its first step has changed a variable.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dike.capture.sink import Sink
+from dike.capture.sink import TF_CONFIG, Sink
 from dike.profiling.coordinator_profile import StepTrace, coordinator_profile, tensorflow_variable
 
 _state: dict[str, Any] = {"strategy": None, "optimizer": None, "trace": None, "fits": False, "sources": {}}
@@ -30,7 +31,7 @@ def install(sink: Sink) -> None:
         return _Coordinator(sink, strategy)
 
     cluster_coordinator.ClusterCoordinator.__new__ = coordinator
-    _refuse_collective_training(sink)
+    _run_collective_training_alone(sink)
     gradient = backprop.GradientTape.gradient
 
     @functools.wraps(gradient)
@@ -106,18 +107,39 @@ def _watch_updates(sink: Sink, owner: type) -> None:
         wrap(method)
 
 
-def _refuse_collective_training(sink: Sink) -> None:
-    """Such a strategy would wait for its other workers for ever."""
+def _run_collective_training_alone(sink: Sink) -> None:
+    """Lets a `MultiWorkerMirroredStrategy` be made as in one plain task; with other workers it would wait for them."""
     from tensorflow.python.distribute import collective_all_reduce_strategy as collective
+    from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver
 
-    def refuse(_cls: type, *_: Any, **__: Any) -> NoReturn:
-        sink.refuse(
-            f"{sink.script} uses MultiWorkerMirroredStrategy, which Dike does not distribute; take the strategy out, "
-            "for Dike brings its own."
-        )
+    def wrap(owner: type) -> None:
+        init = vars(owner)["__init__"]
 
-    for strategy in (collective.CollectiveAllReduceStrategy, collective.CollectiveAllReduceStrategyV1):
-        strategy.__new__ = refuse
+        @functools.wraps(init)
+        def alone(self: Any, *args: Any, **kwargs: Any) -> None:
+            own = os.environ.get("TF_CONFIG")
+            if own == TF_CONFIG:
+                del os.environ["TF_CONFIG"]  # it is for scripts with a coordinator
+            try:
+                given = [*args, *kwargs.values()]
+                resolver = next((one for one in given if hasattr(one, "cluster_spec")), None)
+                resolver = resolver or tfconfig_cluster_resolver.TFConfigClusterResolver()
+                tasks = sum(map(len, resolver.cluster_spec().as_dict().values()))
+                if tasks > 1:
+                    sink.refuse(
+                        f"{sink.script} makes a MultiWorkerMirroredStrategy for {tasks} tasks of a cluster of its own, "
+                        "which Dike does not start; leave out TF_CONFIG and the strategy's cluster_resolver, and the "
+                        "script runs as one plain task."
+                    )
+                init(self, *args, **kwargs)
+            finally:
+                if own == TF_CONFIG:
+                    os.environ["TF_CONFIG"] = own
+
+        owner.__init__ = alone  # type: ignore[misc]
+
+    wrap(collective.CollectiveAllReduceStrategy)
+    wrap(collective.CollectiveAllReduceStrategyV1)
 
 
 def watch_optimizers(sink: Sink, keras: ModuleType) -> None:

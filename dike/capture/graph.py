@@ -5,15 +5,23 @@ Classes and their methods are wrapped, not the names they are exported under, so
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from dike.capture import coordinator
-from dike.capture.sink import Sink
+from dike.capture.sink import TF_CONFIG, Sink
+from dike.profile import ModelProfile
 from dike.profiling.graph_profile import graph_profile, needs_first_run
 from dike.v1 import training
 from dike.v1.graphs import fetched_operations
+
+_PASSING_ON = frozenset({"ReadVariableOp", "Identity", "Cast", "Add", "AddV2", "Squeeze", "Reshape"})
+"""Types of ops between the global step and what a script fetches to look at it."""
+MAX_LOOKED_AT = 100
+"""Maximum number of ops that are followed to the global step."""
 
 
 def install(sink: Sink) -> None:
@@ -29,6 +37,8 @@ def install(sink: Sink) -> None:
 class _GraphCapture:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self._asks_for_steps = False
+        self._needs_servers = False
 
     def wrap_sessions(self) -> None:
         """Plain sessions are local; the first `run` of a training op is where the model is captured."""
@@ -43,9 +53,11 @@ class _GraphCapture:
 
         @functools.wraps(run)
         def run_(self_: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+            fetched = fetched_operations(self_.graph, fetches)
+            self._asks_for_steps = self._asks_for_steps or _reads_global_step(self_.graph, fetched)
             if self._fetches_training(self_.graph, fetches):
                 fed = _fed_shapes(self_.graph, feed_dict or {})
-                self._capture(self_.graph, fed, fetched_operations(self_.graph, fetches))
+                self._capture(self_.graph, fed, fetched)
             return run(self_, fetches, feed_dict, options, run_metadata)
 
         make_callable = base.make_callable
@@ -68,6 +80,7 @@ class _GraphCapture:
 
         @functools.wraps(init)
         def __init__(self_: Any, session_creator: Any, hooks: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            self._asks_for_steps = self._asks_for_steps or any(map(_may_stop, hooks or ()))
             if self._captures_or_trains(ops.get_default_graph()):
                 # No checkpoint is read, no hook writes anything: this session only waits for its first training step.
                 scaffold = getattr(session_creator, "_scaffold", None)
@@ -95,6 +108,7 @@ class _GraphCapture:
         from tensorflow.python.training import server_lib
 
         sink = self._sink
+        cluster_of = server_lib.ClusterSpec
 
         class LocalServer:
             """Stands in for `tf.train.Server`."""
@@ -113,9 +127,14 @@ class _GraphCapture:
                     "give it the arguments of a worker, Dike starts the parameter servers."
                 )
 
-        server_lib.Server.__new__ = lambda _cls, server_or_cluster_def=None, *_, **__: LocalServer(
-            server_or_cluster_def
-        )
+        def server(_cls: type, server_or_cluster_def: Any = None, *_: Any, **__: Any) -> LocalServer:
+            cluster = cluster_of(getattr(server_or_cluster_def, "cluster", server_or_cluster_def))
+            # A script that takes what TF_CONFIG names takes it in a job, too, where one plain task has none.
+            own = cluster.as_dict() != json.loads(TF_CONFIG)["cluster"]
+            self._needs_servers = self._needs_servers or (own and sum(map(cluster.num_tasks, cluster.jobs)) > 1)
+            return LocalServer(server_or_cluster_def)
+
+        server_lib.Server.__new__ = server
 
     def _captures_or_trains(self, graph: Any) -> bool:
         """Captures a finished graph that trains; comes back if it does not, or if its feeds must be seen first.
@@ -136,7 +155,35 @@ class _GraphCapture:
 
     def _capture(self, graph: Any, fed: dict[str, tuple[int, ...]], fetched: Sequence[Any] = ()) -> NoReturn:
         sink, known = self._sink, training.of(graph)
-        sink.capture(lambda: graph_profile(sink.script, graph, known, fed, sink.batch_size, fetched))
+
+        def read() -> ModelProfile:
+            profile = graph_profile(sink.script, graph, known, fed, sink.batch_size, fetched)
+            counts = not (self._asks_for_steps or profile.synchronous)
+            return dataclasses.replace(profile, counts_own_steps=counts, needs_servers=self._needs_servers)
+
+        sink.capture(read)
+
+
+def _may_stop(hook: Any) -> bool:
+    """Whether a hook may end a loop by the steps of all workers: `StopAtStepHook`, or one of the script's own."""
+    return type(hook).__name__ == "StopAtStepHook" or not type(hook).__module__.startswith("tensorflow.")
+
+
+def _reads_global_step(graph: Any, operations: Sequence[Any]) -> bool:
+    """Whether the value of the global step is among what a run fetches."""
+    import tensorflow as tf
+
+    with graph.as_default():
+        step = tf.compat.v1.train.get_global_step(graph)
+    if step is None:
+        return False
+    wanted = list(operations)
+    for operation in wanted:  # grows
+        if operation is step.op:
+            return True
+        if operation.type in _PASSING_ON and len(wanted) < MAX_LOOKED_AT:
+            wanted += [tensor.op for tensor in operation.inputs]
+    return False
 
 
 def _fed_shapes(graph: Any, feed_dict: Any) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
 from dike.keras3.model import check_distributable
 from dike.main_script import one_line
-from dike.profile import Api
+from dike.profile import Api, ModelProfile
 from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
 
@@ -47,7 +47,7 @@ def install(sink: Sink, keras: ModuleType) -> None:
 
         def grab(iterator: Any) -> NoReturn:
             batch = next(iterator)
-            sink.capture(lambda: dataclasses.replace(_read(sink, api, self, batch), why_alone=why_alone))
+            sink.capture(lambda: _profile(sink, api, self, batch, why_alone))
 
         # Keras' own code prepares the data and builds the model; then it meets this in place of its training step.
         # What acts on the outside world - the user's callbacks, progress, validation - is left out.
@@ -68,6 +68,28 @@ def install(sink: Sink, keras: ModuleType) -> None:
         return train_on_batch(self, *args, **kwargs)
 
     owner.train_on_batch = captured
+
+
+def _profile(sink: Sink, api: Api, model: Any, batch: Any, why_alone: str) -> ModelProfile:
+    if api is not Api.KERAS or coordinator.script_has_strategy():
+        return dataclasses.replace(_read(sink, api, model, batch), why_alone=why_alone)
+    import keras
+
+    has_own_step = type(model).train_step is not keras.Model.train_step
+    try:
+        if has_forward_pass(model) and not model.built:
+            model._symbolic_build(data_batch=batch)
+        if not (model.trainable_variables or has_own_step):
+            return sink.loop_profile("nothing in its first call of fit", [])
+        return dataclasses.replace(_read(sink, api, model, batch), why_alone=why_alone)
+    except BadInputError:
+        raise
+    except Exception as error:
+        if not has_own_step:
+            raise
+        # It may call its model with something else than the batch that it gets.
+        how = f"by a train_step of its own, which Dike cannot read ({one_line(error)})"
+        return sink.loop_profile(how, model.trainable_variables)
 
 
 def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:

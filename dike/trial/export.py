@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -197,7 +198,10 @@ def load_into(kept: Kept, model: Any) -> None:
         raise BadInputError(f"'{kept.path}' holds no Keras model; export it to a folder, and load it from there.")
     with tempfile.TemporaryDirectory(prefix="dike-export-") as folder:
         export(kept, path := os.path.join(folder, f"model{WEIGHTS}"))
-        model.load_weights(path)
+        with warnings.catch_warnings():
+            # The optimizer of a model that has only been compiled has no variables yet, and needs none of the trial's.
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            model.load_weights(path)
 
 
 def _check_target(target: str, *, is_file: bool, force: bool) -> None:

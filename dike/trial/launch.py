@@ -12,6 +12,7 @@ import faulthandler
 import functools
 import importlib
 import os
+import re
 import sys
 import traceback
 import zlib
@@ -55,7 +56,7 @@ def run(argv: Sequence[str]) -> NoReturn:
     trial.started()
     for library, module in INTERCEPTIONS.items():
         after_import(library, functools.partial(_install, trial, module))
-    conclude(trial, lambda: _run(trial, argv))
+    conclude(trial, lambda: _run(trial, argv), argv[1:])
 
 
 def _run(trial: TrialRuntime, argv: Sequence[str]) -> None:
@@ -65,9 +66,15 @@ def _run(trial: TrialRuntime, argv: Sequence[str]) -> None:
         run_as_main(argv[0], argv[1:])
 
 
-def conclude(trial: TrialRuntime, body: Callable[[], object]) -> NoReturn:
-    """Does the rest of a trial, reports how that ended, and ends the process."""
-    code = _do(trial, body)
+def conclude(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str] = ()) -> NoReturn:
+    """Does the rest of a trial, reports how that ended, and ends the process.
+
+    Args:
+        trial: the trial.
+        body: the rest of it.
+        arguments: the script's, which it may refuse.
+    """
+    code = _do(trial, body, arguments)
     process.teardown.exit_code = code
     # Those of the script; the ones of TensorFlow have limited time.
     atexit._run_exitfuncs()
@@ -75,14 +82,17 @@ def conclude(trial: TrialRuntime, body: Callable[[], object]) -> NoReturn:
     trial.leave(code)
 
 
-def _do(trial: TrialRuntime, body: Callable[[], object]) -> int:
+def _do(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str]) -> int:
+    pid = os.getpid()
     try:
         try:
             body()
         except SystemExit as request:
             code = exit_code_of(request)
+            process.end_if_forked(pid, code)
             if code:
-                return _explain_exit(trial, request, code)
+                return _explain_exit(trial, request, code, arguments)
+        process.end_if_forked(pid, 0)
         join_threads()
         trial.check_reported()
         trial.end()
@@ -91,6 +101,7 @@ def _do(trial: TrialRuntime, body: Callable[[], object]) -> int:
         (trial.refuse if isinstance(error, BadInputError) else trial.failed)(str(error))
         return error.exit_code
     except ScriptFailedError as error:
+        process.end_if_forked(pid, 1)
         trial.failed(f"the script {error}")
         return 1
     except KeyboardInterrupt:
@@ -98,29 +109,41 @@ def _do(trial: TrialRuntime, body: Callable[[], object]) -> int:
     return 0
 
 
-def _explain_exit(trial: TrialRuntime, request: SystemExit, code: int) -> int:
+def _explain_exit(trial: TrialRuntime, request: SystemExit, code: int, arguments: Sequence[str]) -> int:
     """What ends a script before its first step is an argument that it does not know."""
-    complaint = None if trial.is_training else _complaint(request)
+    complaint = None if trial.is_training else _complaint(request, arguments)
     if complaint is None and (trial.is_training or code != EXIT_BAD_INPUT):
         why = f": {request.code}" if isinstance(request.code, str) else f" with exit code {code}"
         trial.failed(f"the script has ended itself{why}")
         return code
     said = f": {complaint.rstrip('.')}" if complaint else ", see its own message"
     trial.refuse(
-        f"The script refuses its arguments{said}; name the parameters as its flags, or read them with dike.params()."
+        f"The script refuses its arguments{said}; name the parameters as its flags, add --param-style key=value if it "
+        "takes lr=0.1, or read them with dike.params() and add --param-style none."
     )
     return EXIT_BAD_INPUT
 
 
-def _complaint(request: SystemExit) -> str | None:
+def _complaint(request: SystemExit, arguments: Sequence[str]) -> str | None:
     """What a parser of arguments found wrong before it ended the script; None if none has."""
+    if isinstance(request.code, str) and any(_is_about(request.code, word) for word in arguments):
+        return request.code.strip().partition("\n")[0]
     cause = request.__context__
     if type(cause).__module__.startswith("absl.flags"):
         return str(cause).partition("\n")[0]
+    if callable(describe := getattr(cause, "format_message", None)):
+        return str(describe())  # of click, or of typer
     for frame, _ in traceback.walk_tb(request.__traceback__):
         if frame.f_code.co_name == "error" and isinstance(frame.f_locals.get("self"), argparse.ArgumentParser):
             return str(frame.f_locals.get("message"))
     return None
+
+
+def _is_about(text: str, word: str) -> bool:
+    """Whether a text names an argument, or its flag. Values alone may be named by chance."""
+    flag, equals, _ = word.partition("=")
+    named = flag if flag.startswith("-") else word if equals else ""
+    return bool(named) and re.search(rf"(?<![\w-]){re.escape(named)}(?![\w-])", text) is not None
 
 
 def _install(trial: TrialRuntime, module: str, library: ModuleType) -> None:

@@ -38,6 +38,8 @@ OPTIONS = frozenset(
 """What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""
 
 _PREFIX = "dike: "
+_OPTION_PREFIX = "Error: "
+"""Before what the command says of an option's value that is none."""
 FRAME_PREFIX = "dike-frame: "
 """Before what a notebook is to show in the place of what it showed last: MIME type -> text, as JSON."""
 _DEFAULTS = {"metric": "loss", "mode": "min"}
@@ -186,8 +188,9 @@ class _Screen:
         if line.startswith(FRAME_PREFIX):
             self._show(json.loads(line.removeprefix(FRAME_PREFIX)))
             return
-        if line.startswith(_PREFIX):
-            self._message = line.removeprefix(_PREFIX).strip()
+        for prefix in (_PREFIX, _OPTION_PREFIX):
+            if line.startswith(prefix):
+                self._message = line.removeprefix(prefix).strip()
         if self._notebook is None:
             sys.stderr.write(line)
             return

@@ -6,10 +6,12 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dike.trial import export
 from dike.trial.spec import Value
+
+Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,21 @@ class TrialResult:
     best_step: int | None = None
     folder: str = ""
 
-    def load_into(self, model: Any, *, epoch: str | None = None) -> None:
+    def load_into(self, model: Model, *, epoch: str | None = None) -> Model:
         """Gives a Keras model, built as in the script, the weights of the trial's best epoch.
 
         Args:
             model: the model.
             epoch: `best` or `last`; None for the best, or the last where no best one was kept.
 
+        Returns:
+            The model. An optimizer that has not trained yet stays as it was compiled.
+
         Raises:
             BadInputError: if there is no such model to be had here.
         """
         export.load_into(export.choose(self.folder, epoch, self.best_step), model)
+        return model
 
     def export(self, path: str | os.PathLike[str], *, epoch: str | None = None, force: bool = False) -> None:
         """Writes the model of the trial's best epoch, as `dike export` does.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import CellType, CodeType
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -29,7 +32,7 @@ def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> d
     """The parameters that a function takes; '-' in their names stands for '_'.
 
     Raises:
-        BadInputError: if it needs one that is not there.
+        BadInputError: if it needs one that is not there, or takes no parameter of a name that is.
     """
     named = {name.replace("-", "_"): value for name, value in parameters.items()}
     try:
@@ -45,7 +48,51 @@ def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> d
                 "the space, or give it a default."
             )
     takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
+    if not takes_all and not _asks_for_parameters(train_fn):
+        for name in named.keys() - by_name:
+            near = difflib.get_close_matches(name, by_name, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(sorted(by_name)) or 'none'}."
+            raise BadInputError(f"The function given to dike.tune takes no parameter '{name}'; {hint}")
     return {name: value for name, value in named.items() if takes_all or name in by_name}
+
+
+def _asks_for_parameters(train_fn: TrainFunction) -> bool:
+    """Whether a function, or one that it names, may read parameters by `dike.params`, or is not written in Python."""
+    function = inspect.unwrap(train_fn)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if not inspect.isroutine(function):
+        function = function.__init__ if inspect.isclass(function) else type(function).__call__
+    function = getattr(function, "__func__", function)
+    if not inspect.isfunction(function):
+        return True
+    functions, codes = [function], set()
+    while functions:
+        one = functions.pop()
+        if one.__code__ in codes:
+            continue
+        own = list(_with_inner(one.__code__))
+        codes |= set(own)
+        # Names of attributes are looked up among the globals as well, which at worst lets a wrong name pass.
+        values = [one.__globals__.get(name) for code in own for name in code.co_names]
+        values += [_content(cell) for cell in one.__closure__ or ()]
+        members = [member for value in values if inspect.isclass(value) for member in vars(value).values()]
+        functions += [value for value in (*values, *members) if inspect.isfunction(value)]
+    return any("params" in code.co_names for code in codes)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # its variable has no value yet
 
 
 def train_from_file(trial: TrialRuntime, path: str) -> None:

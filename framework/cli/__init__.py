@@ -18,6 +18,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,8 @@ REPORTED = {"tensorflow": "TensorFlow", "keras": "Keras"}
 """Distribution -> its name: those whose versions a report of an error should name."""
 SCRIPTS_OWN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """What follows SCRIPT belongs to the script, options included."""
+OPTIONS_ENDED = "dike.options_ended"
+"""In a context's `meta`: whether '--' stands in front of SCRIPT."""
 
 
 class _Subcommand(TyperCommand):
@@ -75,7 +78,9 @@ class _Subcommand(TyperCommand):
             group = typer.Typer(add_completion=False, rich_markup_mode=None)
             command = with_panels(getattr(module, "PANELS", {}))
             group.command(self.name, cls=command, context_settings=self._settings)(getattr(module, self._function))
+        words = list(settings["args"] if "args" in settings else arguments[1])  # typer empties it
         context: Any = get_command(group).make_context(*arguments, **settings)
+        context.meta[OPTIONS_ENDED] = ("--", str(context.params.get("script"))) in pairwise(words)
         for param in context.command.params:
             value = context.params.get(param.name)
             if isinstance(value, float) and not math.isfinite(value):
@@ -207,7 +212,7 @@ def main() -> None:
 def _run_command() -> None:
     try:
         _log_to_file_only()
-        app(obj=_profile_to_plan_for)
+        app(obj=_profile_to_plan_for, prog_name="dike")
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -101,6 +101,7 @@ def _of_local_search(wanted: _Wanted, storage: str | None) -> bool:
         spec = store.open_search(wanted.name)
         trials = store.load_trials(readings=False)
     record = _trial(wanted, trials, spec.mode, f"dike trials {wanted.name}")
+    _check_has_checkpoints(record, wanted.name)
     kept = choose(f"{spec.checkpoint_dir.rstrip('/')}/trial-{record.number}", wanted.epoch, record.best_step)
     _write(wanted, kept, spec.metric, record)
     return True
@@ -129,6 +130,18 @@ def _trial(wanted: _Wanted, trials: Sequence[TrialRecord], mode: Mode, shows: st
             f"Trial {record.number} of '{wanted.name}' waits and has no checkpoint yet; export it later."
         )
     return record
+
+
+def _check_has_checkpoints(record: TrialRecord, search: str) -> None:
+    """Raises `BadInputError` if a trial has ended without ever having written a checkpoint."""
+    from framework.search.records import TrialState
+
+    if record.state is TrialState.FINISHED and record.checkpoint is None:
+        raise BadInputError(
+            f"Trial {record.number} of '{search}' has trained without checkpoints: Dike writes none for tf_keras, "
+            "Keras on JAX or PyTorch, a tf.distribute strategy, and a loop without dike.checkpoint; let the script end "
+            f"in model.save('model.keras'), and the file is in trial-{record.number}/outputs."
+        )
 
 
 def _of_run(wanted: _Wanted) -> bool:

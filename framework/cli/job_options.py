@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dike.exceptions import BadInputError
+from framework.cli import OPTIONS_ENDED
 from framework.mesos.containers import parse_volumes
 from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
 from framework.scheduler.constraints import parse_constraints
@@ -232,13 +234,54 @@ def volume_option() -> Any:
     )
 
 
+def script_arguments(
+    context: typer.Context, script: Path, arguments: Sequence[str], *, is_module: bool
+) -> tuple[str, ...]:
+    """What the script gets of the words that follow it.
+
+    All of them are the script's, but an option that Dike has and the script's source does not show was meant for Dike.
+    `--` ends Dike's options: the script gets what follows it, whatever it is.
+
+    Args:
+        context: of the command.
+        script: the script, or the name of a module.
+        arguments: the words.
+        is_module: which of the two.
+
+    Raises:
+        BadInputError: if one of them is such an option, or the script cannot be read.
+    """
+    if arguments and arguments[0] == "--":
+        return tuple(arguments[1:])
+    options = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
+    ours = [word for word in takewhile(lambda word: word != "--", arguments) if word.partition("=")[0] in options]
+    if ours and not context.meta[OPTIONS_ENDED]:
+        # Late: the source of few scripts has to be read for this.
+        from framework.project.script_facts import script_flags
+
+        shown = script_flags(find_entry_point(script, is_module=is_module))
+        for word in ours:
+            option = word.partition("=")[0]
+            if not shown.shows(option):
+                command = f"dike {context.info_name}"
+                name = f"-m {script}" if is_module else str(script)
+                raise BadInputError(
+                    f"{option} stands behind {script}, which shows no such flag of its own; write {command} {option} "
+                    f"... {name} for Dike's option, or {command} {name} -- {option} ... to pass it to the script."
+                )
+    return tuple(arguments)
+
+
 def job_options(
     *,
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
     module: Annotated[bool, module_option("SCRIPT")] = False,
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="The script's own arguments.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            help="The script's own arguments; options of Dike go in front of the script.", show_default=False
+        ),
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
     min_workers: Annotated[int | None, min_workers_option()] = None,
@@ -289,13 +332,14 @@ def job_options(
         raise BadInputError(f"There is no option {option}; see dike {context.info_name} --help.")
     if profile_again and saved_profile is not None:
         raise BadInputError(f"--profile-again reads the model again, --profile takes {saved_profile}; leave one out.")
+    own_arguments = script_arguments(context, script, arguments or (), is_module=module)
     parse_constraints(constraint or ())
     parse_volumes(volume or ())
     bounds = read_bounds(elastic, min_workers=min_workers, max_workers=max_workers, has_plan=plan is not None)
     return JobOptions(
         script=script,
         is_module=module,
-        arguments=tuple(arguments or ()),
+        arguments=own_arguments,
         plan_file=plan,
         min_workers=min_workers,
         max_workers=max_workers,

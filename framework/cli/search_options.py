@@ -23,6 +23,7 @@ from framework.policies.trials.registry import check_learning, make_policy
 from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
 from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
+from framework.project.script_flags import ParamStyle
 from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
 from framework.search.records import Mode, SearchSpec, Suspend
@@ -121,7 +122,7 @@ def search_spec(
     metric: str,
     mode: Mode | None,
     name: str | None,
-    use_flags: bool,
+    param_style: ParamStyle | None,
     checkpoint_dir: str | None,
     environment: Mapping[str, str],
     suspend: Suspend,
@@ -167,7 +168,7 @@ def search_spec(
         name=name,
         script=str(entry.script),
         folder=str(entry.folder),
-        flags=script_facts(entry, [parameter.name for parameter in space]).flags if use_flags else {},
+        flags=script_facts(entry, {one.name: one.choices for one in space}, param_style).flags,
         space=space,
         sampler=chosen,
         sampler_object=sampler_object,

@@ -27,6 +27,8 @@ def report(console: Console, result: SearchResult, spec: SearchSpec, storage: st
     print_result(console, result, spec)
     if "://" not in spec.checkpoint_dir and any(trial.value is not None for trial in result.trials):
         _draw(console, spec, storage)
+    if repeats := _repeats(result):
+        console.print(f"Trials that repeat the point of an earlier one: {repeats}", markup=False, soft_wrap=True)
     for text in _hints(result, spec):
         console.print(text, markup=False, soft_wrap=True)
     command = None if result.best is None else command_of(spec, result.best)
@@ -53,6 +55,13 @@ def exporting_command(result: SearchResult, storage: str) -> str | None:
         return None
     elsewhere = [] if storage == default_storage() else ["--storage", storage]
     return shlex.join(["dike", "export", result.name, *elsewhere, "-o", f"best{kept.suffix}"])
+
+
+def _repeats(result: SearchResult) -> str:
+    """Which trials have the parameters of an earlier one, and of which."""
+    first: dict[tuple[tuple[str, object], ...], int] = {}
+    pairs = [(trial.number, first.setdefault(tuple(trial.parameters.items()), trial.number)) for trial in result.trials]
+    return ", ".join(f"{number} (as {earlier})" for number, earlier in pairs if number != earlier)
 
 
 def _hints(result: SearchResult, spec: SearchSpec) -> set[str]:

@@ -123,7 +123,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         elastic=None if request.elastic is None else "{}:{}".format(*request.elastic),
         resize_interval_s=request.resize_interval_s,
         stragglers=request.stragglers,
-        preload=list(script_facts(request.entry, ()).preload),
+        preload=list(script_facts(request.entry).preload),
         constraints=list(request.constraints),
         volumes=list(request.volumes),
         isolate_tasks=request.isolate_tasks,

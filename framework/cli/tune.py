@@ -30,6 +30,7 @@ from framework.cli.trials import StorageOption
 from framework.mesos.containers import needs_mount, parse_volumes
 from framework.policies.trials.interface import MILESTONES, QUANTUM_GROWTH
 from framework.policies.trials.registry import POLICIES
+from framework.project.script_flags import ParamStyle
 from framework.scheduler.constraints import parse_constraints
 from solver.cli.output import Format, console, print_json
 from solver.cli.plan import module_option
@@ -76,7 +77,7 @@ NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "spac
 
 
 PANELS = {
-    "The script": ("module", "no_flags", "env", "outputs_limit"),
+    "The script": ("module", "param_style", "env", "outputs_limit"),
     "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode", "value"),
     "Which trials run first, and which are stopped": (
         *("policy", "learn_from", "quantum", "jobs_per_gpu", "milestones", "quantum_growth", "stop", "timeout"),
@@ -111,7 +112,7 @@ def tune(
         str | None,
         typer.Option(
             help="How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's.",
-            show_default="grid for lists without --trials, else tpe",
+            show_default="grid for lists, else tpe",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler and the policy.")] = 0,
@@ -198,9 +199,13 @@ def tune(
             help="End the search after X seconds, its trials suspended. With --detach they count from the first slot.",
         ),
     ] = None,
-    no_flags: Annotated[
-        bool, typer.Option("--no-flags", help="Do not pass parameters as flags; the script asks dike.params().")
-    ] = False,
+    param_style: Annotated[
+        ParamStyle | None,
+        typer.Option(
+            help="How the script takes parameters: as flags (--lr=0.1), as key=value (lr=0.1), or by dike.params().",
+            show_default="what its source shows",
+        ),
+    ] = None,
     logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
     constraint: Annotated[list[str] | None, constraint_option()] = None,
     env: Annotated[list[str] | None, env_option()] = None,
@@ -312,7 +317,7 @@ def tune(
                 mode=None if mode is None else mode.value,
                 value=value.value,
                 name=name,
-                use_flags=not no_flags and function_call is None,
+                param_style=param_style if function_call is None else ParamStyle.NONE,
                 max_slots=slots,
                 slot_cpus=slot_cpus,
                 slot_mem_mib=slot_mem,
@@ -377,7 +382,7 @@ def _import_for_trials(spec: SearchSpec, zygotes: str) -> None:
     from framework.project.script_facts import script_facts
 
     if spec.entry.script.is_file():
-        order = SlotOrder(spec.name, "", "", script_facts(spec.entry, ()).preload, spec.environment)
+        order = SlotOrder(spec.name, "", "", script_facts(spec.entry).preload, spec.environment)
         warm_soon(zygotes, order.setup.kind({}))
 
 
@@ -395,7 +400,7 @@ def _hand_over(
     from framework.service.requests import search_request
 
     entry = spec.entry
-    facts = script_facts(entry, [parameter.name for parameter in spec.space])
+    facts = script_facts(entry)
     more = {"constraints": list(constraints), "volumes": list(volumes)}
     with access.client() as client:
         spec = dataclasses.replace(spec, learn_from=tuple(find_job(client, name).id for name in spec.learn_from))

@@ -356,7 +356,7 @@ class Forks:
             for_tasks: what its tasks get of our environment.
         """
         try:
-            setup = Setup(LAUNCHER, script_facts(entry, ()).preload, for_tasks)
+            setup = Setup(LAUNCHER, script_facts(entry).preload, for_tasks)
         except BadInputError:
             return None  # whoever runs it says so
         forks = cls(path, setup.kind({}))

@@ -9,13 +9,16 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from dike.exceptions import BadInputError
 from dike.trial.pickled import names_in_function
+from dike.trial.spec import Value
 from framework.project.entry_point import EntryPoint
+from framework.project.script_flags import ParamStyle, ScriptFlags
 
 _TENSORFLOW = ("tensorflow", "keras", "tf_keras")
 _JAX = ("jax", "flax", "optax")
@@ -37,7 +40,7 @@ class ScriptFacts:
     """What is known of a script without running it.
 
     Attributes:
-        flags: parameter -> the flag that carries it, such as `--batch-size`.
+        flags: parameter -> how it is written as an argument (`framework.project.script_flags`).
         preload: modules that a zygote may import before it forks trials.
     """
 
@@ -45,18 +48,21 @@ class ScriptFacts:
     preload: tuple[str, ...]
 
 
-def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
+def script_facts(
+    entry: EntryPoint, choices: Mapping[str, Sequence[Value]] = MappingProxyType({}), style: ParamStyle | None = None
+) -> ScriptFacts:
     """Reads a script.
 
     Args:
         entry: the script.
-        names: parameters of the search.
+        choices: parameter of the search -> its values; none for a range.
+        style: how the script takes parameters; None for what its source shows.
 
     Raises:
-        BadInputError: if the script cannot be read or is not Python.
+        BadInputError: if the script cannot be read or is not Python, or does not take a parameter.
     """
     if entry.is_function:
-        return ScriptFacts({name: f"--{name}" for name in names}, _preloadable_of_function(entry))
+        return ScriptFacts({}, _preloadable_of_function(entry))
     trees = _trees(entry)
     literals = {
         node.value
@@ -69,7 +75,20 @@ def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
     preload = [
         name for name in modules if not _files_of(top := name.partition(".")[0], entry.root) and top not in set_up
     ]
-    return ScriptFacts({name: _flag(name, literals) for name in names}, tuple(preload))
+    flags = script_flags(entry).flags(entry.path, choices, style) if choices else {}
+    return ScriptFacts(flags, tuple(preload))
+
+
+def script_flags(entry: EntryPoint) -> ScriptFlags:
+    """What the script's source shows of its arguments.
+
+    Raises:
+        BadInputError: if the script cannot be read or is not Python.
+    """
+    trees = _trees(entry)
+    later = {name for tree in trees for node in ast.walk(tree) for name, _ in _imports_in(node)}
+    met = {name for tree in trees for name, _ in _imports(tree)}
+    return ScriptFlags(trees, is_complete=not any(_files_of(name, entry.root) for name in later - met))
 
 
 def _set_up_by(texts: Iterable[str]) -> set[str]:
@@ -86,13 +105,6 @@ def imported_libraries(entry: EntryPoint) -> list[str]:
     """
     modules = {name.partition(".")[0] for tree in _trees(entry) for name, _ in _imports(tree)}
     return sorted(name for name in modules - sys.stdlib_module_names if not _files_of(name, entry.root))
-
-
-def _flag(name: str, literals: set[str]) -> str:
-    """The spelling of a parameter's flag that stands in the source; else the plain one."""
-    spelled = [name, name.replace("_", "-"), name.replace("-", "_")]
-    spellings = [f"-{name}", f"--{name}"] if len(name) == 1 else [f"--{spelling}" for spelling in spelled]
-    return next((spelling for spelling in spellings if spelling in literals), f"--{name}")
 
 
 def _trees(entry: EntryPoint) -> list[ast.Module]:
@@ -173,15 +185,20 @@ def _imports(tree: ast.AST, package: str = "") -> Iterator[tuple[str, tuple[str,
         package: the package that it is in; without one, relative imports are left out.
     """
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, ()) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".") if package and node.level else []
-            base = parents[: max(0, len(parents) - node.level + 1)]
-            if base or not node.level:
-                yield ".".join([*base, *filter(None, [node.module])]), tuple(alias.name for alias in node.names)
-        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler) and not _is_for_type_checkers(node):
+        yield from _imports_in(node, package)
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler) and not _is_for_type_checkers(node):
             yield from _imports(node, package)
+
+
+def _imports_in(node: ast.AST, package: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The same of one statement."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, ()) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parents = package.split(".") if package and node.level else []
+        base = parents[: max(0, len(parents) - node.level + 1)]
+        if base or not node.level:
+            yield ".".join([*base, *filter(None, [node.module])]), tuple(alias.name for alias in node.names)
 
 
 def _is_for_type_checkers(node: ast.AST) -> bool:

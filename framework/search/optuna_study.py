@@ -36,10 +36,11 @@ from framework.search.database import (
 )
 from framework.search.pruners import Judge, parse_stop
 from framework.search.records import Parameter, SearchSpec
-from framework.search.samplers import own_object, sampler_of, tries_all
+from framework.search.samplers import is_finite, own_object, sampler_of, tries_all, untried_point
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage, RDBStorage
     from optuna.trial import TrialState
 
@@ -49,6 +50,8 @@ MARK = "dike"
 """Attribute of studies that Dike has made."""
 EXHAUSTED = "dike_exhausted"
 """Attribute of studies whose sampler has said that it has no more points."""
+_REPEATING = ("random", "tpe")
+"""Samplers that draw each parameter by itself, without a note in the database, and may draw a point again."""
 _TRIALS_AT_A_TIME = 100
 """A trial may have some hundred values, and on SQLite nobody else writes while they are removed."""
 
@@ -67,7 +70,8 @@ class Study:
         self._spec = spec
         self._url = storage.engine.url
         with study_errors(self._url):
-            known = study.get_trials(deepcopy=False)
+            # One that waits was made by `_avoid_a_repeat`, and not asked for yet.
+            known = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
         self._asked = len(known)
         # Optuna finds a trial by its number by reading all of them.
         self._ids = {trial.number: trial._trial_id for trial in known}
@@ -146,6 +150,8 @@ class Study:
         if not self.remaining:
             raise ValueError("all trials have been asked for")
         number = self._asked
+        if self._spec.sampler in _REPEATING and not self._spec.sampler_object and is_finite(self._spec.space):
+            self._avoid_a_repeat(number)
         self._set_sampler(number)
         with study_errors(self._url), _errors_of(f"sampler {self._spec.sampler}"):
             trial = self._study.ask()
@@ -166,6 +172,8 @@ class Study:
         asked = {}
         with study_errors(self._url):
             for frozen in self._study.get_trials(deepcopy=False):
+                if frozen.state.name == "WAITING":
+                    continue
                 parameters: dict[str, Value] = dict(frozen.params)
                 is_partial = self._ask_space is not None or len(parameters) < len(self._spec.space)
                 if not frozen.state.is_finished() and is_partial:
@@ -174,6 +182,26 @@ class Study:
                     parameters = self._suggest(optuna.Trial(self._study, frozen._trial_id))
                 asked[frozen.number] = parameters
         return asked
+
+    def _avoid_a_repeat(self, number: int) -> None:
+        """Makes the next trial one of another point, where the sampler would repeat one of a finite space."""
+        import optuna
+
+        with study_errors(self._url):
+            trials = self._study.get_trials(deepcopy=False)
+        names = [parameter.name for parameter in self._spec.space]
+        tried = {tuple(one.params.values()) for one in trials if list(one.params) == names}
+        point = untried_point(self._spec, tried, number)
+        if point is None or any(one.state.name == "WAITING" for one in trials):
+            return
+        # What it will be asked for is drawn ahead, with a sampler that is the same again then.
+        sampler = sampler_of(self._spec, number)
+        frozen = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
+        frozen.number = number
+        with study_errors(self._url), _errors_of(f"sampler {self._spec.sampler}"):
+            draw = functools.partial(sampler.sample_independent, self._study, frozen)
+            if tuple(draw(one.name, _distribution(one)) for one in self._spec.space) in tried:
+                self._study.enqueue_trial(point)
 
     def report(self, number: int, step: int, value: float) -> None:
         """An intermediate value of a trial that has not ended; only some are kept, ever fewer as steps become many."""
@@ -326,6 +354,16 @@ def _checked_point(point: object, trial: optuna.Trial) -> dict[str, Value]:
             "lambda trial: {'lr': trial.suggest_float('lr', 1e-5, 0.1, log=True)}."
         )
     return {str(name): plain_value(str(name), value) for name, value in point.items()}
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if parameter.choices:
+        return CategoricalDistribution(parameter.choices)
+    if parameter.is_integer:
+        return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
 
 
 def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:

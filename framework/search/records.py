@@ -74,7 +74,7 @@ class SearchSpec:
         name: the search's name, unique in its storage.
         script: absolute path of the script on the user's machine.
         arguments: arguments that every trial gets.
-        flags: parameter -> the flag that carries it, such as `--batch-size`; parameters without one reach the script by
+        flags: parameter -> how it is written (`framework.project.script_flags`); one without reaches the script by
             `dike.params` alone.
         space: what is searched; empty where `space_function` says it.
         sampler: how points of the space are chosen (`framework.search.samplers`).

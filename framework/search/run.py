@@ -154,7 +154,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             raise BadInputError(
                 f"There is no script {entry.script} any more, and the search {spec.name} is not complete."
             )
-        facts = script_facts(entry, [parameter.name for parameter in spec.space])
+        facts = script_facts(entry)
         earlier = {EARLIER_RESULTS: json.dumps(spec.earlier_results).encode()} if spec.call else {}
         archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage), besides=earlier)
         if request.mesos.master is None:

@@ -10,7 +10,7 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,14 @@ _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def default_sampler(space: Sequence[Parameter], trials: int | None) -> str:
-    """`grid` where every point can be tried, else `tpe`.
+    """`grid` for lists, unless more trials are asked for than it has points; else `tpe`.
 
     Args:
-        space: what is searched; empty where a function says it.
-        trials: how many trials the user asked for; None if he did not say.
+        space: what is searched; empty where a function gives it.
+        trials: number of trials that the user asked for; None if not given.
     """
-    return "grid" if trials is None and space and all(parameter.choices for parameter in space) else "tpe"
+    is_grid = bool(space) and all(parameter.choices for parameter in space)
+    return "grid" if is_grid and (trials is None or trials <= grid_size(space)) else "tpe"
 
 
 def check_sampler(name: str) -> None:
@@ -164,6 +165,11 @@ def _classes() -> dict[str, Any]:
     return found
 
 
+def is_finite(space: Sequence[Parameter]) -> bool:
+    """Whether a space has a grid of all its points."""
+    return bool(space) and all(each.choices or (each.is_integer and not each.log) for each in space)
+
+
 def grid_size(space: Sequence[Parameter]) -> int:
     """How many points the grid of a space has.
 
@@ -185,6 +191,26 @@ def grid_point(spec: SearchSpec, number: int) -> dict[str, Value]:
         index, at = divmod(index, len(values))
         point[parameter.name] = values[at]
     return point
+
+
+def untried_point(spec: SearchSpec, tried: Collection[tuple[Value, ...]], number: int) -> dict[str, Value] | None:
+    """A point at random that no trial has; None if there is no other.
+
+    Args:
+        spec: the search.
+        tried: values of the trials so far, in the order of the space.
+        number: the trial's number, on which it depends, as on the seed.
+
+    Raises:
+        BadInputError: if the space is not finite.
+    """
+    axes = _axes(spec.space)
+    if len(tried) >= math.prod(map(len, axes)):
+        return None
+    draws = random.Random(f"{spec.seed} {number}")  # noqa: S311
+    while (point := tuple(draws.choice(values) for values in axes)) in tried:
+        continue
+    return dict(zip((parameter.name for parameter in spec.space), point, strict=True))
 
 
 def _axes(space: Sequence[Parameter]) -> list[tuple[Value, ...]]:

@@ -15,6 +15,7 @@ from dike.trial.spec import TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import Reading, TrialView
 from framework.project.last_words import last_words, why_hopeless
+from framework.project.script_flags import words_of
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
 from framework.search.records import MAX_FAILURES, SearchSpec, TrialRecord, TrialState
@@ -495,14 +496,9 @@ def _study_attributes(record: TrialRecord) -> dict[str, Any]:
 
 
 def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
-    """The script's arguments in a trial: those that all trials get, then its parameters behind their flags."""
-    parts = list(spec.arguments)
-    for name, value in trial.parameters.items():
-        if name in spec.flags:
-            flag, text = spec.flags[name], str(value).lower() if isinstance(value, bool) else str(value)
-            # argparse takes -3e-05 for a flag.
-            parts += [f"{flag}={text}"] if text.startswith("-") and flag.startswith("--") else [flag, text]
-    return tuple(parts)
+    """The script's arguments in a trial: those that all trials get, and its parameters."""
+    before, after = words_of(spec.flags, trial.parameters)
+    return (*before, *spec.arguments, *after)
 
 
 def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:

@@ -168,7 +168,7 @@ def _job_spec(
         elastic=request.elastic,
         resize_interval_s=request.resize_interval_s,
         stragglers=request.stragglers,
-        preload=script_facts(request.entry, ()).preload,
+        preload=script_facts(request.entry).preload,
         isolate_tasks=request.isolate_tasks,
     )
 

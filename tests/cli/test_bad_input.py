@@ -86,6 +86,20 @@ def test_what_the_system_refuses_is_one_sentence(
     assert len(done.stderr.splitlines()) == (1 if told else 0)
 
 
+def test_an_option_of_ours_behind_the_script(dike: Dike, script: Path, tmp_path: Path) -> None:
+    refused(dike("run", script, "--min-workers", "2"), "--min-workers stands behind", "dike run --min-workers ...")
+    refused(dike("submit", script, "--epochs", "2", "--wait"), "--wait stands behind", "train.py -- --wait ...")
+    refused(
+        dike("run", "-m", "train", "--format=json"), "--format stands behind train", "dike run --format ... -m train"
+    )
+    script.write_text(f"{TRAINS}import argparse\nargparse.ArgumentParser().add_argument('--wait')\n")
+    for words in ([script, "--wait"], [script, "--", "--min-workers", "2"], ["--", script, "--save", "x"]):
+        done = dike("submit", "--profile", "profile.json", "--save", "sent", *words)
+        assert done.returncode == 0, done.stderr
+        request = json.loads((tmp_path / "sent" / "request.json").read_text())
+        assert request["arguments"] == [word for word in words if word not in (script, "--")]
+
+
 def test_bounds_of_an_elastic_job(dike: Dike, script: Path) -> None:
     refused(dike("run", "--elastic", "4:1", script), "--elastic 4:1", "MIN <= MAX")
 

@@ -306,7 +306,7 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     assert "dike logs handed-over --trial N" in followed.stderr
     refused(service.dike("logs", "handed-over", "--trial", "1", user="ann"), "belongs to bob")
     refused(service.dike("logs", "handed-over", "--trial", "2", user="bob"), "no trial 2; its trials are 0 to 1")
-    failed = service.dike("tune", "--detach", "--follow", "--param", "momentum=0.9", "--name", "failing", COUNTING)
+    failed = service.dike("tune", "--detach", "--follow", "--param", "steps=5", "--name", "failing", COUNTING)
     assert failed.returncode == 1, failed.stderr
     assert "required: --lr" in failed.stderr
     assert "The job failing failed: " in failed.stderr

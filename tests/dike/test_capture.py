@@ -526,7 +526,66 @@ SCRIPTS = {
         model.fit(x, y)
         """
     ),
-    "multi_worker_mirrored": "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()\n",
+    "multi_worker_mirrored": keras(
+        """
+        with tf.distribute.MultiWorkerMirroredStrategy().scope():
+            model = tf.keras.Sequential([layers.Input((64,)), layers.Dense(10)])
+            model.compile("sgd", loss)
+        model.fit(x, y)
+        """
+    ),
+    "multi_worker_mirrored_cluster": (
+        "import json, os\nimport tensorflow as tf\n"
+        "cluster = {'worker': ['localhost:1', 'localhost:2']}\n"
+        "os.environ['TF_CONFIG'] = json.dumps({'cluster': cluster, 'task': {'type': 'worker', 'index': 0}})\n"
+        "tf.distribute.MultiWorkerMirroredStrategy()\n"
+    ),
+    "keras_pairs": keras(
+        """
+        class Pairs(tf.keras.Model):
+            def train_step(self, data):
+                with tf.GradientTape() as tape:
+                    value = tf.reduce_mean((self(data[0], training=True) - self(data[1], training=True)) ** 2)
+                gradients = tape.gradient(value, self.trainable_variables)
+                self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+                return {"loss": value}
+        inputs = layers.Input((8,))
+        model = Pairs(inputs, layers.Dense(4)(inputs))
+        model.compile("adam")
+        model.fit(tf.data.Dataset.from_tensor_slices(np.zeros((20, 2, 16, 8), "float32")))
+        """
+    ),
+    "v1_counts": v1(
+        """
+        loss = loss_of(tf.zeros([16, 64]), tf.zeros([16], tf.int32))
+        step = tf.train.get_or_create_global_step()
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
+        session = tf.Session()
+        session.run(tf.global_variables_initializer())
+        for _ in range(10):
+            session.run([train, loss])
+        """
+    ),
+    "v1_asks": v1(
+        """
+        loss = loss_of(tf.zeros([16, 64]), tf.zeros([16], tf.int32))
+        step = tf.train.get_or_create_global_step()
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
+        session = tf.Session()
+        session.run(tf.global_variables_initializer())
+        while session.run(step) < 10:
+            session.run([train, loss])
+        """
+    ),
+    "v1_stops": v1(
+        """
+        loss = loss_of(tf.zeros([16, 64]), tf.zeros([16], tf.int32))
+        step = tf.train.get_or_create_global_step()
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
+        with tf.train.MonitoredTrainingSession(hooks=[tf.train.StopAtStepHook(last_step=40)]) as session:
+            session.run(train)
+        """
+    ),
     "raises": keras('raise RuntimeError("the data is gone")'),
     "exits": "import sys\nsys.exit(3)\n",
     "exits_with_text": "import sys\nsys.exit('no data')\n",
@@ -741,12 +800,11 @@ def test_own_coordinator(captured: Captured) -> None:
     ("captured", "sentence"),
     [
         ("v1_untrainable", "has no trainable parameters"),
-        ("keras_untrainable", "has no trainable parameters"),
         ("v1_evaluates_only", "ended without a training session or a call of fit"),
         ("v1_supervisor", "uses tf.compat.v1.train.Supervisor"),
         ("v1_parameter_server", "plays a parameter server"),
         ("keras_own_strategy", "under its own ParameterServerStrategy"),
-        ("multi_worker_mirrored", "uses MultiWorkerMirroredStrategy"),
+        ("multi_worker_mirrored_cluster", "makes a MultiWorkerMirroredStrategy for 2 tasks"),
         ("never_trains", "never_trains.py ended without a training session or a call of fit"),
         ("custom_loop", "ended without a training session or a call of fit"),
         ("raises", "failed (RuntimeError: the data is gone) before its training began"),
@@ -787,7 +845,7 @@ def test_a_loop_of_its_own_is_one_plain_task_and_noticed_before_it_has_trained(c
     assert "TRAINED" not in captured.prints
 
 
-@script("mirrored")
+@pytest.mark.parametrize("captured", ["mirrored", "multi_worker_mirrored"], indirect=True)
 def test_a_strategy_of_its_own_is_one_plain_task(captured: Captured) -> None:
     assert (captured.profile.api, captured.profile.parameters) == (Api.LOOP, 650)
     assert "trains under a tf.distribute strategy of its own" in captured.profile.why_alone
@@ -860,3 +918,32 @@ def test_a_syntax_error_is_shown_as_python_shows_it(captured: Captured, folder: 
 @script("exits_with_text")
 def test_the_text_of_an_exit_is_shown(captured: Captured) -> None:
     assert captured.prints.splitlines() == ["no data"]
+
+
+@pytest.mark.parametrize(
+    ("captured", "how"),
+    [
+        ("keras_untrainable", "trains nothing in its first call of fit"),
+        ("keras_pairs", "trains by a train_step of its own, which Dike cannot read"),
+    ],
+    indirect=["captured"],
+)
+def test_a_fit_that_cannot_be_read_is_one_plain_task(captured: Captured, how: str) -> None:
+    assert captured.profile.api is Api.LOOP
+    assert how in captured.profile.why_alone
+
+
+@pytest.mark.parametrize(
+    ("captured", "counts", "needs_servers"),
+    [
+        ("v1_counts", True, False),
+        ("v1_plain_session", True, False),
+        ("v1_asks", False, False),
+        ("v1_stops", False, False),
+        ("v1_feeds", False, False),  # it asks for the step
+        ("v1_sync_server", False, True),
+    ],
+    indirect=["captured"],
+)
+def test_what_several_workers_would_do_with_a_loop(captured: Captured, counts: bool, needs_servers: bool) -> None:
+    assert (captured.profile.counts_own_steps, captured.profile.needs_servers) == (counts, needs_servers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from dike.exceptions import BadInputError
 from dike.trial import pickled
+from dike.trial.spec import Value
 from framework.project.entry_point import EntryPoint
 from framework.project.script_facts import ScriptFacts, script_facts
+from framework.project.script_flags import ParamStyle, words_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,8 +27,14 @@ def preload(tmp_path: Path, source: str) -> tuple[str, ...]:
     return facts_of(script).preload
 
 
+def flags_of(tmp_path: Path, source: str, **choices: tuple[Value, ...]) -> dict[str, str]:
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    return script_facts(EntryPoint(script, tmp_path), choices).flags
+
+
 def facts_of(script: Path, *names: str) -> ScriptFacts:
-    return script_facts(EntryPoint(script, script.parent), names)
+    return script_facts(EntryPoint(script, script.parent), dict.fromkeys(names, (0.1,)))
 
 
 @pytest.mark.parametrize(
@@ -39,12 +48,169 @@ def facts_of(script: Path, *names: str) -> ScriptFacts:
         ("p.add_argument('--n')", "n", "--n"),
         ("flags.DEFINE_float('learning_rate', 0.1, '')", "learning_rate", "--learning_rate"),
         ("import options", "lr", "--lr"),
+        ("import sys\nsys.argv.index('--lr')", "lr", "--lr "),
     ],
 )
 def test_a_flag_is_spelled_as_in_the_source(tmp_path: Path, source: str, name: str, flag: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(source)
     assert facts_of(script, name).flags == {name: flag}
+
+
+PARSER = "import argparse\np = argparse.ArgumentParser()\n{}\np.parse_args()"
+TYPER = "import typer\ndef main({}): ...\ntyper.run(main)"
+CLICK = "import click\n@click.command()\n@click.option({})\ndef main(**given): ..."
+
+
+@pytest.mark.parametrize(
+    ("source", "on", "off"),
+    [
+        (PARSER.format("p.add_argument('--on', type=bool)"), ["--on=True"], ["--on="]),
+        (PARSER.format("p.add_argument('--on', type=bool, default=True)"), ["--on=True"], ["--on="]),
+        (PARSER.format("p.add_argument('--on', action='store_true')"), ["--on"], []),
+        (PARSER.format("p.add_argument('--on', action='store_false')"), ["--on"], []),
+        (PARSER.format("p.add_argument('--no-on', dest='on', action='store_false')"), [], ["--no-on"]),
+        (
+            PARSER.format(
+                "p.add_argument('--on', action='store_true', default=True)\n"
+                "p.add_argument('--no-on', dest='on', action='store_false')"
+            ),
+            ["--on"],
+            ["--no-on"],
+        ),
+        (PARSER.format("p.add_argument('--on', action=argparse.BooleanOptionalAction)"), ["--on"], ["--no-on"]),
+        (PARSER.format("p.add_argument('--on', type=int)"), ["--on=1"], ["--on=0"]),
+        (PARSER.format("p.add_argument('--on', choices=['yes', 'no'])"), ["--on=yes"], ["--on=no"]),
+        (PARSER.format("p.add_argument('--on', type=lambda text: text == 'True')"), ["--on=True"], ["--on=False"]),
+        (
+            "def flag(text):\n  return text.lower() in ('yes', 'true')\n"
+            + PARSER.format("p.add_argument('--on', type=flag)"),
+            ["--on=true"],
+            ["--on=false"],
+        ),
+        ("from absl import flags\nflags.DEFINE_boolean('on', False, '')", ["--on=true"], ["--on=false"]),
+        ("from absl import flags\nflags.DEFINE_bool('on', False, '')", ["--on=true"], ["--on=false"]),
+        ("tf.compat.v1.flags.DEFINE_bool('on', False, '')", ["--on=true"], ["--on=false"]),
+        (CLICK.format("'--on/--off'"), ["--on"], ["--off"]),
+        (CLICK.format("'--on', is_flag=True"), ["--on"], []),
+        (CLICK.format("'--on', type=bool"), ["--on=true"], ["--on=false"]),
+        (CLICK.format("'--on', default=False"), ["--on=true"], ["--on=false"]),
+        (TYPER.format("on: bool = False"), ["--on"], ["--no-on"]),
+        (TYPER.format("on: bool = typer.Option(False, '--on/--off')"), ["--on"], ["--off"]),
+        ("import fire\ndef main(on=False): ...\nfire.Fire(main)", ["--on=True"], ["--on=False"]),
+        ("import hydra", ["on=true"], ["on=false"]),
+        ("from omegaconf import OmegaConf\nOmegaConf.from_cli()", ["on=true"], ["on=false"]),
+        ("import dike\ndike.params(on=True)", [], []),
+    ],
+)
+def test_a_boolean_is_written_as_it_is_read(tmp_path: Path, source: str, on: list[str], off: list[str]) -> None:
+    flags = flags_of(tmp_path, source, on=(True, False))
+    assert words_of(flags, {"on": True}) == ([], on)
+    assert words_of(flags, {"on": False}) == ([], off)
+
+
+@pytest.mark.parametrize(
+    ("source", "values", "message"),
+    [
+        (PARSER.format("p.add_argument('--on')"), (True, False), "The flag --on of train.py takes text"),
+        ("import options", (True, False), "The source of train.py does not show the flag --on"),
+        (PARSER.format("p.add_argument('--on', action='store_true')"), (1, 0), "--on of train.py takes true and false"),
+        (PARSER.format("p.add_argument('--on', type=bool)"), (1, 0), "--on of train.py takes true and false only"),
+        (PARSER.format("p.add_argument('--on', action='store_true', default=True)"), (True, False), "switched back"),
+        (PARSER.format("p.add_argument('--on', type=int)"), (True, 2), "booleans and others"),
+    ],
+)
+def test_a_value_that_cannot_be_written_for_certain_is_refused(
+    tmp_path: Path, source: str, values: tuple[Value, ...], message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        flags_of(tmp_path, source, on=values)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "words"),
+    [
+        (TYPER.format("batch_size: int = 8"), "batch_size", ([], ["--batch-size=3"])),
+        (TYPER.format("size: int = typer.Option(8, '-b', '--batch-size')"), "size", ([], ["--batch-size=3"])),
+        (CLICK.format("'--batch-size', 'size'"), "batch_size", ([], ["--batch-size=3"])),
+        (CLICK.format("'-n'"), "n", ([], ["-n", "3"])),
+        (PARSER.format("p.add_argument('-n', '--number', type=int)"), "n", ([], ["-n=3"])),
+        (PARSER.format("p.add_argument('--units', type=int)"), "unit", ([], ["--units=3"])),
+        (
+            PARSER.format(
+                "p.add_argument('--seed')\nfit = p.add_subparsers().add_parser('fit')\nfit.add_argument('--lr')"
+            ),
+            "seed",
+            (["--seed=3"], []),
+        ),
+        (
+            PARSER.format(
+                "p.add_argument('--seed')\nfit = p.add_subparsers().add_parser('fit')\nfit.add_argument('--lr')"
+            ),
+            "lr",
+            ([], ["--lr=3"]),
+        ),
+        (
+            "import click\n@click.group()\n@click.option('--seed')\ndef main(seed): ...\n"
+            "@main.command()\n@click.option('--lr')\ndef fit(lr): ...",
+            "seed",
+            (["--seed=3"], []),
+        ),
+    ],
+)
+def test_a_flag_is_named_and_placed_as_its_library_wants_it(
+    tmp_path: Path, source: str, name: str, words: tuple[list[str], list[str]]
+) -> None:
+    assert words_of(flags_of(tmp_path, source, **{name: (3,)}), {name: 3}) == words
+
+
+ASKS = "import dike\np = dike.params(lr=0.1, units=3)\n"
+TWO = PARSER.format("p.add_argument('--units')\np.add_argument('--lr')")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (TWO, "train.py takes no parameter 'unist'; did you mean 'units'?"),
+        ("import dike\n" + TWO, "did you mean 'units'?"),
+        (ASKS + "print(p, p['lr'])", "did you mean 'units'?"),
+        (ASKS.replace("p =", "asked =") + TWO, "did you mean 'units'?"),
+        ("from dike import params\nlr = params(lr=0.1)['lr']", "it takes lr."),
+    ],
+)
+def test_a_parameter_that_nothing_takes_is_refused(tmp_path: Path, source: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=re.escape(message)):
+        flags_of(tmp_path, source, unist=(3,))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ASKS + "train(**p)",
+        ASKS + "print(p['unist'])",
+        ASKS + "for name in p: ...",
+        "import dike\nprint(dike.params()[name])",
+        "from dike import params\nparams(**defaults)",
+        TWO.replace("parse_args", "parse_known_args"),
+        TWO + "\nimport sys; sys.argv",
+        PARSER.format("p.add_argument('--units')\nTrainer.add_arguments(p)"),
+        PARSER.format("for name in names: p.add_argument(f'--{name}')"),
+        PARSER.format("p.add_argument('--units')\nadd = p.add_argument"),
+        "import argparse, parsers\np = parsers.parser()\np.add_argument('--units')\np.parse_args()",
+        TWO.replace("ArgumentParser()", "ArgumentParser(parents=[other.parser()])"),
+        "from transformers import HfArgumentParser\nHfArgumentParser(Config).parse_args_into_dataclasses()",
+    ],
+)
+def test_a_parameter_that_something_may_take_is_not_refused(tmp_path: Path, source: str) -> None:
+    flags_of(tmp_path, source, unist=(3,))
+
+
+def test_the_user_may_say_how_parameters_are_written(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import options")
+    entry = EntryPoint(script, tmp_path)
+    assert script_facts(entry, {"lr": ()}, ParamStyle.KEY_VALUE).flags == {"lr": "lr="}
+    assert script_facts(entry, {"lr": ()}, ParamStyle.NONE).flags == {}
 
 
 def test_flags_are_also_looked_for_in_modules_beside_the_script(tmp_path: Path) -> None:
@@ -70,7 +236,7 @@ def test_a_module_is_read_with_its_packages_and_what_it_imports_relatively(tmp_p
     (tmp_path / "settings.py").write_text("import matplotlib\n")
     (tmp_path / "pandas.py").write_text("")
     entry = EntryPoint(package / "task.py", tmp_path, "census.trainer.task")
-    facts = script_facts(entry, ["hidden_units"])
+    facts = script_facts(entry, {"hidden_units": (0.1,)})
     assert facts.flags == {"hidden_units": "--hidden-units"}
     assert facts.preload == ("numpy", "matplotlib")
 
@@ -81,7 +247,7 @@ def test_a_package_that_is_run_is_read_from_its_main_module(tmp_path: Path) -> N
     (tmp_path / "task" / "__main__.py").write_text("from .options import FLAG\n")
     (tmp_path / "task" / "options.py").write_text("FLAG = '--drop-out'\n")
     entry = EntryPoint(tmp_path / "task" / "__main__.py", tmp_path, "task")
-    assert script_facts(entry, ["drop_out"]) == ScriptFacts({"drop_out": "--drop-out"}, ("numpy",))
+    assert script_facts(entry, {"drop_out": (0.1,)}) == ScriptFacts({"drop_out": "--drop-out"}, ("numpy",))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +308,7 @@ def test_nothing_of_the_script_is_run_or_imported() -> None:
         "import sys; from pathlib import Path; from framework.project.entry_point import EntryPoint\n"
         "from framework.project.script_facts import script_facts\n"
         f"script = Path({str(ROOT / 'examples' / 'digits_cnn.py')!r})\n"
-        "facts = script_facts(EntryPoint(script, script.parent), ['lr', 'batch_size'])\n"
+        "facts = script_facts(EntryPoint(script, script.parent), {'lr': (0.1,), 'batch_size': ()})\n"
         "print(facts.flags, [name for name in ('tensorflow', 'keras', 'sklearn') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -172,7 +338,7 @@ def test_a_pickled_function_names_its_libraries(tmp_path: Path) -> None:
         return facts_of(path, "batch_size")
 
     facts = facts_of_function("import numpy as np\ndef train(lr):\n    import sklearn.datasets\n    return np.exp(lr)")
-    assert facts == ScriptFacts({"batch_size": "--batch_size"}, ("numpy", "sklearn"))
+    assert facts == ScriptFacts({}, ("numpy", "sklearn"))
     keras = "import dike as tf\ndef train(lr): return tf.keras.Sequential()"
     assert facts_of_function(keras).preload == ("tensorflow", "keras")
     assert facts_of_function(f"{keras}, 'TF_USE_LEGACY_KERAS'").preload == ()

@@ -135,7 +135,7 @@ def test_a_run_is_written_down_before_its_slot_is_told(begin: Any, storage: str)
 
 def test_parameters_become_flags_after_the_common_arguments(begin: Any) -> None:
     slot = begin().offer(cpus=1)[0]
-    assert slot.wanted.run.arguments == ("--epochs", "2", "--lr", "0.1")
+    assert slot.wanted.run.arguments == ("--epochs", "2", "--lr=0.1")
     assert slot.wanted.run.trial.parameters == {"lr": 0.1}
     assert slot.wanted.run.trial.resume_from is None
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from framework.cli.search_report import command_of, report
+from dike.exceptions import BadInputError
+from framework.cli.export import _check_has_checkpoints
+from framework.cli.search_report import _repeats, command_of, report
 from framework.cli.search_tables import slices_table, trials_table
 from framework.cli.search_view import live_frame, print_result, summary
 from framework.policies.trials.interface import Reading
@@ -124,7 +126,7 @@ def test_the_best_trials_are_those_with_a_value(width: int) -> None:
 def test_the_command_repeats_the_best_trial_digit_by_digit() -> None:
     best = trials(1)[0]
     assert command_of(SPEC, best) == (
-        "python '/scripts/my scripts/train.py' --data 'a b' --lr 0.49767786904433664 --steps 64 --augment true"
+        "python '/scripts/my scripts/train.py' --data 'a b' --lr=0.49767786904433664 --steps=64 --augment=true"
     )
     assert command_of(dataclasses.replace(SPEC, call=0), best) is None
     assert command_of(dataclasses.replace(SPEC, flags={}), best) is None
@@ -140,4 +142,18 @@ def test_where_no_folder_can_be_made_the_report_goes_on_without_a_plot(tmp_path:
     report(out, SearchResult("digits", True, [best], "min", spec.checkpoint_dir), spec, "sqlite:///unused.db")
     text = out.file.getvalue()
     assert "There is no plot: " in text
-    assert "--lr 0.49767786904433664" in text
+    assert "--lr=0.49767786904433664" in text
+
+
+def test_an_export_of_a_trial_that_has_no_checkpoints_says_why() -> None:
+    finished = TrialRecord(0, {"lr": 0.1}, TrialState.FINISHED, value=0.5)
+    with pytest.raises(BadInputError, match="Keras on JAX or PyTorch"):
+        _check_has_checkpoints(finished, "digits")
+    finished.checkpoint = "/ckpt/trial-0/run-0-step-1"
+    _check_has_checkpoints(finished, "digits")
+
+
+def test_trials_that_repeat_a_point_are_named() -> None:
+    records = [TrialRecord(number, {"lr": 0.1, "n": number % 2}) for number in range(4)]
+    assert _repeats(SearchResult("digits", True, records, "min", "/ckpt")) == "2 (as 0), 3 (as 1)"
+    assert not _repeats(SearchResult("digits", True, records[:2], "min", "/ckpt"))

@@ -102,6 +102,23 @@ def test_a_second_process_goes_on_as_the_first_would_have(tmp_path: Path, sample
     assert parts.asked() == dict(expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_no_point_of_a_finite_space_comes_twice_before_all_have_come(tmp_path: Path, sampler: str) -> None:
+    space = (Parameter("depth", low=1, high=4, is_integer=True), Parameter("kind", ("wide", "deep", True)))
+    url = f"sqlite:///{tmp_path}/points.db"
+    study = Study.create(url, spec_of(space, sampler, 14))
+    asked = []
+    for number in range(14):
+        asked.append(study.ask())
+        study.tell(number, 0.1 * number, failed=False)
+        if number == 9:
+            study = Study.open(url, study._spec)
+    assert [number for number, _ in asked] == list(range(14))
+    assert len({str(parameters) for _, parameters in asked[:12]}) == 12
+    assert study.asked() == dict(asked)
+
+
 def test_the_seed_changes_what_is_random(tmp_path: Path) -> None:
     asked = [
         Study.create(f"sqlite:///{tmp_path}/{seed}.db", spec_of(RANGES, "random", 1, seed=seed)).ask()
@@ -235,7 +252,9 @@ def test_the_parameter_that_decides_is_the_most_important(mode: str) -> None:
 
 def test_the_sampler_follows_from_the_space() -> None:
     assert default_sampler(GRID, None) == "grid"
-    assert default_sampler(GRID, 3) == "tpe"
+    assert default_sampler(GRID, 3) == "grid"
+    assert default_sampler(GRID, 6) == "grid"
+    assert default_sampler(GRID, 7) == "tpe"
     assert default_sampler(RANGES, None) == "tpe"
     with pytest.raises(BadInputError, match="'lr' is a range"):
         grid_size(RANGES)

@@ -125,9 +125,9 @@ def test_two_processes_do_not_run_one_search(tune: Tune, tmp_path: Path) -> None
 
 
 @pytest.mark.mesos
-def test_a_flag_that_the_script_does_not_know_shows_its_usage(tune: Tune) -> None:
+def test_a_script_that_refuses_its_arguments_shows_its_usage(tune: Tune) -> None:
     options = ("--slot-mem", "256", "--policy", "fifo", "--name", "mine")
-    done = tune(COUNTING, "--param", "momentum=0.9,0.8", *options)
+    done = tune(COUNTING, "--param", "steps=2,3", *options)
     assert sentence(done)
     assert "usage: " in done.stdout + done.stderr
     assert "required: --lr" in done.stdout + done.stderr

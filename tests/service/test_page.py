@@ -172,7 +172,7 @@ def test_shows_a_search_with_its_trials_and_slots(
         page.get_by_role("button", name="Copy: Train with its parameters").click()
         page.get_by_text("copied").wait_for()
         copied = page.evaluate("navigator.clipboard.readText()")
-        assert copied == "python writing.py --steps 20 --lr 0.3"
+        assert copied == "python writing.py --steps 20 --lr=0.3"
         parameters = page.get_by_role("region", name="Parameters")
         said = parameters.get_by_role("img").get_attribute("aria-label") or ""
         assert said.startswith("parallel coordinates of 3 trials; the best, trial 2: lr 0.3, loss ")

@@ -140,6 +140,27 @@ def test_a_loop_of_the_scripts_own_gets_the_fastest_machine_and_no_prediction() 
         PlanSettings(rules="none").request(alone, Cluster((large,)))
 
 
+def test_a_loop_that_counts_its_own_steps_gets_no_more_workers_than_asked_for() -> None:
+    counts = dataclasses.replace(digits(), counts_own_steps=True)
+    cluster = Cluster((NodeClass(name="node", count=4, cpus=8, mem_bytes=32 * GIB, network_gbps=100.0),))
+    found = make_plan(PlanSettings().request(counts, cluster))
+    assert found.is_plain
+    assert "counts its own steps" in found.why[0]
+    two = make_plan(PlanSettings().request(counts, cluster, min_workers=2))
+    assert two.option.workers == 2
+    assert any("so 2 workers train 2 times as many" in sentence for sentence in two.why)
+    one = PlanSettings().request(counts, cluster, min_workers=1)
+    assert (one.max_workers, one.notes) == (1, ())
+    assert PlanSettings().request(counts, cluster, min_workers=2, max_workers=5).max_workers == 5
+
+
+def test_a_script_that_waits_for_its_servers_gets_some() -> None:
+    waits = dataclasses.replace(digits(), needs_servers=True)
+    cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
+    assert make_plan(PlanSettings().request(waits, cluster)).option.ps > 0
+    assert Plan.loads(make_plan(PlanSettings().request(waits, cluster)).dumps()).profile.needs_servers
+
+
 def test_it_wins_on_one_machine_and_says_what_the_others_would_reach() -> None:
     cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
     plan = PlanSettings().request(digits(), cluster)

@@ -52,7 +52,7 @@ def test_half_a_line_is_no_step_yet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("script", "library"), [("two_epochs.py", "keras"), ("session_steps.py", "tensorflow")])
 def test_libraries_are_imported_before_a_script_that_is_measured(script: str, library: str) -> None:
-    assert library in script_facts(find_entry_point(SCRIPTS / script), ()).preload
+    assert library in script_facts(find_entry_point(SCRIPTS / script)).preload
 
 
 def test_each_limit_is_held_against_the_median_of_its_rounds() -> None:

@@ -31,6 +31,15 @@ from absl import app, flags
 flags.DEFINE_float("lr", 0.1, "learning rate")
 app.run(lambda argv: None)
 """
+TYPER = """
+import typer
+def main(lr: float = 0.1): ...
+typer.run(main)
+"""
+OVERRIDES = """
+import sys
+sys.exit(f"{sys.argv[1]!r} is no override; write key=value")
+"""
 
 
 @pytest.mark.parametrize(
@@ -39,6 +48,8 @@ app.run(lambda argv: None)
         (PARSED, ["--batch", "3"], "unrecognized arguments: --batch 3"),
         (PARSED, ["--lr", "big"], "argument --lr: invalid float value: 'big'"),
         (ABSL, ["--batch=3"], "Unknown command line flag 'batch'"),
+        (TYPER, ["--batch=3"], "No such option: --batch"),
+        (OVERRIDES, ["--batch=3"], "'--batch=3' is no override"),
     ],
 )
 def test_a_flag_that_the_script_does_not_know(
@@ -50,8 +61,27 @@ def test_a_flag_that_the_script_does_not_know(
     message = run.reports[-1]["message"]
     assert message.startswith("The script refuses its arguments: ")
     assert complaint in message
-    assert message.endswith("read them with dike.params().")
+    assert message.endswith("read them with dike.params() and add --param-style none.")
     assert complaint in run.output  # its own usage message
+
+
+FORKS = """
+import os, sys
+import dike
+if not os.fork():
+    BODY
+os.wait()
+dike.report(1, loss=0.5)
+"""
+
+
+@pytest.mark.parametrize("body", ["sys.exit(2)", "raise ValueError('child')", "os._exit(0)"])
+def test_the_end_of_a_process_that_the_script_has_forked_is_not_the_trials(
+    plain_slot: Slot, tmp_path: Path, body: str
+) -> None:
+    run = plain_slot.run(plain_slot.write("forks.py", FORKS.replace("BODY", body)), trial(tmp_path))
+    assert run.code == 0, run.output
+    assert [report["type"] for report in run.reports] == ["started", "training", "progress"]
 
 
 ENDS: list[tuple[str, dict[str, Any], int, str, str]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -21,6 +22,7 @@ from optuna.samplers import RandomSampler
 
 from dike.exceptions import BadInputError, JobFailedError
 from dike.trial import search_command, search_space, tuning
+from dike.trial.script_api import params
 from dike.trial.search_result import SearchResult
 from dike.trial.spec import EARLIER_RESULTS
 from dike.trial.train_function import arguments_for
@@ -138,6 +140,17 @@ def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -
     assert arguments[at - 2 : at] == ["-m", "package.train"]
 
 
+def test_a_value_that_an_option_cannot_have_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search_command, "own_program", lambda: ("train.py", ""))
+    with pytest.raises(BadInputError, match="Invalid value for '--quantum'"):
+        search_command.search(print, "lr: [1]", {"quantum": "long"}, ())
+    said = capfd.readouterr().err
+    assert "Usage: dike tune" in said
+    assert "python" not in said
+
+
 def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
     monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
@@ -198,13 +211,31 @@ def takes_by_place(lr: float, /) -> None:
 
 def test_a_function_gets_the_parameters_it_takes() -> None:
     parameters = {"lr": 0.1, "batch-size": 32, "other": True}
-    assert arguments_for(takes_some, parameters) == {"lr": 0.1, "batch_size": 32}
+    assert arguments_for(takes_some, {"lr": 0.1, "batch-size": 32}) == {"lr": 0.1, "batch_size": 32}
     assert arguments_for(lambda **every: every, parameters) == {"lr": 0.1, "batch_size": 32, "other": True}
-    assert arguments_for(lambda: None, parameters) == {}
+    assert arguments_for(lambda: params(other=False), parameters) == {}
+    with pytest.raises(BadInputError, match=r"takes no parameter 'batch_siz'; did you mean 'batch_size'\?"):
+        arguments_for(takes_some, {"lr": 0.1, "batch_siz": 3})
+    with pytest.raises(BadInputError, match=r"takes no parameter 'other'; it takes none\."):
+        arguments_for(lambda: None, {"other": 1})
     with pytest.raises(BadInputError, match="needs 'lr', which the search space does not have"):
         arguments_for(takes_some, {"batch_size": 3})
     with pytest.raises(BadInputError, match="needs 'lr'"):
         arguments_for(takes_by_place, parameters)
+
+
+def asks() -> Any:
+    """A function that another one calls."""
+    return params(other=False)
+
+
+def test_a_function_that_asks_by_another_one_takes_any_parameter() -> None:
+    def within(lr: float) -> Any:
+        return lr, asks()
+
+    assert arguments_for(within, {"lr": 0.1, "other": 1}) == {"lr": 0.1}
+    assert arguments_for(lambda lr: within(lr), {"lr": 0.1, "other": 1}) == {"lr": 0.1}
+    assert arguments_for(functools.partial(within), {"lr": 0.1, "other": 1}) == {"lr": 0.1}
 
 
 def test_a_result_is_read() -> None:
@@ -237,7 +268,7 @@ print("never")
 
 
 def in_second_call(slot: Slot, folder: Path, body: str, **spec: Any) -> Any:
-    values = {"call": 1, "parameters": {"lr": 0.1, "other": 5}, **spec}
+    values = {"call": 1, "parameters": {"lr": 0.1}, **spec}
     slot.write(EARLIER_RESULTS, json.dumps([RESULT]))
     return slot.run(slot.write("two.py", TWO_CALLS.replace("BODY", body)), trial(folder, **values))
 

@@ -49,8 +49,18 @@ function quoted(word) {
 function commandOf(trial, spec) {
   const entries = Object.entries(trial.parameters);
   if (!spec || spec.call !== null || entries.some(([name]) => !(name in spec.flags))) return undefined;
-  const given = entries.flatMap(([name, value]) => [spec.flags[name], String(value)]);
-  return ["python", spec.script, ...spec.arguments, ...given].map(quoted).join(" ");
+  const words = (isBefore) =>
+    entries
+      .filter(([name]) => spec.flags[name].startsWith("^") === isBefore)
+      .flatMap(([name, value]) => wordsOf(spec.flags[name].replace("^", ""), value));
+  return ["python", spec.script, ...words(true), ...spec.arguments, ...words(false)].map(quoted).join(" ");
+}
+
+/** The words of a parameter, as framework/project/script_flags.py describes its flag. */
+function wordsOf(flag, value) {
+  if (flag.includes("|")) return [flag.split("|")[value ? 0 : 1]].filter(Boolean);
+  if (flag.endsWith(" ")) return [flag.trim(), String(value)];
+  return [flag.endsWith("=") ? `${flag}${value}` : `${flag}=${value}`];
 }
 
 function Sample({ number }) {

@@ -1,5 +1,7 @@
 """Searches for a learning rate of a model that soon knows its few samples by heart: its best epoch is not its last."""
 
+import warnings
+
 import keras
 import numpy as np
 
@@ -38,8 +40,8 @@ def train(rate):
 if __name__ == "__main__":
     found = dike.tune(train, {"rate": [0.02]}, metric="val_loss", name="overfitting", slot_mem=1024)
     best = found.best
-    loaded = made(0.1)
-    best.load_into(loaded)
+    with warnings.catch_warnings(action="error"):
+        loaded = best.load_into(made(0.1))
     best.export("last.keras", epoch="last")
     last = keras.models.load_model("last.keras")
     losses = [model.evaluate(test_x, test_y, batch_size=10, verbose=0) for model in (loaded, last)]
