@@ -93,8 +93,9 @@ class JobRuntime(TrialRuntime):
     def check_metric(self, reported: Collection[str]) -> None:
         """A job may report what it likes."""
 
-    def _take_value(self, step: int, value: float, *, is_reported: bool) -> None:
+    def _take_value(self, step: int, value: float, *, is_reported: bool) -> bool:
         """No value is better than another."""
+        return False
 
     def _tell(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
         match line["type"]:
@@ -130,6 +131,7 @@ def install(task: TaskSpec) -> Callable[[], None]:
             check_layout(task)
             fencing.claim(task)
             made.append(JobRuntime(task))
+            made[0].report_in_time()
         return made[0]
 
     runtimes.job_runtime = runtime

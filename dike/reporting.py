@@ -12,10 +12,12 @@ A number that JSON cannot hold is written as text: `"nan"`, `"inf"`, `"-inf"`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import queue
+import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -46,6 +48,7 @@ class Reporter:
         self._thread: threading.Thread | None = None
         self._last_progress_s = -math.inf
         self._pending: dict[str, Any] | None = None
+        self._lock = threading.RLock()
 
     def started(self) -> None:
         """The user's script is about to train, or the server serves."""
@@ -83,11 +86,12 @@ class Reporter:
             numbers: what else is known, such as `loss` and `samples_per_s`; None is left out.
         """
         known = {name: float(number) for name, number in numbers.items() if number is not None}
-        self._pending = {"type": "progress", "step": int(step), **known}
-        now_s = self._clock()
-        if now_s - self._last_progress_s >= PROGRESS_INTERVAL_S:
-            self._last_progress_s = now_s
-            self._flush_progress()
+        with self._lock:
+            self._pending = {"type": "progress", "step": int(step), **known}
+            now_s = self._clock()
+            if now_s - self._last_progress_s >= PROGRESS_INTERVAL_S:
+                self._last_progress_s = now_s
+                self._flush_progress()
 
     def close(self) -> None:
         """Writes what was kept back and waits until all is out, for 5 s at most."""
@@ -101,31 +105,62 @@ class Reporter:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _flush_progress(self) -> None:
-        if self._pending is not None:
-            self.send(self._pending)
-            self._pending = None
+        with self._lock:
+            if self._pending is not None:
+                self.send(self._pending)
+                self._pending = None
+
+    def _flush_late(self) -> None:
+        """Writes what has been kept back for too long: the script may be hanging."""
+        if self._pending is not None and self._clock() - self._last_progress_s >= PROGRESS_INTERVAL_S:
+            self._last_progress_s = self._clock()
+            self._flush_progress()
 
     def send(self, message: Mapping[str, Any], wait_s: float = 0.0) -> None:
         """Writes one line; gives it up if nobody has read the lines before it `wait_s` seconds later."""
         if self._fd is None:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write_lines, name="dike-reports", daemon=True)
-            self._thread.start()
-        line = json.dumps(_jsonable(message)) + "\n"
+        line = (json.dumps(_jsonable(message)) + "\n").encode()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_lines, name="dike-reports", daemon=True)
+                self._thread.start()
+            if self._lines.unfinished_tasks == 0 and self._has_room(line):
+                # At once: the next line of the script may be the one at which it crashes.
+                with contextlib.suppress(OSError):  # the reader is gone
+                    os.write(self._fd, line)
+                return
         try:
-            self._lines.put(line.encode(), block=wait_s > 0, timeout=wait_s or None)
+            self._lines.put(line, block=wait_s > 0, timeout=wait_s or None)
         except queue.Full:
             return  # nobody reads: training is worth more than its report
 
+    def _has_room(self, line: bytes) -> bool:
+        """Whether the line can be written without waiting: pipes take up to PIPE_BUF bytes as a whole, or are full."""
+        assert self._fd is not None
+        if len(line) > select.PIPE_BUF:
+            return False
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return bool(poll.poll(0))
+
     def _write_lines(self) -> None:
         assert self._fd is not None
-        while (line := self._lines.get()) is not None:
+        while True:
+            try:
+                line = self._lines.get(timeout=PROGRESS_INTERVAL_S)
+            except queue.Empty:
+                self._flush_late()
+                continue
+            if line is None:
+                self._lines.task_done()
+                return
             try:
                 while line:
                     line = line[os.write(self._fd, line) :]
             except OSError:
                 return  # the reader is gone (EPIPE): training goes on unseen
+            self._lines.task_done()
 
 
 def _jsonable(value: Any) -> Any:

@@ -163,11 +163,13 @@ def search_spec(
     )
     make_policy(policy, settings)
     check_learning(policy, learn_from)
+    facts = script_facts(entry, [parameter.name for parameter in space])
     return SearchSpec(
         name=name,
         script=str(entry.script),
         folder=str(entry.folder),
-        flags=script_facts(entry, [parameter.name for parameter in space]).flags if use_flags else {},
+        flags=facts.flags if use_flags else {},
+        reads_params=facts.reads_params,
         space=space,
         sampler=chosen,
         sampler_object=sampler_object,

@@ -39,10 +39,12 @@ class ScriptFacts:
     Attributes:
         flags: parameter -> the flag that carries it, such as `--batch-size`.
         preload: modules that a zygote may import before it forks trials.
+        reads_params: whether it calls `dike.params`.
     """
 
     flags: dict[str, str]
     preload: tuple[str, ...]
+    reads_params: bool = False
 
 
 def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
@@ -69,7 +71,8 @@ def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
     preload = [
         name for name in modules if not _files_of(top := name.partition(".")[0], entry.root) and top not in set_up
     ]
-    return ScriptFacts({name: _flag(name, literals) for name in names}, tuple(preload))
+    reads_params = any("params" in _asked_of_dike(tree) for tree in trees)
+    return ScriptFacts({name: _flag(name, literals) for name in names}, tuple(preload), reads_params)
 
 
 def _set_up_by(texts: Iterable[str]) -> set[str]:
@@ -188,8 +191,8 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def _uses_tensorflow_as_dike(tree: ast.Module) -> bool:
-    """Whether `dike` stands for TensorFlow: whether anything is asked of it that is not its own."""
+def _asked_of_dike(tree: ast.Module) -> set[str]:
+    """The names that a module takes from `dike`."""
     aliases: set[str] = set()
     asked: set[str] = set()
     for node in ast.walk(tree):
@@ -206,7 +209,12 @@ def _uses_tensorflow_as_dike(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
             asked.add(node.attr)
-    return any(not _is_dikes_own(name) for name in asked if name)
+    return asked
+
+
+def _uses_tensorflow_as_dike(tree: ast.Module) -> bool:
+    """Whether `dike` stands for TensorFlow: whether anything is asked of it that is not its own."""
+    return any(not _is_dikes_own(name) for name in _asked_of_dike(tree) if name)
 
 
 def _mentions_keras(tree: ast.Module) -> bool:

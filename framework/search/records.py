@@ -106,6 +106,7 @@ class SearchSpec:
             names.
         space_function: a function that asks an Optuna trial for its parameters, pickled; empty for `space`.
         learn_from: names of earlier searches in the same database, from whose trials the policy learns.
+        reads_params: whether the script calls `dike.params`, by its source.
     """
 
     name: str
@@ -140,6 +141,7 @@ class SearchSpec:
     space_function: str = ""
     suspend: Suspend = "auto"
     learn_from: tuple[str, ...] = ()
+    reads_params: bool = False
 
     @property
     def goal(self) -> str:
@@ -257,6 +259,18 @@ class TrialRecord:
             return True
         return self.value < other.value if mode == "min" else self.value > other.value
 
+    def in_words(self, metric: str) -> str:
+        """Its value, and the best that it ever had where that is another: `loss 0.3, at best 0.2 at step 40`."""
+        reached = self.reached()
+        if self.value is None:
+            return "no value"
+        value = f"{metric} {self.value:.4g}"
+        return (
+            value
+            if reached is None or reached[0] == self.value
+            else f"{value}, at best {reached[0]:.4g} at step {reached[1]:,}"
+        )
+
     def reached(self) -> tuple[float, int] | None:
         """The best value that it ever had, and at which step; None before the first that is a number."""
         if self.best_value is not None:
@@ -291,8 +305,37 @@ class TrialRecord:
         }
 
 
-def best_so_far(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
-    """The trial that ever had the best value (`TrialRecord.reached`), whatever became of it: this only gets better."""
+def ranked(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
+    """Trials in the order of `best_trial`: finished ones by value, then others by value, then those without a value.
+
+    Failed trials, and those whose value is NaN or infinite, come last, by number.
+    """
+    sign = 1 if mode == "min" else -1
+
+    def key(trial: TrialRecord) -> tuple[int, float, int]:
+        if trial.state is TrialState.FAILED or trial.value is None or not math.isfinite(trial.value):
+            return 2, 0.0, trial.number
+        return 0 if trial.state is TrialState.FINISHED else 1, sign * trial.value, trial.number
+
+    return sorted(trials, key=key)
+
+
+def best_trials(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
+    """The trials that can be best, the best first: `ranked` without those that have no value or have failed."""
+    return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]
+
+
+def best_trial(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
+    """The best trial: of those that have finished the one with the best value, as in Optuna.
+
+    If none has finished with a number, it is the best of the others that have not failed. All tables, messages, the
+    page, the REST API and `dike export` take this one.
+    """
+    return next(iter(best_trials(trials, mode)), None)
+
+
+def _ever_best(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
+    """The trial that ever had the best value (`TrialRecord.reached`), whose checkpoints are kept, too."""
     best: tuple[float, int, TrialRecord] | None = None
     sign = 1 if mode == "min" else -1
     for trial in trials:
@@ -370,18 +413,8 @@ class SearchResult:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The finished trial with the best value; if none has finished with a number, the best of the others."""
-        finished = (trial for trial in self.trials if trial.state is TrialState.FINISHED)
-        return self._best_of(finished) or self._best_of(
-            trial for trial in self.trials if trial.state is not TrialState.FAILED
-        )
-
-    def _best_of(self, trials: Iterable[TrialRecord]) -> TrialRecord | None:
-        best: TrialRecord | None = None
-        for trial in trials:
-            if trial.beats(best, self.mode):
-                best = trial
-        return best
+        """See `best_trial`."""
+        return best_trial(self.trials, self.mode)
 
     def dispensable(self, *, may_go_on: bool = True) -> list[TrialRecord]:
         """The trials whose checkpoints nobody will want: never `leading` ones', nor of those that may still run.
@@ -396,7 +429,7 @@ class SearchResult:
     def leading(self) -> list[TrialRecord]:
         """The best trial, and the one that ever had the best value; none that has failed."""
         sound = [trial for trial in self.trials if trial.state is not TrialState.FAILED]
-        return [trial for trial in (self.best, best_so_far(sound, self.mode)) if trial is not None]
+        return [trial for trial in (self.best, _ever_best(sound, self.mode)) if trial is not None]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: what `dike tune --format json` prints, and a service keeps."""

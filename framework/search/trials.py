@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dike.trial.spec import TrialSpec
+from dike.trial.spec import PARAMS_VARIABLE, TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import Reading, TrialView
 from framework.project.last_words import last_words, why_hopeless
@@ -93,8 +95,9 @@ class TrialTracker:
                 self._count_finished(record)
             if record.state.has_ended():
                 self._ended_before.append(self._view(record, readings=tuple(record.readings)))
-                # Its process may have been killed before the study heard of it.
-                self._tell_study(record)
+                if not _is_leaving(record):
+                    # Its process may have been killed before the study heard of it.
+                    self._tell_study(record)
 
     @property
     def all(self) -> list[TrialRecord]:
@@ -127,7 +130,9 @@ class TrialTracker:
             now_s: the time on the search's clock.
             wall_s: the time in seconds since the epoch.
         """
-        open_count, came = len(self.open), False
+        # The sampler is told of a trial that has been stopped when its run has left the slot.
+        leaving = sum(_is_leaving(record) for record in self.records.values())
+        open_count, came = len(self.open) + leaving, False
         until_s = time.monotonic() + ADMISSION_S
         # One comes at any rate: a search without any would be taken for one that has ended.
         while open_count < limit and self._study.remaining > 0 and (not came or time.monotonic() < until_s):
@@ -390,13 +395,15 @@ class TrialTracker:
         self.set_checkpoint(record, end.checkpoint, end.step)
         news = self._objective.news_of(record, end.last)
         # The value of a trial that was stopped is the one by which it was judged.
-        if news.keys() - {"type", "step", "train_s"} and not record.state.has_ended():
+        may_count = not record.state.has_ended() or (_is_leaving(record) and end.outcome == "finished")
+        if news.keys() - {"type", "step", "train_s"} and may_count:
             self.add_reports(record, end.run, [news])
         self.save_progress()
         remedy = Remedy.NONE
-        if record.state is TrialState.STOPPED:
-            record.slot = None  # however its run has ended
+        if record.state is TrialState.STOPPED and end.outcome != "finished":
+            record.slot = None
         elif end.outcome == "finished":
+            # One that was to be stopped may have trained to its end meanwhile.
             self._finish(record, wall_s)
         elif end.outcome in ("suspended", "stopped"):
             self._requeue(record, is_suspended=end.outcome == "suspended")
@@ -440,6 +447,8 @@ class TrialTracker:
     def _run_is_over(self, record: TrialRecord) -> None:
         # Ours first: what only the study knows would be trained again by a search that goes on.
         self._store.save_trial(record)
+        if _is_leaving(record):
+            return
         if record.state.has_ended():
             self._tell_study(record)
         else:
@@ -489,6 +498,11 @@ class TrialTracker:
         record.error = f"{end.message}\n{end.tail}".strip()
 
 
+def _is_leaving(record: TrialRecord) -> bool:
+    """Whether a trial has been stopped and its run may still be in its slot: it may finish before it is out of it."""
+    return record.state is TrialState.STOPPED and record.slot is not None
+
+
 def _study_attributes(record: TrialRecord) -> dict[str, Any]:
     """What someone who looks at the study with Optuna's tools is told of a trial besides."""
     return {"state": str(record.state), "checkpoint": record.checkpoint}
@@ -503,6 +517,25 @@ def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
             # argparse takes -3e-05 for a flag.
             parts += [f"{flag}={text}"] if text.startswith("-") and flag.startswith("--") else [flag, text]
     return tuple(parts)
+
+
+def train_command(spec: SearchSpec, trial: TrialRecord) -> str | None:
+    """The shell command that runs the script with a trial's parameters, without Dike.
+
+    Parameters that the script reads by `dike.params` stand in the environment variable that `dike.params` takes them
+    from outside of a search.
+
+    Returns:
+        None where trials call a function: it is called with its parameters.
+    """
+    if spec.call is not None:
+        return None
+    module = spec.entry.module
+    program = ["-m", module] if module else [spec.script]
+    command = shlex.join(["python", *program, *trial_arguments(spec, trial)])
+    if spec.reads_params or not spec.flags.keys() >= trial.parameters.keys():
+        return f"{PARAMS_VARIABLE}={shlex.quote(json.dumps(trial.parameters))} {command}"
+    return command
 
 
 def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:

@@ -280,7 +280,7 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     assert f"{best['value']:.5g}; lr=0.02; {best['checkpoint']}" in words
     assert "Best trials" in shown
     everything = " ".join(service.dike("jobs", "--all", COLUMNS="300").stdout.replace("│", " ").split())
-    assert f"2 finished, best so far {best['value']:.4g}" in everything
+    assert f"2 finished, best {best['value']:.4g}" in everything
     outputs = service.asked("outputs", "handed-over", user="bob")
     assert [file["path"] for file in outputs["files"]] == ["trial-0/models/model.txt", "trial-1/models/model.txt"]
     copied = service.dike("outputs", "handed-over", "-o", tmp_path / "copied", "--trial", "1", user="bob")

@@ -21,6 +21,7 @@ from framework.mesos import events
 from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
 from framework.search.records import TrialState
 from framework.search.store import Store
+from framework.search.trials import train_command
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
 from tests.search.stored_search import FULL, SPEC, report
@@ -449,7 +450,7 @@ def test_a_search_shows_trials_slices_and_losses(
     shown = alice.get(path).json()
     assert shown["trials"] == {"suspended": 1}
     listed = {one["id"]: one for one in alice.get("/api/v1/jobs").json()["jobs"]}
-    assert listed["digits"]["best"] == shown["best"] == FULL.best_value
+    assert listed["digits"]["best"] == shown["best"] == FULL.value
     [trial] = alice.get(f"{path}/trials").json()["trials"]
     assert (trial["loss"], trial["metrics"], trial["error"]) == (None, {"accuracy": None}, FULL.error)
     # How far a trial is may be known to all; what it was asked with, and where its results are, may not.
@@ -476,6 +477,14 @@ def test_a_search_shows_trials_slices_and_losses(
     weighed = alice.get(f"{path}/importance").json()
     assert (weighed["trials"], set(weighed["importances"])) == (6, {"lr", "units"})
     assert bob.get(f"{path}/importance").json() == {"trials": 6, "needed": 5, "importances": {}}
+    found = alice.get(f"{path}/trials").json()
+    assert found["ranking"] == list(range(6))
+    assert found["best"]["number"] == 0
+    assert found["best"]["train_command"] == train_command(
+        dataclasses.replace(SPEC, script="train.py"), store.load_trials()[0]
+    )
+    assert found["best"]["export_command"] is None, "nothing was kept"
+    assert bob.get(f"{path}/trials").json()["best"]["train_command"] is None
     assert alice.post(f"{path}/again").json()["id"] == "digits-2"
     assert alice.post(f"{path}/again").json()["id"] == "digits-3"
     # A name that is as long as may be loses its end.

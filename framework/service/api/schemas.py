@@ -221,10 +221,30 @@ class TrialView(View):
         return TrialRecord(**self.model_dump(exclude={"status"}))
 
 
+class BestTrialView(View):
+    """The best trial of a search (`framework.search.records.best_trial`).
+
+    Attributes:
+        number: its number.
+        in_words: its value, and the best that it ever had where that is another.
+        train_command: the shell command that trains with its parameters; None where trials call a function, and if the
+            job is not yours.
+        export_command: the shell command that exports its model; None where the service sees none, and if the job is
+            not yours.
+    """
+
+    number: int
+    in_words: str
+    train_command: str | None
+    export_command: str | None
+
+
 class TrialList(View):
     """A search's trials by number.
 
     Attributes:
+        best: the best trial; None before there is one.
+        ranking: the trials' numbers, the best first; those without a value and failed ones last.
         metric, mode: the objective, and whether its least (`min`) or greatest (`max`) value is best.
         value: whether a trial's value is the last one that it reported, or the best.
         trial_count: how many there are to be.
@@ -236,6 +256,8 @@ class TrialList(View):
     value: ValueKind
     trial_count: int
     trials: list[TrialView]
+    best: BestTrialView | None = None
+    ranking: list[int] = []
 
 
 class ImportanceView(View):
