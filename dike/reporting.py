@@ -20,6 +20,7 @@ import queue
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,67 @@ PROGRESS_INTERVAL_S = 0.5
 
 _QUEUE_LENGTH = 256
 _FLUSH_TIMEOUT_S = 5.0
+
+
+SPEED_WINDOW_S = 10.0
+"""The speed is a mean over this time, in which pauses count, such as those for validation."""
+
+
+class _Speed:
+    """Samples a second over the last `SPEED_WINDOW_S`."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._known: deque[tuple[float, float]] = deque()
+        """Time, and samples until then: the newest before the window first, then at most one each half second."""
+
+    def add(self, samples: float, now_s: float) -> float | None:
+        """Counts samples that have been trained since the last call; None before the second."""
+        self._total += samples
+        if not self._known:
+            # What came before includes the start of the process.
+            self._known.append((now_s, self._total))
+            return None
+        begin_s, before = self._known[0]
+        rate = (self._total - before) / (now_s - begin_s) if now_s > begin_s else None
+        if now_s - self._known[-1][0] >= PROGRESS_INTERVAL_S:
+            self._known.append((now_s, self._total))
+        while len(self._known) > 1 and now_s - self._known[1][0] >= SPEED_WINDOW_S:
+            self._known.popleft()
+        return rate
+
+
+class EpochLosses:
+    """The losses of a `fit` as a curve that can be read: Keras gives the mean since the epoch began.
+
+    The first of these in each epoch are those of a few batches, and reports come at any time. So what is reported is a
+    mean over about as many batches as an epoch has: of the epoch before, as far as this one has not got.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[float, int] | None = None
+        """Loss and batches of the epoch before."""
+        self._now: tuple[float, int] | None = None
+
+    def smoothed(self, loss: float, batches: int) -> float:
+        """What to report.
+
+        Args:
+            loss: the mean since the epoch began.
+            batches: how many batches of the epoch are done.
+        """
+        self._now = loss, batches
+        if self._before is None or not math.isfinite(loss):
+            return loss
+        before, count = self._before
+        done = min(1.0, batches / count)
+        return done * loss + (1 - done) * before
+
+    def epoch_ended(self) -> None:
+        """The epoch is over."""
+        if self._now is not None and math.isfinite(self._now[0]):
+            self._before = self._now
+        self._now = None
 
 
 class Reporter:
@@ -49,6 +111,7 @@ class Reporter:
         self._last_progress_s = -math.inf
         self._pending: dict[str, Any] | None = None
         self._lock = threading.RLock()
+        self._speed = _Speed()
 
     def started(self) -> None:
         """The user's script is about to train, or the server serves."""
@@ -78,17 +141,21 @@ class Reporter:
         """The script's model, which is not the planned one."""
         self.send({"type": "profile", "profile": profile.to_json()}, wait_s=_FLUSH_TIMEOUT_S)
 
-    def progress(self, step: int, **numbers: float | None) -> None:
+    def progress(self, step: int, samples: float | None = None, **numbers: float | None) -> None:
         """Where training is; kept back when the last report is younger than `PROGRESS_INTERVAL_S`.
 
         Args:
             step: training steps done, counted over all workers and restarts.
-            numbers: what else is known, such as `loss` and `samples_per_s`; None is left out.
+            samples: trained since the last call, also if its report was kept back; reported as `samples_per_s`, a mean
+                over the last `SPEED_WINDOW_S`. None where that is not known.
+            numbers: what else is known, such as `loss`; None is left out.
         """
         known = {name: float(number) for name, number in numbers.items() if number is not None}
         with self._lock:
-            self._pending = {"type": "progress", "step": int(step), **known}
             now_s = self._clock()
+            if samples is not None and (rate := self._speed.add(samples, now_s)) is not None:
+                known["samples_per_s"] = rate
+            self._pending = {"type": "progress", "step": int(step), **known}
             if now_s - self._last_progress_s >= PROGRESS_INTERVAL_S:
                 self._last_progress_s = now_s
                 self._flush_progress()
