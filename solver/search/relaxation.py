@@ -64,8 +64,8 @@ FEW_SETS = 5
 """Of so many ps all sets that a machine can have are looked at for what the slowest machine takes; of more a part."""
 MOST_TIMES = 12
 """Ranges of that for one number of ps."""
-PARTS = (1, 2, 3, 4, 6, 8)
-"""A machine's CPUs are shared out among so many workers without GPUs."""
+PARTS = (1, 2, 3, 4, 5, 6, 7, 8)
+"""A machine's CPUs are shared out among so many workers without GPUs; or each has as many as a ps."""
 FAR_LARGER = 1.5
 """A shard above this many times the mean of the others has its machine chosen by itself."""
 WORTH = 0.01
@@ -253,9 +253,15 @@ class _Arrays:
             hosts_gpus = np.any([room[:, 0] > 0 for room in rooms], axis=0) if rooms else np.zeros(len(of_row), bool)
             allowed = np.array([not kind.gpus for kind in of_row]) | ~hosts_gpus
             beside = (free[:, :, 1:3] // need).min(axis=2)
-            for parts in PARTS:
-                share = np.floor(free[:, :, 0] / 1000 / parts / CPU_STEP + CLOSE) * CPU_STEP
-                room = np.where((share > 0) & allowed[:, None], np.minimum(beside, parts), 0)
+            free_cpus = free[:, :, 0] / 1000
+            slices = np.floor(free_cpus / sizes.helper_cpus + CLOSE)
+            as_a_ps = np.full(slices.shape, np.floor(sizes.helper_cpus / CPU_STEP + CLOSE) * CPU_STEP)
+            shared_out = [
+                (np.full(slices.shape, parts), np.floor(free_cpus / parts / CPU_STEP + CLOSE) * CPU_STEP)
+                for parts in PARTS
+            ]
+            for parts_of, share in (*shared_out, (slices, as_a_ps)):
+                room = np.where((share > 0) & allowed[:, None], np.minimum(beside, parts_of), 0).astype(np.int64)
                 rooms.append(room)
                 works.append(space.cpu_work_s(share))
                 samples.append(scenario.profile.batch_size)
