@@ -47,6 +47,8 @@ RUN_OPTIONS = {
     "blacklist_for": "blacklist_s",
     "on_failure": "on_failure",
     "timeout": "timeout_s",
+    "trial_timeout": "trial_timeout_s",
+    "stall_timeout": "stall_timeout_s",
 }
 """Options that `--resume` may be given anew, and their fields of a search: how it is run, not what is searched."""
 _REMEMBERED = ("logdir", "constraint", "volume", *sorted(MESOS_OPTIONS))

@@ -81,8 +81,9 @@ PANELS = {
     "Which trials run first, and which are stopped": (
         *("policy", "learn_from", "quantum", "jobs_per_gpu", "milestones", "quantum_growth", "stop", "timeout"),
     ),
-    "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
-    "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
+    "The search": ("name", "resume", "storage", "logdir", "output_format"),
+    "Failures": ("on_failure", "trial_timeout", "stall_timeout", "blacklist_for"),
+    "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume"),
     "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend", "suspend_timeout"),
     "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
     **MESOS_PANELS,
@@ -197,6 +198,14 @@ def tune(
             min=1,
             help="End the search after X seconds, its trials suspended. With --detach they count from the first slot.",
         ),
+    ] = None,
+    trial_timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="A trial that has run for X seconds, suspensions aside, has failed."),
+    ] = None,
+    stall_timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="So has one that for X seconds reports and prints nothing and uses no CPU."),
     ] = None,
     no_flags: Annotated[
         bool, typer.Option("--no-flags", help="Do not pass parameters as flags; the script asks dike.params().")
@@ -325,6 +334,8 @@ def tune(
                 blacklist_s=blacklist_for,
                 on_failure=on_failure.value,
                 timeout_s=timeout,
+                trial_timeout_s=trial_timeout,
+                stall_timeout_s=stall_timeout,
                 call=function_call,
                 earlier_results=_read_results(earlier_results),
             )

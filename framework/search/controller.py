@@ -600,7 +600,7 @@ class SearchController:
             return  # that has been said, and it never goes on
         if end.outcome == "stopped" and end.exit_code is not None:
             self._trial_stopped(record, end, from_step)
-        elif end.outcome in ("failed", "bad_input"):
+        elif end.outcome in ("failed", "bad_input", "timed_out"):
             self._report_failed(record, slot, end, why_hopeless)
 
     def _trial_stopped(self, record: TrialRecord, end: RunEnd, from_step: int) -> None:

@@ -107,6 +107,8 @@ class SearchSpec:
         space_function: a function that asks an Optuna trial for its parameters, pickled; empty for `space`.
         learn_from: names of earlier searches in the same database, from whose trials the policy learns.
         reads_params: whether the script calls `dike.params`, by its source.
+        trial_timeout_s: a trial that has held slots for so long has failed; None for no limit.
+        stall_timeout_s: so has one that reports and prints nothing and uses no CPU for so long; None for no limit.
     """
 
     name: str
@@ -142,6 +144,8 @@ class SearchSpec:
     suspend: Suspend = "auto"
     learn_from: tuple[str, ...] = ()
     reads_params: bool = False
+    trial_timeout_s: float | None = None
+    stall_timeout_s: float | None = None
 
     @property
     def goal(self) -> str:

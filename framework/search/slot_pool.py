@@ -575,6 +575,7 @@ def _task_info(
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
         suspend_timeout_s=spec.suspend_timeout_s,
         always_stay=spec.suspend == "memory" and bool(slot.gpu_devices),
+        stall_timeout_s=spec.stall_timeout_s,
     )
     return {
         "name": f"{spec.name} slot {slot.id}",

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 ADMISSION_S = 0.2
 """How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
+LEAST_LEFT_S = 1.0
+"""A run of a trial may take this long, also where its trial has had all its time."""
 SAME_LENGTH = 0.9
 """Trials are taken to be equally long if those that have finished have trained on at least this share of what any
 trial has."""
@@ -407,7 +409,7 @@ class TrialTracker:
             self._finish(record, wall_s)
         elif end.outcome in ("suspended", "stopped"):
             self._requeue(record, is_suspended=end.outcome == "suspended")
-        elif end.outcome == "bad_input":
+        elif end.outcome in ("bad_input", "timed_out"):
             self._fail(record, end, wall_s)
         else:
             record.failures = 1 if progressed else record.failures + 1
@@ -495,7 +497,9 @@ class TrialTracker:
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
-        record.error = f"{end.message}\n{end.tail}".strip()
+        # The last line is what tables show.
+        parts = (end.tail, end.message) if end.outcome == "timed_out" else (end.message, end.tail)
+        record.error = "\n".join(filter(None, (part.strip() for part in parts)))
 
 
 def _is_leaving(record: TrialRecord) -> bool:
@@ -553,7 +557,8 @@ def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
         call=spec.call,
         every_value=bool(spec.stop),
     )
-    return TrialRun(order, trial_arguments(spec, trial))
+    left_s = None if spec.trial_timeout_s is None else max(LEAST_LEFT_S, spec.trial_timeout_s - trial.slot_s)
+    return TrialRun(order, trial_arguments(spec, trial), left_s)
 
 
 def _left_s(record: TrialRecord, view: TrialView, length: float) -> float | None:

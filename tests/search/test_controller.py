@@ -812,6 +812,19 @@ def test_arguments_that_one_trial_refuses_fail_that_trial(begin: Any) -> None:
     assert not stage.search.done
 
 
+def test_a_trial_that_timed_out_has_failed_and_the_next_begins_in_its_slot(begin: Any, storage: str) -> None:
+    stage = begin(trials=2, trial_timeout_s=60.0)
+    slot = stage.offer(cpus=1)[0]
+    assert slot.wanted.run.limit_s == 60.0
+    slot.train()
+    slot.report(1, 1.0)
+    slot.end("timed_out", message="it has run for too long", tail="Epoch 1/10")
+    record = stored(storage)[0]
+    assert (record.state, record.error) == (TrialState.FAILED, "Epoch 1/10\nit has run for too long")
+    assert slot.wanted.run.key == (1, 0)
+    assert not slot.wanted.leave
+
+
 def test_a_trial_moves_to_a_faster_slot_that_becomes_free(tmp_path: Path, storage: str) -> None:
     stage = SearchStage(search_spec(tmp_path, trials=2, policy="hermes2"), storage)
     (fast,) = stage.offer(cpus=1, slot_kind="fast")
