@@ -192,24 +192,32 @@ class Reporter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_lines, name="dike-reports", daemon=True)
                 self._thread.start()
-            if self._lines.unfinished_tasks == 0 and self._has_room(line):
-                # At once: the next line of the script may be the one at which it crashes.
-                with contextlib.suppress(OSError):  # the reader is gone
-                    os.write(self._fd, line)
+            # At once: the next line of the script may be the one at which it crashes.
+            if self._write_at_once(line):
                 return
         try:
             self._lines.put(line, block=wait_s > 0, timeout=wait_s or None)
         except queue.Full:
             return  # nobody reads: training is worth more than its report
 
-    def _has_room(self, line: bytes) -> bool:
-        """Whether the line can be written without waiting: pipes take up to PIPE_BUF bytes as a whole, or are full."""
+    def hint(self, message: Mapping[str, Any]) -> None:
+        """Writes one line, unless that would have to wait."""
+        if self._fd is not None:
+            with self._lock:
+                self._write_at_once((json.dumps(_jsonable(message)) + "\n").encode())
+
+    def _write_at_once(self, line: bytes) -> bool:
+        """Writes the line if it need not wait: pipes take up to PIPE_BUF bytes as a whole, or are full."""
         assert self._fd is not None
-        if len(line) > select.PIPE_BUF:
+        if self._lines.unfinished_tasks or len(line) > select.PIPE_BUF:
             return False
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
-        return bool(poll.poll(0))
+        if not poll.poll(0):
+            return False
+        with contextlib.suppress(OSError):  # the reader is gone
+            os.write(self._fd, line)
+        return True
 
     def _write_lines(self) -> None:
         assert self._fd is not None

@@ -419,6 +419,8 @@ class SlotRun:
         if not self.is_paused:
             self.close()
         reports, process = self.reports, self._process
+        if not self.is_paused:
+            reports.settle()
         exit_code = None if process is None else process.exit_code
         how = describe_exit(None) if process is None else process.describe_end("--slot-mem")
         failure = self._failure

@@ -31,6 +31,9 @@ KEEPING_FREE_S, KEEPING_SHARE = 5.0, 0.1
 after each batch, and each may be the best.
 """
 
+HINT_INTERVAL_S = 0.05
+"""What is kept back is hinted at as often: it counts if the process crashes before it is reported."""
+
 REPORT_WAIT_S = 5.0
 """How long a report that must not be lost may wait for a slow reader."""
 
@@ -125,7 +128,7 @@ class TrialRuntime:
         self._trained_before_s = 0.0
         self._training_since_s: float | None = None
         self._checkpoint_s = clock()
-        self._reported_s = -math.inf
+        self._reported_s = self._hinted_s = -math.inf
         self._losses: list[float] = []
         self._metrics: dict[str, float] = {}
         self._value: float | None = None
@@ -277,6 +280,9 @@ class TrialRuntime:
                 self.flush_progress(wait_s=0.0)
             else:
                 self._kept_back.set()
+                if self._clock() - self._hinted_s >= HINT_INTERVAL_S:
+                    self._hinted_s = self._clock()
+                    self._reporter.hint({**self._kept_line(), "type": "kept_back", "values": []})
         if is_best and self.keep_best is not None:
             self.keep_best()
         if self._may_stay and self.suspend_requested and not self._said_of_training.get("preemptible", True):
@@ -319,26 +325,31 @@ class TrialRuntime:
         restated = {"restated": True} if self._is_restated else {}
         return {**best, **restated} if self.standing.best is not None else restated
 
+    def _kept_line(self) -> dict[str, Any]:
+        """What has been kept back, as a report."""
+        line: dict[str, Any] = {"type": "progress", "step": self._step, "train_s": self.train_s}
+        if self._losses:
+            line["loss"] = _mean(self._losses)
+            # NaN is contagious in a sum, but not in min and max.
+            is_nan = math.isnan(line["loss"])
+            line["low"] = math.nan if is_nan else min(self._losses)
+            line["high"] = math.nan if is_nan else max(self._losses)
+            line["last"], line["count"] = self._losses[-1], len(self._losses)
+        if self._metrics:
+            line["metrics"] = dict(self._metrics)
+        if self._value is not None:
+            line |= {"value": self._value, **self._best()}
+        if self._values:
+            line["values"] = list(self._values)
+        return line
+
     def flush_progress(self, wait_s: float = REPORT_WAIT_S) -> None:
         """Writes what has been kept back; see `Reporter.send`."""
         with self._lock:
             if not self._losses and not self._metrics and self._value is None:
                 return
-            line: dict[str, Any] = {"type": "progress", "step": self._step, "train_s": self.train_s}
-            if self._losses:
-                line["loss"] = _mean(self._losses)
-                # NaN is contagious in a sum, but not in min and max.
-                is_nan = math.isnan(line["loss"])
-                line["low"] = math.nan if is_nan else min(self._losses)
-                line["high"] = math.nan if is_nan else max(self._losses)
-                line["last"], line["count"] = self._losses[-1], len(self._losses)
-            if self._metrics:
-                line["metrics"] = dict(self._metrics)
-            if self._value is not None:
-                line |= {"value": self._value, **self._best()}
-                self._is_restated = False
-            if self._values:
-                line["values"] = list(self._values)
+            line = self._kept_line()
+            self._is_restated = self._is_restated and self._value is None
             self._tell(line, wait_s)
             self._losses.clear()
             self._metrics.clear()

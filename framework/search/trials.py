@@ -497,8 +497,9 @@ class TrialTracker:
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
-        # The last line is what tables show.
-        parts = (end.tail, end.message) if end.outcome == "timed_out" else (end.message, end.tail)
+        # The last line is what tables show: of a script that was ended from outside its output does not say why.
+        is_from_outside = end.outcome == "timed_out" or (end.exit_code or 0) < 0
+        parts = (end.tail, end.message) if is_from_outside else (end.message, end.tail)
         record.error = "\n".join(filter(None, (part.strip() for part in parts)))
 
 

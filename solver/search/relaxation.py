@@ -83,6 +83,10 @@ LEAP = 1.5
 HOPELESS = 1e-3
 IDLE = 0.002
 """Workers that bring less than this share of the speed are left out."""
+SLOW = 5.0
+"""Workers that take so many times as long for a step as the fastest are left out together, ..."""
+SLOW_SHARE = 0.02
+"""... if all of them bring less than this share: their gradients are of weights that are many steps old."""
 MANY_WORKERS = 1000
 SPARE = 3.0
 """Machines for so many times the steps wanted are looked at."""
@@ -791,8 +795,28 @@ class WideSpace:
         search.speed = max(known, search.speed * (1 - ENOUGH))
         search.run(deadline)
         if search.found is not None and not self.scenario.profile.synchronous:
-            search.found = self._without_idle(search.found)
+            search.found = self._without_slow(self._without_idle(search.found))
         return search.found, float(max(search.speed, search.bound))
+
+    def _without_slow(self, found: Wide) -> Wide:
+        """The same without the workers that are many times as slow as the fastest, if they bring little."""
+        kind_of, assignment = self.scenario.kind_of, found.assignment
+        works = [
+            self.scenario.model(shape).work_s(kind_of[machine])
+            for machine, shape in zip(assignment.workers, assignment.shapes, strict=True)
+        ]
+        kept = [index for index, work in enumerate(works) if work <= SLOW * min(works)]
+        if len(kept) == len(works) or len(kept) < self.min_workers:
+            return found
+        assignment = replace(
+            assignment,
+            workers=tuple(assignment.workers[index] for index in kept),
+            shapes=tuple(assignment.shapes[index] for index in kept),
+        )
+        shape = Counter(assignment.shapes).most_common(1)[0][0]
+        worth = evaluate(self.scenario, shape, found.shards, assignment)
+        is_as_fast = worth.samples_per_s >= found.samples_per_s * (1 - SLOW_SHARE)
+        return Wide(shape, found.shards, assignment, worth) if is_as_fast else found
 
     def _without_idle(self, found: Wide) -> Wide:
         """The same without the workers that make it faster by less than `IDLE`: those for whom nothing is left."""

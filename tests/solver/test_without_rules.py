@@ -234,3 +234,13 @@ def test_a_proof_holds_where_many_parameter_servers_leave_a_machine_few_cpus() -
 @given(unlike_nodes, st.booleans())
 def test_a_proof_holds_on_any_small_cluster(classes: list[NodeClass], synchronous: bool) -> None:
     check_proof(classes, synchronous=synchronous)
+
+
+def test_workers_that_are_far_slower_and_bring_little_are_left_out() -> None:
+    gpus = NodeClass(name="gpu", count=3, cpus=16, mem_bytes=64 * GIB, gpus=2, gpu_model="A100", network_gbps=25)
+    others = NodeClass(name="cpu", count=2, cpus=32, mem_bytes=64 * GIB, network_gbps=10)
+    plan = make_plan(PlanRequest(profile(slots=0), Cluster((gpus, others))))
+    assert all(task.gpus for task in plan.tasks if task.role == "worker")
+    # Without a GPU anywhere they are all there is.
+    plan = make_plan(PlanRequest(profile(slots=0), Cluster((others,))))
+    assert {task.gpus for task in plan.tasks if task.role == "worker"} == {0}

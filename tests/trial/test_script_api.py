@@ -16,6 +16,7 @@ import dike
 from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.export import choose, export
+from executor.trial_reports import RunReports
 from tests.trial.slot import Run, Slot, trial
 from tests.warm import in_tensorflow
 
@@ -85,6 +86,20 @@ def test_nothing_is_lost_where_a_script_leaves_python_at_once(plain_slot: Slot, 
         assert run.code == 0
         assert (run.of("progress")[-1]["step"], run.of("progress")[-1]["last"]) == (20, 0.05)
         assert sum(report["count"] for report in run.of("progress")) == 20
+
+
+def test_what_a_crash_cuts_off_is_known(plain_slot: Slot, tmp_path: Path) -> None:
+    source = (
+        "import os, signal, time, dike\nfor step in range(1, 8): time.sleep(0.06); dike.report(step, loss=1 / step)\n"
+    )
+    run = plain_slot.run(plain_slot.write("crash.py", source + "os.kill(os.getpid(), signal.SIGSEGV)"), trial(tmp_path))
+    reports = RunReports(trial(tmp_path))
+    reports.feed(b"".join(json.dumps(report).encode() + b"\n" for report in run.reports))
+    assert run.code == -signal.SIGSEGV
+    assert reports.step < 7
+    reports.settle()
+    assert (reports.step, reports.last["last"]) == (7, 1 / 7)
+    assert sum(report["count"] for report in reports.losses.take(100)[1]) == 7
 
 
 def test_steps_are_reported_also_where_the_script_then_hangs(plain_slot: Slot, tmp_path: Path) -> None:
