@@ -55,13 +55,17 @@ def jobs_table(jobs: Sequence[JobView], width: int) -> Table:
         ("time", lambda job: Text(_time(job, now_s))),
         ("tasks", lambda job: Text(str(job.live_tasks or ""))),
         ("progress", lambda job: Text(_progress(job))),
-        ("remarks", lambda job: Text(job.failure or job.waiting)),
     ]
     table = new_table("Jobs", *(name for name, _ in columns))
     table.columns[0].no_wrap = True
     for job in jobs:
         table.add_row(*(cell(job) for _, cell in columns))
     return table
+
+
+def remarks(jobs: Sequence[JobView]) -> list[str]:
+    """Why jobs wait or have failed, a line each: sentences have no room in a table."""
+    return [f"{job.id}: {said}" for job in jobs if (said := job.failure or job.waiting)]
 
 
 def describe_counts(counts: Mapping[JobState, int]) -> str:

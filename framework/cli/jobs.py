@@ -55,11 +55,13 @@ def jobs(
     if output_format is Format.JSON:
         print_json({"jobs": [one.model_dump(mode="json") for one in found], "counts": counts})
         return
-    from framework.cli.job_tables import describe_counts, jobs_table
+    from framework.cli.job_tables import describe_counts, jobs_table, remarks
 
     out = console()
     if found:
         out.print(jobs_table(found, out.width))
+        for line in remarks(found):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
     else:
         print("There are no such jobs" + ("." if ended or state else "; --all shows those that have ended, too."))
     if counts:

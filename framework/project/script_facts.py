@@ -40,11 +40,13 @@ class ScriptFacts:
         flags: parameter -> the flag that carries it, such as `--batch-size`.
         preload: modules that a zygote may import before it forks trials.
         reads_params: whether it calls `dike.params`.
+        validates: whether it calls something with validation data, as Keras' `fit`.
     """
 
     flags: dict[str, str]
     preload: tuple[str, ...]
     reads_params: bool = False
+    validates: bool = False
 
 
 def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
@@ -72,7 +74,9 @@ def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
         name for name in modules if not _files_of(top := name.partition(".")[0], entry.root) and top not in set_up
     ]
     reads_params = any("params" in _asked_of_dike(tree) for tree in trees)
-    return ScriptFacts({name: _flag(name, literals) for name in names}, tuple(preload), reads_params)
+    keywords = {node.arg for tree in trees for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+    validates = not keywords.isdisjoint(("validation_data", "validation_split"))
+    return ScriptFacts({name: _flag(name, literals) for name in names}, tuple(preload), reads_params, validates)
 
 
 def _set_up_by(texts: Iterable[str]) -> set[str]:

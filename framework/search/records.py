@@ -150,7 +150,8 @@ class SearchSpec:
     @property
     def goal(self) -> str:
         """What is looked for, in words."""
-        return f"{'least' if self.mode == 'min' else 'greatest'} {self.metric}"
+        metric = "training loss" if self.metric == "loss" else self.metric
+        return f"{'least' if self.mode == 'min' else 'greatest'} {metric}"
 
     @property
     def entry(self) -> EntryPoint:
@@ -282,8 +283,17 @@ class TrialRecord:
         # An earlier version of Dike did not write that down.
         return (self.value, self.step) if self.value is not None and math.isfinite(self.value) else None
 
+    @property
+    def not_finite(self) -> dict[str, str]:
+        """Figures that JSON cannot hold, by name or `metrics.NAME` -> `nan`, `inf` or `-inf`."""
+        figures = {
+            **{name: getattr(self, name) for name in ("loss", "value", "best_value", "convergence")},
+            **{f"metrics.{name}": value for name, value in self.metrics.items()},
+        }
+        return {name: str(value) for name, value in figures.items() if value is not None and not math.isfinite(value)}
+
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; numbers that JSON cannot hold become text."""
+        """As JSON values; numbers that JSON cannot hold are null, and `not_finite` says what they are."""
         return {
             "number": self.number,
             "parameters": self.parameters,
@@ -299,6 +309,7 @@ class TrialRecord:
             "best_step": self.best_step,
             "metrics": {name: _number(value) for name, value in self.metrics.items()},
             "convergence": _number(self.convergence),
+            "not_finite": self.not_finite,
             "checkpoint": self.checkpoint,
             "train_s": round(self.train_s, 3),
             "slot_s": round(self.held_s(time.time()), 3),
@@ -469,5 +480,5 @@ def trials_to_resume(
     return records
 
 
-def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+def _number(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None

@@ -189,6 +189,7 @@ class TrialView(View):
         value: the objective, as it was reported last or the best of it (`TrialList.value`).
         best_value, best_step: the best that was ever reported, and after how many steps.
         checkpoint: its newest; null before the first and if the job is not yours.
+        not_finite: figures that JSON cannot hold, and that are null here -> `nan`, `inf` or `-inf`.
         error: the end of its output if it failed; empty if the job is not yours.
     """
 
@@ -215,10 +216,15 @@ class TrialView(View):
     error: str
     created_s: float
     ended_s: float | None
+    not_finite: dict[str, str] = {}
 
     def to_record(self) -> TrialRecord:
         """The trial, as far as it is told."""
-        return TrialRecord(**self.model_dump(exclude={"status"}))
+        values = self.model_dump(exclude={"status", "not_finite"})
+        for name, text in self.not_finite.items():
+            of_metric = name.removeprefix("metrics.")
+            (values if of_metric == name else values["metrics"])[of_metric] = float(text)
+        return TrialRecord(**values)
 
 
 class BestTrialView(View):
