@@ -35,7 +35,7 @@ def trials(
     """Shows a search's trials, or lists the searches."""
     from framework.cli.search_tables import best_in_words, how_to_go_on, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
-    from framework.search.records import trials_to_resume
+    from framework.search.records import best_trial, trials_to_resume
     from framework.search.speeds import Speeds
     from framework.search.store import Store
 
@@ -54,7 +54,16 @@ def trials(
     speeds = {record.number: measured.of(record) for record in records}
     if output_format is Format.JSON:
         listed = [{**record.to_json(), "samples_per_s": speeds[record.number]} for record in records]
-        print_json({"name": name, "state": search_state(search), "failure": search.failure, "trials": listed})
+        best = best_trial(records, spec.mode)
+        print_json(
+            {
+                "name": name,
+                "state": search_state(search),
+                "failure": search.failure,
+                "best": None if best is None else best.number,
+                "trials": listed,
+            }
+        )
         return
     out = console()
     out.print(trials_table(records, spec, out.width, speeds=speeds))

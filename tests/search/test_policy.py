@@ -118,7 +118,9 @@ def test_batch_sizes_are_known(store: Store, tmp_path: Path) -> None:
 def test_a_search_for_something_else_is_refused(store: Store, tmp_path: Path) -> None:
     add_search(store, search_spec(tmp_path, name="before"), CURVES)
     asked = learning(tmp_path, "before", metric="accuracy", mode="max")
-    with pytest.raises(BadInputError, match="'before' was for the least training loss, and this one is for the greatest acc"):
+    with pytest.raises(
+        BadInputError, match="'before' was for the least training loss, and this one is for the greatest acc"
+    ):
         policy_of(asked, store, [], resumed=False, notify=print)
 
 
