@@ -18,6 +18,7 @@ from backports import tarfile  # Python's own has filters since 3.11.4; Debian 1
 from dike.trial import folders
 from executor.outputs import LIMIT_VARIABLE, Outputs
 from framework.mesos import events
+from framework.mesos.offers import NO_OFFER
 from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
 from framework.search.records import TrialState
 from framework.search.store import Store
@@ -340,6 +341,11 @@ def test_a_job_that_can_never_fit_is_taken_in_with_a_warning(stage: ApiStage, al
     explanation = alice.get(path).json()
     assert "rack" in explanation["sentence"]
     assert {row["node"] for row in explanation["agents"]} == {"agent-0", "agent-1"}
+    # Where the job knows no more than that no offer comes, its list says what the explanation does.
+    stage.pause()
+    for said, shown in ((NO_OFFER, explanation["sentence"]), ("It plans.", "It plans.")):
+        stage.store.change_job(answer.json()["id"], waiting=said)
+        assert alice.get(path.removesuffix("/explain")).json()["waiting"] == shown
     jobs = len(stage.store.jobs())
     assert "rack" in detail(alice.post("/api/v1/jobs", files=form(training(constraints=["rack"]))), 400)
     assert len(stage.store.jobs()) == jobs
