@@ -64,8 +64,10 @@ FEW_SETS = 5
 """Of so many ps all sets that a machine can have are looked at for what the slowest machine takes; of more a part."""
 MOST_TIMES = 12
 """Ranges of that for one number of ps."""
-PARTS = (1, 2, 3, 4, 5, 6, 7, 8)
-"""A machine's CPUs are shared out among so many workers without GPUs; or each has as many as a ps."""
+PARTS = (1, 2, 3, 4, 6, 8)
+"""A machine's CPUs are shared out among so many workers without GPUs; or these get `WideSpace.cpu_shares` each."""
+LARGE_SHARE = 2.0
+"""Workers without GPUs that have more CPUs than that are as many as `PARTS` says."""
 FAR_LARGER = 1.5
 """A shard above this many times the mean of the others has its machine chosen by itself."""
 WORTH = 0.01
@@ -258,13 +260,15 @@ class _Arrays:
             allowed = np.array([not kind.gpus for kind in of_row]) | ~hosts_gpus
             beside = (free[:, :, 1:3] // need).min(axis=2)
             free_cpus = free[:, :, 0] / 1000
-            slices = np.floor(free_cpus / sizes.helper_cpus + CLOSE)
-            as_a_ps = np.full(slices.shape, np.floor(sizes.helper_cpus / CPU_STEP + CLOSE) * CPU_STEP)
-            shared_out = [
-                (np.full(slices.shape, parts), np.floor(free_cpus / parts / CPU_STEP + CLOSE) * CPU_STEP)
+            choices = [
+                (np.full(free_cpus.shape, parts), np.floor(free_cpus / parts / CPU_STEP + CLOSE) * CPU_STEP)
                 for parts in PARTS
             ]
-            for parts_of, share in (*shared_out, (slices, as_a_ps)):
+            # Small ones hide each other's waits, and more of them than parts may fit.
+            choices += [
+                (np.floor(free_cpus / share + CLOSE), np.full(free_cpus.shape, share)) for share in space.cpu_shares
+            ]
+            for parts_of, share in choices:
                 room = np.where((share > 0) & allowed[:, None], np.minimum(beside, parts_of), 0).astype(np.int64)
                 rooms.append(room)
                 works.append(space.cpu_work_s(share))
@@ -598,6 +602,9 @@ class WideSpace:
         self._works: dict[tuple[str | None, WorkerShape], float] = {}
         self.gpu_shapes = self._without_spare([shape for shape in shapes if shape.gpus])
         self.cpu_workers = any(not shape.gpus for shape in shapes)
+        as_a_ps = math.floor(scenario.sizes.helper_cpus / CPU_STEP + CLOSE) * CPU_STEP
+        shares = {as_a_ps, *(shape.cpus for shape in shapes if not shape.gpus)}
+        self.cpu_shares = sorted(share for share in shares if 0 < share <= LARGE_SHARE)
 
     def hosts(self, kind: int, shape: WorkerShape) -> bool:
         key = kind, shape
