@@ -604,7 +604,9 @@ class WideSpace:
         self.cpu_workers = any(not shape.gpus for shape in shapes)
         as_a_ps = math.floor(scenario.sizes.helper_cpus / CPU_STEP + CLOSE) * CPU_STEP
         shares = {as_a_ps, *(shape.cpus for shape in shapes if not shape.gpus)}
-        self.cpu_shares = sorted(share for share in shares if 0 < share <= LARGE_SHARE)
+        # In a synchronous step nobody's wait is hidden; on many machines they would only make the bound slower.
+        is_worth_it = not scenario.profile.synchronous or sum(kind.count for kind in scenario.kinds) <= FEW_MACHINES
+        self.cpu_shares = sorted(share for share in shares if 0 < share <= LARGE_SHARE) if is_worth_it else []
 
     def hosts(self, kind: int, shape: WorkerShape) -> bool:
         key = kind, shape
