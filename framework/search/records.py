@@ -226,13 +226,18 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
-        """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure."""
+        """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure.
+
+        It is `waiting for slot` while another trial is on its way out of the slot.
+        """
         is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
         if self.state.has_ended() or is_training:
             return str(self.state)
         if self.retries:
             return f"restarting {self.retries + 1}/{MAX_FAILURES}"
-        return "starting" if self.state is TrialState.RUNNING else str(self.state)
+        if self.state is TrialState.RUNNING:
+            return "waiting for slot" if self.current is None else "starting"
+        return str(self.state)
 
     def held_s(self, now_s: float) -> float:
         """For how many seconds it has held slots, the one it holds now included.
