@@ -67,8 +67,8 @@ def trials(
         return
     out = console()
     out.print(trials_table(records, spec, out.width, speeds=speeds))
-    if best := best_in_words(records, spec.metric, spec.mode):
-        out.print(f"Best: {best}", markup=False, highlight=False, soft_wrap=True)
+    if reached := best_in_words(records, spec.metric, spec.mode):
+        out.print(f"Best: {reached}", markup=False, highlight=False, soft_wrap=True)
     for record in records:
         if record.error:
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
