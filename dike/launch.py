@@ -94,6 +94,7 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
     end = plain_task.install(task) if task.is_plain else None
     planned_model.remember_start(argv)
     reporter().started()
+    process.before_exit(reporter().close)
     code, pid = 0, os.getpid()
     try:
         run_as_main(argv[0], argv[1:])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -54,7 +53,7 @@ class JobRuntime(TrialRuntime):
         # A script with a loop or a strategy of its own does with them what it likes.
         self.gpus = task.gpus if task.api is Api.KERAS else 1
         self._batch_size = task.batch_size
-        self._rated: tuple[int, float] | None = None
+        self._told_step: int | None = None
 
     @property
     def suspend_requested(self) -> bool:
@@ -93,8 +92,9 @@ class JobRuntime(TrialRuntime):
     def check_metric(self, reported: Collection[str]) -> None:
         """A job may report what it likes."""
 
-    def _take_value(self, step: int, value: float, *, is_reported: bool) -> None:
+    def _take_value(self, step: int, value: float, *, is_reported: bool) -> bool:
         """No value is better than another."""
+        return False
 
     def _tell(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
         match line["type"]:
@@ -104,12 +104,11 @@ class JobRuntime(TrialRuntime):
             case "checkpoint":
                 reporter().checkpoint(line["path"], line["step"])
             case "progress":
-                step, now_s = line["step"], time.monotonic()
-                since, self._rated = self._rated, (step, now_s)
-                rate = None
-                if since is not None and now_s > since[1] and self._batch_size:
-                    rate = (step - since[0]) * self._batch_size / (now_s - since[1])
-                reporter().progress(step, loss=line.get("last"), samples_per_s=rate)
+                step, before = line["step"], self._told_step
+                self._told_step = step
+                is_known = before is not None and self._batch_size
+                samples = (step - before) * self._batch_size if is_known else None
+                reporter().progress(step, samples, loss=line.get("last"))
             # The rest is said by the script's output and exit code.
 
 
@@ -130,6 +129,7 @@ def install(task: TaskSpec) -> Callable[[], None]:
             check_layout(task)
             fencing.claim(task)
             made.append(JobRuntime(task))
+            made[0].report_in_time()
         return made[0]
 
     runtimes.job_runtime = runtime

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -171,6 +172,18 @@ def end_if_forked(parent: int, code: int) -> None:
     if os.getpid() != parent:
         atexit._run_exitfuncs()
         end_process(code)
+
+
+def before_exit(finish: Callable[[], object]) -> None:
+    """Has `os._exit`, which runs no exit handlers, call `finish` first, in this process and not in its forks."""
+    pid, exit_at_once = os.getpid(), os._exit
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == pid:
+            finish()
+        exit_at_once(status)
+
+    os._exit = leave
 
 
 class Termination:

@@ -50,8 +50,14 @@ class _Generators:
         living = {key: _state_of(generator) for key, generator in sorted(self._living.items())}
         return {**self._awaited, **living}
 
-    def restore(self, states: State) -> None:
-        """Puts back those that live; the others wait."""
+    @property
+    def made(self) -> dict[str, int]:
+        """How many each place has made."""
+        return dict(self._made)
+
+    def restore(self, states: State, made: dict[str, int]) -> None:
+        """Puts back those that live; the others wait. Places count on from what they had made."""
+        self._made = Counter({**self._made, **made})
         self._awaited = dict(states)
         for key, generator in sorted(self._living.items()):
             if key in self._awaited:
@@ -242,7 +248,7 @@ _SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 def state() -> State:
     """Where all known generators are now, as JSON values."""
     found = {name: read() for name, (read, _) in _SOURCES.items() if name in sys.modules}
-    return {**found, "generators": _generators.states()}
+    return {**found, "generators": _generators.states(), "made": _generators.made}
 
 
 def restore(saved: State) -> None:
@@ -250,4 +256,4 @@ def restore(saved: State) -> None:
     for name, (_, put_back) in _SOURCES.items():
         if name in saved and name in sys.modules:
             put_back(saved[name])
-    _generators.restore(saved["generators"])
+    _generators.restore(saved["generators"], saved.get("made", {}))

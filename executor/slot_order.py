@@ -25,6 +25,7 @@ class SlotOrder:
         cpus: CPUs that Mesos gave to the slot; sizes thread pools.
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         suspend_timeout_s: how long a trial may take to save and end before it is killed.
+        stall_timeout_s: a trial that reports and prints nothing and uses no CPU for so long is ended; None for never.
         always_stay: whether processes of suspended trials stay where a new one is expected to be sooner, too;
             `Wanted.memory_bytes` says whether they may stay at all.
     """
@@ -38,6 +39,7 @@ class SlotOrder:
     gpu_devices: tuple[int, ...] | None = None
     suspend_timeout_s: float = 30.0
     always_stay: bool = False
+    stall_timeout_s: float | None = None
 
     @property
     def setup(self) -> Setup:
@@ -49,8 +51,11 @@ class SlotOrder:
     def encode(self) -> str:
         """The order as base64 text, the form of bytes in Mesos' JSON."""
         values = dataclasses.asdict(self)
-        if not self.always_stay:  # earlier versions do not know it
+        # Earlier versions do not know these.
+        if not self.always_stay:
             del values["always_stay"]
+        if self.stall_timeout_s is None:
+            del values["stall_timeout_s"]
         return encode({"kind": "slot", **values})
 
     @classmethod

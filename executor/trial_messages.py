@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +27,12 @@ class TrialRun:
     Attributes:
         trial: what the process has to know; file descriptors are the executor's to fill in.
         arguments: the script's arguments.
+        limit_s: seconds that it may run; None for no limit.
     """
 
     trial: TrialSpec
     arguments: tuple[str, ...] = ()
+    limit_s: float | None = None
 
     @property
     def key(self) -> RunKey:
@@ -81,7 +84,11 @@ class Wanted:
         """The message as base64 text."""
         run = None
         if self.run is not None:
-            run = {"trial": self.run.trial.dumps(), "arguments": list(self.run.arguments)}
+            run = {
+                "trial": self.run.trial.dumps(),
+                "arguments": list(self.run.arguments),
+                "limit_s": self.run.limit_s,
+            }
         return encode(
             {
                 "kind": "wanted",
@@ -113,7 +120,7 @@ class Wanted:
             output = values.get("known_output")
             return cls(
                 number=int(values["number"]),
-                run=None if run is None else TrialRun(TrialSpec.loads(run["trial"]), tuple(run["arguments"])),
+                run=None if run is None else _run(run),
                 leave=bool(values["leave"]),
                 known_ends=tuple((int(trial), int(number)) for trial, number in values["known_ends"]),
                 known_reports=tuple(
@@ -130,6 +137,12 @@ class Wanted:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error
+
+
+def _run(values: Mapping[str, Any]) -> TrialRun:
+    limit_s = values.get("limit_s")  # services of earlier versions do not say
+    arguments = tuple(values["arguments"])
+    return TrialRun(TrialSpec.loads(values["trial"]), arguments, None if limit_s is None else float(limit_s))
 
 
 @dataclass(frozen=True)
@@ -157,7 +170,7 @@ class RunEnd:
         trial, run: which.
         outcome: `finished` (the script ran to its end), `suspended` (state saved), `stopped` (killed because it did not
             save in time; it goes on from its last checkpoint), `bad_input` (the script refused its arguments or Dike
-            its input; a retry would not help), `failed`.
+            its input; a retry would not help), `timed_out` (it ran, or did nothing, for longer than it may), `failed`.
         exit_code: minus the signal's number if one ended it; None if it never started, or is suspended in memory.
         checkpoint: the newest checkpoint the trial has, of this or an earlier run; None if there is none.
         step: steps done at that checkpoint.

@@ -130,6 +130,7 @@ class RunReports:
         self._refusal = ""
         self._failure = ""
         self._rest = b""
+        self._kept_back: dict[str, Any] | None = None
 
     def feed(self, data: bytes) -> None:
         """Takes bytes in as they come; a line may come in pieces."""
@@ -173,9 +174,9 @@ class RunReports:
                 if content.get("batch_size") is not None:
                     self.batch_size = float(content["batch_size"])
             case "progress":
-                self.step = int(content["step"])
-                self.last = _without_values(content)
-                self.losses.add(content)
+                self._progress(content)
+            case "kept_back":
+                self._kept_back = {**content, "type": "progress"}
             case "checkpoint":
                 self._checkpoint(content)
             case "suspended":
@@ -201,6 +202,17 @@ class RunReports:
                 pass
             case other:
                 logger.warning("unknown report %r", other)
+
+    def settle(self) -> None:
+        """The process has ended: what it has kept back until then counts, as it will not report it any more."""
+        if self._kept_back is not None:
+            self._progress(self._kept_back)
+
+    def _progress(self, content: dict[str, Any]) -> None:
+        self._kept_back = None
+        self.step = int(content["step"])
+        self.last = _without_values(content)
+        self.losses.add(content)
 
     def _checkpoint(self, content: dict[str, Any]) -> None:
         step = int(content["step"])

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 REPORT_FD, CONTROL_FD = 3, 4
 """Where a trial's process finds its pipes."""
 READ_BYTES = 1 << 16
+IDLE_CPUS = 0.01
+"""A run that keeps fewer CPUs busy than this does nothing: threads that wait wake up now and then."""
 
 
 def _copy_if_new(source: str, target: str) -> str:
@@ -122,6 +124,9 @@ class SlotRun:
         self._given_up_s: float | None = None
         self._paused_s: float | None = None
         self._terminated = False
+        self._timed_out = ""
+        self._active_s = time.monotonic()
+        self._printed_bytes = 0
         self._stopped = False
         self._reason = ""
         self._failure = ""
@@ -156,6 +161,11 @@ class SlotRun:
     @property
     def key(self) -> RunKey:
         return self._order.key
+
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds that it may run; None for no limit."""
+        return self._order.limit_s
 
     @property
     def pid(self) -> int | None:
@@ -277,7 +287,7 @@ class SlotRun:
         """Its process exists, and its supervisor is a child of ours."""
         self._process = ForkedProcess(pid)
         self.channel.started(pid)
-        self._since_s = self._process.since_s
+        self._since_s = self._active_s = self._process.since_s
         self._close_its_ends()
 
     def not_started(self, reason: str, *, failed: bool = False) -> None:
@@ -291,6 +301,30 @@ class SlotRun:
         self._failure = reason if failed else ""
         self._given_up_s = time.monotonic()
         self._close_its_ends()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since it was last seen to report, to print or to compute."""
+        return time.monotonic() - self._active_s
+
+    def look(self) -> None:
+        """Looks what it uses, and whether it does anything."""
+        self.monitor.look(self.processes)
+        now, printed = self.monitor.now, self.printed.size
+        if (now.cpu or 0.0) >= IDLE_CPUS or (now.gpu_utilisation or 0.0) > 0 or printed != self._printed_bytes:
+            self._active_s = time.monotonic()
+        self._printed_bytes = printed
+
+    def time_out(self, grace_s: float, why: str) -> None:
+        """Ends it for good, as a failure.
+
+        Args:
+            grace_s: seconds between SIGTERM and SIGKILL.
+            why: what is said of it.
+        """
+        if not self._terminated:
+            self._timed_out = why
+        self.terminate(grace_s, why)
 
     def poll(self) -> None:
         """Takes in what it has reported, and its end."""
@@ -308,6 +342,7 @@ class SlotRun:
         try:
             while data := os.read(self._report_reader, READ_BYTES):
                 self.reports.feed(data)
+                self._active_s = time.monotonic()
             self._can_report = False
         except BlockingIOError:
             pass  # that is all for now
@@ -384,6 +419,8 @@ class SlotRun:
         if not self.is_paused:
             self.close()
         reports, process = self.reports, self._process
+        if not self.is_paused:
+            reports.settle()
         exit_code = None if process is None else process.exit_code
         how = describe_exit(None) if process is None else process.describe_end("--slot-mem")
         failure = self._failure
@@ -392,6 +429,8 @@ class SlotRun:
         outcome, message = reports.outcome(exit_code, how, self._reason if self._stopped else "")
         if failure:
             outcome, message = "failed", failure
+        elif self._timed_out and outcome != "finished":
+            outcome, message = "timed_out", self._timed_out
         trial, number = self.key
         return RunEnd(
             trial=trial,
@@ -402,7 +441,7 @@ class SlotRun:
             step=reports.checkpoint_step,
             message=message,
             tail=tail_of(self._log),
-            log=str(self._kept_log() if outcome in ("failed", "bad_input") else self._log),
+            log=str(self._kept_log() if outcome in ("failed", "bad_input", "timed_out") else self._log),
             last=reports.last,
             preemptible=reports.was_preemptible,
             suspend_s=None if self.asked_s is None else time.monotonic() - self.asked_s,

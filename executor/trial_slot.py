@@ -375,7 +375,7 @@ class TrialSlot:
     def _look(self, run: SlotRun) -> None:
         """Looks what a run uses, and whether memory is short."""
         shared, paused, processes = self._shared, self._paused, run.processes
-        run.monitor.look(processes)
+        run.look()
         may_pause = self._may_stay and run.reports.training and not (run.reports.preemptible or self._has_gpus)
         if paused or may_pause:
             until_s, up_to_bytes = self._own_until
@@ -425,8 +425,15 @@ class TrialSlot:
     def _press(self, run: SlotRun) -> None:
         """Makes a run end that is to make place. One that cannot be suspended is left alone as long as that may be."""
         reports = run.reports
+        stall_s = self._order.stall_timeout_s
         if self._kill_grace_s is not None:
             run.terminate(self._kill_grace_s, "its slot was killed")
+        elif run.limit_s is not None and run.age_s >= run.limit_s:
+            run.time_out(KILL_GRACE_S, "it has run for as long as a trial may (--trial-timeout)")
+        elif stall_s is not None and run.idle_s >= stall_s:
+            run.time_out(
+                KILL_GRACE_S, f"it has reported and printed nothing and used no CPU for {stall_s:g} s (--stall-timeout)"
+            )
         elif self._wanted.leave and reports.training and not (reports.preemptible or self._may_pause(run)):
             run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
         elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):

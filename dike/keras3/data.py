@@ -201,18 +201,32 @@ class Batches(TFEpochIterator):
         position.made -= goes_on
         if files:
             _restore_iterator(current, files)
-        else:
-            _draw(current, position.drawn - (self.steps_per_execution if earlier is None else 0))
+        elif goes_on:
+            # The first step takes the rest where there is no other iterator to give it a batch.
+            self._replay(current, position.drawn - (self.steps_per_execution if earlier is None else 0))
         return current if earlier is None else earlier
 
     def _remake(self) -> Iterator[Any]:
         """The current iterator once more, by the same Python code with the same random numbers."""
         if self._attributes is not None:
             self._attributes.restore(self._at.attributes, self._arrays)
+        return self._replay(None, self._at.drawn)
+
+    def _replay(self, iterator: Any, count: int) -> Any:
+        """Draws the first `count` batches of the current iterator again; random states are then as before.
+
+        Python code behind the data draws the same random numbers, and a generator that it makes is recognised as the
+        one that the current iterator made before.
+
+        Args:
+            iterator: the iterator; None to make it, which may draw random numbers as well.
+            count: batches.
+        """
         now = randomness.state()
         randomness.restore(self._at.randomness)
-        iterator = iter(self._distributed_dataset)
-        _draw(iterator, self._at.drawn)
+        if iterator is None:
+            iterator = iter(self._distributed_dataset)
+        _draw(iterator, count)
         self._randomness_used = randomness.state()
         randomness.restore(self.unused(now))
         return iterator

@@ -9,6 +9,8 @@
     {"type": "progress", "step": n, "train_s": t, "loss": x, "low": x, "high": x, "last": x, "count": k,
      "metrics": {name: x}, "value": x, "best": x, "best_step": n, "values": [[k, n, x], ...]}
                                                          a stretch of training, see below
+    {"type": "kept_back", ...}                           the same of a stretch that will be reported soon: it counts if
+                                                         the process ends before
     {"type": "checkpoint", "path": p, "step": n, "train_s": t}
     {"type": "result", "value": x, "values": {...}, "best": x, "best_step": n}
                                                          what the function given to `dike.tune` returned

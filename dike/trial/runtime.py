@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dike import checkpoints
+from dike import checkpoints, process
 from dike.exceptions import BadInputError
 from dike.process import end_process, flush_output
 from dike.reporting import PROGRESS_INTERVAL_S, Reporter
@@ -30,6 +30,9 @@ KEEPING_FREE_S, KEEPING_SHARE = 5.0, 0.1
 """To keep best models may take so many seconds of a trial, and such a share of the time it trains: a script may report
 after each batch, and each may be the best.
 """
+
+HINT_INTERVAL_S = 0.05
+"""What is kept back is hinted at as often: it counts if the process crashes before it is reported."""
 
 REPORT_WAIT_S = 5.0
 """How long a report that must not be lost may wait for a slow reader."""
@@ -118,12 +121,14 @@ class TrialRuntime:
         self.standing = Standing()
         self.gpus = 1
         self._clock = clock
+        self._lock = threading.RLock()
+        self._kept_back = threading.Event()
         self._reporter = Reporter(spec.report_fd)
         self._step = 0
         self._trained_before_s = 0.0
         self._training_since_s: float | None = None
         self._checkpoint_s = clock()
-        self._reported_s = -math.inf
+        self._reported_s = self._hinted_s = -math.inf
         self._losses: list[float] = []
         self._metrics: dict[str, float] = {}
         self._value: float | None = None
@@ -138,9 +143,30 @@ class TrialRuntime:
         self._said_of_training: dict[str, Any] = {}
 
     def listen(self) -> None:
-        """Reads requests from now on."""
+        """Reads requests from now on, and reports in time."""
+        self.report_in_time()
         if self.spec.control_fd is not None:
             threading.Thread(target=self._listen, name="dike-control", daemon=True).start()
+
+    def report_in_time(self) -> None:
+        """Writes from now on what was kept back even if the script hangs or calls `os._exit`."""
+        threading.Thread(target=self._flush_late, name="dike-progress", daemon=True).start()
+        process.before_exit(self._finish_reports)
+
+    def _flush_late(self) -> None:
+        while self._kept_back.wait():
+            self._kept_back.clear()
+            threading.Event().wait(PROGRESS_INTERVAL_S)
+            self.flush_progress(wait_s=0.0)
+
+    def _finish_reports(self) -> None:
+        # A thread that hangs may hold the lock.
+        if self._lock.acquire(timeout=REPORT_WAIT_S):
+            try:
+                self.flush_progress()
+            finally:
+                self._lock.release()
+        self._reporter.close()
 
     def _listen(self) -> None:
         assert self.spec.control_fd is not None
@@ -240,33 +266,39 @@ class TrialRuntime:
             value: the objective's value, where there is a new one.
             is_reported: whether the script has reported that; else Dike has read it of a batch.
         """
-        self._step = step
-        if loss is not None:
-            self._losses.append(loss)
-            self._names.add("loss")
-        if metrics:
-            self._metrics.update(metrics)
-            self._names.update(metrics)
-        if value is not None:
-            self._take_value(step, value, is_reported=is_reported)
-        self._has_objective |= value is not None or (loss is not None and self.spec.metric == "loss")
-        if self._clock() - self._reported_s >= PROGRESS_INTERVAL_S:
-            self.flush_progress(wait_s=0.0)
+        with self._lock:
+            self._step = step
+            if loss is not None:
+                self._losses.append(loss)
+                self._names.add("loss")
+            if metrics:
+                self._metrics.update(metrics)
+                self._names.update(metrics)
+            is_best = value is not None and self._take_value(step, value, is_reported=is_reported)
+            self._has_objective |= value is not None or (loss is not None and self.spec.metric == "loss")
+            if self._clock() - self._reported_s >= PROGRESS_INTERVAL_S:
+                self.flush_progress(wait_s=0.0)
+            else:
+                self._kept_back.set()
+                if self._clock() - self._hinted_s >= HINT_INTERVAL_S:
+                    self._hinted_s = self._clock()
+                    self._reporter.hint({**self._kept_line(), "type": "kept_back", "values": []})
+        if is_best and self.keep_best is not None:
+            self.keep_best()
         if self._may_stay and self.suspend_requested and not self._said_of_training.get("preemptible", True):
             self._stay(None, step)
 
-    def _take_value(self, step: int, value: float, *, is_reported: bool) -> None:
+    def _take_value(self, step: int, value: float, *, is_reported: bool) -> bool:
+        """Takes a value of the objective in; whether the script has reported it and it is the best so far."""
         if self.standing.is_reported and not is_reported:
-            return
+            return False
         if is_reported and not self.standing.is_reported:
             self._is_restated = self.standing.best is not None
             self.standing = Standing(is_reported=True)
         self._value = value
         if is_reported:
             self._add_value(step, value)
-        is_best = self.standing.take(step, value, self.spec.mode)
-        if is_best and is_reported and self.keep_best is not None:
-            self.keep_best()
+        return self.standing.take(step, value, self.spec.mode) and is_reported
 
     def _add_value(self, step: int, value: float) -> None:
         """The script has reported one, by which the trial may be stopped; losses of batches are no match for those."""
@@ -293,10 +325,8 @@ class TrialRuntime:
         restated = {"restated": True} if self._is_restated else {}
         return {**best, **restated} if self.standing.best is not None else restated
 
-    def flush_progress(self, wait_s: float = REPORT_WAIT_S) -> None:
-        """Writes what has been kept back; see `Reporter.send`."""
-        if not self._losses and not self._metrics and self._value is None:
-            return
+    def _kept_line(self) -> dict[str, Any]:
+        """What has been kept back, as a report."""
         line: dict[str, Any] = {"type": "progress", "step": self._step, "train_s": self.train_s}
         if self._losses:
             line["loss"] = _mean(self._losses)
@@ -309,16 +339,24 @@ class TrialRuntime:
             line["metrics"] = dict(self._metrics)
         if self._value is not None:
             line |= {"value": self._value, **self._best()}
-            self._is_restated = False
         if self._values:
             line["values"] = list(self._values)
-        self._tell(line, wait_s)
-        self._losses.clear()
-        self._metrics.clear()
-        self._value = None
-        self._values.clear()
-        self._stride = 1
-        self._reported_s = self._clock()
+        return line
+
+    def flush_progress(self, wait_s: float = REPORT_WAIT_S) -> None:
+        """Writes what has been kept back; see `Reporter.send`."""
+        with self._lock:
+            if not self._losses and not self._metrics and self._value is None:
+                return
+            line = self._kept_line()
+            self._is_restated = self._is_restated and self._value is None
+            self._tell(line, wait_s)
+            self._losses.clear()
+            self._metrics.clear()
+            self._value = None
+            self._values.clear()
+            self._stride = 1
+            self._reported_s = self._clock()
 
     @property
     def checkpoint_due(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -19,22 +20,40 @@ from dike.trial import folders
 from dike.trial import runtime as runtimes
 from dike.trial.export import SCRIPT
 from dike.trial.runtime import TrialRuntime, runtime
-from dike.trial.spec import Value
+from dike.trial.spec import PARAMS_VARIABLE, Value
 
 KIND = "script"
 """The kind of such a trial's checkpoints."""
 
 _RANDOMNESS = "randomness.json"
+_PARAMS_EXAMPLE = f"""{PARAMS_VARIABLE}='{{"lr": 0.1}}'"""
 
 
 def params(**defaults: Value) -> dict[str, Value]:
     """The trial's hyper-parameters by name.
 
     Args:
-        defaults: values outside a search, and of parameters that the search leaves alone.
+        defaults: values of parameters that neither the search nor, outside of a search, the environment variable
+            DIKE_PARAMS gives: `DIKE_PARAMS='{"lr": 0.1}' python train.py`.
+
+    Raises:
+        BadInputError: if DIKE_PARAMS is no JSON object of numbers, texts, true and false.
     """
     trial = runtime()
-    return {**defaults, **(trial.spec.parameters if trial is not None else {})}
+    return {**defaults, **(trial.spec.parameters if trial is not None else _given_params())}
+
+
+def _given_params() -> dict[str, Value]:
+    text = os.environ.get(PARAMS_VARIABLE, "")
+    try:
+        given = json.loads(text or "{}")
+    except ValueError as error:
+        raise BadInputError(f"{PARAMS_VARIABLE} is not JSON: {error}; write {_PARAMS_EXAMPLE}.") from error
+    if not isinstance(given, dict) or not all(isinstance(value, bool | int | float | str) for value in given.values()):
+        raise BadInputError(
+            f"{PARAMS_VARIABLE} is no JSON object of numbers, texts, true and false; write {_PARAMS_EXAMPLE}."
+        )
+    return given
 
 
 def report(step: int, **metrics: float) -> None:

@@ -32,7 +32,7 @@ OPTIONS = frozenset(
         *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
         *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
         *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend"),
-        *("suspend_timeout", "timeout", "trials", "value"),
+        *("stall_timeout", "suspend_timeout", "timeout", "trial_timeout", "trials", "value"),
     }
 )
 """What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""

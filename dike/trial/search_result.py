@@ -93,16 +93,16 @@ class TrialResult:
             parameters=dict(values["parameters"]),
             state=values["state"],
             step=values["step"],
-            loss=_number(values["loss"]),
-            value=_number(values["value"]),
-            metrics={name: float(value) for name, value in values["metrics"].items()},
+            loss=_number(values, "loss"),
+            value=_number(values, "value"),
+            metrics={name: _metric(values, name) for name in values["metrics"]},
             checkpoint=values["checkpoint"],
             train_s=values["train_s"],
             slot_s=values["slot_s"],
             runs=values["runs"],
             error=values["error"],
             # What an earlier version of Dike has found may come in a search that goes on.
-            best_value=_number(values.get("best_value")),
+            best_value=_number(values, "best_value"),
             best_step=values.get("best_step"),
             folder=f"{checkpoint_dir.rstrip('/')}/trial-{values['number']}",
         )
@@ -148,6 +148,11 @@ class SearchResult:
         )
 
 
-def _number(value: float | str | None) -> float | None:
-    """Numbers that JSON cannot hold are text."""
+def _number(values: Mapping[str, Any], name: str) -> float | None:
+    """A figure; those that JSON cannot hold are in `not_finite`, and were text in earlier versions of Dike."""
+    value = values.get("not_finite", {}).get(name, values.get(name))
     return None if value is None else float(value)
+
+
+def _metric(values: Mapping[str, Any], name: str) -> float:
+    return float(values.get("not_finite", {}).get(f"metrics.{name}", values["metrics"][name]))

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "DIKE_TRIAL"
+PARAMS_VARIABLE = "DIKE_PARAMS"
+"""Parameters for `dike.params` outside of a search, as a JSON object."""
 EARLIER_RESULTS = ".dike-earlier-results.json"
 """File that travels with a script that calls `dike.tune` more than once: it may be too long for a variable."""
 

@@ -113,9 +113,9 @@ def _trial(wanted: _Wanted, trials: Sequence[TrialRecord], mode: Mode, shows: st
     Raises:
         BadInputError: if there is none, or it has nothing to export yet.
     """
-    from framework.search.records import SearchResult, TrialState
+    from framework.search.records import TrialState, best_trial
 
-    record = SearchResult(wanted.name, False, list(trials), mode, "").best
+    record = best_trial(trials, mode)
     if wanted.trial is not None:
         record = next((one for one in trials if one.number == wanted.trial), None)
         if record is None:

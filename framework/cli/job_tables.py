@@ -55,7 +55,6 @@ def jobs_table(jobs: Sequence[JobView], width: int) -> Table:
         ("time", lambda job: Text(_time(job, now_s))),
         ("tasks", lambda job: Text(str(job.live_tasks or ""))),
         ("progress", lambda job: Text(_progress(job))),
-        ("remarks", lambda job: Text(job.failure or job.waiting)),
     ]
     table = new_table("Jobs", *(name for name, _ in columns))
     table.columns[0].no_wrap = True
@@ -64,20 +63,24 @@ def jobs_table(jobs: Sequence[JobView], width: int) -> Table:
     return table
 
 
+def remarks(jobs: Sequence[JobView]) -> list[str]:
+    """Why jobs wait or have failed, a line each: sentences have no room in a table."""
+    return [f"{job.id}: {said}" for job in jobs if (said := job.failure or job.waiting)]
+
+
 def describe_counts(counts: Mapping[JobState, int]) -> str:
     """How many jobs there are in each state, in one line: `2 running, 5 queued, 31 finished`."""
     order = (JobState.RUNNING, JobState.ENDING, JobState.QUEUED, JobState.FINISHED, JobState.FAILED, JobState.KILLED)
     return ", ".join(f"{counts[state]} {state}" for state in order if counts.get(state))
 
 
-def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = None, reached: str = "") -> Table:
+def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = None) -> Table:
     """What there is to say of one job.
 
     Args:
         job: the job.
         metric: the objective, if it is a search.
         best: its best trial; None if there is none.
-        reached: the best value so far, in words.
     """
     facts = {
         "state": _state(job)
@@ -93,7 +96,6 @@ def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = No
         "started": _date(job.started_s),
         "ended": _date(job.ended_s),
         "progress": _progress(job),
-        "best so far": reached,
         "best trial": "" if best is None else _trial(best, metric),
         "checkpoints": str((job.result or {}).get("checkpoint_dir") or ""),
         "waits for": job.waiting,
@@ -251,7 +253,7 @@ def _state(job: JobView) -> str:
 
 def _progress(job: JobView) -> str:
     if job.trials is not None:
-        best = [] if job.best is None else [f"best so far {job.best:.4g}"]
+        best = [] if job.best is None else [f"best {job.best:.4g}"]
         return ", ".join([f"{count} {state}" for state, count in job.trials.items() if count] + best)
     if job.progress is None:
         return ""

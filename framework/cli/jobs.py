@@ -55,11 +55,13 @@ def jobs(
     if output_format is Format.JSON:
         print_json({"jobs": [one.model_dump(mode="json") for one in found], "counts": counts})
         return
-    from framework.cli.job_tables import describe_counts, jobs_table
+    from framework.cli.job_tables import describe_counts, jobs_table, remarks
 
     out = console()
     if found:
         out.print(jobs_table(found, out.width))
+        for line in remarks(found):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
     else:
         print("There are no such jobs" + ("." if ended or state else "; --all shows those that have ended, too."))
     if counts:
@@ -82,7 +84,8 @@ def _listed(
 
 def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     from framework.cli.job_tables import events_table, facts_table, last_events, tasks_table
-    from framework.cli.search_tables import best_in_words, best_trials, best_trials_table
+    from framework.cli.search_tables import best_trials_table
+    from framework.search.records import best_trials
     from solver import Plan
     from solver.cli.tables import print_layout
 
@@ -94,7 +97,6 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     views = [] if found is None else found.trials
     found_trials = [view.to_record() for view in views]
     best = [] if found is None else best_trials(found_trials, found.mode)[:TRIALS_SHOWN]
-    reached = "" if found is None else best_in_words(found_trials, found.metric, found.mode)
     if output_format is Format.JSON:
         values: dict[str, Any] = {
             **job.model_dump(mode="json"),
@@ -106,7 +108,7 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
         print_json(values)
         return
     out = console()
-    out.print(facts_table(job, found.metric if found else "", best[0] if best else None, reached))
+    out.print(facts_table(job, found.metric if found else "", best[0] if best else None))
     if found is not None and best:
         names = list(dict.fromkeys(name for trial in best for name in trial.parameters))
         out.print(best_trials_table(best, found.metric, found.value, names, _folder(job), out.width))

@@ -48,6 +48,8 @@ RUN_OPTIONS = {
     "blacklist_for": "blacklist_s",
     "on_failure": "on_failure",
     "timeout": "timeout_s",
+    "trial_timeout": "trial_timeout_s",
+    "stall_timeout": "stall_timeout_s",
 }
 """Options that `--resume` may be given anew, and their fields of a search: how it is run, not what is searched."""
 _REMEMBERED = ("logdir", "constraint", "volume", *sorted(MESOS_OPTIONS))
@@ -164,11 +166,13 @@ def search_spec(
     )
     make_policy(policy, settings)
     check_learning(policy, learn_from)
+    facts = script_facts(entry, {one.name: one.choices for one in space}, param_style)
     return SearchSpec(
         name=name,
         script=str(entry.script),
         folder=str(entry.folder),
-        flags=script_facts(entry, {one.name: one.choices for one in space}, param_style).flags,
+        flags=facts.flags,
+        reads_params=facts.reads_params,
         space=space,
         sampler=chosen,
         sampler_object=sampler_object,

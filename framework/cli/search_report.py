@@ -15,9 +15,9 @@ from framework.project.entry_point import hint
 from framework.project.last_words import last_words
 from framework.search.database import default_storage
 from framework.search.plots import plot_search
-from framework.search.records import SearchResult, SearchSpec, TrialRecord
+from framework.search.records import SearchResult, SearchSpec
 from framework.search.store import Store
-from framework.search.trials import trial_arguments
+from framework.search.trials import train_command
 
 
 def report(console: Console, result: SearchResult, spec: SearchSpec, storage: str) -> None:
@@ -31,7 +31,7 @@ def report(console: Console, result: SearchResult, spec: SearchSpec, storage: st
         console.print(f"Trials that repeat the point of an earlier one: {repeats}", markup=False, soft_wrap=True)
     for text in _hints(result, spec):
         console.print(text, markup=False, soft_wrap=True)
-    command = None if result.best is None else command_of(spec, result.best)
+    command = None if result.best is None else train_command(spec, result.best)
     if command is not None:
         console.print(f"Train with the parameters of the best trial:\n{command}", markup=False, soft_wrap=True)
     exporting = exporting_command(result, storage)
@@ -68,15 +68,6 @@ def _hints(result: SearchResult, spec: SearchSpec) -> set[str]:
     """What may help trials that did not find a variable or a file."""
     errors = (last_words(trial.error) for trial in result.trials if trial.error)
     return {text for error in errors if (text := hint(error, spec.entry, spec.environment))}
-
-
-def command_of(spec: SearchSpec, trial: TrialRecord) -> str | None:
-    """The shell command that runs the script with a trial's parameters; None where it does not take them as flags."""
-    if spec.call is not None or not spec.flags.keys() >= trial.parameters.keys():
-        return None
-    module = spec.entry.module
-    program = ["-m", module] if module else [spec.script]
-    return shlex.join(["python", *program, *trial_arguments(spec, trial)])
 
 
 def _draw(console: Console, spec: SearchSpec, storage: str) -> None:

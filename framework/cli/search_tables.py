@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from framework.search.records import Mode, SearchSpec, SliceRecord, TrialRecord, TrialState, ValueKind, best_so_far
+from framework.search.records import Mode, SearchSpec, SliceRecord, TrialRecord, TrialState, ValueKind, best_trial
 from solver.cli.output import new_table
 from solver.units import format_bytes
 
@@ -55,6 +55,7 @@ def trials_table(
     *,
     one_line: bool = False,
     speeds: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
+    best: TrialRecord | None = None,
 ) -> Table:
     """What the trials are and how they stand; the best trial's value is in bold.
 
@@ -64,11 +65,9 @@ def trials_table(
         width: columns of the terminal.
         one_line: whether a trial takes one line at most, its parameters cut if need be.
         speeds: trial -> kind of slot -> samples a second.
+        best: the best trial of the search; None to find it among the records.
     """
-    best: TrialRecord | None = None
-    for record in records:
-        if record.state is not TrialState.FAILED and record.beats(best, spec.mode):
-            best = record
+    best = best or best_trial(records, spec.mode)
     now_s = time.time()
     values = [Text(_number(record.value), "bold" if record is best else "") for record in records]
     columns = (
@@ -80,7 +79,6 @@ def trials_table(
         _Column("train loss", _texts(_number(record.loss) for record in records), dispensable=6),
         _Column(f"{spec.value} {spec.metric}", values),
         *_best_columns(records, spec.metric, spec.value),
-        _Column("convergence", _texts(_number(record.convergence) for record in records), dispensable=4),
         _Column("samples/s", _texts(_speeds(speeds.get(record.number, {})) for record in records), dispensable=5),
         _Column("time", _texts(format_duration(record.held_s(now_s)) for record in records), dispensable=1),
     )
@@ -127,19 +125,6 @@ def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
     return _fitting_table("", columns, width)
 
 
-def ranked(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """Trials by value, best first; those without one come last, in the order of their numbers."""
-    left = sorted(trials, key=lambda trial: trial.number)
-    with_value = [trial for trial in left if trial.beats(None, mode)]
-    with_value.sort(key=lambda trial: (trial.value or 0.0) * (1 if mode == "min" else -1))
-    return with_value + [trial for trial in left if not trial.beats(None, mode)]
-
-
-def best_trials(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """Trials that have come to something, best first."""
-    return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]
-
-
 def best_trials_table(
     trials: Sequence[TrialRecord], metric: str, value: ValueKind, names: Sequence[str], folder: str, width: int
 ) -> Table:
@@ -170,22 +155,19 @@ def best_trials_table(
 
 
 def _best_columns(trials: Sequence[TrialRecord], metric: str, value: ValueKind) -> list[_Column]:
-    """The best that each trial had, unless that is its value, and at which step."""
+    """The best value of each trial and its step; the step alone where the best is the trial's value."""
     reached = [trial.reached() for trial in trials]
-    best = _Column(
-        f"best {metric}", _texts("" if each is None else _number(each[0]) for each in reached), dispensable=3
-    )
-    at = _Column("at step", _texts("" if each is None else f"{each[1]:,}" for each in reached), dispensable=3)
-    return [at] if value == "best" else [best, at]
+    if value == "best":
+        return [_Column("at step", _texts("" if each is None else f"{each[1]:,}" for each in reached), dispensable=3)]
+    # In one column, so that a narrow table does not show the step beside another value.
+    cells = _texts("" if each is None else f"{_number(each[0])} at {each[1]:,}" for each in reached)
+    return [_Column(f"best {metric} at step", cells, dispensable=3)]
 
 
 def best_in_words(trials: Sequence[TrialRecord], metric: str, mode: Mode) -> str:
-    """`loss 0.0144 (trial 15 at step 300)`: the best that any trial ever had; empty before the first."""
-    best = best_so_far(trials, mode)
-    reached = None if best is None else best.reached()
-    if best is None or reached is None:
-        return ""
-    return f"{metric} {_number(reached[0])} (trial {best.number} at step {reached[1]:,})"
+    """`trial 15 (finished): loss 0.0144, at best 0.0141 at step 300`: the best trial; empty before there is one."""
+    best = best_trial(trials, mode)
+    return "" if best is None else f"trial {best.number} ({best.state}): {best.in_words(metric)}"
 
 
 def searches_table(searches: Sequence[SearchSummary], width: int) -> Table:

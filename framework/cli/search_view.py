@@ -17,14 +17,21 @@ from dike.trial.search_command import FRAME_PREFIX
 from framework.cli.console import describe_outputs
 from framework.cli.search_tables import (
     best_in_words,
-    best_trials,
     best_trials_table,
     describe_parameters,
-    ranked,
     trials_table,
 )
 from framework.search.observer import SearchObserver
-from framework.search.records import Mode, SearchResult, SearchSpec, TrialRecord, TrialState
+from framework.search.records import (
+    Mode,
+    SearchResult,
+    SearchSpec,
+    TrialRecord,
+    TrialState,
+    best_trial,
+    best_trials,
+    ranked,
+)
 from framework.search.slots import Slot
 
 SUMMARY_EVERY_S = 10.0
@@ -84,10 +91,7 @@ class PlainSearchView(SearchObserver):
 
     def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
         if trial.state is TrialState.FINISHED:
-            value = "no value" if trial.value is None else f"{self._spec.metric} {trial.value:.4g}"
-            reached = trial.reached()
-            if reached is not None and reached[0] != trial.value:
-                value += f", at best {reached[0]:.4g} at step {reached[1]}"
+            value = trial.in_words(self._spec.metric)
             self.say(f"trial {trial.number} ({describe_parameters(trial)}) finished at step {trial.step}: {value}")
 
     def trial_stopped(self, trial: TrialRecord) -> None:
@@ -167,7 +171,9 @@ def live_frame(trials: Sequence[TrialRecord], spec: SearchSpec, width: int, heig
     """How the search stands and its most interesting trials, within a terminal of so many columns and lines."""
     shown = most_interesting(trials, spec.mode, max(3, height - LINES_BESIDE_TABLE))
     # Where there is no room, Rich leaves out the end.
-    return Group(Text(summary(trials, spec)), trials_table(shown, spec, width, one_line=True))
+    return Group(
+        Text(summary(trials, spec)), trials_table(shown, spec, width, one_line=True, best=best_trial(trials, spec.mode))
+    )
 
 
 def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> list[TrialRecord]:
@@ -183,7 +189,7 @@ def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     counts = Counter(trial.status.partition(" ")[0] for trial in trials)
     states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     best = best_in_words(trials, spec.metric, spec.mode)
-    told = f"; best so far: {best}" if best else ""
+    told = f"; best: {best}" if best else ""
     return f"{len(trials)} trials: {states or 'none yet'}{told}"
 
 

@@ -35,7 +35,7 @@ def trials(
     """Shows a search's trials, or lists the searches."""
     from framework.cli.search_tables import best_in_words, how_to_go_on, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
-    from framework.search.records import trials_to_resume
+    from framework.search.records import best_trial, trials_to_resume
     from framework.search.speeds import Speeds
     from framework.search.store import Store
 
@@ -54,12 +54,21 @@ def trials(
     speeds = {record.number: measured.of(record) for record in records}
     if output_format is Format.JSON:
         listed = [{**record.to_json(), "samples_per_s": speeds[record.number]} for record in records]
-        print_json({"name": name, "state": search_state(search), "failure": search.failure, "trials": listed})
+        best = best_trial(records, spec.mode)
+        print_json(
+            {
+                "name": name,
+                "state": search_state(search),
+                "failure": search.failure,
+                "best": None if best is None else best.number,
+                "trials": listed,
+            }
+        )
         return
     out = console()
     out.print(trials_table(records, spec, out.width, speeds=speeds))
-    if best := best_in_words(records, spec.metric, spec.mode):
-        out.print(f"Best so far: {best}", markup=False, highlight=False, soft_wrap=True)
+    if reached := best_in_words(records, spec.metric, spec.mode):
+        out.print(f"Best: {reached}", markup=False, highlight=False, soft_wrap=True)
     for record in records:
         if record.error:
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)

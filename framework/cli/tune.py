@@ -82,8 +82,9 @@ PANELS = {
     "Which trials run first, and which are stopped": (
         *("policy", "learn_from", "quantum", "jobs_per_gpu", "milestones", "quantum_growth", "stop", "timeout"),
     ),
-    "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
-    "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
+    "The search": ("name", "resume", "storage", "logdir", "output_format"),
+    "Failures": ("on_failure", "trial_timeout", "stall_timeout", "blacklist_for"),
+    "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume"),
     "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend", "suspend_timeout"),
     "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
     **MESOS_PANELS,
@@ -205,6 +206,14 @@ def tune(
             help="How the script takes parameters: as flags (--lr=0.1), as key=value (lr=0.1), or by dike.params().",
             show_default="what its source shows",
         ),
+    ] = None,
+    trial_timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="A trial that has run for X seconds, suspensions aside, has failed."),
+    ] = None,
+    stall_timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="So has one that for X seconds reports and prints nothing and uses no CPU."),
     ] = None,
     logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
     constraint: Annotated[list[str] | None, constraint_option()] = None,
@@ -330,6 +339,8 @@ def tune(
                 blacklist_s=blacklist_for,
                 on_failure=on_failure.value,
                 timeout_s=timeout,
+                trial_timeout_s=trial_timeout,
+                stall_timeout_s=stall_timeout,
                 call=function_call,
                 earlier_results=_read_results(earlier_results),
             )

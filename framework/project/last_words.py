@@ -23,6 +23,12 @@ _ELSEWHERE = re.compile(
 )
 """Exceptions that may be about one agent's files or modules, or a download: of a library, or those for which Keras
 raises a bare `Exception`."""
+_ERROR = re.compile(
+    r"error|exception|fail|fatal|abort|killed|cannot|can't|could not|unable|invalid|denied|refused|not found|no such|"
+    r"no space|out of memory|must |usage:|dike:",
+    re.IGNORECASE,
+)
+"""What a line says that is an error of a program other than Python."""
 _MACHINE = re.compile(r"CUDA|cuDNN|NCCL|GPU|out of memory|No space left", re.IGNORECASE)
 
 
@@ -70,6 +76,12 @@ def last_words(output: str) -> str:
         return f"{_shortened(error.words)} ({error.place})" if error.place else _shortened(error.words)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return _shortened(lines[-1] if lines else "")
+
+
+def error_words(output: str) -> str:
+    """The error that a script has ended with, as `last_words`; empty if its last line is no error but plain output."""
+    words = last_words(output)
+    return words if script_error(output) is not None or _ERROR.search(words) else ""
 
 
 def same_again(output: str) -> str:

@@ -42,10 +42,14 @@ class ScriptFacts:
     Attributes:
         flags: parameter -> how it is written as an argument (`framework.project.script_flags`).
         preload: modules that a zygote may import before it forks trials.
+        reads_params: whether it calls `dike.params`.
+        validates: whether it calls something with validation data, as Keras' `fit`.
     """
 
     flags: dict[str, str]
     preload: tuple[str, ...]
+    reads_params: bool = False
+    validates: bool = False
 
 
 def script_facts(
@@ -76,7 +80,10 @@ def script_facts(
         name for name in modules if not _files_of(top := name.partition(".")[0], entry.root) and top not in set_up
     ]
     flags = script_flags(entry).flags(entry.path, choices, style) if choices else {}
-    return ScriptFacts(flags, tuple(preload))
+    reads_params = any("params" in _asked_of_dike(tree) for tree in trees)
+    keywords = {node.arg for tree in trees for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+    validates = not keywords.isdisjoint(("validation_data", "validation_split"))
+    return ScriptFacts(flags, tuple(preload), reads_params, validates)
 
 
 def script_flags(entry: EntryPoint) -> ScriptFlags:
@@ -205,8 +212,8 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def _uses_tensorflow_as_dike(tree: ast.Module) -> bool:
-    """Whether `dike` stands for TensorFlow: whether anything is asked of it that is not its own."""
+def _asked_of_dike(tree: ast.Module) -> set[str]:
+    """The names that a module takes from `dike`."""
     aliases: set[str] = set()
     asked: set[str] = set()
     for node in ast.walk(tree):
@@ -223,7 +230,12 @@ def _uses_tensorflow_as_dike(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
             asked.add(node.attr)
-    return any(not _is_dikes_own(name) for name in asked if name)
+    return asked
+
+
+def _uses_tensorflow_as_dike(tree: ast.Module) -> bool:
+    """Whether `dike` stands for TensorFlow: whether anything is asked of it that is not its own."""
+    return any(not _is_dikes_own(name) for name in _asked_of_dike(tree) if name)
 
 
 def _mentions_keras(tree: ast.Module) -> bool:

@@ -495,6 +495,9 @@ class SearchController:
                 run.training = slot.has_trained = True
                 if run.slice is not None:
                     run.slice.process = "continued" if status.continued else "new"
+                    if status.continued and run.before_step is not None:
+                        # A process that stayed in memory is beyond its checkpoint, if it has one at all.
+                        run.slice.from_step = run.before_step
                 self._first_step(run)
         for end in status.ends:
             if not self._must_wait(slot, end):
@@ -597,7 +600,7 @@ class SearchController:
             return  # that has been said, and it never goes on
         if end.outcome == "stopped" and end.exit_code is not None:
             self._trial_stopped(record, end, from_step)
-        elif end.outcome in ("failed", "bad_input"):
+        elif end.outcome in ("failed", "bad_input", "timed_out"):
             self._report_failed(record, slot, end, why_hopeless)
 
     def _trial_stopped(self, record: TrialRecord, end: RunEnd, from_step: int) -> None:
@@ -637,6 +640,7 @@ class SearchController:
     def _begin_slice(self, slot: Slot, run: ActiveRun) -> None:
         """A run has got its slot."""
         run.since_s = self._clock()
+        run.before_step = run.record.step
         run.slice = SliceRecord(
             trial=run.record.number,
             run=run.order.trial.run,

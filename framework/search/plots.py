@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from framework.policies.trials.interface import Reading
-from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
+from framework.search.records import SearchSpec, SliceRecord, TrialRecord, best_trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,7 +163,7 @@ def _draw_slots(
 def _draw_best(
     axes: Axes, spec: SearchSpec, timed: Sequence[tuple[float, float, int]], whole_s: tuple[float, float]
 ) -> None:
-    """Draws the best value that any trial had until then, as `dike trials` would have named it at the time."""
+    """Draws the best value that any trial had until then."""
     sign = 1 if spec.mode == "min" else -1
     times: list[float] = []
     values: list[float] = []
@@ -244,9 +244,7 @@ def _timed_values(slices: Sequence[SliceRecord], reports: Sequence[Mapping[str, 
 def _named(spec: SearchSpec, trials: Sequence[TrialRecord]) -> set[int]:
     if len(trials) <= LEGEND_TRIALS:
         return {trial.number for trial in trials}
-    comparable = [trial for trial in trials if trial.state is not TrialState.FAILED and trial.beats(None, spec.mode)]
-    comparable.sort(key=lambda trial: trial.value or 0.0, reverse=spec.mode == "max")
-    return {trial.number for trial in comparable[:NAMED]}
+    return {trial.number for trial in best_trials(trials, spec.mode)[:NAMED]}
 
 
 def _label(trial: TrialRecord) -> str:

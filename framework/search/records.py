@@ -106,6 +106,9 @@ class SearchSpec:
             names.
         space_function: a function that asks an Optuna trial for its parameters, pickled; empty for `space`.
         learn_from: names of earlier searches in the same database, from whose trials the policy learns.
+        reads_params: whether the script calls `dike.params`, by its source.
+        trial_timeout_s: a trial that has held slots for so long has failed; None for no limit.
+        stall_timeout_s: so has one that reports and prints nothing and uses no CPU for so long; None for no limit.
     """
 
     name: str
@@ -140,11 +143,15 @@ class SearchSpec:
     space_function: str = ""
     suspend: Suspend = "auto"
     learn_from: tuple[str, ...] = ()
+    reads_params: bool = False
+    trial_timeout_s: float | None = None
+    stall_timeout_s: float | None = None
 
     @property
     def goal(self) -> str:
         """What is looked for, in words."""
-        return f"{'least' if self.mode == 'min' else 'greatest'} {self.metric}"
+        metric = "training loss" if self.metric == "loss" else self.metric
+        return f"{'least' if self.mode == 'min' else 'greatest'} {metric}"
 
     @property
     def entry(self) -> EntryPoint:
@@ -219,13 +226,18 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
-        """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure."""
+        """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure.
+
+        It is `waiting for slot` while another trial is on its way out of the slot.
+        """
         is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
         if self.state.has_ended() or is_training:
             return str(self.state)
         if self.retries:
             return f"restarting {self.retries + 1}/{MAX_FAILURES}"
-        return "starting" if self.state is TrialState.RUNNING else str(self.state)
+        if self.state is TrialState.RUNNING:
+            return "waiting for slot" if self.current is None else "starting"
+        return str(self.state)
 
     def held_s(self, now_s: float) -> float:
         """For how many seconds it has held slots, the one it holds now included.
@@ -257,6 +269,18 @@ class TrialRecord:
             return True
         return self.value < other.value if mode == "min" else self.value > other.value
 
+    def in_words(self, metric: str) -> str:
+        """Its value, and the best that it ever had where that is another: `loss 0.3, at best 0.2 at step 40`."""
+        reached = self.reached()
+        if self.value is None:
+            return "no value"
+        value = f"{metric} {self.value:.4g}"
+        return (
+            value
+            if reached is None or reached[0] == self.value
+            else f"{value}, at best {reached[0]:.4g} at step {reached[1]:,}"
+        )
+
     def reached(self) -> tuple[float, int] | None:
         """The best value that it ever had, and at which step; None before the first that is a number."""
         if self.best_value is not None:
@@ -264,8 +288,17 @@ class TrialRecord:
         # An earlier version of Dike did not write that down.
         return (self.value, self.step) if self.value is not None and math.isfinite(self.value) else None
 
+    @property
+    def not_finite(self) -> dict[str, str]:
+        """Figures that JSON cannot hold, by name or `metrics.NAME` -> `nan`, `inf` or `-inf`."""
+        figures = {
+            **{name: getattr(self, name) for name in ("loss", "value", "best_value", "convergence")},
+            **{f"metrics.{name}": value for name, value in self.metrics.items()},
+        }
+        return {name: str(value) for name, value in figures.items() if value is not None and not math.isfinite(value)}
+
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; numbers that JSON cannot hold become text."""
+        """As JSON values; numbers that JSON cannot hold are null, and `not_finite` says what they are."""
         return {
             "number": self.number,
             "parameters": self.parameters,
@@ -281,6 +314,7 @@ class TrialRecord:
             "best_step": self.best_step,
             "metrics": {name: _number(value) for name, value in self.metrics.items()},
             "convergence": _number(self.convergence),
+            "not_finite": self.not_finite,
             "checkpoint": self.checkpoint,
             "train_s": round(self.train_s, 3),
             "slot_s": round(self.held_s(time.time()), 3),
@@ -291,8 +325,37 @@ class TrialRecord:
         }
 
 
-def best_so_far(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
-    """The trial that ever had the best value (`TrialRecord.reached`), whatever became of it: this only gets better."""
+def ranked(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
+    """Trials in the order of `best_trial`: finished ones by value, then others by value, then those without a value.
+
+    Failed trials, and those whose value is NaN or infinite, come last, by number.
+    """
+    sign = 1 if mode == "min" else -1
+
+    def key(trial: TrialRecord) -> tuple[int, float, int]:
+        if trial.state is TrialState.FAILED or trial.value is None or not math.isfinite(trial.value):
+            return 2, 0.0, trial.number
+        return 0 if trial.state is TrialState.FINISHED else 1, sign * trial.value, trial.number
+
+    return sorted(trials, key=key)
+
+
+def best_trials(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
+    """The trials that can be best, the best first: `ranked` without those that have no value or have failed."""
+    return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]
+
+
+def best_trial(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
+    """The best trial: of those that have finished the one with the best value, as in Optuna.
+
+    If none has finished with a number, it is the best of the others that have not failed. All tables, messages, the
+    page, the REST API and `dike export` take this one.
+    """
+    return next(iter(best_trials(trials, mode)), None)
+
+
+def _ever_best(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
+    """The trial that ever had the best value (`TrialRecord.reached`), whose checkpoints are kept, too."""
     best: tuple[float, int, TrialRecord] | None = None
     sign = 1 if mode == "min" else -1
     for trial in trials:
@@ -370,18 +433,8 @@ class SearchResult:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The finished trial with the best value; if none has finished with a number, the best of the others."""
-        finished = (trial for trial in self.trials if trial.state is TrialState.FINISHED)
-        return self._best_of(finished) or self._best_of(
-            trial for trial in self.trials if trial.state is not TrialState.FAILED
-        )
-
-    def _best_of(self, trials: Iterable[TrialRecord]) -> TrialRecord | None:
-        best: TrialRecord | None = None
-        for trial in trials:
-            if trial.beats(best, self.mode):
-                best = trial
-        return best
+        """See `best_trial`."""
+        return best_trial(self.trials, self.mode)
 
     def dispensable(self, *, may_go_on: bool = True) -> list[TrialRecord]:
         """The trials whose checkpoints nobody will want: never `leading` ones', nor of those that may still run.
@@ -396,7 +449,7 @@ class SearchResult:
     def leading(self) -> list[TrialRecord]:
         """The best trial, and the one that ever had the best value; none that has failed."""
         sound = [trial for trial in self.trials if trial.state is not TrialState.FAILED]
-        return [trial for trial in (self.best, best_so_far(sound, self.mode)) if trial is not None]
+        return [trial for trial in (self.best, _ever_best(sound, self.mode)) if trial is not None]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: what `dike tune --format json` prints, and a service keeps."""
@@ -432,5 +485,5 @@ def trials_to_resume(
     return records
 
 
-def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+def _number(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None

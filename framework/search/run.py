@@ -145,8 +145,6 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         slices = store.load_slices()
         policy = policy_of(spec, store, slices, resumed=request.resume, notify=observer.notify)
         stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
-        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}"
-        observer.notify(f"search {spec.name}: {spec.trial_count} trials for the {spec.goal}, {how}")
         folder = posixpath.dirname(spec.checkpoint_dir.rstrip("/"))  # which trials may have to make
         container = own_container(request.mesos.image, request.volumes, folder)
         entry = spec.entry
@@ -155,6 +153,9 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
                 f"There is no script {entry.script} any more, and the search {spec.name} is not complete."
             )
         facts = script_facts(entry)
+        by_validation = "; --metric val_loss compares validation" if facts.validates and spec.metric == "loss" else ""
+        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}{by_validation}"
+        observer.notify(f"search {spec.name}: {spec.trial_count} trials for the {spec.goal}, {how}")
         earlier = {EARLIER_RESULTS: json.dumps(spec.earlier_results).encode()} if spec.call else {}
         archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage), besides=earlier)
         if request.mesos.master is None:

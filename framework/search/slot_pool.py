@@ -32,9 +32,12 @@ from framework.search.records import SearchSpec
 from framework.search.slots import Slot
 from solver import NodeClass
 from solver.hardware import known_hardware
+from solver.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
+AGENTS_SHOWN = 3
+"""How many agents a sentence lists."""
 SILENCE_S = 60.0
 """A slot that says nothing for so long, while the master is there, is ended."""
 DRAIN_MARGIN_S = 10.0
@@ -263,7 +266,19 @@ class SlotPool:
         if now_s - self._reported_s < NO_OFFER_S or not self._connection.connected:
             return
         self._reported_s = now_s
-        self._observer.waiting(self._why_never(()) or NO_OFFER)
+        self._observer.waiting(self._why_never(()) or f"{NO_OFFER} {self._needs}")
+
+    @property
+    def _needs(self) -> str:
+        """What a slot needs, and what the agents have, used or not."""
+        spec = self._spec
+        mem = format_bytes(spec.slot_mem_mib * MIB)
+        gpus = f", {self._slot_gpus} GPU" if self._slot_gpus else ""
+        nodes, _ = self._agents()
+        shown = (nodes or [])[:AGENTS_SHOWN]
+        has = [f"{node.name} has {node.cpus:g} and {format_bytes(node.mem_bytes)}" for node in shown]
+        more = f"; {', '.join(has)} in all" if has else ""
+        return f"A slot needs {spec.slot_cpus:g} CPU{'' if spec.slot_cpus == 1 else 's'} and {mem}{gpus}{more}."
 
     def _report_unknown_model(self, agent: AgentOffer, gpus: int) -> None:
         model = agent.attributes.get(GPU_MODEL, "")
@@ -575,6 +590,7 @@ def _task_info(
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
         suspend_timeout_s=spec.suspend_timeout_s,
         always_stay=spec.suspend == "memory" and bool(slot.gpu_devices),
+        stall_timeout_s=spec.stall_timeout_s,
     )
     return {
         "name": f"{spec.name} slot {slot.id}",

@@ -34,6 +34,7 @@ class ActiveRun:
         since_s: when it got the slot, on the search's clock; None while another run is still being suspended there.
         slice: its time slice; None for as long.
         training: whether it has taken its first step.
+        before_step: the trial's step when it got the slot.
         known: how many of its reports have been written down, and
         confirmed: how many of these its slot has been told of.
         known_output: how many bytes of its output have been written down.
@@ -45,6 +46,7 @@ class ActiveRun:
     since_s: float | None = None
     slice: SliceRecord | None = None
     training: bool = False
+    before_step: int | None = None
     known: int = 0
     confirmed: int = 0
     known_output: int = 0

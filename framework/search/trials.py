@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dike.trial.spec import TrialSpec
+from dike.trial.spec import PARAMS_VARIABLE, TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import Reading, TrialView
 from framework.project.last_words import last_words, why_hopeless
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 ADMISSION_S = 0.2
 """How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
+LEAST_LEFT_S = 1.0
+"""A run of a trial may take this long, also where its trial has had all its time."""
 SAME_LENGTH = 0.9
 """Trials are taken to be equally long if those that have finished have trained on at least this share of what any
 trial has."""
@@ -94,8 +98,9 @@ class TrialTracker:
                 self._count_finished(record)
             if record.state.has_ended():
                 self._ended_before.append(self._view(record, readings=tuple(record.readings)))
-                # Its process may have been killed before the study heard of it.
-                self._tell_study(record)
+                if not _is_leaving(record):
+                    # Its process may have been killed before the study heard of it.
+                    self._tell_study(record)
 
     @property
     def all(self) -> list[TrialRecord]:
@@ -128,7 +133,9 @@ class TrialTracker:
             now_s: the time on the search's clock.
             wall_s: the time in seconds since the epoch.
         """
-        open_count, came = len(self.open), False
+        # The sampler is told of a trial that has been stopped when its run has left the slot.
+        leaving = sum(_is_leaving(record) for record in self.records.values())
+        open_count, came = len(self.open) + leaving, False
         until_s = time.monotonic() + ADMISSION_S
         # One comes at any rate: a search without any would be taken for one that has ended.
         while open_count < limit and self._study.remaining > 0 and (not came or time.monotonic() < until_s):
@@ -391,17 +398,19 @@ class TrialTracker:
         self.set_checkpoint(record, end.checkpoint, end.step)
         news = self._objective.news_of(record, end.last)
         # The value of a trial that was stopped is the one by which it was judged.
-        if news.keys() - {"type", "step", "train_s"} and not record.state.has_ended():
+        may_count = not record.state.has_ended() or (_is_leaving(record) and end.outcome == "finished")
+        if news.keys() - {"type", "step", "train_s"} and may_count:
             self.add_reports(record, end.run, [news])
         self.save_progress()
         remedy = Remedy.NONE
-        if record.state is TrialState.STOPPED:
-            record.slot = None  # however its run has ended
+        if record.state is TrialState.STOPPED and end.outcome != "finished":
+            record.slot = None
         elif end.outcome == "finished":
+            # One that was to be stopped may have trained to its end meanwhile.
             self._finish(record, wall_s)
         elif end.outcome in ("suspended", "stopped"):
             self._requeue(record, is_suspended=end.outcome == "suspended")
-        elif end.outcome == "bad_input":
+        elif end.outcome in ("bad_input", "timed_out"):
             self._fail(record, end, wall_s)
         else:
             record.failures = 1 if progressed else record.failures + 1
@@ -441,6 +450,8 @@ class TrialTracker:
     def _run_is_over(self, record: TrialRecord) -> None:
         # Ours first: what only the study knows would be trained again by a search that goes on.
         self._store.save_trial(record)
+        if _is_leaving(record):
+            return
         if record.state.has_ended():
             self._tell_study(record)
         else:
@@ -487,7 +498,15 @@ class TrialTracker:
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
-        record.error = f"{end.message}\n{end.tail}".strip()
+        # The last line is what tables show: of a script that was ended from outside its output does not say why.
+        is_from_outside = end.outcome == "timed_out" or (end.exit_code or 0) < 0
+        parts = (end.tail, end.message) if is_from_outside else (end.message, end.tail)
+        record.error = "\n".join(filter(None, (part.strip() for part in parts)))
+
+
+def _is_leaving(record: TrialRecord) -> bool:
+    """Whether a trial has been stopped and its run may still be in its slot: it may finish before it is out of it."""
+    return record.state is TrialState.STOPPED and record.slot is not None
 
 
 def _study_attributes(record: TrialRecord) -> dict[str, Any]:
@@ -499,6 +518,25 @@ def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
     """The script's arguments in a trial: those that all trials get, and its parameters."""
     before, after = words_of(spec.flags, trial.parameters)
     return (*before, *spec.arguments, *after)
+
+
+def train_command(spec: SearchSpec, trial: TrialRecord) -> str | None:
+    """The shell command that runs the script with a trial's parameters, without Dike.
+
+    Parameters that the script reads by `dike.params` stand in the environment variable that `dike.params` takes them
+    from outside of a search.
+
+    Returns:
+        None where trials call a function: it is called with its parameters.
+    """
+    if spec.call is not None:
+        return None
+    module = spec.entry.module
+    program = ["-m", module] if module else [spec.script]
+    command = shlex.join(["python", *program, *trial_arguments(spec, trial)])
+    if spec.reads_params or not spec.flags.keys() >= trial.parameters.keys():
+        return f"{PARAMS_VARIABLE}={shlex.quote(json.dumps(trial.parameters))} {command}"
+    return command
 
 
 def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
@@ -516,7 +554,8 @@ def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
         call=spec.call,
         every_value=bool(spec.stop),
     )
-    return TrialRun(order, trial_arguments(spec, trial))
+    left_s = None if spec.trial_timeout_s is None else max(LEAST_LEFT_S, spec.trial_timeout_s - trial.slot_s)
+    return TrialRun(order, trial_arguments(spec, trial), left_s)
 
 
 def _left_s(record: TrialRecord, view: TrialView, length: float) -> float | None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, LargeBinary, and_, cast, func, select
+from sqlalchemy import JSON, ColumnElement, LargeBinary, and_, case, cast, func, select
 from sqlalchemy.engine import Connection
 
 from framework.scheduler.records import JobKind, JobState, OutputChunk, ProgressPoint
@@ -56,19 +56,24 @@ def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, s
 
 
 def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, float]:
-    """Search -> the best value that any of its trials ever had; searches without any are left out.
+    """Search -> the value of its best trial (`framework.search.records.best_trial`); searches without one are left out.
 
     Args:
         connection: to the database.
         modes: search -> `min` or `max`.
     """
     # What is no number sorts behind all numbers (`framework.search.tables.Number`).
-    value = func.coalesce(TRIALS.c.best_value, TRIALS.c.value)
+    value, state = TRIALS.c.value, TRIALS.c.state
     is_finite = value.between(-sys.float_info.max, sys.float_info.max)
-    query = select(SEARCHES.c.name, func.min(value), func.max(value))
-    query = query.join(TRIALS, TRIALS.c.search_id == SEARCHES.c.id).where(SEARCHES.c.name.in_(modes), is_finite)
-    rows = connection.execute(query.group_by(SEARCHES.c.name))
-    return {str(name): float(high if modes[name] == "max" else low) for name, low, high in rows}
+    finished = case((state == TrialState.FINISHED, value))
+    query = select(SEARCHES.c.name, func.min(finished), func.max(finished), func.min(value), func.max(value))
+    query = query.join(TRIALS, TRIALS.c.search_id == SEARCHES.c.id)
+    query = query.where(SEARCHES.c.name.in_(modes), is_finite, state != TrialState.FAILED)
+    best = {}
+    for name, low, high, low_of_all, high_of_all in connection.execute(query.group_by(SEARCHES.c.name)):
+        of_finished, of_all = (high, high_of_all) if modes[name] == "max" else (low, low_of_all)
+        best[str(name)] = float(of_all if of_finished is None else of_finished)
+    return best
 
 
 def named_folders(connection: Connection) -> list[str]:

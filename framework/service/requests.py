@@ -166,6 +166,8 @@ class _Search(_Bounds):
     suspend_timeout_s: Positive
     blacklist_s: NotNegative
     timeout_s: Positive | None
+    trial_timeout_s: Positive | None
+    stall_timeout_s: Positive | None
     learn_from: Annotated[tuple[Name, ...], Field(max_length=MAX_EARLIER)]
     call: Annotated[int, Field(ge=0, lt=2**31)] | None
     environment: Environment

@@ -15,7 +15,7 @@ from dike.task import Role, is_chief
 from executor.messages import Outcome
 from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
-from framework.project.last_words import last_words, same_again
+from framework.project.last_words import error_words, same_again
 from solver import Plan, PlannedTask
 from solver.plain import can_share
 from solver.settings import GPUS_PER_WORKER, PlanSettings
@@ -280,7 +280,7 @@ class JobTask:
     def last_words(self) -> str:
         """The error that its script has ended with; empty if it has not ended by itself."""
         # What was written last before a signal has nothing to do with it.
-        return last_words(self.outcome.tail) if self.outcome and self.ended_itself else ""
+        return error_words(self.outcome.tail) if self.outcome and self.ended_itself else ""
 
     @property
     def place_of_output(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -79,8 +80,13 @@ def _options(plan: Plan) -> Table:
 
 def _chosen(plan: Plan) -> Table:
     table = new_table("Option chosen", "role", "tasks", "CPUs", "GPUs", "memory", "disk")
+    # Workers may differ, the most GPUs first.
+    workers = Counter(
+        TaskResources(task.cpus, task.mem_mb, task.disk_mb, task.gpus) for task in plan.tasks if task.role == "worker"
+    )
+    kinds = sorted(workers.items(), key=lambda entry: (-entry[0].gpus, -entry[0].cpus))
     rows: list[tuple[str, int, TaskResources | None]] = [
-        ("worker", plan.option.workers, plan.option.worker),
+        *(("worker", count, task) for task, count in kinds),
         ("ps", plan.option.ps, plan.option.ps_task),
         ("chief", 1, plan.option.chief),
     ]
@@ -127,7 +133,8 @@ def _tasks(tasks: Sequence[PlannedTask], *, single: bool) -> str:
 def _prediction(plan: Plan) -> Table:
     table = new_table("Predicted, for one step" if plan.is_plain else "Predicted, for one step of every worker")
     time = plan.step_time_s
-    table.add_row("compute", _seconds(time.compute))
+    are_unlike = len({(task.cpus, task.gpus) for task in plan.tasks if task.role == "worker"}) > 1
+    table.add_row("compute of the slowest worker" if are_unlike else "compute", _seconds(time.compute))
     table.add_row("input", _seconds(time.input))
     table.add_row("latency", _seconds(time.latency))
     if not plan.is_plain:
@@ -179,7 +186,7 @@ def _alternatives(plan: Plan) -> Table:
 def _proof(plan: Plan) -> str:
     measure = "speed, differences under 1% aside" if plan.objective == "throughput" else "traffic (Eq. 1)"
     if plan.optimal:
-        proof = f"Proven: no other option or placement is better in {measure}"
+        proof = f"Proven: of the options that the rules leave no other, however placed, is better in {measure}"
     elif plan.gap < SMALLEST_GAP:
         proof = f"As good as the best in {measure}"
     else:

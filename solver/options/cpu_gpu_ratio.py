@@ -14,6 +14,8 @@ from solver.resources import CPU_STEP, TaskSizes, WorkerShape
 
 RATIO_STEP = 0.5
 """CPUs per GPU are tried at this distance."""
+MOST_HELPERS = 9
+"""So many parameter servers and chiefs may share a machine's CPUs with its workers, where these are short."""
 MAX_BRANCHES = 4.0
 """At most so many CPUs per GPU go to starting operations of parallel branches."""
 
@@ -76,18 +78,27 @@ def _gpu_shapes(
     lows, highs = [], []
     for kind in {(kind.gpu_model, kind.gpus, kind.cpu_millis): kind for kind in kinds}.values():
         low, high = cpus_per_gpu(profile, hardware, kind)
-        # Where CPUs are short, what is left beside a ps and the chief is shared out.
+        # Where CPUs are short, what is left beside some ps and the chief is shared out.
         share = max(CPU_STEP, _round_down((kind.cpus - _helper_cpus(sizes)) / kind.gpus))
+        short = {share for share in _shares(kind, sizes) if share < low}
         low = min(low, share)
-        lows.append(low)
+        lows.append(min(low, *short, low))
         highs.append(high)
         ratios = {low + step * RATIO_STEP for step in range(int((high - low) / RATIO_STEP) + 1)} | {min(share, high)}
+        ratios |= short
         gpus = 1
         while gpus <= kind.gpus:
             shapes.update(WorkerShape(gpus, ratio * gpus) for ratio in ratios if ratio * gpus <= kind.cpus)
             gpus *= 2
     why = f"{min(lows):g} to {max(highs):g} CPUs per GPU: to feed it, and one for each parallel branch of the model."
     return shapes, why
+
+
+def _shares(kind: NodeKind, sizes: TaskSizes) -> set[float]:
+    """CPUs for each GPU in use, beside any number of helpers up to `MOST_HELPERS`."""
+    free = [kind.cpus - count * sizes.helper_cpus for count in range(MOST_HELPERS + 1)]
+    shares = {_round_down(cpus / gpus) for cpus in free for gpus in range(1, kind.gpus + 1)}
+    return {share for share in shares if share >= CPU_STEP}
 
 
 def _cpu_shapes(kinds: Sequence[NodeKind], sizes: TaskSizes) -> set[WorkerShape]:

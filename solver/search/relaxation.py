@@ -65,7 +65,9 @@ FEW_SETS = 5
 MOST_TIMES = 12
 """Ranges of that for one number of ps."""
 PARTS = (1, 2, 3, 4, 6, 8)
-"""A machine's CPUs are shared out among so many workers without GPUs."""
+"""A machine's CPUs are shared out among so many workers without GPUs; or these get `WideSpace.cpu_shares` each."""
+LARGE_SHARE = 2.0
+"""Workers without GPUs that have more CPUs than that are as many as `PARTS` says."""
 FAR_LARGER = 1.5
 """A shard above this many times the mean of the others has its machine chosen by itself."""
 WORTH = 0.01
@@ -83,6 +85,10 @@ LEAP = 1.5
 HOPELESS = 1e-3
 IDLE = 0.002
 """Workers that bring less than this share of the speed are left out."""
+SLOW = 5.0
+"""Workers that take so many times as long for a step as the fastest are left out together, ..."""
+SLOW_SHARE = 0.02
+"""... if all of them bring less than this share: their gradients are of weights that are many steps old."""
 MANY_WORKERS = 1000
 SPARE = 3.0
 """Machines for so many times the steps wanted are looked at."""
@@ -253,9 +259,17 @@ class _Arrays:
             hosts_gpus = np.any([room[:, 0] > 0 for room in rooms], axis=0) if rooms else np.zeros(len(of_row), bool)
             allowed = np.array([not kind.gpus for kind in of_row]) | ~hosts_gpus
             beside = (free[:, :, 1:3] // need).min(axis=2)
-            for parts in PARTS:
-                share = np.floor(free[:, :, 0] / 1000 / parts / CPU_STEP + CLOSE) * CPU_STEP
-                room = np.where((share > 0) & allowed[:, None], np.minimum(beside, parts), 0)
+            free_cpus = free[:, :, 0] / 1000
+            choices = [
+                (np.full(free_cpus.shape, parts), np.floor(free_cpus / parts / CPU_STEP + CLOSE) * CPU_STEP)
+                for parts in PARTS
+            ]
+            # Small ones hide each other's waits, and more of them than parts may fit.
+            choices += [
+                (np.floor(free_cpus / share + CLOSE), np.full(free_cpus.shape, share)) for share in space.cpu_shares
+            ]
+            for parts_of, share in choices:
+                room = np.where((share > 0) & allowed[:, None], np.minimum(beside, parts_of), 0).astype(np.int64)
                 rooms.append(room)
                 works.append(space.cpu_work_s(share))
                 samples.append(scenario.profile.batch_size)
@@ -588,6 +602,11 @@ class WideSpace:
         self._works: dict[tuple[str | None, WorkerShape], float] = {}
         self.gpu_shapes = self._without_spare([shape for shape in shapes if shape.gpus])
         self.cpu_workers = any(not shape.gpus for shape in shapes)
+        as_a_ps = math.floor(scenario.sizes.helper_cpus / CPU_STEP + CLOSE) * CPU_STEP
+        shares = {as_a_ps, *(shape.cpus for shape in shapes if not shape.gpus)}
+        # In a synchronous step nobody's wait is hidden; on many machines they would only make the bound slower.
+        is_worth_it = not scenario.profile.synchronous or sum(kind.count for kind in scenario.kinds) <= FEW_MACHINES
+        self.cpu_shares = sorted(share for share in shares if 0 < share <= LARGE_SHARE) if is_worth_it else []
 
     def hosts(self, kind: int, shape: WorkerShape) -> bool:
         key = kind, shape
@@ -785,8 +804,28 @@ class WideSpace:
         search.speed = max(known, search.speed * (1 - ENOUGH))
         search.run(deadline)
         if search.found is not None and not self.scenario.profile.synchronous:
-            search.found = self._without_idle(search.found)
+            search.found = self._without_slow(self._without_idle(search.found))
         return search.found, float(max(search.speed, search.bound))
+
+    def _without_slow(self, found: Wide) -> Wide:
+        """The same without the workers that are many times as slow as the fastest, if they bring little."""
+        kind_of, assignment = self.scenario.kind_of, found.assignment
+        works = [
+            self.scenario.model(shape).work_s(kind_of[machine])
+            for machine, shape in zip(assignment.workers, assignment.shapes, strict=True)
+        ]
+        kept = [index for index, work in enumerate(works) if work <= SLOW * min(works)]
+        if len(kept) == len(works) or len(kept) < self.min_workers:
+            return found
+        assignment = replace(
+            assignment,
+            workers=tuple(assignment.workers[index] for index in kept),
+            shapes=tuple(assignment.shapes[index] for index in kept),
+        )
+        shape = Counter(assignment.shapes).most_common(1)[0][0]
+        worth = evaluate(self.scenario, shape, found.shards, assignment)
+        is_as_fast = worth.samples_per_s >= found.samples_per_s * (1 - SLOW_SHARE)
+        return Wide(shape, found.shards, assignment, worth) if is_as_fast else found
 
     def _without_idle(self, found: Wide) -> Wide:
         """The same without the workers that make it faster by less than `IDLE`: those for whom nothing is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -13,12 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import dike
 from dike.exceptions import BadInputError, DikeError
 from dike.profile import Api
+from framework.cli.job_tables import jobs_table, remarks
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
+from framework.scheduler.records import JobKind, JobState
+from framework.service.api.schemas import JobView
 from tests import warm
 from tests.cli.service_stage import DEADLINE_S, ServiceProcess
 from tests.running import dike_command
@@ -280,7 +285,7 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     assert f"{best['value']:.5g}; lr=0.02; {best['checkpoint']}" in words
     assert "Best trials" in shown
     everything = " ".join(service.dike("jobs", "--all", COLUMNS="300").stdout.replace("│", " ").split())
-    assert f"2 finished, best so far {best['value']:.4g}" in everything
+    assert f"2 finished, best {best['value']:.4g}" in everything
     outputs = service.asked("outputs", "handed-over", user="bob")
     assert [file["path"] for file in outputs["files"]] == ["trial-0/models/model.txt", "trial-1/models/model.txt"]
     copied = service.dike("outputs", "handed-over", "-o", tmp_path / "copied", "--trial", "1", user="bob")
@@ -455,3 +460,36 @@ def test_output_is_followed_over_a_restart_of_the_service(service: ServiceProces
 
 def task_name(planned: dict[str, object]) -> str:
     return f"{planned['role']}:{planned['index']}"
+
+
+@pytest.mark.parametrize("width", [100, 140])
+def test_jobs_fit_a_terminal_and_remarks_have_lines_of_their_own(width: int) -> None:
+    waiting = "A worker needs 1 CPU and 3.1 GiB of memory; agent-0, which comes nearest, is 2.1 GiB short. " * 3
+    job = JobView(
+        id="train-20261128-031510-00c7ae",
+        kind=JobKind.TRAINING,
+        user="alice",
+        script="train.py",
+        constraints=[],
+        state=JobState.QUEUED,
+        submitted_s=1e9,
+        started_s=None,
+        ended_s=None,
+        kill_requested=False,
+        waiting=waiting,
+        failure="",
+        live_tasks=0,
+        progress=None,
+        trials=None,
+        best=None,
+        yours=True,
+        queue_position=1,
+        waiting_s=3.0,
+    )
+    out = Console(file=io.StringIO(), width=width)
+    out.print(jobs_table([job], width))
+    assert isinstance(out.file, io.StringIO)
+    lines = out.file.getvalue().splitlines()
+    assert len(lines) <= 7
+    assert max(map(len, lines)) <= width
+    assert remarks([job]) == [f"{job.id}: {waiting}"]

@@ -196,3 +196,14 @@ def test_of_too_many_reports_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> N
     reports = kept(5)
     assert (reports.oldest, reports.count) == (2, 5)
     assert steps(reports.take(9)) == (2, [2, 3, 4])
+
+
+def test_what_was_kept_back_counts_only_if_it_is_not_reported_any_more() -> None:
+    kept_back = {**PROGRESS[0], "type": "kept_back", "step": 6}
+    read = reports({**PROGRESS[0], "step": 4}, kept_back)
+    assert (read.step, read.losses.count) == (4, 1)
+    read.settle()
+    assert (read.step, read.last["step"], read.losses.count) == (6, 6, 2)
+    read.feed(lines(kept_back, {**PROGRESS[0], "step": 7}))
+    read.settle()
+    assert (read.step, read.losses.count) == (7, 3)

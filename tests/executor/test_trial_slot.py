@@ -136,6 +136,28 @@ def trial(number: int, way: str, run: int = 0, resume_from: str | None = None) -
     return TrialRun(spec, (way,))
 
 
+def test_a_run_that_does_nothing_for_too_long_is_ended_as_a_failure(tmp_path: Path, order: SlotOrder) -> None:
+    process = SlotProcess(tmp_path, dataclasses.replace(order, stall_timeout_s=2.0))
+    try:
+        process.wants(trial(0, "hang"))
+        end = process.end_of(0)
+        assert (end.outcome, end.message) == (
+            "timed_out",
+            "it has reported and printed nothing and used no CPU for 2 s (--stall-timeout)",
+        )
+        assert end.last["step"] == 5
+        process.wants(trial(1, "finish"), known=((0, 0),))
+        assert process.end_of(1).outcome == "finished", "the slot goes on with the next"
+    finally:
+        process.close()
+
+
+def test_a_run_that_takes_too_long_is_ended_as_a_failure(slot: SlotProcess) -> None:
+    slot.wants(dataclasses.replace(trial(0, "stubborn"), limit_s=1.5))
+    end = slot.end_of(0)
+    assert (end.outcome, end.message) == ("timed_out", "it has run for as long as a trial may (--trial-timeout)")
+
+
 def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess) -> None:
     slot.wants(trial(0, "finish"))
     end = slot.end_of(0)

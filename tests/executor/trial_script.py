@@ -95,6 +95,11 @@ match sys.argv[1]:
             tell(type="progress", step=step, loss=1 / step, metrics={"accuracy": step / 10})
         os.write(TRIAL["report_fd"], b"no JSON\n[1]\n")
         tell(type="result", value=0.25, values={"f1": 0.75})
+    case "hang":
+        tell(type="training", preemptible=False)
+        for step in range(1, 6):
+            tell(type="progress", step=step, loss=1 / step)
+        signal.pause()
     case "litter":
         left = subprocess.Popen(["sleep", "600"], start_new_session=True)
         tell(type="progress", step=1, loss=float(left.pid))

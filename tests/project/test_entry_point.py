@@ -9,6 +9,7 @@ import pytest
 from dike.exceptions import BadInputError
 from framework.project import entry_point
 from framework.project.entry_point import environment_for_tasks, find_entry_point, hint
+from framework.project.last_words import error_words
 from framework.scheduler.mesos_access import MesosAccess
 
 
@@ -130,3 +131,17 @@ def test_hints_say_why_something_was_not_found(project: Path, tmp_path: Path, mo
 
 def test_what_travels_everywhere_is_not_machine_dependent() -> None:
     assert not set(entry_point.EVERYWHERE) & set(entry_point.ON_THIS_MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("Epoch 1/10\n", ""),
+        ("44/44 - 1s - loss: 0.3\n", ""),
+        ("Epoch 1/10\nCUDA error: out of memory\n", "CUDA error: out of memory"),
+        ("Traceback (most recent call last):\n  File \"train.py\", line 2, in <module>\nValueError: no\n",
+         "ValueError: no (train.py, line 2)"),
+    ],
+)  # fmt: skip
+def test_what_a_script_prints_last_is_an_error_only_if_it_looks_like_one(output: str, said: str) -> None:
+    assert error_words(output) == said

@@ -365,3 +365,16 @@ def test_nothing_of_a_pickled_function_runs_here(tmp_path: Path) -> None:
     assert not path.exists()
     pickled.load_function(data)
     assert path.exists()
+
+
+def test_what_a_script_asks_dike_for_and_whether_it_validates_is_known(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    for source, reads, validates in (
+        ("import dike\nlr = dike.params(lr=1)\n", True, False),
+        ("from dike import params as asked\nmodel.fit(x, y, validation_split=0.1)\n", True, True),
+        ("import dike as tf\nmodel.fit(x, y, validation_data=d)\n", False, True),
+        ("params = {}\n", False, False),
+    ):
+        script.write_text(source)
+        facts = facts_of(script)
+        assert (facts.reads_params, facts.validates) == (reads, validates), source

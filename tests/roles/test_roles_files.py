@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from dike import checkpoints, reporting
 from dike.exceptions import BadInputError
 from dike.profile import Api, VariableSpec
-from dike.reporting import PROGRESS_INTERVAL_S, Reporter
+from dike.reporting import PROGRESS_INTERVAL_S, EpochLosses, Reporter
 from dike.task import Role, TaskSpec
 from tests.profiles import made_up_profile
 
@@ -55,6 +56,46 @@ def test_progress_is_thinned_and_the_last_is_kept(monkeypatch: pytest.MonkeyPatc
     assert len(progress) == pytest.approx(11, abs=1)
     assert progress[0] == {"type": "progress", "step": 1, "loss": 1.0}
     assert progress[-1] == {"type": "progress", "step": 101, "loss": "nan"}
+
+
+def test_the_speed_counts_steps_whose_reports_were_kept_back() -> None:
+    reader, writer = os.pipe()
+    clock = Clock()
+    reporter = Reporter(writer, clock)
+    for epoch in range(20):
+        for batch in range(44):
+            clock.now_s += 1 / 122
+            reporter.progress(epoch * 44 + batch + 1, 32)
+        clock.now_s += 0.7  # validation, after which the first batch is reported at once
+    reporter.close()
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        speeds = [json.loads(line).get("samples_per_s") for line in lines]
+    assert speeds[0] is None
+    true = 44 * 32 / (44 / 122 + 0.7)
+    assert all(speed == pytest.approx(true, rel=0.25) for speed in speeds[8:])
+
+
+def test_what_was_kept_back_is_written_also_if_nothing_follows() -> None:
+    reader, writer = os.pipe()
+    reporter = Reporter(writer)
+    for step in (1, 2, 3):
+        reporter.progress(step)
+    with os.fdopen(reader) as lines:
+        assert [json.loads(lines.readline())["step"] for _ in range(2)] == [1, 3]
+        reporter.close()
+        os.close(writer)
+
+
+def test_a_loss_is_never_that_of_the_first_batch_of_an_epoch_alone() -> None:
+    losses = EpochLosses()
+    assert losses.smoothed(2.0, 1) == 2.0
+    assert losses.smoothed(1.0, 44) == 1.0
+    losses.epoch_ended()
+    assert losses.smoothed(0.01, 1) == pytest.approx(1.0, abs=0.03)
+    assert losses.smoothed(0.5, 22) == pytest.approx(0.75)
+    assert losses.smoothed(0.6, 44) == pytest.approx(0.6)
+    assert math.isnan(losses.smoothed(math.nan, 45))
 
 
 def test_a_reader_that_is_gone_or_slow_stops_nothing() -> None:

@@ -188,10 +188,10 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
     slot.end("suspended", checkpoint="/c/run-0-step-4", step=4, suspend_s=0.1)
     slot.say(paused=((1, 0),), continued=True)
     slot.train()
-    assert [(piece.trial, piece.run, piece.process) for piece in stage.store.load_slices()] == [
-        (0, 0, "new"),
-        (1, 0, "new"),
-        (0, 1, "continued"),
+    assert [(piece.trial, piece.run, piece.process, piece.from_step) for piece in stage.store.load_slices()] == [
+        (0, 0, "new", 0),
+        (1, 0, "new", 0),
+        (0, 1, "continued", 5),
     ]
     # The one that has waited longest is the likeliest to go on.
     slot.report(5, 0.5)
@@ -812,6 +812,19 @@ def test_arguments_that_one_trial_refuses_fail_that_trial(begin: Any) -> None:
     assert not stage.search.done
 
 
+def test_a_trial_that_timed_out_has_failed_and_the_next_begins_in_its_slot(begin: Any, storage: str) -> None:
+    stage = begin(trials=2, trial_timeout_s=60.0)
+    slot = stage.offer(cpus=1)[0]
+    assert slot.wanted.run.limit_s == 60.0
+    slot.train()
+    slot.report(1, 1.0)
+    slot.end("timed_out", message="it has run for too long", tail="Epoch 1/10")
+    record = stored(storage)[0]
+    assert (record.state, record.error) == (TrialState.FAILED, "Epoch 1/10\nit has run for too long")
+    assert slot.wanted.run.key == (1, 0)
+    assert not slot.wanted.leave
+
+
 def test_a_trial_moves_to_a_faster_slot_that_becomes_free(tmp_path: Path, storage: str) -> None:
     stage = SearchStage(search_spec(tmp_path, trials=2, policy="hermes2"), storage)
     (fast,) = stage.offer(cpus=1, slot_kind="fast")
@@ -851,12 +864,12 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     assert record.ended_s is not None
     stage.tick()
     assert (slot.wanted.run, slot.wanted.stop) == (None, True)
-    frozen = optuna.load_study(study_name="s", storage=storage).trials[0]
-    assert (frozen.state, frozen.value) == (optuna.trial.TrialState.PRUNED, 4.0)
-    assert frozen.intermediate_values == {1: 1.0, 2: 2.0, 3: 4.0}
     slot.report(25, 5.0, value=1.0, values=[[5, 25, 1.0]])
     last = {"step": 25, "train_s": 25.0, "value": 1.0}
     slot.end("suspended", checkpoint="/c/run-0-step-25", step=25, last=last)
+    frozen = optuna.load_study(study_name="s", storage=storage).trials[0]
+    assert (frozen.state, frozen.value) == (optuna.trial.TrialState.PRUNED, 4.0)
+    assert frozen.intermediate_values == {1: 1.0, 2: 2.0, 3: 4.0}
     assert (slot.wanted.run.key, slot.wanted.stop) == ((1, 0), False)
     slot.train()
     slot.end("finished", last={"step": 5, "train_s": 1.0, "value": 9.0})
@@ -933,7 +946,7 @@ def test_of_a_stopped_trial_nothing_is_said_to_go_on(begin: Any, end: dict[str, 
     assert (stage.trials[0].state, stage.trials[0].slot) == (TrialState.STOPPED, None)
 
 
-def test_last_words_that_stop_a_trial_count_before_its_end(begin: Any, storage: str) -> None:
+def test_a_trial_that_trains_to_its_end_before_it_is_stopped_has_finished(begin: Any, storage: str) -> None:
     stage = begin(trials=2, stop="threshold=3")
     slot, other = stage.offer(cpus=2)
     slot.train()
@@ -944,9 +957,23 @@ def test_last_words_that_stop_a_trial_count_before_its_end(begin: Any, storage: 
     last = dataclasses.replace(slot.status, run=None, losses=losses, ends=(RunEnd(0, 0, "finished", reports=2),))
     slot.update("TASK_FINISHED", data=last.encode())
     for _ in range(2):
-        assert (stage.trials[0].state, stage.trials[0].slot) == (TrialState.STOPPED, None)
-        assert stored(storage)[0].state is TrialState.STOPPED
+        assert (stage.trials[0].state, stage.trials[0].slot) == (TrialState.FINISHED, None)
+        assert stored(storage)[0].state is TrialState.FINISHED
         other.report(5, 1.0, values=[[1, 5, 1.0]])
+    assert optuna.load_study(study_name="s", storage=storage).trials[0].state is optuna.trial.TrialState.COMPLETE
+
+
+def test_a_trial_that_finishes_while_it_is_being_stopped_counts_with_its_last_value(begin: Any, storage: str) -> None:
+    stage = begin(trials=2, stop="threshold=3")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(5, 5.0, value=4.0, values=[[1, 5, 4.0]])
+    assert stage.trials[0].state is TrialState.STOPPED
+    slot.end("finished", checkpoint="/c/run-0-step-9", step=9, last={"step": 9, "train_s": 9.0, "value": 2.0})
+    record = stored(storage)[0]
+    assert (record.state, record.step, record.value) == (TrialState.FINISHED, 9, 2.0)
+    frozen = optuna.load_study(study_name="s", storage=storage).trials[0]
+    assert (frozen.state, frozen.value) == (optuna.trial.TrialState.COMPLETE, 2.0)
 
 
 def test_a_trial_that_has_finished_is_not_stopped_any_more(begin: Any) -> None:

@@ -118,7 +118,9 @@ def test_batch_sizes_are_known(store: Store, tmp_path: Path) -> None:
 def test_a_search_for_something_else_is_refused(store: Store, tmp_path: Path) -> None:
     add_search(store, search_spec(tmp_path, name="before"), CURVES)
     asked = learning(tmp_path, "before", metric="accuracy", mode="max")
-    with pytest.raises(BadInputError, match="'before' was for the least loss, and this one is for the greatest acc"):
+    with pytest.raises(
+        BadInputError, match="'before' was for the least training loss, and this one is for the greatest acc"
+    ):
         policy_of(asked, store, [], resumed=False, notify=print)
 
 
@@ -134,7 +136,7 @@ def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store:
     # Somebody has made another search of that name.
     other = learning(tmp_path, "before", metric="accuracy", mode="max")
     assert chosen(store, other, resumed=True, told=told) == 0
-    assert "was for the least loss" in told[-1]
+    assert "was for the least training loss" in told[-1]
 
 
 def test_a_policy_that_cannot_learn_is_refused(store: Store, tmp_path: Path) -> None:

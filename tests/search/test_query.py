@@ -202,7 +202,8 @@ def test_the_trials_of_a_search_are_shown(dike: Dike, url: str) -> None:
     ):
         assert word in shown
     assert [trial["state"] for trial in answer["trials"]] == ["running", "failed", "finished"]
-    assert answer["trials"][1]["loss"] == "nan"
+    assert answer["trials"][1]["loss"] is None
+    assert answer["trials"][1]["not_finite"]["loss"] == "nan"
     assert answer["trials"][0]["slot"] == 3
     assert {"agent", "convergence", "created_s", "ended_s"} <= answer["trials"][0].keys()
 

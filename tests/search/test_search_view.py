@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,21 @@ from rich.console import Console, RenderableType
 
 from dike.exceptions import BadInputError
 from framework.cli.export import _check_has_checkpoints
-from framework.cli.search_report import _repeats, command_of, report
+from framework.cli.search_report import _repeats, report
 from framework.cli.search_tables import slices_table, trials_table
 from framework.cli.search_view import live_frame, print_result, summary
 from framework.policies.trials.interface import Reading
-from framework.search.objective import Objective
-from framework.search.records import Parameter, SearchResult, SearchSpec, SliceRecord, TrialRecord, TrialState
+from framework.search.records import (
+    Parameter,
+    SearchResult,
+    SearchSpec,
+    SliceRecord,
+    TrialRecord,
+    TrialState,
+    best_trial,
+    ranked,
+)
+from framework.search.trials import train_command
 
 WIDTH, HEIGHT = 80, 30
 FLAGS = {"lr": "--lr", "steps": "--steps", "augment": "--augment"}
@@ -88,26 +99,35 @@ def test_the_live_view_fits_the_terminal_with_the_summary_first() -> None:
 
 def test_a_best_value_of_zero_is_told() -> None:
     records = [TrialRecord(0, {}, TrialState.FINISHED, value=0.0), TrialRecord(1, {}, TrialState.FINISHED, value=1.0)]
-    assert summary(records, SPEC).endswith("best so far: loss 0 (trial 0 at step 0)")
+    assert summary(records, SPEC).endswith("best: trial 0 (finished): loss 0")
 
 
-def test_the_best_so_far_does_not_get_worse() -> None:
-    """Neither as trials go on, nor as one fails."""
-    first, second = (TrialRecord(number, {}, TrialState.RUNNING, step=9) for number in (0, 1))
-    told = []
-    for trial, value, step in (
-        (first, 0.5, 1),
-        (first, 0.9, 2),
-        (second, 0.4, 7),
-        (second, math.nan, 8),
-        (first, 0.45, 9),
-    ):
-        Objective("loss", "min").take(trial, {"train_s": 1.0, "step": step, "value": value})
-        told.append(summary([first, second], SPEC).partition("best so far: ")[2])
-    second.state = TrialState.FAILED
-    told.append(summary([first, second], SPEC).partition("best so far: ")[2])
-    assert told == ["loss 0.5 (trial 0 at step 1)"] * 2 + ["loss 0.4 (trial 1 at step 7)"] * 4
-    assert "best loss" in shown(trials_table([first, second], SPEC, 140), 140)
+def test_one_rule_says_which_trial_is_best() -> None:
+    """A finished trial goes before those that were stopped or still run; of failed ones none is best."""
+    states = (TrialState.STOPPED, TrialState.FINISHED, TrialState.FINISHED, TrialState.FAILED, TrialState.RUNNING)
+    values = (0.1, 0.4, 0.3, 0.0, 0.2)
+    records = [
+        TrialRecord(number, {}, state, value=value, best_value=value / 2, best_step=7, step=9)
+        for number, (state, value) in enumerate(zip(states, values, strict=True))
+    ]
+    assert [trial.number for trial in ranked(records, "min")] == [2, 1, 0, 4, 3]
+    result = SearchResult("digits", False, records, "min", "/ckpt")
+    assert result.best is best_trial(records, "min") is records[2]
+    assert summary(records, SPEC).endswith("best: trial 2 (finished): loss 0.3, at best 0.15 at step 7")
+    out = Console(file=io.StringIO(), width=140)
+    assert isinstance(out.file, io.StringIO)
+    print_result(out, result, SPEC)
+    assert [line.split()[1] for line in out.file.getvalue().splitlines() if "0." in line] == ["2", "1", "0", "4"]
+    assert best_trial([records[0], records[3], records[4]], "min") is records[0]
+    assert best_trial([TrialRecord(0, {}, TrialState.FINISHED, value=math.nan)], "max") is None
+
+
+@pytest.mark.parametrize("width", range(50, 160, 5))
+def test_no_step_is_shown_beside_a_value_that_is_not_of_it(width: int) -> None:
+    records = [TrialRecord(0, {"lr": 0.1}, TrialState.FINISHED, step=90, value=0.4, best_value=0.3, best_step=40)]
+    spec = dataclasses.replace(SPEC, metric="val_accuracy", mode="max")
+    text = shown(trials_table(records, spec, width), width)
+    assert ("at step" in text) == ("best val_accuracy" in text) == ("0.3 at 40" in text)
 
 
 @pytest.mark.parametrize("width", [WIDTH, 140])
@@ -125,11 +145,22 @@ def test_the_best_trials_are_those_with_a_value(width: int) -> None:
 
 def test_the_command_repeats_the_best_trial_digit_by_digit() -> None:
     best = trials(1)[0]
-    assert command_of(SPEC, best) == (
+    assert train_command(SPEC, best) == (
         "python '/scripts/my scripts/train.py' --data 'a b' --lr=0.49767786904433664 --steps=64 --augment=true"
     )
-    assert command_of(dataclasses.replace(SPEC, call=0), best) is None
-    assert command_of(dataclasses.replace(SPEC, flags={}), best) is None
+    assert train_command(dataclasses.replace(SPEC, call=0), best) is None
+
+
+def test_the_command_gives_parameters_to_scripts_that_ask_dike_for_them() -> None:
+    best = dataclasses.replace(trials(1)[0], parameters={"lr": 0.1, "name": "-q it's"})
+    flagged = dataclasses.replace(SPEC, reads_params=True, script="p.py", arguments=(), flags={"name": "--name"})
+    command = train_command(flagged, best)
+    assert command is not None
+    variable, *words = shlex.split(command)
+    assert words == ["python", "p.py", "--name=-q it's"]
+    name, _, text = variable.partition("=")
+    assert name == "DIKE_PARAMS"
+    assert json.loads(text) == best.parameters
 
 
 def test_where_no_folder_can_be_made_the_report_goes_on_without_a_plot(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_the_best_epoch_is_loaded_and_exported(tmp_path: Path) -> None:
     assert "let it end in .keras or .weights.h5" in refused(tmp_path, "-o", "best.h5")
     assert "has no trial 7" in refused(tmp_path, "--trial", "7")
     shown = run_dike("trials", "overfitting", cwd=tmp_path).stdout
-    assert f"(trial 0 at step {best_step:.0f})" in shown
+    assert f"at best {best:.4g} at step {best_step:.0f}" in shown
     for checkpoint in (tmp_path / "dike-runs" / "overfitting" / "trial-0").glob("*-step-*"):
         (checkpoint / "dike-trial.json").unlink()
     assert "There is no whole checkpoint" in refused(tmp_path)

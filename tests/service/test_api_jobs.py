@@ -18,9 +18,11 @@ from backports import tarfile  # Python's own has filters since 3.11.4; Debian 1
 from dike.trial import folders
 from executor.outputs import LIMIT_VARIABLE, Outputs
 from framework.mesos import events
+from framework.mesos.offers import NO_OFFER
 from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
 from framework.search.records import TrialState
 from framework.search.store import Store
+from framework.search.trials import train_command
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
 from tests.search.stored_search import FULL, SPEC, report
@@ -339,6 +341,11 @@ def test_a_job_that_can_never_fit_is_taken_in_with_a_warning(stage: ApiStage, al
     explanation = alice.get(path).json()
     assert "rack" in explanation["sentence"]
     assert {row["node"] for row in explanation["agents"]} == {"agent-0", "agent-1"}
+    # Where the job knows no more than that no offer comes, its list says what the explanation does.
+    stage.pause()
+    for said, shown in ((NO_OFFER, explanation["sentence"]), ("It plans.", "It plans.")):
+        stage.store.change_job(answer.json()["id"], waiting=said)
+        assert alice.get(path.removesuffix("/explain")).json()["waiting"] == shown
     jobs = len(stage.store.jobs())
     assert "rack" in detail(alice.post("/api/v1/jobs", files=form(training(constraints=["rack"]))), 400)
     assert len(stage.store.jobs()) == jobs
@@ -449,7 +456,7 @@ def test_a_search_shows_trials_slices_and_losses(
     shown = alice.get(path).json()
     assert shown["trials"] == {"suspended": 1}
     listed = {one["id"]: one for one in alice.get("/api/v1/jobs").json()["jobs"]}
-    assert listed["digits"]["best"] == shown["best"] == FULL.best_value
+    assert listed["digits"]["best"] == shown["best"] == FULL.value
     [trial] = alice.get(f"{path}/trials").json()["trials"]
     assert (trial["loss"], trial["metrics"], trial["error"]) == (None, {"accuracy": None}, FULL.error)
     # How far a trial is may be known to all; what it was asked with, and where its results are, may not.
@@ -476,6 +483,14 @@ def test_a_search_shows_trials_slices_and_losses(
     weighed = alice.get(f"{path}/importance").json()
     assert (weighed["trials"], set(weighed["importances"])) == (6, {"lr", "units"})
     assert bob.get(f"{path}/importance").json() == {"trials": 6, "needed": 5, "importances": {}}
+    found = alice.get(f"{path}/trials").json()
+    assert found["ranking"] == list(range(6))
+    assert found["best"]["number"] == 0
+    assert found["best"]["train_command"] == train_command(
+        dataclasses.replace(SPEC, script="train.py"), store.load_trials()[0]
+    )
+    assert found["best"]["export_command"] is None, "nothing was kept"
+    assert bob.get(f"{path}/trials").json()["best"]["train_command"] is None
     assert alice.post(f"{path}/again").json()["id"] == "digits-2"
     assert alice.post(f"{path}/again").json()["id"] == "digits-3"
     # A name that is as long as may be loses its end.

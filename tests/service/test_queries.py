@@ -13,7 +13,7 @@ import pytest
 
 from dike.exceptions import BadInputError
 from framework.scheduler.records import JobKind, JobRecord, JobState, OutputChunk, ProgressPoint, TaskRecord
-from framework.search.records import TrialRecord, TrialState
+from framework.search.records import TrialRecord, TrialState, best_trial
 from framework.search.store import Store
 from framework.service import queries
 from framework.service.metrics import ServiceMetrics
@@ -118,8 +118,14 @@ def test_trials_are_counted_by_state(store: ServiceStore) -> None:
         search.save_trial(TrialRecord(number, {}, state, value=value))
     with store.database.reading() as connection:
         assert queries.best_values(connection, {name: "min"}) == {name: 0.5}
-        assert queries.best_values(connection, {name: "max"}) == {name: 9.0}
+        assert queries.best_values(connection, {name: "max"}) == {name: 0.5}
         assert queries.search_modes(connection, [name, "none"]) == {name: "min"}
+    trials = search.load_trials()
+    for mode in ("min", "max"):
+        assert best_trial(trials, mode) is trials[0], "the rule of all tables"
+    search.save_trial(TrialRecord(0, {}, TrialState.RUNNING, value=0.5))
+    with store.database.reading() as connection:
+        assert queries.best_values(connection, {name: "max"}) == {name: 2.0}
     assert 'dike_trials{state="finished"} 2.0' in text
     assert 'dike_jobs{kind="search",state="queued"} 1.0' in text
     assert 'dike_tasks{state="running"} 2.0' in text

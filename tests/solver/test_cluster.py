@@ -94,6 +94,7 @@ def test_times_are_read() -> None:
         ("count: 2", "count: 1.5", 3, "count"),
         ("mem: 32GiB", "mem: 32 sacks", 5, "32GiB or 500MB"),
         ("mem: 32GiB", "mem: 0", 5, "greater than 0"),
+        ("mem: 32GiB", "mem: 128", 5, "128 is 128 bytes, too little for a machine; write the unit, such as 128GiB"),
         ("mem: 32GiB", "mem: -5GiB", 5, "32GiB or 500MB"),
         ("gpus: 4", "gpus: -1", 6, "greater than or equal to 0"),
         ("gpu_model: K80", "gpu_model: 80", 7, "string"),

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
-from solver import NodeClass, Objective, PlanRequest, make_plan
+from solver import Cluster, NodeClass, Objective, PlanRequest, make_plan
+from solver.baselines.iterative import iterative
+from solver.baselines.setting import Setting
 from solver.evaluation import evaluate
 from solver.placement.fastest import calmest_placement, fastest_placement
 from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
@@ -181,3 +183,74 @@ def test_a_plan_of_workers_that_may_differ_is_worth_what_its_tasks_are(
         here = [task for task in plan.tasks if task.node == node.name]
         assert sum(task.cpus for task in here) <= node.cpus + 1e-6
         assert sum(task.gpus for task in here) <= node.gpus
+
+
+unlike_nodes = st.lists(
+    st.builds(
+        NodeClass,
+        name=st.just("m"),
+        cpus=st.sampled_from([4.0, 8.0, 16.0]),
+        mem_bytes=st.sampled_from([32 * GIB, 64 * GIB]),
+        gpus=st.sampled_from([0, 0, 1, 2, 4]),
+        gpu_model=st.sampled_from(["V100", "P100", "K80"]),
+        network_gbps=st.sampled_from([1.0, 10.0]),
+    ),
+    min_size=2,
+    max_size=5,
+)
+
+
+small_model = profile([4 * MB] * 6, flops=1e8, sample_bytes=3_000, slots=0)
+
+
+def check_proof(classes: list[NodeClass], model: ModelProfile) -> None:
+    """What is called proven, no placement beats that trying all of them finds."""
+    cluster = Cluster(tuple(dataclasses.replace(one, name=f"m{index}") for index, one in enumerate(classes)))
+    request = PlanRequest(model, cluster, max_gpus_per_worker=1)
+    scenario = scenario_of(request)
+    try:
+        choice = iterative(Setting.of(request, scenario))
+    except InfeasibleError:
+        return
+    except BadInputError:
+        return  # too many placements to try them all
+    plan = make_plan(request)
+    best = evaluate(scenario, choice.shape, choice.shards, choice.assignment).samples_per_s
+    assert best * (1 - TIE) <= plan.samples_per_s / (1 - plan.gap) * (1 + CLOSE)
+
+
+def test_a_proof_holds_where_many_parameter_servers_leave_a_machine_few_cpus() -> None:
+    """The fastest plan has four ps and four workers on the first machine, with a CPU each."""
+    fast, slow = 10.0, 1.0
+    machines = (
+        (8.0, 64, 4, "V100", slow), (4.0, 64, 0, None, fast), (8.0, 64, 4, "P100", fast), (8.0, 32, 1, "V100", slow),
+        (4.0, 32, 1, "V100", slow),
+    )  # fmt: skip
+    classes = [
+        NodeClass(name="m", cpus=cpus, mem_bytes=memory * GIB, gpus=gpus, gpu_model=gpu, network_gbps=card)
+        for cpus, memory, gpus, gpu, card in machines
+    ]
+    check_proof(classes, profile(slots=0))
+
+
+@pytest.mark.slow
+@examples(100)
+@given(unlike_nodes, st.sampled_from([profile(slots=0), small_model]), st.booleans())
+def test_a_proof_holds_on_any_small_cluster(classes: list[NodeClass], model: ModelProfile, synchronous: bool) -> None:
+    check_proof(classes, dataclasses.replace(model, synchronous=synchronous))
+
+
+def test_a_proof_holds_where_many_small_workers_without_gpus_hide_each_others_waits() -> None:
+    sizes = ((4.0, 10.0), (4.0, 1.0), (8.0, 1.0))
+    classes = [NodeClass(name="m", cpus=cpus, mem_bytes=64 * GIB, network_gbps=card) for cpus, card in sizes]
+    check_proof(classes, profile(flops=1e8, sample_bytes=3_000, batch_size=128, slots=0))
+
+
+def test_workers_that_are_far_slower_and_bring_little_are_left_out() -> None:
+    gpus = NodeClass(name="gpu", count=3, cpus=16, mem_bytes=64 * GIB, gpus=2, gpu_model="A100", network_gbps=25)
+    others = NodeClass(name="cpu", count=2, cpus=32, mem_bytes=64 * GIB, network_gbps=10)
+    plan = make_plan(PlanRequest(profile(slots=0), Cluster((gpus, others))))
+    assert all(task.gpus for task in plan.tasks if task.role == "worker")
+    # Without a GPU anywhere they are all there is.
+    plan = make_plan(PlanRequest(profile(slots=0), Cluster((others,))))
+    assert {task.gpus for task in plan.tasks if task.role == "worker"} == {0}

@@ -300,7 +300,7 @@ ValueError: my own mistake
         # It was caught, and something said afterwards.
         (f"{TRACEBACK}step 3, loss 0.5\n", "ValueError: my own mistake (train.py, line 7)"),
         ("reading\nno such data set\n\n", "no such data set"),
-        (f"{'x' * 1000}\n", f"{'x' * LAST_WORDS}..."),
+        (f"error {'x' * 1000}\n", f"error {'x' * (LAST_WORDS - 6)}..."),
     ],
 )
 def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up(tail: str, words: str) -> None:

@@ -193,7 +193,7 @@ def test_nothing_is_lost_and_nothing_done_twice_when_suspended(played: Any) -> N
 
 
 def test_reports_tell_the_whole_course(played: Any) -> None:
-    reports = played("digits-cut").reports
+    reports = [report for report in played("digits-cut").reports if report["type"] != "kept_back"]
 
     kinds = [report["type"] for report in reports if report["type"] != "progress"]
     assert kinds == ["training", "checkpoint", "suspended", "restored", "training", "checkpoint"]

@@ -16,6 +16,7 @@ import dike
 from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.export import choose, export
+from executor.trial_reports import RunReports
 from tests.trial.slot import Run, Slot, trial
 from tests.warm import in_tensorflow
 
@@ -76,6 +77,40 @@ def test_each_value_is_told_where_trials_may_be_stopped(plain_slot: Slot, tmp_pa
     assert all(count == step for count, step, _ in told)
     assert len(told) >= 500
     assert "values" not in plain_slot.run(script, trial(tmp_path)).of("progress")[-1]
+
+
+def test_nothing_is_lost_where_a_script_leaves_python_at_once(plain_slot: Slot, tmp_path: Path) -> None:
+    steps = "import os, dike\nfor step in range(1, 21): dike.report(step, loss=1 / step)\n"
+    for name, leaves in (("exit.py", "os._exit(0)"), ("child.py", "os.fork() or os._exit(1)\nos.wait()\nos._exit(0)")):
+        run = plain_slot.run(plain_slot.write(name, steps + leaves), trial(tmp_path))
+        assert run.code == 0
+        assert (run.of("progress")[-1]["step"], run.of("progress")[-1]["last"]) == (20, 0.05)
+        assert sum(report["count"] for report in run.of("progress")) == 20
+
+
+def test_what_a_crash_cuts_off_is_known(plain_slot: Slot, tmp_path: Path) -> None:
+    source = (
+        "import os, signal, time, dike\nfor step in range(1, 8): time.sleep(0.06); dike.report(step, loss=1 / step)\n"
+    )
+    run = plain_slot.run(plain_slot.write("crash.py", source + "os.kill(os.getpid(), signal.SIGSEGV)"), trial(tmp_path))
+    reports = RunReports(trial(tmp_path))
+    reports.feed(b"".join(json.dumps(report).encode() + b"\n" for report in run.reports))
+    assert run.code == -signal.SIGSEGV
+    assert reports.step < 7
+    reports.settle()
+    assert (reports.step, reports.last["last"]) == (7, 1 / 7)
+    assert sum(report["count"] for report in reports.losses.take(100)[1]) == 7
+
+
+def test_steps_are_reported_also_where_the_script_then_hangs(plain_slot: Slot, tmp_path: Path) -> None:
+    source = (
+        "import threading, dike\nfor step in range(1, 6): dike.report(step, loss=1 / step)\nthreading.Event().wait()\n"
+    )
+    run = plain_slot.start(plain_slot.write("hang.py", source), trial(tmp_path))
+    run.read(lambda report: report.get("step") == 5)
+    os.kill(run.pid, signal.SIGKILL)
+    run.read()
+    assert run.code == -signal.SIGKILL
 
 
 @pytest.fixture
@@ -210,3 +245,12 @@ def test_a_remote_folder_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(BadInputError, match="name a local folder with --checkpoint-dir"):
         folders.to_fill("gs://bucket/trial").__enter__()
+
+
+def test_outside_of_a_search_a_variable_gives_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIKE_PARAMS", '{"lr": 0.1, "name": "-q"}')
+    assert dike.params(lr=0.5, depth=3) == {"lr": 0.1, "name": "-q", "depth": 3}
+    for text in ("[1", "[1]", '{"lr": [1]}'):
+        monkeypatch.setenv("DIKE_PARAMS", text)
+        with pytest.raises(BadInputError, match="DIKE_PARAMS"):
+            dike.params()

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import json
+import math
 import os
 import re
 import subprocess
@@ -23,14 +24,15 @@ from optuna.samplers import RandomSampler
 from dike.exceptions import BadInputError, JobFailedError
 from dike.trial import search_command, search_space, tuning
 from dike.trial.script_api import params
-from dike.trial.search_result import SearchResult
+from dike.trial.search_result import SearchResult, TrialResult
 from dike.trial.spec import EARLIER_RESULTS
 from dike.trial.train_function import arguments_for
 from dike.trial.tuning import grid_search, tune
 from framework.cli.tune import tune as command
-from framework.search.records import Parameter
+from framework.search.records import Parameter, TrialRecord
 from framework.search.space import read_space
 from framework.search.store import Store
+from framework.service.api.schemas import TrialView
 from tests.running import dike_environment
 from tests.trial.slot import Slot, trial
 
@@ -244,6 +246,21 @@ def test_a_result_is_read() -> None:
     assert result.trials[0] == result.best
     assert str(result.trials[1].loss) == "nan"
     assert result.trials[1].metrics == {"f1": float("inf")}
+
+
+def test_figures_that_json_cannot_hold_come_back_as_they_were() -> None:
+    record = TrialRecord(0, {}, loss=math.nan, value=math.inf, best_value=0.5, metrics={"f1": -math.inf, "a": 1.0})
+    values = json.loads(json.dumps(record.to_json(), allow_nan=False))
+    assert (values["loss"], values["value"], values["metrics"]) == (None, None, {"f1": None, "a": 1.0})
+    assert values["not_finite"] == {"loss": "nan", "value": "inf", "metrics.f1": "-inf"}
+    read = TrialResult.from_json(values, "/checkpoints")
+    assert (str(read.loss), read.value, read.best_value, read.metrics) == (
+        *("nan", math.inf, 0.5),
+        {"f1": -math.inf, "a": 1.0},
+    )
+    view = TrialView.model_validate(record)
+    assert view.not_finite == values["not_finite"]
+    assert (view.loss, str(view.to_record().loss), view.to_record().metrics["f1"]) == (None, "nan", -math.inf)
 
 
 TWO_CALLS = """

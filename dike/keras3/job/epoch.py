@@ -18,7 +18,7 @@ from dike.keras3.job.checkpoints import FitSaver
 from dike.keras3.job.remote import ModelVariables
 from dike.keras3.job.step import Step
 from dike.process import termination
-from dike.reporting import reporter
+from dike.reporting import EpochLosses, reporter
 from dike.roles.cluster import Cluster
 
 _AHEAD_PER_WORKER = 3
@@ -50,6 +50,7 @@ class Epoch:
         variables: its variables.
         saver: saves the fit; its position is brought forward here.
         callbacks: Keras' callbacks.
+        losses: of all epochs of the fit.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Epoch:
         variables: ModelVariables,
         saver: FitSaver,
         callbacks: Any,
+        losses: EpochLosses,
     ) -> None:
         self._coordinator = cluster.coordinator
         self._workers = cluster.task.worker_count
@@ -81,8 +83,7 @@ class Epoch:
         self._over = threading.Event()
         self._under_way = 0
         self._logs: dict[str, Any] = {}
-        self._reported_s = time.monotonic()
-        self._samples = 0
+        self._losses = losses
 
     def run(self, batches: Batches) -> dict[str, Any]:
         """Trains the batches that are left of the epoch; returns the last logs."""
@@ -118,6 +119,7 @@ class Epoch:
             if self._model.stop_training:
                 break
         self._drain()
+        self._losses.epoch_ended()
         self._coordinator.join()
         self._saver.epoch_trained(self._logs)
         if termination.requested:
@@ -212,18 +214,13 @@ class Epoch:
         self._counted += 1
 
     def _report(self, batch: Batch) -> None:
-        self._samples += batch.samples
-        now_s = time.monotonic()
         loss = loss_of(self._logs)
-        elapsed_s = now_s - self._reported_s
         reporter().progress(
             self._position.step,
-            loss=None if loss is None or np.ndim(loss) else float(loss),
+            batch.samples,
+            loss=None if loss is None or np.ndim(loss) else self._losses.smoothed(float(loss), batch.index + 1),
             epoch=self._position.epoch + 1,
-            samples_per_s=self._samples / elapsed_s if elapsed_s > 0 else None,
         )
-        if elapsed_s > 1.0:
-            self._reported_s, self._samples = now_s, 0
 
     def _drain(self) -> None:
         self._hand_out()

@@ -20,7 +20,7 @@ from dike.keras3.job.epoch import Epoch
 from dike.keras3.job.remote import ModelVariables, RemoteVariables
 from dike.keras3.job.step import Step
 from dike.keras3.model import check_distributable, named_variables, optimizers_of
-from dike.reporting import reporter
+from dike.reporting import EpochLosses, reporter
 from dike.roles import planned_model
 from dike.roles.cluster import Cluster, log
 
@@ -129,6 +129,7 @@ class Fit:
         saver.begin()
         leaver.saver = saver
         epoch_logs: dict[str, Any] = {}
+        losses = EpochLosses()
         for number in range(position.epoch, epochs):
             self._report_total(position, batches)
             model.reset_metrics()
@@ -137,7 +138,7 @@ class Fit:
             with variables.on_ps():
                 if step.function is None:
                     self._trace(step, variables)
-                logs = Epoch(self._cluster, model, step, variables, saver, callbacks).run(batches)
+                logs = Epoch(self._cluster, model, step, variables, saver, callbacks, losses).run(batches)
             epoch_logs = dict(model._get_metrics_result_or_logs(logs))
             if validation is not None and model._should_eval(number, arguments["validation_freq"]):
                 epoch_logs.update(self._validate(validation, callbacks))

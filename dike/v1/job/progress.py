@@ -40,16 +40,9 @@ class StepReports:
         busy_s = max(results.get("arrived", ()), default=now_s) - (self._last_s or begun_s)
         if busy_s > 0:  # else the clock was set back
             self._rates.done(self._worker, float(busy_s))
-        elapsed_s = now_s - self._last_s if self._last_s is not None else 0.0
         self._last_s = now_s
-        rate = 1.0 / elapsed_s if elapsed_s > 0 else None
         loss = results.get("loss")
-        reporter().progress(
-            int(results["step"]),
-            loss=float(loss.mean()) if loss is not None else None,
-            steps_per_s=rate,
-            samples_per_s=rate * samples if rate is not None and samples is not None else None,
-        )
+        reporter().progress(int(results["step"]), samples, loss=float(loss.mean()) if loss is not None else None)
 
 
 def last_step(hooks: Iterable[Any]) -> int | None:

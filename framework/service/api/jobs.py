@@ -16,8 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
+from framework.mesos.offers import NO_OFFER
 from framework.scheduler.records import JobKind, JobRecord, JobState
-from framework.scheduler.snapshot import JobFacts
+from framework.scheduler.snapshot import JobFacts, Snapshot
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, is_of
 from framework.service.api.schemas import (
@@ -267,11 +268,18 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
             "best": best.get(record.id),
             "queue_position": positions.get(record.id) if record.state is JobState.QUEUED else None,
             "waiting_s": _waiting_s(record, snapshot.jobs.get(record.id)),
+            "waiting": _waiting(record, snapshot),
             "failure": _failure(record) if is_of(record, user) else record.failure,
             "yours": is_of(record, user),
         }
         for record in records
     ]
+
+
+def _waiting(record: JobRecord, snapshot: Snapshot) -> str:
+    """Why a job does not run; where it knows no more than that no offer comes, what `dike explain` says."""
+    is_vague = record.waiting.startswith(NO_OFFER) and not record.state.has_ended()
+    return explain(record, snapshot).sentence if is_vague else record.waiting
 
 
 def _waiting_s(record: JobRecord, facts: JobFacts | None) -> float | None:

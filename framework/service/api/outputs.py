@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tarfile
@@ -12,11 +13,12 @@ from urllib.parse import quote
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
-from dike.trial.export import pick
+from dike.trial.export import Kept, pick
 from dike.trial.folders import META
 from executor import outputs
 from executor.outputs import shown
 from framework.scheduler.records import JobKind, JobRecord
+from framework.search.records import TrialRecord
 from framework.search.store import Store
 from framework.service import queries
 from framework.service.api.backend import Backend, OwnJob, Service
@@ -26,6 +28,7 @@ from framework.training.state import stored_checkpoint_dir
 MAX_FILES = 10_000
 """How many files are listed."""
 BLOCK_BYTES = 1 << 18
+META_LIMIT_BYTES = 1 << 20
 _TRIAL = re.compile(r"trial-\d{1,9}")
 
 router = APIRouter(tags=["jobs"])
@@ -124,6 +127,27 @@ def get_model(
         raise HTTPException(404, f"{whose} has kept no {kept} that the service sees in {folder}.")
     assert folder is not None
     return StreamingResponse(_tar(folder, name), media_type="application/x-tar")
+
+
+def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Kept | None:
+    """The model of a trial that `dike export` would be handed; None where the service sees none."""
+    parent = _folder(service, record)
+    folder = f"{parent}/trial-{trial.number}"
+    if parent is None or outputs.is_remote(folder):
+        return None
+    try:
+        known = outputs.read_record(folder)
+        name = None if known is None or known.owner != _owner(record) else pick(_whole(folder), None, trial.best_step)
+        if name is None:
+            return None
+        here = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            with outputs.open_plain(META, here) as file:
+                return Kept(f"{folder}/{name}", dict(json.loads(file.read(META_LIMIT_BYTES))))
+        finally:
+            os.close(here)
+    except (OSError, ValueError):
+        return None  # It is being replaced, or the script has written something else there.
 
 
 def _whole(folder: str) -> list[str]:

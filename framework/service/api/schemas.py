@@ -189,6 +189,7 @@ class TrialView(View):
         value: the objective, as it was reported last or the best of it (`TrialList.value`).
         best_value, best_step: the best that was ever reported, and after how many steps.
         checkpoint: its newest; null before the first and if the job is not yours.
+        not_finite: figures that JSON cannot hold, and that are null here -> `nan`, `inf` or `-inf`.
         error: the end of its output if it failed; empty if the job is not yours.
     """
 
@@ -215,16 +216,41 @@ class TrialView(View):
     error: str
     created_s: float
     ended_s: float | None
+    not_finite: dict[str, str] = {}
 
     def to_record(self) -> TrialRecord:
         """The trial, as far as it is told."""
-        return TrialRecord(**self.model_dump(exclude={"status"}))
+        values = self.model_dump(exclude={"status", "not_finite"})
+        for name, text in self.not_finite.items():
+            of_metric = name.removeprefix("metrics.")
+            (values if of_metric == name else values["metrics"])[of_metric] = float(text)
+        return TrialRecord(**values)
+
+
+class BestTrialView(View):
+    """The best trial of a search (`framework.search.records.best_trial`).
+
+    Attributes:
+        number: its number.
+        in_words: its value, and the best that it ever had where that is another.
+        train_command: the shell command that trains with its parameters; None where trials call a function, and if the
+            job is not yours.
+        export_command: the shell command that exports its model; None where the service sees none, and if the job is
+            not yours.
+    """
+
+    number: int
+    in_words: str
+    train_command: str | None
+    export_command: str | None
 
 
 class TrialList(View):
     """A search's trials by number.
 
     Attributes:
+        best: the best trial; None before there is one.
+        ranking: the trials' numbers, the best first; those without a value and failed ones last.
         metric, mode: the objective, and whether its least (`min`) or greatest (`max`) value is best.
         value: whether a trial's value is the last one that it reported, or the best.
         trial_count: how many there are to be.
@@ -236,6 +262,8 @@ class TrialList(View):
     value: ValueKind
     trial_count: int
     trials: list[TrialView]
+    best: BestTrialView | None = None
+    ranking: list[int] = []
 
 
 class ImportanceView(View):

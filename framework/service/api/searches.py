@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Annotated, Any
 
@@ -9,10 +10,22 @@ from fastapi import APIRouter, HTTPException, Query
 
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.importance import LEAST_TRIALS, finished_trials, importances
+from framework.search.records import SearchSpec, TrialRecord, best_trial, ranked
 from framework.search.store import Store
+from framework.search.trials import train_command
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, Service, SignedIn, is_of
-from framework.service.api.schemas import ImportanceView, LossList, LossView, SliceList, SliceView, TrialList, TrialView
+from framework.service.api.outputs import kept_model
+from framework.service.api.schemas import (
+    BestTrialView,
+    ImportanceView,
+    LossList,
+    LossView,
+    SliceList,
+    SliceView,
+    TrialList,
+    TrialView,
+)
 from framework.service.requests import SearchJobRequest, stored_request
 
 router = APIRouter(tags=["searches"])
@@ -31,7 +44,34 @@ def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     if not is_of(record, user):
         hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
         views = [view.model_copy(update=hidden) for view in views]
-    return TrialList(metric=spec.metric, mode=spec.mode, value=spec.value, trial_count=spec.trial_count, trials=views)
+    order = ranked(found, spec.mode)
+    best = best_trial(found, spec.mode)
+    return TrialList(
+        metric=spec.metric,
+        mode=spec.mode,
+        value=spec.value,
+        trial_count=spec.trial_count,
+        trials=views,
+        best=None if best is None else _best_view(service, record, spec, best, is_yours=is_of(record, user)),
+        ranking=[trial.number for trial in order],
+    )
+
+
+def _best_view(
+    service: Backend, record: JobRecord, spec: SearchSpec, best: TrialRecord, *, is_yours: bool
+) -> BestTrialView:
+    training = exporting = None
+    if is_yours:
+        training = train_command(spec, best)
+        model = kept_model(service, record, best)
+        if model is not None:
+            exporting = shlex.join(["dike", "export", record.id, "-o", f"best{model.suffix}"])
+    return BestTrialView(
+        number=best.number,
+        in_words=best.in_words(spec.metric),
+        train_command=training,
+        export_command=exporting,
+    )
 
 
 @router.get("/jobs/{job_id}/slices")

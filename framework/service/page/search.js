@@ -14,53 +14,16 @@ const POINTS_OF_ALL = 4000;
 const ROWS = 50;
 const TRIALS_ENDED = ["finished", "stopped", "failed"];
 
-/** Trials by value, the best first; those that have none, or have failed, last. */
-function ranked(trials, mode) {
-  const sign = mode === "max" ? -1 : 1;
-  const rank = (trial) => (trial.state === "failed" || trial.value === null ? Infinity : sign * trial.value);
-  return [...trials].sort((one, other) => rank(one) - rank(other) || one.number - other.number);
-}
-
-function bestOf(trials) {
-  return trials.length > 0 && trials[0].value !== null && trials[0].state !== "failed" ? trials[0] : undefined;
-}
-
-/** The best value that any trial ever had, which only gets better: [value, step, trial]; undefined before there is one. */
-function bestSoFar(trials, mode) {
-  const sign = mode === "max" ? -1 : 1;
-  return trials
-    .map((trial) => (trial.best_value === null ? [trial.value, trial.step, trial] : [trial.best_value, trial.best_step, trial]))
-    .filter(([value]) => value !== null)
-    .sort(([one, , trial], [other, , next]) => sign * (one - other) || trial.number - next.number)[0];
+/** The trials, the best first, in the order in which all tables have them. */
+function inOrder({ trials, ranking }) {
+  const byNumber = new Map(trials.map((trial) => [trial.number, trial]));
+  return ranking.map((number) => byNumber.get(number));
 }
 
 function parametersOf(trial) {
   return Object.entries(trial.parameters)
     .map(([name, value]) => `${name}=${typeof value === "number" ? Number(value.toPrecision(4)) : value}`)
     .join(", ");
-}
-
-/** A word as a shell takes it. */
-function quoted(word) {
-  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
-}
-
-/** The command that trains once more with a trial's parameters; undefined where some reach the script otherwise. */
-function commandOf(trial, spec) {
-  const entries = Object.entries(trial.parameters);
-  if (!spec || spec.call !== null || entries.some(([name]) => !(name in spec.flags))) return undefined;
-  const words = (isBefore) =>
-    entries
-      .filter(([name]) => spec.flags[name].startsWith("^") === isBefore)
-      .flatMap(([name, value]) => wordsOf(spec.flags[name].replace("^", ""), value));
-  return ["python", spec.script, ...words(true), ...spec.arguments, ...words(false)].map(quoted).join(" ");
-}
-
-/** The words of a parameter, as framework/project/script_flags.py describes its flag. */
-function wordsOf(flag, value) {
-  if (flag.includes("|")) return [flag.split("|")[value ? 0 : 1]].filter(Boolean);
-  if (flag.endsWith(" ")) return [flag.trim(), String(value)];
-  return [flag.endsWith("=") ? `${flag}${value}` : `${flag}=${value}`];
 }
 
 function Sample({ number }) {
@@ -118,24 +81,17 @@ function TrialCurves({ losses, trials, pointed, setPointed }) {
     </p>`;
 }
 
-function Best({ list, trials, spec, id, active }) {
-  const reached = bestSoFar(trials, list.mode);
-  if (!reached) return null;
-  const [value, step, trial] = reached;
-  const best = bestOf(trials) ?? trial;
-  const command = commandOf(best, spec);
-  const of = (one) => (Object.keys(one.parameters).length ? `: ${parametersOf(one)}` : "");
+function Best({ list, trials, active }) {
+  const { best } = list;
+  if (!best) return null;
+  const trial = trials.find((one) => one.number === best.number);
   return html`<div class="best-so-far">
     <p>
-      ${active ? "Best so far" : "Best"}: ${list.metric} <strong>${figure(value)}</strong>, trial
-      ${" "}${trial.number} at step ${figure(step)}${of(trial)}
+      ${active ? "Best so far" : "Best"}: trial ${trial.number}, <strong>${best.in_words}</strong>
+      ${" "}(${trial.state})${Object.keys(trial.parameters).length ? `: ${parametersOf(trial)}` : ""}
     </p>
-    ${
-      best !== trial &&
-      html`<p>Best by its last value: ${list.metric} <strong>${figure(best.value)}</strong>, trial ${best.number}${of(best)}</p>`
-    }
-    ${spec && html`<${Copyable} label="Save its model" text=${`dike export ${quoted(id)} --trial ${best.number} -o best.keras`} />`}
-    ${command && html`<${Copyable} label="Train with its parameters" text=${command} />`}
+    ${best.export_command && html`<${Copyable} label="Save its model" text=${best.export_command} />`}
+    ${best.train_command && html`<${Copyable} label="Train with its parameters" text=${best.train_command} />`}
   </div>`;
 }
 
@@ -161,7 +117,6 @@ function Trial({ trial, isBest, isLoss, hasBest, yours, onOutput }) {
 
 function Trials({ list, trials, yours, onOutput }) {
   const [rows, setRows] = useState(ROWS);
-  const best = bestOf(trials);
   const metric = list.metric;
   const isLoss = metric === "loss";
   const hasBest = list.value === "last";
@@ -183,7 +138,7 @@ function Trials({ list, trials, yours, onOutput }) {
         ${trials
           .slice(0, rows)
           .map(
-            (trial) => html`<${Trial} key=${trial.number} trial=${trial} isBest=${trial === best} isLoss=${isLoss}
+            (trial) => html`<${Trial} key=${trial.number} trial=${trial} isBest=${trial.number === list.best?.number} isLoss=${isLoss}
               hasBest=${hasBest} yours=${yours} onOutput=${() => onOutput(trial.number)} />`,
           )}
       </tbody>
@@ -199,16 +154,16 @@ async function load(id, before, signal) {
   const finished = list.trials.filter((trial) => trial.state === "finished").length;
   // Only finished trials count.
   const importance = finished === before?.finished ? before.importance : await get(`${path}/importance`, {}, signal);
-  return { list, slices, losses, finished, importance, trials: ranked(list.trials, list.mode) };
+  return { list, slices, losses, finished, importance, trials: inOrder(list) };
 }
 
-function Progress({ found, active, spec, id, pointed, setPointed }) {
+function Progress({ found, active, pointed, setPointed }) {
   const { list, slices, losses, trials } = found;
   const ended = trials.filter((trial) => TRIALS_ENDED.includes(trial.state)).length;
   const text = `${ended} of ${list.trial_count} trials have ended`;
   const part = list.trial_count ? ended / list.trial_count : 0;
   return html`<p class="now"><${Bar} part=${part} label="trials that have ended" text=${text} /> ${text}</p>
-    <${Best} list=${list} trials=${trials} spec=${spec} id=${id} active=${active} />
+    <${Best} list=${list} trials=${trials} active=${active} />
     <${TrialCurves} losses=${losses} trials=${trials} pointed=${pointed} setPointed=${setPointed} />
     <${Timeline} slices=${slices} active=${active} />`;
 }
@@ -247,7 +202,7 @@ export function Search({ job, active, where }) {
       ${
         data === undefined
           ? html`<${Pending} error=${error} />`
-          : html`<${Progress} found=${data} active=${active} spec=${spec} id=${id} pointed=${pointed} setPointed=${setPointed} />`
+          : html`<${Progress} found=${data} active=${active} pointed=${pointed} setPointed=${setPointed} />`
       }
     </section>
     ${data && html`<${Parameters} found=${data} space=${spec?.space ?? []} pointed=${pointed} setPointed=${setPointed} />`}
