@@ -64,7 +64,8 @@ class SavingRuntime(TrialRuntime):
 
 def main() -> None:
     """Plays every kind of the folder that the program was given."""
-    assert keras.__version__ and tf.__version__
+    assert keras.__version__
+    assert tf.__version__
     gc.freeze()
     folder = Path(sys.argv[1])
     for kind, points in json.loads((folder / "plays.json").read_text()).items():

@@ -40,7 +40,17 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
-        observe("step", self.fit, self.epoch, batch, self.steps, self.random.random(), random.random(), logs["loss"].hex(), digest(self.model))
+        observe(
+            "step",
+            self.fit,
+            self.epoch,
+            batch,
+            self.steps,
+            self.random.random(),
+            random.random(),
+            logs["loss"].hex(),
+            digest(self.model),
+        )
 
     def on_epoch_end(self, epoch, logs=None):
         observe("epoch", self.fit, epoch, {name: float(value).hex() for name, value in logs.items()})
@@ -145,9 +155,7 @@ def datasets():
             .shuffle(5, seed=1)
             .batch(BATCH)
         ),
-        "sampled": lambda: (
-            tf.data.Dataset.sample_from_datasets([pairs(), pairs(-X, Y)], seed=4).batch(BATCH)
-        ),
+        "sampled": lambda: tf.data.Dataset.sample_from_datasets([pairs(), pairs(-X, Y)], seed=4).batch(BATCH),
         "concatenated": lambda: shuffled.concatenate(pairs()).batch(BATCH),
         "bucketed": lambda: (
             pairs()
@@ -265,7 +273,14 @@ def ragged():
     parts = tf.RaggedTensor.from_row_lengths(np.arange(30.0, dtype=np.float32), [1, 5, 4, 2, 8, 3, 1, 4, 2])
     data = tf.data.Dataset.from_tensor_slices((parts, Y[:9])).shuffle(9, seed=1)
     data = data.map(lambda x, y: (tf.pad(x[:4], [[0, 4 - tf.minimum(4, tf.shape(x)[0])]]), y))
-    train(data.ragged_batch(BATCH).map(lambda x, y: (tf.ensure_shape(x if not hasattr(x, "to_tensor") else x.to_tensor(shape=(None, 4)), (None, 4)), y)))
+    train(
+        data.ragged_batch(BATCH).map(
+            lambda x, y: (
+                tf.ensure_shape(x if not hasattr(x, "to_tensor") else x.to_tensor(shape=(None, 4)), (None, 4)),
+                y,
+            )
+        )
+    )
 
 
 @kind
