@@ -22,7 +22,6 @@ _POINTS = {
     "filtered": [3, 4, 11],
     "from_generator": [4, 9, 14],
     "generator_of_batches": [4, 8, 10],
-    "more_steps_unknown": [2, 4],
 }
 
 
