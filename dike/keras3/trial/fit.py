@@ -255,7 +255,7 @@ class Fit:
         data = self._batches.resume(position, self._saved.data_arrays, self._saved.iterator_files, state.batch)
         self._model.train_function(data)
         del data
-        self._restore()
+        self._restore(self._batches.unused(state.randomness))
         self._logs = state.logs
         self._reports.step = state.step
         self._steps_before = state.step - state.batch
