@@ -2,8 +2,9 @@
 
 Known are Python's `random`, NumPy's global state, every generator that was made with `random.Random`,
 `numpy.random.default_rng` or `numpy.random.RandomState`, TensorFlow's eager global seed and global generator, and
-PyTorch's default generators. A generator is recognised in a later run of the script by the line that made it and by
-how many that line had made before. Generators that no longer exist are forgotten.
+PyTorch's default generators; beside these, what Python functions behind `tf.data` keep (`dike.data_functions`). A
+generator is recognised in a later run of the script by the line that made it and by how many that line had made
+before. Generators that no longer exist are forgotten.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import itertools
 import random
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +36,7 @@ class _Generators:
     def __init__(self) -> None:
         self._living: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._made: Counter[str] = Counter()
+        self._data_places: set[str] = set()
         self._awaited: dict[str, Any] = {}
 
     def add(self, generator: Any, maker: FrameType | None) -> None:
@@ -41,6 +44,8 @@ class _Generators:
         place = f"{maker.f_globals.get('__name__')}:{maker.f_lineno}" if maker is not None else ""
         key = f"{place}:{self._made[place]}"
         self._made[place] += 1
+        if threading.current_thread() is not threading.main_thread():
+            self._data_places.add(place)
         self._living[key] = generator
         if key in self._awaited:
             _set_state(generator, self._awaited.pop(key))
@@ -52,11 +57,15 @@ class _Generators:
 
     @property
     def made(self) -> dict[str, int]:
-        """How many each place has made."""
-        return dict(self._made)
+        """How many each place has made that code behind the data runs, which runs in threads of its own.
+
+        What it made in earlier epochs is gone. What other places made and is alive, they make again.
+        """
+        return {place: self._made[place] for place in sorted(self._data_places)}
 
     def restore(self, states: State, made: dict[str, int]) -> None:
-        """Puts back those that live; the others wait. Places count on from what they had made."""
+        """Restores those that exist; the others are restored when they are made. `made` is where the counts go on."""
+        self._data_places.update(made)
         self._made = Counter({**self._made, **made})
         self._awaited = dict(states)
         for key, generator in sorted(self._living.items()):
@@ -65,6 +74,7 @@ class _Generators:
 
 
 _generators = _Generators()
+_tensorflow_seeds: list[int] = []
 
 
 @functools.cache
@@ -78,6 +88,27 @@ def install(seed: int) -> None:
     random.seed(seed)
     _watch_python()
     after_import("numpy.random", functools.partial(_watch_numpy, seed))
+    after_import("tensorflow.python.eager.context", functools.partial(_seed_tensorflow, seed))
+    after_import("tensorflow.python.ops.script_ops", _watch_functions)
+
+
+def _watch_functions(module: ModuleType) -> None:
+    from dike import data_functions
+
+    data_functions.watch(module)
+
+
+def is_tensorflow_seeded() -> bool:
+    """Whether the script has given TensorFlow a seed."""
+    from tensorflow.python.eager import context
+
+    return context.global_seed() not in (None, *_tensorflow_seeds)
+
+
+def _seed_tensorflow(seed: int, module: ModuleType) -> None:
+    """Without a seed data would be shuffled in another order in each process."""
+    _tensorflow_seeds.append(seed)
+    module.set_global_seed(seed)
 
 
 def _watch_python() -> None:
@@ -248,7 +279,22 @@ _SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 def state() -> State:
     """Where all known generators are now, as JSON values."""
     found = {name: read() for name, (read, _) in _SOURCES.items() if name in sys.modules}
-    return {**found, "generators": _generators.states(), "made": _generators.made}
+    return {
+        **found,
+        "generators": _generators.states(),
+        "made": _generators.made,
+        "functions": _functions().state() if "tensorflow" in sys.modules else {},
+    }
+
+
+def has_data_functions() -> bool:
+    """Whether `tf.data` may call Python functions of the script."""
+    return "tensorflow" in sys.modules and bool(_functions())
+
+
+def lost() -> list[str]:
+    """Names of what Python functions behind the data keep and `state` leaves out."""
+    return _functions().lost() if "tensorflow" in sys.modules else []
 
 
 def restore(saved: State) -> None:
@@ -257,3 +303,11 @@ def restore(saved: State) -> None:
         if name in saved and name in sys.modules:
             put_back(saved[name])
     _generators.restore(saved["generators"], saved.get("made", {}))
+    if "tensorflow" in sys.modules:
+        _functions().restore(saved["functions"])
+
+
+def _functions() -> Any:
+    from dike.data_functions import functions
+
+    return functions

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import itertools
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,13 +19,14 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from tensorflow.python.data.ops.options import ExternalStatePolicy
-from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
 from dike import randomness
-from dike.keras3.plain_values import Attributes
+from dike.plain_values import Attributes
 
 _ITERATOR = "iterator"
+_OWN = ("generators", "functions")
+"""The parts of a random state that consist of parts by name."""
 
 
 @dataclass
@@ -36,9 +40,9 @@ class DataPosition:
         kept: whether the next epoch goes on with the current one.
         seen: Keras' count of batches taken from it.
         per_epoch: batches in an epoch; None if that is not known yet.
-        attributes: attributes of a `PyDataset`, packed: when the current iterator was made if that will be needed
-            again, else now.
-        randomness: the random state when the current iterator was made.
+        attributes: attributes of a `PyDataset` before the first batch of the current iterator, packed.
+        attributes_now: what they are now, packed.
+        randomness: the random state before that first batch.
     """
 
     made: int = 0
@@ -47,6 +51,7 @@ class DataPosition:
     seen: int = 0
     per_epoch: int | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
+    attributes_now: dict[str, Any] = field(default_factory=dict)
     randomness: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,7 +78,8 @@ class Batches(TFEpochIterator):
         self._arrays: list[Any] = []
         self._skip = 0
         self._to_resume: Callable[[], Any] | None = None
-        self._randomness_used: dict[str, Any] | None = None
+        self._replayed: list[Any] = []
+        self._used: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._iterator: Any = None
         if _takers:
             _takers[-1](self)
@@ -112,7 +118,19 @@ class Batches(TFEpochIterator):
     @property
     def is_seeded(self) -> bool:
         """Whether the script has given TensorFlow a seed, so that it shuffles in the same order in another process."""
-        return context.global_seed() is not None
+        return randomness.is_tensorflow_seeded()
+
+    @property
+    def _runs_python(self) -> bool:
+        """Whether Python code makes the batches, or is called for them by `tf.data`."""
+        specs = tf.nest.flatten(self._distributed_dataset.element_spec)
+        is_plain = all(isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec) for spec in specs)
+        return self.is_python or (is_plain and randomness.has_data_functions())
+
+    @property
+    def _has_workers(self) -> bool:
+        """Whether a `PyDataset` has its batches made by several threads or processes."""
+        return self._is_py_dataset and self.data_adapter.enqueuer is not None
 
     @property
     def _is_py_dataset(self) -> bool:
@@ -126,8 +144,38 @@ class Batches(TFEpochIterator):
 
     def _pass_over(self, count: int) -> None:
         """Does as if `count` more iterators had been made. Only those over a user's data set depend on how many."""
-        for _ in range(0 if self.is_python or self.is_array else count):
-            iter(self._distributed_dataset)
+        for number in range(0 if self.is_python or self.is_array else count):
+            self._end(iter(self._distributed_dataset), number, 0)
+
+    def _end(self, iterator: Any, number: int, taken: int) -> None:
+        """Takes the batches that Keras would, where those of later iterators depend on it.
+
+        Args:
+            iterator: the iterator.
+            number: how many had been made before.
+            taken: batches taken from it.
+        """
+        count = self.data_adapter.num_batches
+        # At the end of an epoch whose length it knows Keras makes an iterator that it does not use.
+        is_used = number % 2 == 0 or count is None or self.steps_per_epoch is not None
+        if is_used and ((number == 0 and self._caches) or self._shuffles_again):
+            left = None if count is None else max(0, int(count) - taken)
+            collections.deque(itertools.islice(iterator, left), maxlen=0)
+
+    @functools.cached_property
+    def _caches(self) -> bool:
+        """Whether the first iterator keeps its elements, in its order, for all others."""
+        return any(_is_kind(part, "Cache") for part in _parts(self._distributed_dataset))
+
+    @functools.cached_property
+    def _shuffles_again(self) -> bool:
+        """Whether a finite data set has a shuffle that another part of it begins again, or later."""
+        if self._distributed_dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            return False
+        parts = list(_parts(self._distributed_dataset))
+        late = [part._inputs() for part in parts if _is_kind(part, "Repeat")]
+        late += [part._inputs()[1:] for part in parts if _is_kind(part, "Concatenate")]
+        return any(_is_kind(part, "Shuffle") for inputs in late for each in inputs for part in _parts(each))
 
     def track(self, watcher: Watcher) -> None:
         """Keeps its position from now on and tells `watcher` about every batch."""
@@ -148,9 +196,9 @@ class Batches(TFEpochIterator):
         # In an epoch Keras has already counted the batches of the step that is due.
         at.seen = self._steps_seen - (self.steps_per_execution if batch else 0)
         at.per_epoch = self._num_batches
-        if self._attributes is not None and not (batch or at.kept):
-            self._snapshot(self._attributes)
-        arrays.extend(self._arrays)
+        if self._attributes is not None:
+            arrays.extend(self._arrays)
+            at.attributes_now = self._attributes.save(arrays)
         return at
 
     def iterator_files(self, batch: int, *, even_seeded: bool = False) -> dict[str, bytes]:
@@ -170,8 +218,13 @@ class Batches(TFEpochIterator):
         return files or {}
 
     def resume(
-        self, position: DataPosition, arrays: list[Any], files: Mapping[str, bytes], batch: int
-    ) -> Iterator[Any]:
+        self,
+        position: DataPosition,
+        arrays: list[Any],
+        files: Mapping[str, bytes],
+        batch: int,
+        step: Callable[[Iterator[Any]], Any],
+    ) -> None:
         """Goes back to a position.
 
         Args:
@@ -179,9 +232,7 @@ class Batches(TFEpochIterator):
             arrays: the arrays it gave.
             files: what `iterator_files` returned.
             batch: batches of the running epoch that are done; 0 between two epochs.
-
-        Returns:
-            Batches for one call of the training function, whose effects are to be undone.
+            step: one call of the training function, which makes the variables; its effects are to be undone.
         """
         self._at, self._arrays = position, arrays
         self._num_batches = position.per_epoch
@@ -190,27 +241,52 @@ class Batches(TFEpochIterator):
         if self.is_python:
             self._to_resume = self._remake if goes_on else None
             position.made -= goes_on
-            batches = self._first_batches()
+            step(self._first_batches())
+            if self.is_generator and position.made and not position.kept:
+                # The epochs before have used it up.
+                collections.deque(iter(self._distributed_dataset), maxlen=0)
             if self._attributes is not None:
-                self._attributes.restore(position.attributes, arrays)
-            return batches
-        self._pass_over(position.made - 2)
-        earlier = iter(self._distributed_dataset) if position.made > 1 or files else None
+                self._attributes.restore(position.attributes_now, arrays)
+            return
+        passed = position.made - goes_on
+        self._pass_over(passed - 1)
         current = iter(self._distributed_dataset)
+        if files and (_has_shuffle(files) or not _has_shuffle(_save_iterator(current, without_random_ops=True))):
+            step(current)
+            _restore_iterator(current, files)
+        elif passed or not goes_on:
+            # Before the next one is brought to where it was: both may be made by the same Python code.
+            step(current)
+            self._end(current, passed - 1, self.steps_per_execution)
+            if goes_on:
+                current = self._replay(iter(self._distributed_dataset), position.drawn)
+        elif self._runs_python:
+            self._replay(current, position.drawn)
+            step(self._over(self._replayed))
+        else:
+            # The step takes the rest where there is no other iterator to give it a batch.
+            self._replay(current, position.drawn - self.steps_per_execution)
+            step(current)
         self._to_resume = (lambda: current) if goes_on else None
         position.made -= goes_on
-        if files:
-            _restore_iterator(current, files)
-        elif goes_on:
-            # The first step takes the rest where there is no other iterator to give it a batch.
-            self._replay(current, position.drawn - (self.steps_per_execution if earlier is None else 0))
-        return current if earlier is None else earlier
 
     def _remake(self) -> Iterator[Any]:
         """The current iterator once more, by the same Python code with the same random numbers."""
-        if self._attributes is not None:
-            self._attributes.restore(self._at.attributes, self._arrays)
-        return self._replay(None, self._at.drawn)
+        attributes, at = self._attributes, self._at
+        if attributes is None:
+            return self._replay(None, at.drawn)
+        if self._has_workers:
+            enqueuer = self.data_adapter.enqueuer
+            enqueuer.stop()
+            enqueuer.ready_queue.queue.clear()
+        attributes.restore(at.attributes, self._arrays)
+        before = attributes.digests()
+        iterator = self._replay(None, at.drawn)
+        # What the data set changes as it makes batches is as it was; the rest may have changed at an epoch's end.
+        after = attributes.digests()
+        unused = {name: value for name, value in at.attributes_now.items() if before.get(name) == after.get(name)}
+        attributes.restore(unused, self._arrays)
+        return iterator
 
     def _replay(self, iterator: Any, count: int) -> Any:
         """Draws the first `count` batches of the current iterator again; random states are then as before.
@@ -224,12 +300,37 @@ class Batches(TFEpochIterator):
         """
         now = randomness.state()
         randomness.restore(self._at.randomness)
+        if self._has_workers:
+            self.data_adapter.enqueuer.start()
         if iterator is None:
             iterator = iter(self._distributed_dataset)
-        _draw(iterator, count)
-        self._randomness_used = randomness.state()
+        first = randomness.state()
+        self._replayed = list(itertools.islice(iterator, min(count, 1)))
+        settled = self._settled_randomness()
+        self._replayed += itertools.islice(iterator, max(0, min(count, self.steps_per_execution) - 1))
+        _draw(iterator, count - len(self._replayed))
+        used = self._settled_randomness()
+        # A generator of its own the code uses alone. From a global one it may draw before the first batch, to shuffle,
+        # and others since: that it uses throughout only where batches after the first change it.
+        before = {
+            **(settled if count > 1 else used),
+            "generators": first["generators"],
+            "functions": first["functions"],
+        }
+        self._used = (before, used)
         randomness.restore(self.unused(now))
         return iterator
+
+    def _settled_randomness(self) -> dict[str, Any]:
+        """The random state once code that makes batches ahead has made all that it may, or is slow."""
+        state, equal = randomness.state(), 0
+        for _ in range(20 if self._runs_python else 0):
+            time.sleep(0.01)
+            last, state = state, randomness.state()
+            equal = equal + 1 if state == last else 0
+            if equal == 2:
+                break
+        return state
 
     def first_batch(self) -> Any:
         """A batch of data that Python code makes, which may make it once more; random states stay as they are."""
@@ -244,8 +345,7 @@ class Batches(TFEpochIterator):
 
         Python code makes batches ahead of the training, so where its generators were says little.
         """
-        used = self._randomness_used
-        return random_state if used is None else _where_equal(random_state, self._at.randomness, used)
+        return random_state if self._used is None else _where_equal(random_state, *self._used)
 
     def _first_batches(self) -> Iterator[Any]:
         """Batches past what is used up, and without a thread that would make more of them."""
@@ -255,6 +355,10 @@ class Batches(TFEpochIterator):
             batches = [adapter._standardize_batch(adapter.py_dataset[number % length]) for number in range(count)]
         else:
             batches = list(itertools.islice(itertools.cycle(adapter._first_batches), count))
+        return self._over(batches)
+
+    def _over(self, batches: list[Any]) -> Iterator[Any]:
+        """An iterator of the kind that the training function takes."""
         signature = self._distributed_dataset.element_spec
         return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature))
 
@@ -269,15 +373,14 @@ class Batches(TFEpochIterator):
 
     def _make_anew(self) -> Any:
         self._at.drawn = 0
-        if self._watcher is not None:
-            self._at.randomness = randomness.state()
-        if self._attributes is not None:
-            self._snapshot(self._attributes)
         return iter(self._distributed_dataset)
 
-    def _snapshot(self, attributes: Attributes) -> None:
-        self._arrays = []
-        self._at.attributes = attributes.save(self._arrays)
+    def _begin(self, random_state: dict[str, Any]) -> None:
+        """The first batch of an iterator is due; Python code behind it begins now."""
+        self._at.randomness = random_state
+        if self._attributes is not None:
+            self._arrays = []
+            self._at.attributes = self._attributes.save(self._arrays)
 
     def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:
         if self._watcher is None:
@@ -287,6 +390,8 @@ class Batches(TFEpochIterator):
         # Keras counts from 0 for the iterator it is handed, but that may have been used in epochs before this one.
         seen = self._at.seen - skip if self._to_resume is not None else 0
         is_first = True
+        # Workers begin with the epoch.
+        random_state = randomness.state() if self._has_workers else None
         for begin, end, iterator in super()._enumerate_iterator():
             if begin < skip:
                 continue
@@ -296,6 +401,8 @@ class Batches(TFEpochIterator):
             else:
                 self._watcher.between_steps(begin)
             is_first = False
+            if not self._at.drawn:
+                self._begin(random_state or randomness.state())
             self._at.drawn += self.steps_per_execution
             yield begin, end, iterator
 
@@ -311,19 +418,29 @@ class _Iterable:
 
 
 def _where_equal(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Those generators of `state` that are the same before and after."""
-    generators = {
-        key: value
-        for key, value in state["generators"].items()
-        if before["generators"].get(key) == after["generators"].get(key)
-    }
-    others = {key: value for key, value in state.items() if before.get(key) == after.get(key)}
-    return {**others, "generators": generators}
+    """The part of `state` that is the same before and after, by generator and by function of the data."""
+    equal = {key: value for key, value in state.items() if before.get(key) == after.get(key)}
+    for kind in _OWN:
+        equal[kind] = {
+            key: value for key, value in state[kind].items() if before[kind].get(key) == after[kind].get(key)
+        }
+    return equal
 
 
 def _draw(iterator: Iterator[Any], count: int) -> None:
-    for _ in range(count):
-        next(iterator)
+    """Takes batches, `count` of them if there are so many: a step may have had fewer than its share."""
+    collections.deque(itertools.islice(iterator, max(0, count)), maxlen=0)
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    """A data set and all that it is made of."""
+    yield dataset
+    for each in dataset._inputs():
+        yield from _parts(each)
+
+
+def _is_kind(dataset: Any, kind: str) -> bool:
+    return type(dataset).__name__.strip("_") == f"{kind}Dataset"
 
 
 def _save_iterator(iterator: Any, *, without_random_ops: bool) -> dict[str, bytes] | None:
@@ -358,6 +475,14 @@ def _restore_iterator(iterator: Any, files: Mapping[str, bytes]) -> None:
             prefix=f"{folder}/{_ITERATOR}", tensor_names=[_ITERATOR], shape_and_slices=[""], dtypes=[tf.variant]
         )
     gen_dataset_ops.deserialize_iterator(iterator._iterator_resource, state)
+
+
+def _has_shuffle(files: Mapping[str, bytes] | None) -> bool:
+    """Whether an iterator's state says where a shuffle is; None is no state.
+
+    It does not once the shuffle has given all it had, so how many orders there have been is not known from it.
+    """
+    return any(b"num_random_samples" in content for content in (files or {}).values())
 
 
 def _read(path: str) -> bytes:

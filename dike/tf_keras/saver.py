@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dike import checkpoints
-from dike.keras3.plain_values import DATA_BYTES, CallbackStates, dump_groups, load_groups
+from dike.plain_values import DATA_BYTES, CallbackStates, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter, OrderedDict, defaultdict, deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dike.keras3 import plain_values
-from dike.keras3.plain_values import Attributes
+from dike import plain_values
+from dike.plain_values import Attributes
 
 LARGE = 1000
 
@@ -34,3 +37,41 @@ def test_what_has_changed_is_saved_however_large_but_no_data(monkeypatch: pytest
     assert np.array_equal(other.weights[0], np.arange(LARGE))
     assert (other.weights[1].dtype, other.weights[1]) == (np.float32, 2)
     assert other.weights[2].shape == (0, 2)
+
+
+PLAIN = [
+    {"a", "b"},
+    frozenset({1, 2}),
+    deque([1, 2], maxlen=3),
+    b"bytes",
+    Path("data") / "file",
+    OrderedDict(b=1, a=2),
+    Counter("abca"),
+    defaultdict(list, {3: [(1, None)]}),
+    {"nested": [deque([{1}]), {2.5: (True,)}]},
+]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
+def test_containers_are_what_they_were(value: Any) -> None:
+    target = SimpleNamespace(value=None)
+    attributes = Attributes(target)
+    target.value = value
+    arrays: list[Any] = []
+    packed = json.loads(json.dumps(attributes.save(arrays)))
+    other = SimpleNamespace(value=None)
+    Attributes(other).restore(packed, arrays)
+    assert (type(other.value), other.value) == (type(value), value)
+    assert getattr(other.value, "maxlen", None) == getattr(value, "maxlen", None)
+    assert getattr(other.value, "default_factory", None) == getattr(value, "default_factory", None)
+    assert attributes.lost() == []
+
+
+def test_what_has_changed_and_is_not_plain_is_named() -> None:
+    target = SimpleNamespace(model=object(), samples=[object()], same=[object()], late=None)
+    attributes = Attributes(target)
+    assert attributes.lost() == []
+    target.samples.append(object())
+    target.late = object()
+    target.new = open
+    assert attributes.lost() == ["samples", "late", "new"]

@@ -90,7 +90,7 @@ def plan(begun):
         solve(program(random.Random(1)))
         begun.set()
 
-def command(obj):
+def command(**given):
     for begun in [threading.Event() for _ in range(AT_A_TIME)]:
         Threads(print).start(lambda begun=begun: plan(begun))
         begun.wait()

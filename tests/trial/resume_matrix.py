@@ -1,11 +1,12 @@
 """Plays each kind of input with every step of a short training as the point of interruption.
 
-`python resume_matrix.py FOLDER` plays what FOLDER/plays.json says: kind -> indices of checkpoints to go on from (null:
-all of them). A kind is trained three times from its beginning - without Dike, as a trial, and as a trial that writes a
+`python resume_matrix.py FOLDER` plays what FOLDER/plays.json says: kind -> indices of checkpoints to resume from, null
+for all of them. `python resume_matrix.py FOLDER PART PARTS` plays all checkpoints of every PARTS-th kind, from the
+PART-th. A kind is trained three times from its beginning - without Dike, as a trial, and as a trial that writes a
 checkpoint at every opportunity - and then once more from each of these checkpoints. FOLDER/KIND.json gets what was
 observed: `bare`, `plain`, `saving`, and `resumed`: for each checkpoint the lines that its run observed, with `before`,
-the number of lines of `saving` that were there when it was written. Each run is a fork of one process that has imported
-TensorFlow.
+the number of lines of `saving` that were there when it was written. Each run is a fork of one process that has
+imported TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -68,8 +70,17 @@ def main() -> None:
     assert tf.__version__
     gc.freeze()
     folder = Path(sys.argv[1])
-    for kind, points in json.loads((folder / "plays.json").read_text()).items():
+    for kind, points in _plays(folder, sys.argv[2:]).items():
         (folder / f"{kind}.json").write_text(json.dumps(_play(kind, points, folder / kind)))
+
+
+def _plays(folder: Path, part: list[str]) -> dict[str, list[int] | None]:
+    if not part:
+        plays: dict[str, list[int] | None] = json.loads((folder / "plays.json").read_text())
+        return plays
+    number, parts = map(int, part)
+    names = runpy.run_path(str(SCRIPT))["ALL"]
+    return dict.fromkeys(names[number::parts])
 
 
 def _play(kind: str, points: list[int] | None, work: Path) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Batches:
         if position.drawn and not state.files and (data.is_generator or not (data.is_python or data.is_seeded)):
             kind = "a Python generator" if data.is_generator else "a dataset whose order cannot be saved"
             log(f"the data come from {kind}: it begins anew, and its first {position.drawn} batches are passed over.")
-        next(data.resume(position, state.arrays, state.files, batch))  # a batch that only a trial has a use for
+        data.resume(position, state.arrays, state.files, batch, next)
 
     def unused(self, randomness: Mapping[str, Any]) -> dict[str, Any]:
         """The part of a random state that the data, brought to where it was, has not used."""

@@ -23,7 +23,7 @@ from dike.keras3.callbacks import settle
 from dike.keras3.job.batches import Batches, DataState
 from dike.keras3.model import metric_variables, unique_names, values_of
 from dike.keras3.model_files import KeptModel, ModelFiles
-from dike.keras3.plain_values import CallbackStates, dump_groups, load_groups
+from dike.plain_values import CallbackStates, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing

@@ -9,7 +9,7 @@ from typing import Any
 
 from dike.arrays import dump_arrays, load_arrays
 from dike.keras3.data import DataPosition
-from dike.keras3.plain_values import dump_groups, load_groups
+from dike.plain_values import dump_groups, load_groups
 from dike.trial import folders
 from dike.trial.export import LAYOUT, VARIABLES
 from dike.trial.spec import TrialSpec
@@ -36,6 +36,7 @@ class FitState:
         finished: earlier `fit`s by number, and the name of the checkpoint at the end of each.
         standing: what the trial's numbers came to (`Standing.to_json`).
         epochs: how many the `fit` was asked for; 0 in checkpoints of earlier versions.
+        lost: names of what has changed and could not be saved.
     """
 
     fit: int
@@ -51,6 +52,7 @@ class FitState:
     finished: dict[str, str] = field(default_factory=dict)
     standing: dict[str, Any] = field(default_factory=dict)
     epochs: int = 0
+    lost: list[str] = field(default_factory=list)
 
     def can_go_on(self, epochs: int) -> bool:
         """Whether it has returned because all epochs were done, and more are asked for now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -17,12 +18,17 @@ from dike.keras3.data import Batches, handing_to
 from dike.keras3.fit_call import figures, loss_of, validates
 from dike.keras3.model import named_variables, restore_values, values_of
 from dike.keras3.model_files import KeptModel, ModelFiles
-from dike.keras3.plain_values import CallbackStates
 from dike.keras3.trial import checkpoints
 from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
 from dike.keras3.trial.reports import KerasReports
+from dike.plain_values import CallbackStates
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
+
+_LOST = (
+    "the checkpoint does not hold {names}, which begins as the script makes it; "
+    "saved are numbers, text, arrays and containers of these."
+)
 
 
 class KerasScript:
@@ -252,14 +258,16 @@ class Fit:
         state = self._saved.state
         # Most variables of models, metrics and optimizers are made by a first step; what it does to them is undone.
         position = copy.deepcopy(state.data)
-        data = self._batches.resume(position, self._saved.data_arrays, self._saved.iterator_files, state.batch)
-        self._model.train_function(data)
-        del data
+        arrays, files = self._saved.data_arrays, self._saved.iterator_files
+        self._batches.resume(position, arrays, files, state.batch, self._model.train_function)
         self._restore(self._batches.unused(state.randomness))
         self._logs = state.logs
         self._reports.step = state.step
         self._steps_before = state.step - state.batch
         self._script.has_restored(self._saved)
+        if state.lost and not self.is_skipped:
+            names = ", ".join(state.lost)
+            print(f"dike: {_LOST.format(names=names)}", file=sys.stderr, flush=True)
 
     def _restore(self, random_state: dict[str, Any] | None = None) -> None:
         """Puts back what has been saved.
@@ -301,8 +309,11 @@ class Fit:
 
     def epoch_logs(self, logs: dict[str, float]) -> dict[str, float]:
         """See `Listener`."""
-        # Nothing was left of the epoch, which nobody could know before it was looked for.
-        return logs if self._has_stepped else {**figures(self._logs), **logs}
+        state = None if self._saved is None or self._has_stepped else self._saved.state
+        if state is not None and state.batch and state.epoch == self._epoch:
+            # Nothing was left of the epoch, which nobody could know before it was looked for.
+            return {**figures(self._logs), **logs}
+        return logs
 
     def epoch_done(self, epoch: int, logs: dict[str, float]) -> None:
         """See `Listener`."""
@@ -350,6 +361,7 @@ class Fit:
             finished=dict(self._script.finished),
             standing=self._runtime.standing.to_json(),
             epochs=self._arguments["epochs"],
+            lost=[*self._states.lost(), *randomness.lost()],
         )
         path = self._runtime.spec.checkpoint_path(state.step)
         checkpoints.write(

@@ -4,6 +4,7 @@ Each step's loss and a digest of the weights go to the file descriptor that `OBS
 the end. A kind is a function that trains; several kinds differ only in their data.
 """
 
+import collections
 import hashlib
 import os
 import random
@@ -34,18 +35,23 @@ class Recorder(keras.callbacks.Callback):
         super().__init__()
         self.fit, self.steps, self.epoch = fit, 0, -1
         self.random = np.random.default_rng(8)
+        self.batches, self.last = set(), collections.deque(maxlen=3)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
+        self.batches.add(f"batch {batch}")
+        self.last.append(batch)
         observe(
             "step",
             self.fit,
             self.epoch,
             batch,
             self.steps,
+            len(self.batches),
+            list(self.last),
             self.random.random(),
             random.random(),
             logs["loss"].hex(),
@@ -85,6 +91,18 @@ def pairs(x=X, y=Y):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
+class Reader:
+    """Reads other rows in each epoch."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __call__(self):
+        self.epoch += 1
+        for number in range(9):
+            yield X[number] / self.epoch, Y[number]
+
+
 def datasets():
     """Data sets of `tf.data`, by name."""
 
@@ -101,7 +119,16 @@ def datasets():
         for number in range(8):
             yield X[number] + np.random.normal(size=4).astype(np.float32), Y[number]
 
-    made = []
+    def reordered():
+        random.shuffle(order)
+        for number in order:
+            yield X[number], Y[number]
+
+    def scaled(x):
+        made.append(0)
+        return x * np.float32(1 + len(made))
+
+    made, order = [], list(range(11))
     one = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
 
     def noisy(x, y):
@@ -132,6 +159,15 @@ def datasets():
         ),
         "generator_counts": lambda: tf.data.Dataset.from_generator(counted, output_signature=one).batch(BATCH),
         "generator_draws": lambda: tf.data.Dataset.from_generator(drawn, output_signature=one).batch(BATCH),
+        "generator_shuffles": lambda: tf.data.Dataset.from_generator(reordered, output_signature=one).batch(BATCH),
+        "generator_object": lambda: (
+            tf.data.Dataset.from_generator(Reader(), output_signature=one).batch(BATCH).prefetch(2)
+        ),
+        "function_counts": lambda: (
+            pairs()
+            .map(lambda x, y: (tf.ensure_shape(tf.numpy_function(scaled, [x], tf.float32), (4,)), y))
+            .batch(BATCH)
+        ),
         "interleaved": lambda: (
             tf.data.Dataset.range(3)
             .interleave(lambda n: pairs().skip(n).take(3), cycle_length=2, block_length=1)
@@ -375,18 +411,17 @@ def py_dataset_workers():
 
 
 @kind
-def py_dataset_fewer_steps():
-    train(Shuffled(), steps_per_epoch=3)
-
-
-@kind
 def py_dataset_endless():
     class Endless(Shuffled):
-        def __len__(self):
+        @property
+        def num_batches(self):
             return None
 
         def __getitem__(self, index):
             return super().__getitem__(index % 4)
+
+        def on_epoch_end(self):
+            pass  # batches are made ahead: which of them would be made before it, is chance
 
     train(Endless(), steps_per_epoch=3)
 
@@ -412,25 +447,6 @@ def several_fits():
 
 
 @kind
-def several_fits_one_iterator():
-    batches = iter(pairs().shuffle(11).repeat().batch(BATCH).as_numpy_iterator())
-    model = train(batches, steps_per_epoch=3, epochs=2)
-    train(batches, model=model, steps_per_epoch=2, epochs=2, fit=1)
-
-
-@kind
-def several_fits_one_generator():
-    def numbers():
-        while True:
-            chosen = np.random.randint(0, 11, BATCH)
-            yield X[chosen], Y[chosen]
-
-    batches = numbers()
-    model = train(batches, steps_per_epoch=3, epochs=2)
-    train(batches, model=model, steps_per_epoch=2, epochs=2, fit=1)
-
-
-@kind
 def dropout():
     train(datasets()["filtered_shuffled"](), model=small(keras.Input((4,)), keras.layers.Dropout(0.4)))
 
@@ -440,6 +456,9 @@ def eager():
     model = small()
     model.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=True)
     train(datasets()["filtered_shuffled"](), model=model)
+
+
+ALL = [*KINDS, *(f"{name}-unseeded" for name in DATASETS)]
 
 
 def main():

@@ -1,20 +1,29 @@
-"""Plain values - numbers, text, arrays and containers of these - as JSON with the arrays beside it, without pickle."""
+"""Plain values as JSON with the arrays beside it, without pickle.
+
+Plain are numbers, text, bytes, paths, arrays, and Python's own containers of these.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
-from collections import defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
 from dike.arrays import dump_arrays, load_arrays
 
-_ARRAY, _TUPLE, _DICT, _SCALAR = "array", "tuple", "dict", "scalar"
-
+_ARRAY, _SCALAR, _BYTES, _PATH = "array", "scalar", "bytes", "path"
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_MAPPINGS: dict[str, type] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_DEQUE, _DEFAULT_DICT = "deque", "defaultdict"
+_NAMES = {kind: name for name, kind in (_SEQUENCES | _MAPPINGS).items()}
+_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
 
 DATA_BYTES = 1 << 26
 """A larger array that is there at the beginning is taken for data that the script reads again."""
@@ -49,13 +58,32 @@ def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
             raise LargeArrayError("a large array")
         arrays.append(np.array(value))
         return {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: len(arrays) - 1}
+    if type(value) is bytes:
+        return {_BYTES: base64.b64encode(value).decode("ascii")}
+    if isinstance(value, PurePath):
+        return {_PATH: str(value)}
+    # Copies: code behind the data may change a container meanwhile, in a thread of its own.
     if type(value) is list:
-        return [pack(part, arrays, limit_bytes) for part in value]
-    if type(value) is tuple:
-        return {_TUPLE: [pack(part, arrays, limit_bytes) for part in value]}
-    if type(value) is dict:
-        return {_DICT: [[pack(each, arrays, limit_bytes) for each in item] for item in value.items()]}
+        return [pack(part, arrays, limit_bytes) for part in list(value)]
+    if type(value) in _SEQUENCES.values():
+        return {_NAMES[type(value)]: [pack(part, arrays, limit_bytes) for part in _in_order(value)]}
+    if type(value) is deque:
+        return {_DEQUE: [value.maxlen, [pack(part, arrays, limit_bytes) for part in list(value)]]}
+    if type(value) in _MAPPINGS.values():
+        return {_NAMES[type(value)]: _pack_items(value, arrays, limit_bytes)}
+    if type(value) is defaultdict and getattr(value.default_factory, "__name__", None) in _FACTORIES:
+        factory: Any = value.default_factory
+        return {_DEFAULT_DICT: [factory.__name__, _pack_items(value, arrays, limit_bytes)]}
     raise NotPlainError(type(value).__name__)
+
+
+def _in_order(value: Any) -> list[Any]:
+    """The parts of a tuple or set; those of a set, whose order is chance, by how they are written."""
+    return list(value) if type(value) is tuple else sorted(value, key=repr)
+
+
+def _pack_items(value: Mapping[Any, Any], arrays: list[Any], limit_bytes: float) -> list[Any]:
+    return [[pack(each, arrays, limit_bytes) for each in item] for item in list(value.items())]
 
 
 def unpack(packed: Any, arrays: list[Any]) -> Any:
@@ -69,9 +97,21 @@ def unpack(packed: Any, arrays: list[Any]) -> Any:
         return arrays[content].copy()
     if kind == _SCALAR:
         return arrays[content][()]
-    if kind == _TUPLE:
-        return tuple(unpack(part, arrays) for part in content)
-    return {unpack(key, arrays): unpack(part, arrays) for key, part in content}
+    if kind == _BYTES:
+        return base64.b64decode(content)
+    if kind == _PATH:
+        return Path(content)
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](unpack(part, arrays) for part in content)
+    if kind == _DEQUE:
+        return deque((unpack(part, arrays) for part in content[1]), content[0])
+    if kind == _DEFAULT_DICT:
+        return defaultdict(_FACTORIES[content[0]], _unpack_items(content[1], arrays))
+    return _MAPPINGS[kind](_unpack_items(content, arrays))
+
+
+def _unpack_items(items: Any, arrays: list[Any]) -> dict[Any, Any]:
+    return {unpack(key, arrays): unpack(part, arrays) for key, part in items}
 
 
 def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
@@ -92,6 +132,13 @@ def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
     return found.hexdigest()
 
 
+def identities(value: Any) -> Any:
+    """Differs when a container gets other parts or another order, or where a variable gets another object."""
+    if isinstance(value, dict):
+        return [id(part) for part in list(value.values())]
+    return [id(part) for part in list(value)] if isinstance(value, list | set | deque) else id(value)
+
+
 class Attributes:
     """Those attributes of an object that are plain, and change; data that it was given are not looked at.
 
@@ -105,9 +152,12 @@ class Attributes:
         self._is_data_set = is_data_set
         self._data: dict[str, Any] = {}
         self._before: dict[str, str | None] = {}
+        self._parts: dict[str, Any] = {}
         for name, value in vars(target).items():
             try:
                 self._before[name] = digest(value, DATA_BYTES)
+                if self._before[name] is None:
+                    self._parts[name] = identities(value)
             except LargeArrayError:
                 self._data[name] = value
 
@@ -121,6 +171,15 @@ class Attributes:
             if now is not None and (name not in self._before or now != self._before[name]):
                 changed[name] = pack(value, arrays)
         return changed
+
+    def digests(self) -> dict[str, str | None]:
+        """By name what differs for values that differ."""
+        return {name: digest(value) for name, value in vars(self._target).items() if name not in self._data}
+
+    def lost(self) -> list[str]:
+        """Names of attributes that have changed since this was made, and are not plain."""
+        values = [item for item in vars(self._target).items() if item[0] not in self._data]
+        return [name for name, value in values if digest(value) is None and identities(value) != self._parts.get(name)]
 
     def restore(self, saved: Mapping[str, Any], arrays: list[Any]) -> None:
         """Puts back what `save` returned."""
@@ -159,6 +218,15 @@ class CallbackStates:
                 values = {}
             saved.append((type(callback).__qualname__, values))
         return saved
+
+    def lost(self) -> list[str]:
+        """Attributes of the script's own callbacks that `save` leaves out, each as `Callback.attribute`."""
+        own = [
+            (type(callback), attributes)
+            for callback, attributes in zip(self._callbacks, self._attributes, strict=True)
+            if not type(callback).__module__.startswith(("keras.", "tf_keras."))
+        ]
+        return sorted({f"{kind.__qualname__}.{name}" for kind, attributes in own for name in attributes.lost()})
 
     def restore(self, saved: Sequence[tuple[str, dict[str, Any]]], arrays: list[Any]) -> None:
         """Puts back what `save` returned, with the arrays that it gave."""
