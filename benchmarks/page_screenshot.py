@@ -88,7 +88,7 @@ def main(pictures: Path) -> None:
         training = str(ROOT / "examples" / f"{TRAINING}.py")
         hand_in(folder, url, "submit", "--min-workers", "1", "--max-workers", "1", training, "--steps", "1000000")
         space = ["--param", "lr=0.1,0.03,0.01,0.001", "--param", "batch_size=16,32", "--param", "optimizer=sgd,adam"]
-        search = ["--name", SEARCH, "--slots", "2", "--detach"]
+        search = ["--name", SEARCH, "--slots", "2", "--metric", "loss", "--detach"]
         hand_in(folder, url, "tune", str(ROOT / "examples/digits_cnn.py"), *space, *search)
         take(url, (folder / "dike/service-token").read_text(), pictures)
 

@@ -148,6 +148,7 @@ def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> S
     options = {
         "name": task.script,
         "seed": seed,
+        "metric": "loss",
         "quantum": QUANTUM_S,
         "slots": SLOTS,
         "slot-mem": 1024,

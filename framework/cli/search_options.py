@@ -121,7 +121,7 @@ def search_spec(
     jobs_per_slot: int,
     milestones: tuple[Milestone, ...],
     quantum_growth: float,
-    metric: str,
+    metric: str | None,
     mode: Mode | None,
     name: str | None,
     param_style: ParamStyle | None,
@@ -138,12 +138,6 @@ def search_spec(
     """
     if name is not None:
         check_name(name)
-    if mode is None and _GAIN.search(metric):
-        raise BadInputError(
-            f"More of the metric {metric} seems to be better; say --mode max, or --mode min if the least is best."
-        )
-    if mode == "max" and metric == "loss" and others.get("call") is None:
-        raise BadInputError("--mode max would look for the greatest training loss; name another figure by --metric.")
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
@@ -167,6 +161,13 @@ def search_spec(
     make_policy(policy, settings)
     check_learning(policy, learn_from)
     facts = script_facts(entry, {one.name: one.choices for one in space}, param_style)
+    metric = metric or ("val_loss" if facts.validates else "loss")
+    if mode is None and _GAIN.search(metric):
+        raise BadInputError(
+            f"More of the metric {metric} seems to be better; say --mode max, or --mode min if the least is best."
+        )
+    if mode == "max" and metric == "loss" and others.get("call") is None:
+        raise BadInputError("--mode max would look for the greatest training loss; name another figure by --metric.")
     return SearchSpec(
         name=name,
         script=str(entry.script),

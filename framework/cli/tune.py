@@ -153,7 +153,14 @@ def tune(
             min=0.0, max=100.0, help="With each preemption a trial's quantum grows by so much (hermes, hermes2)."
         ),
     ] = QUANTUM_GROWTH,
-    metric: Annotated[str, typer.Option(help="The metric to optimise; loss is the training loss.")] = "loss",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="The metric to optimise, such as loss, the training loss. By default val_loss if the script calls fit "
+            "with validation data, else loss.",
+            show_default=False,
+        ),
+    ] = None,
     mode: Annotated[
         Mode | None,
         typer.Option(

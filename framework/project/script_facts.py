@@ -43,7 +43,7 @@ class ScriptFacts:
         flags: parameter -> how it is written as an argument (`framework.project.script_flags`).
         preload: modules that a zygote may import before it forks trials.
         reads_params: whether it calls `dike.params`.
-        validates: whether it calls something with validation data, as Keras' `fit`.
+        validates: whether it calls `fit` with validation data.
     """
 
     flags: dict[str, str]
@@ -81,9 +81,18 @@ def script_facts(
     ]
     flags = script_flags(entry).flags(entry.path, choices, style) if choices else {}
     reads_params = any("params" in _asked_of_dike(tree) for tree in trees)
-    keywords = {node.arg for tree in trees for node in ast.walk(tree) if isinstance(node, ast.keyword)}
-    validates = not keywords.isdisjoint(("validation_data", "validation_split"))
+    validates = any(_is_fit_with_validation(node) for tree in trees for node in ast.walk(tree))
     return ScriptFacts(flags, tuple(preload), reads_params, validates)
+
+
+def _is_fit_with_validation(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fit"):
+        return False
+    return any(
+        keyword.arg in ("validation_data", "validation_split")
+        and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
+        for keyword in node.keywords
+    )
 
 
 def script_flags(entry: EntryPoint) -> ScriptFlags:

@@ -153,8 +153,9 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
                 f"There is no script {entry.script} any more, and the search {spec.name} is not complete."
             )
         facts = script_facts(entry)
-        by_validation = "; --metric val_loss compares validation" if facts.validates and spec.metric == "loss" else ""
-        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}{by_validation}"
+        others = {"loss": "val_loss", "val_loss": "loss"} if facts.validates else {}
+        instead = f"; judge by the other loss with --metric {others[spec.metric]}" if spec.metric in others else ""
+        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}{instead}"
         observer.notify(f"search {spec.name}: {spec.trial_count} trials for the {spec.goal}, {how}")
         earlier = {EARLIER_RESULTS: json.dumps(spec.earlier_results).encode()} if spec.call else {}
         archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage), besides=earlier)
