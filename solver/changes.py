@@ -9,7 +9,7 @@ from typing import Any
 
 from dike.exceptions import BadInputError
 from solver.cluster import Cluster, NodeClass
-from solver.units import parse_bytes
+from solver.units import parse_machine_bytes
 
 _COUNTED = re.compile(r"(add|remove)\s+(\d+)\s*(?:x|\*)?\s+(.+)", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:(.+)\.)?([a-z_]+)\s*=\s*(.+)")
@@ -76,18 +76,27 @@ def _set(cluster: Cluster, name: str | None, field: str, text: str) -> Cluster:
 def _value(field: str, text: str) -> Any:
     if field in ("gpu_model", "rack"):
         return text
+    if field in _SIZES:
+        return _bytes(field, text)
     try:
-        if field in _SIZES:
-            number: float = parse_bytes(text if re.search("[a-zA-Z]", text) else float(text))
-        else:
-            number = int(text) if field in _WHOLE else float(text)
+        number = int(text) if field in _WHOLE else float(text)
     except ValueError:
-        kind = "a size such as 32GiB" if field in _SIZES else "a whole number" if field in _WHOLE else "a number"
+        kind = "a whole number" if field in _WHOLE else "a number"
         raise BadInputError(f"'{field}' must be {kind}, not '{text}'.") from None
     least = 0 if field == "gpus" else 1 if field == "count" else None
     if not (0 < number < float("inf") if least is None else number >= least):
         raise BadInputError(f"'{field}' must be {'more than 0' if least is None else f'at least {least}'}, not {text}.")
     return number
+
+
+def _bytes(field: str, text: str) -> int:
+    try:
+        size = parse_machine_bytes(text)
+    except ValueError as error:
+        raise BadInputError(f"'{field}' must be a size such as 32GiB, not '{text}': {error}.") from None
+    if not size:
+        raise BadInputError(f"'{field}' must be more than 0, not {text}.")
+    return size
 
 
 def _class(cluster: Cluster, name: str) -> NodeClass:

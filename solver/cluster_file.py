@@ -24,23 +24,13 @@ from solver.cluster import (
 from solver.network import LINKS, MachineNetwork, Network
 from solver.strict_yaml import StrictModel, YamlFile, read_yaml
 from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE
-from solver.units import MIB, parse_bytes
+from solver.units import parse_machine_bytes
 
 MAX_CPUS = 10_000
 MAX_GPUS = 1_000
 
 
-def _size(value: object) -> int:
-    """A machine's memory or disk in bytes; what is below 1 MiB lacks its unit."""
-    size = parse_bytes(value)
-    if 0 < size < MIB:
-        number = str(value).strip()
-        meant = f"{number}GiB" if number.replace(".", "", 1).isdigit() else "128GiB"
-        raise ValueError(f"{number} is {size} bytes, too little for a machine; write the unit, such as {meant}")
-    return size
-
-
-Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(parse_machine_bytes), Field(gt=0)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Cost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -40,6 +40,20 @@ def parse_bytes(value: object) -> int:
     raise ValueError("a size is a number of bytes or text such as 32GiB or 500MB")
 
 
+def parse_machine_bytes(value: object) -> int:
+    """Reads a machine's memory or disk, as `parse_bytes`.
+
+    Raises:
+        ValueError: also if it is below 1 MiB: then it lacks its unit.
+    """
+    size = parse_bytes(value)
+    if 0 < size < MIB:
+        number = str(value).strip()
+        meant = f"{number}GiB" if number.replace(".", "", 1).isdigit() else "128GiB"
+        raise ValueError(f"{number} is {size} bytes, too little for a machine; write the unit, such as {meant}")
+    return size
+
+
 def parse_duration(text: str) -> float:
     """Reads a time such as `30d`, `12h`, `90min` or `45s`, in seconds.
 

@@ -555,28 +555,20 @@ SCRIPTS = {
         model.fit(tf.data.Dataset.from_tensor_slices(np.zeros((20, 2, 16, 8), "float32")))
         """
     ),
-    "v1_counts": v1(
-        """
-        loss = loss_of(tf.zeros([16, 64]), tf.zeros([16], tf.int32))
-        step = tf.train.get_or_create_global_step()
-        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
-        session = tf.Session()
-        session.run(tf.global_variables_initializer())
-        for _ in range(10):
-            session.run([train, loss])
-        """
-    ),
-    "v1_asks": v1(
-        """
-        loss = loss_of(tf.zeros([16, 64]), tf.zeros([16], tf.int32))
-        step = tf.train.get_or_create_global_step()
-        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
-        session = tf.Session()
-        session.run(tf.global_variables_initializer())
-        while session.run(step) < 10:
-            session.run([train, loss])
-        """
-    ),
+    **{
+        name: v1(
+            f"""
+            loss = loss_of(tf.zeros([16, 64]), tf.zeros([16], tf.int32))
+            step = tf.train.get_or_create_global_step()
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
+            session = tf.Session()
+            session.run(tf.global_variables_initializer())
+            {loop}:
+                session.run([train, loss])
+            """
+        )
+        for name, loop in {"v1_counts": "for _ in range(10)", "v1_asks": "while session.run(step) < 10"}.items()
+    },
     "v1_stops": v1(
         """
         loss = loss_of(tf.zeros([16, 64]), tf.zeros([16], tf.int32))
