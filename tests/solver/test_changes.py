@@ -93,7 +93,9 @@ def test_what_if_keeps_the_cluster_as_it_is_beside_its_changes() -> None:
     assert (both.node_count, both.nodes[0].network_gbps) == (4, 25.0)
 
 
-@pytest.mark.parametrize("text", ["network_gbps", "=1,2", "network_gbps=", "speed=1,2", "batch_size=0", "batch_size=x", "k80.mem=128"])
+@pytest.mark.parametrize(
+    "text", ["network_gbps", "=1,2", "network_gbps=", "speed=1,2", "batch_size=0", "batch_size=x", "k80.mem=128"]
+)
 def test_a_sweep_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(BadInputError):
         sweep(PlanRequest(profile(), k80(2)), text)
