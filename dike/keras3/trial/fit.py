@@ -310,10 +310,13 @@ class Fit:
     def epoch_logs(self, logs: dict[str, float]) -> dict[str, float]:
         """See `Listener`."""
         state = None if self._saved is None or self._has_stepped else self._saved.state
-        if state is not None and state.batch and state.epoch == self._epoch:
+        if state is None:
+            return logs
+        if state.batch and state.epoch == self._epoch:
             # Nothing was left of the epoch, which nobody could know before it was looked for.
             return {**figures(self._logs), **logs}
-        return logs
+        # The epoch had no batch at all. Keras gives what its metrics come to then, if it has seen a step before.
+        return {**pythonify_logs(self._model.get_metrics_result()), **logs}
 
     def epoch_done(self, epoch: int, logs: dict[str, float]) -> None:
         """See `Listener`."""
