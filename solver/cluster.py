@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class NodeClass:
         disk_bytes: disk space of one machine.
         network_gbps: speed of its network card in Gb/s, each way.
         rack: the rack it stands in; None where it is not known.
+        free: resource -> how much of it nothing uses now; for messages only. None where it is not known.
     """
 
     name: str
@@ -44,6 +46,7 @@ class NodeClass:
     disk_bytes: int = DEFAULT_DISK_BYTES
     network_gbps: float = DEFAULT_NETWORK_GBPS
     rack: str | None = None
+    free: Mapping[str, float] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def node_names(self) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ class Master:
         return values if isinstance(values, dict) else None
 
     def agents(self, admits: Callable[[Mapping[str, str], str], bool] = lambda *_: True) -> list[NodeClass] | None:
-        """Every registered agent with all its resources, used or not; None where the master does not tell.
+        """Every registered agent with all its resources, used or not, and what is free; None where that is not known.
 
         Args:
             admits: from an agent's attributes and host name, whether it is wanted.
@@ -83,7 +83,9 @@ class Master:
             if not admits(attributes, slave["hostname"]):
                 continue
             scalars = {key: float(slave["resources"].get(key, 0)) for key in ("cpus", "mem", "disk", "gpus")}
-            nodes.append(node_class(names[slave["id"]], scalars, attributes))
+            used = slave.get("used_resources", {})
+            free = {key: amount - float(used.get(key, 0)) for key, amount in scalars.items()}
+            nodes.append(dataclasses.replace(node_class(names[slave["id"]], scalars, attributes), free=free))
         return nodes
 
 

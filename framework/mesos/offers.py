@@ -10,6 +10,7 @@ from typing import Any
 from framework.mesos.resources import ResourcePool, usable_amounts
 from solver import Cluster, NodeClass
 from solver.cluster import DEFAULT_NETWORK_GBPS
+from solver.units import format_bytes
 
 MIB = 2**20
 NO_OFFER_S = 10.0
@@ -19,6 +20,7 @@ NO_OFFER = (
     "is for this role (--role)."
 )
 """What is said then, where nothing better is known."""
+_AGENTS_SHOWN = 4
 
 
 @dataclass
@@ -90,6 +92,18 @@ def describe_offers(agents: Iterable[AgentOffer]) -> str:
             f"{len(pool.ports())} ports"
         )
     return "; ".join(texts) or "nothing"
+
+
+def describe_free(nodes: Iterable[NodeClass]) -> str:
+    """What is free on the first agents, as a sentence; empty where that is not known."""
+    known = [(node, node.free) for node in nodes if node.free is not None]
+    texts = []
+    for node, free in known[:_AGENTS_SHOWN]:
+        gpus = f", {free['gpus']:g} of {node.gpus} GPUs" if node.gpus else ""
+        mem = f"{format_bytes(free['mem'] * MIB)} of {format_bytes(node.mem_bytes)}"
+        texts.append(f"{free['cpus']:g} of {node.cpus:g} CPUs and {mem}{gpus} on {node.name}")
+    more = f", and {len(known) - _AGENTS_SHOWN} agents more" if len(known) > _AGENTS_SHOWN else ""
+    return f" Free are {'; '.join(texts)}{more}." if texts else ""
 
 
 def node_names(hostnames: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from executor.trial_messages import FULL_SHARE, RunKey
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.containers import Container
-from framework.mesos.offers import MIB, NO_OFFER, NO_OFFER_S, AgentOffer, describe_offers
+from framework.mesos.offers import MIB, NO_OFFER, NO_OFFER_S, AgentOffer, describe_free, describe_offers
 from framework.mesos.resources import ResourcePool
 from framework.mesos.tasks import TaskState, executor_info, executor_of, take_devices, take_resources
 from framework.scheduler.agents import AllAgents
@@ -36,8 +36,6 @@ from solver.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
-AGENTS_SHOWN = 3
-"""How many agents a sentence lists."""
 SILENCE_S = 60.0
 """A slot that says nothing for so long, while the master is there, is ended."""
 DRAIN_MARGIN_S = 10.0
@@ -270,15 +268,13 @@ class SlotPool:
 
     @property
     def _needs(self) -> str:
-        """What a slot needs, and what the agents have, used or not."""
+        """What a slot needs, and what is free."""
         spec = self._spec
         mem = format_bytes(spec.slot_mem_mib * MIB)
         gpus = f", {self._slot_gpus} GPU" if self._slot_gpus else ""
         nodes, _ = self._agents()
-        shown = (nodes or [])[:AGENTS_SHOWN]
-        has = [f"{node.name} has {node.cpus:g} and {format_bytes(node.mem_bytes)}" for node in shown]
-        more = f"; {', '.join(has)} in all" if has else ""
-        return f"A slot needs {spec.slot_cpus:g} CPU{'' if spec.slot_cpus == 1 else 's'} and {mem}{gpus}{more}."
+        needs = f"{spec.slot_cpus:g} CPU{'' if spec.slot_cpus == 1 else 's'} and {mem}{gpus}"
+        return f"A slot needs {needs}.{describe_free(nodes or ())}"
 
     def _report_unknown_model(self, agent: AgentOffer, gpus: int) -> None:
         model = agent.attributes.get(GPU_MODEL, "")

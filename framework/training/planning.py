@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import InfeasibleError
-from framework.mesos.offers import NO_OFFER, NO_OFFER_S, AgentOffer, cluster_of, describe_offers
+from framework.mesos.offers import NO_OFFER, NO_OFFER_S, AgentOffer, cluster_of, describe_free, describe_offers
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.amounts import SCALARS, describe
 from framework.scheduler.background import Background
@@ -281,7 +281,7 @@ class Planner:
         if nodes == []:
             return "No agent is registered with the Mesos master."
         never = unmet if self._run.attempt else self._why_never(nodes, unmet)
-        return never or NO_OFFER
+        return never or NO_OFFER + describe_free(nodes or ())
 
     def _operations(
         self, plan: Plan, tasks: Sequence[JobTask], agents: Sequence[AgentOffer]
