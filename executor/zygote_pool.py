@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import itertools
 import json
 import logging
 import math
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +24,8 @@ from executor.zygote import MESSAGE_BYTES, PROGRAM, ForkRequest, Zygote
 
 logger = logging.getLogger(__name__)
 
+_CREDENTIALS = struct.Struct("iII")
+"""Process, account and group of who is at the other end of a socket."""
 SLOT_PROCESS = "executor.slot_process"
 """What zygotes import beside the libraries, to turn forks into the processes of slots."""
 
@@ -241,13 +245,16 @@ def wait_for_server(path: str) -> None:
 
 
 def _connect(connection: socket.socket, path: str) -> None:
-    """Connects to a socket, whose path may be longer than the system takes.
+    """Connects to a server of this account, whose path may be longer than the system takes.
 
     Raises:
-        OSError: if nobody is there.
+        OSError: if none is there: a server of another account would get variables and run its own code.
     """
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
     try:
         connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
     finally:
         os.close(folder)
+    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid != os.getuid():
+        raise PermissionError(errno.EPERM, f"the server belongs to account {uid}", path)

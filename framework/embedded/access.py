@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from framework.user_folders import cache_dir
+from framework.user_folders import private_cache_dir
 
 PRINCIPAL = "dike"
 SECRET_BITS = 192
@@ -102,8 +102,7 @@ def _random_loopback() -> str:
 
 
 def _secret_file(address: str) -> Path:
-    # Accounts may share a cache, but not these.
-    return cache_dir() / f"mesos-secrets-{os.getuid()}" / address
+    return private_cache_dir() / "mesos-secrets" / address
 
 
 def _write(path: Path, text: str) -> None:

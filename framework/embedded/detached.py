@@ -24,7 +24,7 @@ from framework.embedded.control import STOP_TIMEOUT_S
 from framework.embedded.library import check_platform
 from framework.embedded.loopback import get_json
 from framework.embedded.supervisor import send
-from framework.user_folders import cache_dir, file_lock
+from framework.user_folders import file_lock, private_cache_dir
 
 LOOK_INTERVAL_S = 0.02
 
@@ -159,12 +159,12 @@ def take_down() -> bool:
 
 
 def _state_file() -> Path:
-    return cache_dir() / "mesos-cluster.json"
+    return private_cache_dir() / "mesos-cluster.json"
 
 
 def _lock_file() -> Path:
-    return cache_dir() / "mesos-cluster.lock"
+    return private_cache_dir() / "mesos-cluster.lock"
 
 
 def _work_dir() -> Path:
-    return cache_dir() / "mesos-cluster"
+    return private_cache_dir() / "mesos-cluster"

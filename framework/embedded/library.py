@@ -66,7 +66,7 @@ def ensure_library() -> Path:
         if _only_we_write(target.parent) and _only_we_write(target):
             return target
         with file_lock(target.parent / "lock"):
-            if target.parent.stat().st_uid not in (os.getuid(), ROOT):
+            if not {target.parent.stat().st_uid, target.parent.lstat().st_uid} <= {os.getuid(), ROOT}:
                 raise DikeError(
                     f"The cache folder {target.parent} belongs to another account, which could put its own program "
                     "there: name another with DIKE_CACHE."
@@ -87,10 +87,11 @@ def ensure_library() -> Path:
 def _only_we_write(path: Path) -> bool:
     """Whether it is there, and nobody else but root can change it."""
     try:
-        status = path.stat()
+        status, link = path.stat(), path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    is_ours = status.st_uid in (os.getuid(), ROOT) and not status.st_mode & OTHERS_WRITE
+    # A link of somebody else's may lead elsewhere later.
+    is_ours = {status.st_uid, link.st_uid} <= {os.getuid(), ROOT} and not status.st_mode & OTHERS_WRITE
     return is_ours and os.access(path, os.R_OK)
 
 

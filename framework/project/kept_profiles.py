@@ -26,9 +26,9 @@ from typing import Any
 
 import dike
 from dike.checkpoints import fingerprint
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, DikeError
 from dike.profile import ModelProfile
-from framework.user_folders import cache_dir
+from framework.user_folders import private_cache_dir
 
 FOLDER = "profiles"
 MOST_KEPT = 500
@@ -154,8 +154,13 @@ def libraries(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _place(name: str, inputs: object, environment: Mapping[str, str]) -> Path | None:
-    """The file for a model as it is now, with TensorFlow, Keras, their settings and Dike; None if that is not known."""
+    """The file for a model as it is now, with TensorFlow, Keras, their settings and Dike; None if none can be kept."""
     if inputs is None:
+        return None
+    try:
+        folder = private_cache_dir() / FOLDER
+    except (OSError, DikeError) as error:
+        logger.warning("no profile is kept: %s", error)
         return None
     try:
         versions = {distribution: version(distribution) for distribution in NEEDED}
@@ -169,7 +174,7 @@ def _place(name: str, inputs: object, environment: Mapping[str, str]) -> Path | 
     key = [inputs, dict(environment), versions, interpreter, _hash_of(settings) if settings.is_file() else "", _own()]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     stem = re.sub(r"\W", "-", name, flags=re.ASCII)[:80]
-    return cache_dir() / FOLDER / f"{stem}-{digest[:32]}.json"
+    return folder / f"{stem}-{digest[:32]}.json"
 
 
 def _own() -> str | None:

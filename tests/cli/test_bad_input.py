@@ -69,8 +69,17 @@ def test_a_script_that_is_missing_or_a_folder(dike: Dike, tmp_path: Path) -> Non
         ("{dike} tune --help | true; exit ${{PIPESTATUS[0]}}", None, ""),
         ("DIKE_LOG=/nowhere/log {dike} trials", 2, "DIKE_LOG names /nowhere/log"),
         ("DIKE_LOG=. {dike} trials", 2, "Is a directory"),
-        ("echo '[[' > mesos-cluster.json; DIKE_CACHE=. {dike} mesos status", 1, "mesos-cluster.json is damaged"),
-        ("DIKE_CACHE=train.py {dike} mesos status", 1, "train.py/mesos-cluster.json: Not a directory"),
+        (
+            "mkdir -m 700 private-$UID; echo '[[' > private-$UID/mesos-cluster.json; DIKE_CACHE=. {dike} mesos status",
+            1,
+            "mesos-cluster.json is damaged",
+        ),
+        (
+            "mkdir -m 777 private-$UID; DIKE_CACHE=. {dike} mesos status",
+            1,
+            "another account could take this one's place",
+        ),
+        ("DIKE_CACHE=train.py {dike} mesos status", 1, "train.py: File exists"),
         ("mkdir gone && cd gone && rmdir ../gone && {dike} trials", 2, "There is no database of searches"),
     ],
 )

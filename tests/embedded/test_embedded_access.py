@@ -7,16 +7,21 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from dike.exceptions import DikeError
+from executor.environment import ZygoteKind
+from executor.zygote_pool import warm
+from framework.embedded import detached
 from framework.embedded.access import ClusterAccess, known_access
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.libmesos.peers import uid_of_peer
+from framework.user_folders import private_cache_dir
 from tests.embedded.embedded_support import RawFramework, basic
 from tests.waiting import DEADLINE_S
 
@@ -119,6 +124,75 @@ def test_only_its_own_account_reads_its_secret(tmp_path: Path, monkeypatch: pyte
     assert Path(access.zygotes).resolve() == tmp_path / "zygotes.sock"
     assert known_access("127.0.0.1") is None
     assert known_access("..") is None
+
+
+def _prepared_by_another(cache: Path, private: Path) -> None:
+    private.mkdir()
+    os.chown(private, 12345, 12345)
+
+
+def _open_to_others(cache: Path, private: Path) -> None:
+    private.mkdir()
+    private.chmod(0o777)
+
+
+def _link(cache: Path, private: Path) -> None:
+    (cache / "elsewhere").mkdir(mode=0o700)
+    private.symlink_to(cache / "elsewhere")
+
+
+def _file(cache: Path, private: Path) -> None:
+    private.touch(mode=0o600)
+
+
+def _replaceable(cache: Path, private: Path) -> None:
+    cache.chmod(0o777)
+
+
+def _cache_of_another(cache: Path, private: Path) -> None:
+    os.chown(cache, 12345, 12345)
+
+
+@pytest.mark.parametrize(
+    "prepare", [_prepared_by_another, _open_to_others, _link, _file, _replaceable, _cache_of_another]
+)
+def test_a_cache_in_which_another_account_could_take_our_place_is_refused(
+    prepare: Callable[[Path, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if prepare in (_prepared_by_another, _cache_of_another) and os.getuid() != 0:
+        pytest.skip("only root can give a folder to another account")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o1777)
+    monkeypatch.setenv("DIKE_CACHE", str(cache))
+    assert private_cache_dir() == cache / f"private-{os.getuid()}"
+    private_cache_dir().rmdir()
+    prepare(cache, cache / f"private-{os.getuid()}")
+    for use in (
+        private_cache_dir,
+        lambda: known_access("127.1.2.3"),
+        lambda: ClusterAccess().write(tmp_path / "credentials", tmp_path / "zygotes"),
+        detached.find,
+    ):
+        with pytest.raises(DikeError, match="another account could"):
+            use()
+
+
+@pytest.mark.integration
+def test_a_zygote_server_of_another_account_is_not_asked(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can listen as another account")
+    path = tmp_path / "zygotes.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        # The account is that of whoever called `listen`.
+        os.seteuid(12345)
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        with pytest.raises(PermissionError, match="belongs to account 12345"):
+            warm(str(path), ZygoteKind("executor.slot_process", ("json",), ()))
 
 
 @pytest.mark.mesos

@@ -49,7 +49,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the profiles; Keras has settings of its own, too."""
     monkeypatch.setenv("DIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
-    return tmp_path / "cache" / "profiles"
+    return tmp_path / "cache" / f"private-{os.getuid()}" / "profiles"
 
 
 def test_a_profile_is_read_once(cache: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_damaged_one_is_made_anew(content: bytes, cache: Path, caplog: pytest.
 
 
 def test_a_profile_is_had_where_none_can_be_kept(cache: Path) -> None:
-    cache.parent.write_text("a file where the folder should be")
+    cache.parent.parent.write_text("a file where the folder should be")
     read = Reader()
     known(read=read)
     known(read=read)
