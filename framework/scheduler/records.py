@@ -93,7 +93,12 @@ class JobRecord:
         """
         if self.kind is JobKind.TRAINING and self.request.get("name") is None:
             return self.id
-        return f"{self.id}-{datetime.fromtimestamp(self.submitted_s, UTC):%Y%m%d-%H%M%S}"
+        return dated_folder(self.id, self.submitted_s)
+
+
+def dated_folder(job_id: str, submitted_s: float) -> str:
+    """What the checkpoint folder of a job of that name is called, which another job may have had before."""
+    return f"{job_id}-{datetime.fromtimestamp(submitted_s, UTC):%Y%m%d-%H%M%S}"
 
 
 @dataclass(frozen=True)

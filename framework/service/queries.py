@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import JSON, ColumnElement, LargeBinary, and_, case, cast, func, select
 from sqlalchemy.engine import Connection
 
-from framework.scheduler.records import JobKind, JobState, OutputChunk, ProgressPoint
+from framework.scheduler.records import JobKind, JobState, OutputChunk, ProgressPoint, dated_folder
 from framework.search.records import TrialState
 from framework.search.tables import SEARCHES, TRIALS
 from framework.service.tables import BUNDLES, JOBS, OUTPUT, PROGRESS, TASKS
@@ -20,6 +20,10 @@ NOTE_TASK = "dike"
 
 _OPEN = [str(state) for state in JobState if not state.has_ended()]
 _POINT = (PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
+
+
+_NAMED_FOLDERS = (("checkpoint_dir",), ("spec", "checkpoint_dir"))
+"""Where requests of training jobs and of searches have the checkpoint folder that a user names."""
 
 
 def live_tasks(connection: Connection, job_ids: Sequence[str]) -> dict[str, int]:
@@ -78,9 +82,30 @@ def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, f
 
 def named_folders(connection: Connection) -> list[str]:
     """The checkpoint folders that users have named for jobs that have not ended."""
-    folders = (("checkpoint_dir",), ("spec", "checkpoint_dir"))
-    query = select(*(_json_text(connection, JOBS.c.request, *path) for path in folders))
+    query = select(*(_json_text(connection, JOBS.c.request, *path) for path in _NAMED_FOLDERS))
     return [text for row in connection.execute(query.where(JOBS.c.state.in_(_OPEN))) for text in row if text]
+
+
+def checkpoint_folders(connection: Connection, user: str, root: str) -> tuple[list[str], list[str]]:
+    """The folders of all jobs' checkpoints.
+
+    Args:
+        connection: to the database.
+        user: whose are told apart.
+        root: folder of those that the service has chosen.
+
+    Returns:
+        Those of the user's jobs, and those of others'.
+    """
+    named = [_json_text(connection, JOBS.c.request, *path) for path in _NAMED_FOLDERS]
+    chosen = _json_text(connection, JOBS.c.state_data, "checkpoint_dir")
+    query = select(JOBS.c.user, JOBS.c.id, JOBS.c.submitted_s, *named, chosen)
+    found: tuple[list[str], list[str]] = ([], [])
+    for owner, job_id, submitted_s, *folders in connection.execute(query):
+        own = [folder for folder in folders if folder]
+        own += [f"{root}/{name}" for name in (job_id, dated_folder(job_id, submitted_s))]
+        found[owner != user].extend(own)
+    return found
 
 
 def _json_text(connection: Connection, column: ColumnElement[str], *path: str) -> ColumnElement[str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import posixpath
 import queue
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +21,8 @@ from framework.search.policy import earlier_trials
 from framework.search.records import SearchSpec
 from framework.search.recovery import SearchState
 from framework.search.store import Store
-from framework.service.mounts import NO_CONTAINERS, Mounts
+from framework.service.mounts import NO_CONTAINERS, Mounts, named_folder
+from framework.service.queries import checkpoint_folders
 from framework.service.requests import SearchJobRequest, TrainingRequest, is_own_search
 from framework.service.store import ServiceStore
 from framework.service.users import OverLimitError
@@ -42,6 +46,8 @@ class Submissions:
         self.store = store
         self._inbox = inbox
         self._mounts = mounts
+        # Two jobs of different users may name the same folder at the same time.
+        self._adding = threading.Lock()
 
     @property
     def has_containers(self) -> bool:
@@ -76,9 +82,29 @@ class Submissions:
             submitted_s=time.time(),
             bundle_token=new_token(),
         )
-        self.store.add_job(record, bundle)
+        with self._adding:
+            self._check_folder(named_folder(request), user)
+            self.store.add_job(record, bundle)
         self._inbox.put(events.JobSubmitted(record.id))
         return record
+
+    def _check_folder(self, named: str | None, user: str) -> None:
+        """A folder of checkpoints belongs to the user whose job was the first there."""
+        if named is None:
+            return
+        root = _place(self._mounts.checkpoint_root)
+        with self.store.database.reading() as connection:
+            own, others = checkpoint_folders(connection, user, self._mounts.checkpoint_root.rstrip("/"))
+        folder = _place(named)
+        is_own = any(_is_in(folder, _place(each)) for each in own)
+        is_others = any(_is_in(folder, each) or _is_in(each, folder) for each in map(_place, others))
+        # A job that is forgotten may have left it.
+        is_left = root != "" and _is_in(folder, root) and not is_own and os.path.exists(folder)
+        if is_others or (is_left and others):
+            raise BadInputError(
+                f"The checkpoint folder {named} is not yours: a job of another user, or a forgotten one, has used it "
+                "or a folder in it; name another."
+            )
 
     def _check_trials(self, count: int, user: str) -> None:
         limit = self.store.limits(user).trials
@@ -108,6 +134,15 @@ class Submissions:
         if not record.state.has_ended():
             self.store.change_job(record.id, kill_requested=True)
             self._inbox.put(events.KillRequested(record.id, user))
+
+
+def _place(folder: str) -> str:
+    """A folder as it can be compared: without links, where it is on this machine."""
+    return posixpath.normpath(folder) if "://" in folder or not folder else os.path.realpath(folder)
+
+
+def _is_in(folder: str, other: str) -> bool:
+    return folder == other or folder.startswith(f"{other.rstrip('/')}/")
 
 
 def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints: Sequence[str] | None) -> None:

@@ -498,3 +498,33 @@ def test_a_search_shows_trials_slices_and_losses(
     assert alice.post("/api/v1/jobs", files=form(search(long))).status_code == 201
     for number in (2, 3):
         assert alice.post(f"/api/v1/jobs/{long}/again").json()["id"] == f"{long[:198]}-{number}"
+
+
+def test_a_checkpoint_folder_belongs_to_the_user_whose_job_was_first_there(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bobs" / "run"
+    folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(folder)
+    job = bob.post("/api/v1/jobs", files=form(training(name="bobs", checkpoint_dir=str(folder))))
+    assert job.status_code == 201
+    for named in (folder, folder / "best", folder.parent, tmp_path / "link", folder / ".." / "run"):
+        taken = alice.post("/api/v1/jobs", files=form(training(checkpoint_dir=str(named))))
+        assert "is not yours" in detail(taken, 400), named
+    assert alice.post("/api/v1/jobs", files=form(training(checkpoint_dir=f"{folder}-2"))).status_code == 201
+    assert bob.post("/api/v1/jobs", files=form(training(checkpoint_dir=str(folder)))).status_code == 201
+
+
+def test_where_checkpoints_lie_is_shown_to_their_owner_only(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "run")
+    job_id = bob.post("/api/v1/jobs", files=form(training(checkpoint_dir=folder))).json()["id"]
+    stage.store.history.add_events(job_id, [("checkpoint", f"step 3: {folder}/run-0-step-3")])
+    stage.store.change_job(job_id, failure=f"{folder} is full", result={"checkpoint_dir": folder})
+    path = f"/api/v1/jobs/{job_id}"
+    for text in (bob.get(path).text, bob.get(f"{path}/events").text):
+        assert folder in text
+    for text in (alice.get(path).text, alice.get(f"{path}/events").text):
+        assert folder not in text
+        assert "(its checkpoint folder)" in text

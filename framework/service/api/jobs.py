@@ -21,6 +21,7 @@ from framework.scheduler.records import JobKind, JobRecord, JobState
 from framework.scheduler.snapshot import JobFacts, Snapshot
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, is_of
+from framework.service.api.outputs import checkpoint_folder
 from framework.service.api.schemas import (
     EventList,
     EventView,
@@ -52,6 +53,8 @@ _ORDER = (
     "newest: the newest first. queue: those that run, the newest first, then those that wait, the one that is served "
     "first first, then those that have ended, the newest first."
 )
+
+_HIDDEN_FOLDER = "(its checkpoint folder)"
 
 router = APIRouter(tags=["jobs"])
 
@@ -175,10 +178,13 @@ def get_bundle(service: Service, record: OwnJob) -> Response:
 
 
 @router.get("/jobs/{job_id}/events")
-def list_events(service: Service, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
-    """What happened, oldest first."""
+def list_events(service: Service, user: SignedIn, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
+    """What happened, oldest first. Where its checkpoints lie is shown to the job's user only."""
     found = service.store.history.events(record.id, after=after, limit=limit)
     views = [EventView.model_validate(event) for event in found]
+    folder = None if is_of(record, user) else checkpoint_folder(service, record)
+    if folder:
+        views = [view.model_copy(update={"text": view.text.replace(folder, _HIDDEN_FOLDER)}) for view in views]
     return EventList(events=views, after=views[-1].number if views else after)
 
 
@@ -269,11 +275,22 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
             "queue_position": positions.get(record.id) if record.state is JobState.QUEUED else None,
             "waiting_s": _waiting_s(record, snapshot.jobs.get(record.id)),
             "waiting": _waiting(record, snapshot),
-            "failure": _failure(record) if is_of(record, user) else record.failure,
+            "failure": _failure(record) if is_of(record, user) else _without_folder(record),
+            "result": record.result if is_of(record, user) else _hidden(record.result),
             "yours": is_of(record, user),
         }
         for record in records
     ]
+
+
+def _hidden(result: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A job's result for others than its user: without the place of its checkpoints."""
+    return result if result is None or "checkpoint_dir" not in result else {**result, "checkpoint_dir": _HIDDEN_FOLDER}
+
+
+def _without_folder(record: JobRecord) -> str:
+    folder = (record.result or {}).get("checkpoint_dir")
+    return record.failure.replace(folder, _HIDDEN_FOLDER) if folder else record.failure
 
 
 def _waiting(record: JobRecord, snapshot: Snapshot) -> str:

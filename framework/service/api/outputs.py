@@ -37,7 +37,7 @@ router = APIRouter(tags=["jobs"])
 @router.get("/jobs/{job_id}/outputs")
 def list_outputs(service: Service, record: OwnJob) -> OutputList:
     """What a job's script has written, brought back at its checkpoints and at its end."""
-    folder = _folder(service, record)
+    folder = checkpoint_folder(service, record)
     if folder is None:
         return OutputList(folder="", files=[], unreachable=f"Job '{record.id}' has not begun.")
     if outputs.is_remote(folder):
@@ -76,7 +76,7 @@ def get_output(
     path: Annotated[str, Query(max_length=4096, pattern=r"^[^\x00]+$", description="As the list has it.")],
 ) -> StreamingResponse:
     """One of those files."""
-    folder = _folder(service, record)
+    folder = checkpoint_folder(service, record)
     run_folder, inside = folder, path
     if folder is not None and record.kind is JobKind.SEARCH:
         trial, _, inside = path.partition("/")
@@ -108,7 +108,7 @@ def get_model(
     epoch: Annotated[Literal["best", "last"] | None, Query(description="Else the best one that was kept.")] = None,
 ) -> StreamingResponse:
     """The checkpoint folder that holds the model of a trial or of a training job, for `dike export`."""
-    folder, best_step = _folder(service, record), None
+    folder, best_step = checkpoint_folder(service, record), None
     if folder is not None and record.kind is JobKind.SEARCH:
         if trial is None:
             raise HTTPException(422, f"Job '{record.id}' is a search; say of which trial.")
@@ -131,7 +131,7 @@ def get_model(
 
 def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Kept | None:
     """The model of a trial that `dike export` would be handed; None where the service sees none."""
-    parent = _folder(service, record)
+    parent = checkpoint_folder(service, record)
     folder = f"{parent}/trial-{trial.number}"
     if parent is None or outputs.is_remote(folder):
         return None
@@ -193,7 +193,7 @@ def _nothing(record: JobRecord, path: str) -> HTTPException:
     return HTTPException(404, f"Job '{record.id}' has no output '{path}'.")
 
 
-def _folder(service: Backend, record: JobRecord) -> str | None:
+def checkpoint_folder(service: Backend, record: JobRecord) -> str | None:
     """A job's checkpoint folder; None while nobody has chosen one."""
     if record.kind is JobKind.SEARCH:
         with service.store.database.reading() as connection:
