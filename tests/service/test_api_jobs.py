@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
 from framework.search.records import TrialState
 from framework.search.store import Store
 from framework.search.trials import train_command
+from framework.service.api.backend import nearest
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
 from tests.search.stored_search import FULL, SPEC, report
@@ -528,3 +530,22 @@ def test_where_checkpoints_lie_is_shown_to_their_owner_only(
     for text in (alice.get(path).text, alice.get(f"{path}/events").text):
         assert folder not in text
         assert "(its checkpoint folder)" in text
+
+
+def test_of_many_long_names_few_are_compared_with_one_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    matches = difflib.get_close_matches
+
+    def counted(word: str, names: list[str], n: int) -> list[str]:
+        compared.append(len(names))
+        return matches(word, names, n)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    assert nearest("digit", ["other", "digits"]) == "digits"
+    assert nearest("digit", ["other"]) is None
+    long = ["q" + "ab" * 95 + str(number) for number in range(1000)]
+    assert nearest("q" + "ab" * 95, long) in long
+    assert nearest("digit", [f"digits-{number}" for number in range(1000)]) == "digits-0"
+    assert compared[:2] == [2, 1]
+    assert compared[2] < 20
+    assert compared[3] == 1000

@@ -218,3 +218,16 @@ def begins(client: httpx.Client, path: str, stack: contextlib.ExitStack) -> bool
     text = answer.iter_text()
     stack.callback(text.close)
     return next(text) == "x"
+
+
+def test_a_user_leaves_places_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "USER_FOLLOWER_LIMIT", 2)
+    monkeypatch.setattr(backend, "FOLLOWER_LIMIT", 3)
+    followers = backend.Followers()
+    assert [followers.take("alice") for _ in range(2)] == ["", ""]
+    assert "as many as a user may" in followers.take("alice")
+    assert followers.take("bob") == ""
+    assert "Too many clients" in followers.take("bob")
+    followers.give_back("alice")
+    assert followers.take("bob") == ""
+    assert "as many as a user may" in followers.take("bob")

@@ -6,7 +6,8 @@ import difflib
 import ipaddress
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -25,9 +26,13 @@ from framework.service.users import TokenExpiredError, User, Users
 
 FOLLOWER_LIMIT = 64
 """How many clients may follow outputs at a time; each asks the database twice a second."""
+USER_FOLLOWER_LIMIT = 16
+"""How many of them may be one user's, so that others find a place."""
+
+COMPARED_CHARACTERS = 400_000
+"""Pairs of characters of two names that are compared for an answer: some tens of milliseconds."""
 
 _BEARER = HTTPBearer(auto_error=False, description="A token that the service's operator has given out.")
-
 
 OWN_HEADER = "X-Requested-With"
 """Whoever is signed in by a proxy has to send it to change something: a page of another site can have a browser send it
@@ -107,6 +112,30 @@ class Proxy:
         return user
 
 
+class Followers:
+    """The places for those who follow outputs; any thread may take one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: Counter[str] = Counter()
+
+    def take(self, user: str) -> str:
+        """Takes a place for a user; returns why there is none, empty if there is."""
+        with self._lock:
+            if self._held[user] >= USER_FOLLOWER_LIMIT:
+                return f"You follow {USER_FOLLOWER_LIMIT} outputs, as many as a user may; end one of them."
+            if self._held.total() >= FOLLOWER_LIMIT:
+                return "Too many clients follow outputs; try again later."
+            self._held[user] += 1
+            return ""
+
+    def give_back(self, user: str) -> None:
+        """Gives up a place of a user's."""
+        with self._lock:
+            self._held[user] -= 1
+            self._held += Counter()  # leaves out users who hold none
+
+
 @dataclass(frozen=True)
 class Backend:
     """The service, as far as its clients get to see it.
@@ -129,7 +158,7 @@ class Backend:
     snapshot: Callable[[], Snapshot]
     proxy: Proxy | None = None
     closing: threading.Event = field(default_factory=threading.Event)
-    followers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(FOLLOWER_LIMIT))
+    followers: Followers = field(default_factory=Followers)
 
     @property
     def store(self) -> ServiceStore:
@@ -204,9 +233,27 @@ def find_job(backend: Backend, job_id: str) -> JobRecord:
     record = backend.store.job(job_id)
     if record is None:
         with backend.store.database.reading() as connection:
-            near = difflib.get_close_matches(job_id, queries.newest_ids(connection), n=1)
-        raise HTTPException(404, f"There is no job '{job_id}'" + (f"; did you mean '{near[0]}'?" if near else "."))
+            near = nearest(job_id, queries.newest_ids(connection))
+        raise HTTPException(404, f"There is no job '{job_id}'" + (f"; did you mean '{near}'?" if near else "."))
     return record
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that is most like another; of many or long names only the first are looked at.
+
+    Args:
+        name: somebody's request has it, so it may be long, and come often.
+        names: the newest first.
+    """
+    left, compared = COMPARED_CHARACTERS, []
+    for one in names:
+        # To compare two names takes time in proportion to both of their lengths.
+        left -= len(name) * len(one)
+        if left < 0:
+            break
+        compared.append(one)
+    found = difflib.get_close_matches(name, compared, n=1)
+    return found[0] if found else None
 
 
 def is_of(job: JobRecord, user: User) -> bool:

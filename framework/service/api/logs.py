@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from framework.scheduler.records import JobRecord, JobState, OutputChunk
 from framework.search.records import TrialState
 from framework.service import queries
-from framework.service.api.backend import Backend, OwnJob, Service, may_still
+from framework.service.api.backend import Backend, OwnJob, Service, SignedIn, may_still
 from framework.service.api.jobs import Number
 from framework.service.api.searches import opened_search
 from framework.service.requests import SearchJobRequest, stored_request
@@ -41,6 +41,7 @@ router = APIRouter(tags=["jobs"])
 async def get_logs(
     request: Request,
     service: Service,
+    user: SignedIn,
     record: OwnJob,
     task: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Only of this one.")] = None,
     trial: Annotated[
@@ -55,26 +56,40 @@ async def get_logs(
         source = _of_tasks(service, record, task)
     else:
         source = await run_in_threadpool(_of_trial, service, record, trial)
-    if follow and not service.followers.acquire(blocking=False):
-        raise HTTPException(503, "Too many clients follow outputs; try again later.", {"Retry-After": "10"})
+    if follow and (problem := service.followers.take(user.name)):
+        raise HTTPException(503, problem, {"Retry-After": "10"})
     is_json = NDJSON in accept
     may_go_on = functools.partial(may_still, request, record) if follow else None
     stream = _Stream(service, source, after, may_go_on, is_json=is_json)
-    kind = _Following if follow else StreamingResponse
-    response = kind(stream.lines(), media_type=NDJSON if is_json else "text/plain; charset=utf-8")
+    media_type = NDJSON if is_json else "text/plain; charset=utf-8"
+    if follow:
+        at_end = functools.partial(service.followers.give_back, user.name)
+        response: StreamingResponse = _Following(stream.lines(), at_end, media_type)
+    else:
+        response = StreamingResponse(stream.lines(), media_type=media_type)
     # nginx, where there is one, would otherwise gather lines for a while.
     response.headers["X-Accel-Buffering"] = "no"
     return response
 
 
 class _Following(StreamingResponse):
-    """Gives its place up in the end, even if the client is gone before the first line."""
+    """Gives its place up in the end, even if the client is gone before the first line.
+
+    Args:
+        lines: what is sent.
+        at_end: gives up the place.
+        media_type: of the lines.
+    """
+
+    def __init__(self, lines: AsyncIterator[str], at_end: Callable[[], None], media_type: str) -> None:
+        super().__init__(lines, media_type=media_type)
+        self._at_end = at_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            scope["app"].state.backend.followers.release()
+            self._at_end()
 
 
 State = JobState | TrialState | None
