@@ -138,7 +138,7 @@ def test_whoever_sends_too_slowly_is_sent_away(stage: ApiStage, monkeypatch: pyt
 
 def test_whoever_asks_for_nothing_is_sent_away(stage: ApiStage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "REQUEST_TIMEOUT_S", 0.2)
-    look = front_module._Impatient._look
+    look = front_module._Connection._look
     sent = threading.Event()
 
     def look_later(connection: Any, answered: Any) -> None:
@@ -147,7 +147,7 @@ def test_whoever_asks_for_nothing_is_sent_away(stage: ApiStage, monkeypatch: pyt
             0.05, *(look, connection, answered) if sent.is_set() else (look_later, connection, answered)
         )
 
-    monkeypatch.setattr(front_module._Impatient, "_look", look_later)
+    monkeypatch.setattr(front_module._Connection, "_look", look_later)
     head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKENS['alice']}\r\n"
     address = urlsplit(stage.url).hostname, urlsplit(stage.url).port
     with socket.create_connection(address, DEADLINE_S) as busy:
@@ -345,3 +345,32 @@ def test_answers_do_not_wait_for_acknowledgements(stage: ApiStage) -> None:
     with stage.client() as client:
         # Where they do, each takes 40 ms; where they do not, one in many takes less on the busiest machine.
         wait_until(is_quick, "a quick answer")
+
+
+def test_an_address_that_asks_for_nothing_leaves_room_for_others(stage: ApiStage, caplog: Any) -> None:
+    address = urlsplit(stage.url).hostname, urlsplit(stage.url).port
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(address, DEADLINE_S)) for _ in range(300)]
+        # The oldest were closed to make room, so whoever asks for something is answered.
+        assert httpx.get(f"{stage.url}/healthz", timeout=DEADLINE_S).status_code == 200
+        with stage.client() as alice:
+            assert alice.get("/api/v1/me").status_code == 200
+        for connection in idle[: -front_module.ADDRESS_LIMIT]:
+            connection.settimeout(DEADLINE_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+    assert len([one for one in caplog.records if "asked for nothing" in one.getMessage()]) <= 1
+
+
+def test_a_user_has_so_many_connections_and_no_more(stage: ApiStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "USER_LIMIT", 3)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(stage.client()) for _ in range(4)]
+        answers = [client.get("/api/v1/me") for client in clients]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 503]
+        assert "as many connections as a user may" in answers[3].json()["detail"]
+        assert clients[0].get("/api/v1/me").status_code == 200
+        with stage.client("bob") as bob:
+            assert bob.get("/api/v1/me").status_code == 200
+        clients[0].close()
+        wait_until(lambda: clients[3].get("/api/v1/me").status_code == 200, "a place")

@@ -545,7 +545,7 @@ def test_of_many_long_names_few_are_compared_with_one_that_is_not_there(monkeypa
     assert nearest("digit", ["other"]) is None
     long = ["q" + "ab" * 95 + str(number) for number in range(1000)]
     assert nearest("q" + "ab" * 95, long) in long
-    assert nearest("digit", [f"digits-{number}" for number in range(1000)]) == "digits-0"
+    assert nearest("digit", [f"digits-{number}" for number in range(1000)]).startswith("digits-")
     assert compared[:2] == [2, 1]
     assert compared[2] < 20
     assert compared[3] == 1000

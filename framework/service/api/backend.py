@@ -81,7 +81,11 @@ class Proxy:
         """Whether the proxy has sent a request, and has signed somebody in."""
         if request.client is None or not any(request.headers.getlist(self.header)):
             return False
-        peer = ipaddress.ip_address(request.client.host.partition("%")[0])
+        return self.is_at(request.client.host)
+
+    def is_at(self, host: str) -> bool:
+        """Whether requests from an address are the proxy's."""
+        peer = ipaddress.ip_address(host.partition("%")[0])
         # So a socket of IPv6 names those who speak IPv4.
         peer = getattr(peer, "ipv4_mapped", None) or peer
         return any(peer in network for network in self.networks)
@@ -177,6 +181,16 @@ async def _signed_in(
     backend: Annotated[Backend, Depends(_backend)],
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
 ) -> User:
+    user = _user(request, backend, credentials)
+    connection = getattr(request.state, "connection", None)
+    if connection is not None and not connection.signed_in(user.name):
+        raise HTTPException(
+            503, "You have as many connections as a user may; close some of them.", {"Retry-After": "10"}
+        )
+    return user
+
+
+def _user(request: Request, backend: Backend, credentials: HTTPAuthorizationCredentials | None) -> User:
     if credentials is None and backend.proxy is not None and backend.proxy.has_sent(request):
         return backend.proxy.user(request, backend.users)
     try:

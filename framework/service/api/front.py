@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
+import math
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +31,13 @@ from framework.service.users import Users
 
 PAGE = Path(__file__).parent.parent / "page"
 CONNECTION_LIMIT = 512
+ADDRESS_LIMIT = 64
+"""How many connections an address may have that no user has signed in on."""
+USER_LIMIT = 128
+"""How many a user may have."""
+BACKLOG = 128
+"""How many connections are taken in at once; each takes a descriptor before it can be counted."""
+LOG_INTERVAL_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
 """How long a connection may stand without a request whose head is complete; twice as long at most."""
 START_TIMEOUT_S = 30.0
@@ -79,11 +89,13 @@ class ApiFront:
             snapshot=lambda: service.scheduler.snapshot,
             proxy=self._proxy,
         )
+        connections = Connections(self._proxy.is_at if self._proxy is not None else lambda _: False)
         config = uvicorn.Config(
             make_app(backend, PAGE, self._hosts),
             # No log of accesses: it would tell who looks at what, and addresses may hold what is nobody's business.
             access_log=False,
-            http=_Impatient,
+            http=functools.partial(_Connection, connections),  # type: ignore[arg-type]  # called like a class
+            backlog=BACKLOG,
             log_config=None,
             server_header=False,
             lifespan="on",
@@ -108,20 +120,115 @@ class ApiFront:
         self._socket.close()
 
 
-class _Impatient(H11Protocol):
-    """Closes connections that ask for nothing: they count as requests do, and uvicorn waits for a first one.
+class Connections:
+    """The open connections, by who has them. Used by the web server's loop only.
+
+    Args:
+        is_exempt: whether connections of an address are not counted, such as a proxy's, behind which are many clients.
+    """
+
+    def __init__(self, is_exempt: Callable[[str], bool]) -> None:
+        self._is_exempt = is_exempt
+        self._of_address: defaultdict[str, dict[_Connection, None]] = defaultdict(dict)
+        self._of_user: defaultdict[str, set[_Connection]] = defaultdict(set)
+        self._closed: Counter[str] = Counter()
+        self._logged_s = -math.inf
+
+    def add(self, connection: _Connection) -> None:
+        """Somebody has connected. Of an address that has too many without a user, the oldest that waits is closed."""
+        if self._is_exempt(connection.address):
+            return
+        others = self._of_address[connection.address]
+        if len(others) >= ADDRESS_LIMIT:
+            oldest = next((one for one in others if one.is_waiting), connection)
+            self.remove(oldest)
+            oldest.transport.abort()
+            self._log(connection.address)
+            if oldest is connection:
+                return
+        self._of_address[connection.address][connection] = None
+
+    def signed_in(self, connection: _Connection, user: str) -> bool:
+        """A request on it is a user's; returns whether the user may have so many."""
+        if self._is_exempt(connection.address):
+            return True
+        self.remove(connection)
+        ours = self._of_user[user]
+        if len(ours) >= USER_LIMIT:
+            self._of_address[connection.address][connection] = None
+            return False
+        ours.add(connection)
+        connection.user = user
+        return True
+
+    def remove(self, connection: _Connection) -> None:
+        """It is closed."""
+        _discard(self._of_address, connection.address, connection)
+        _discard(self._of_user, connection.user, connection)
+
+    def _log(self, address: str) -> None:
+        self._closed[address] += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now_s
+            found = ", ".join(f"{count} of {one}" for one, count in self._closed.most_common(5))
+            logger.warning("closed connections that asked for nothing, more than %d at once: %s", ADDRESS_LIMIT, found)
+            self._closed.clear()
+
+
+def _discard(groups: defaultdict[str, Any], key: str, connection: _Connection) -> None:
+    group = groups.get(key)
+    if group is None:
+        return
+    if isinstance(group, dict):
+        group.pop(connection, None)
+    else:
+        group.discard(connection)
+    if not group:
+        del groups[key]
+
+
+class _Connection(H11Protocol):
+    """Is closed if it asks for nothing: connections count as requests do, and uvicorn waits for a first one.
 
     Of uvicorn's two parsers only this one bounds the head of a request, to 64 KiB; the other would take any number of
     headers, from anybody.
+
+    Args:
+        connections: all of them.
+        uvicorn: what uvicorn makes one with.
     """
+
+    def __init__(self, connections: Connections, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._all = connections
+        # Each request's `state` has it.
+        self.app_state = {**self.app_state, "connection": self}
+        self.address = ""
+        self.user = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._all.add(self)
         self.loop.call_later(REQUEST_TIMEOUT_S, self._look, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.remove(self)
+        super().connection_lost(exc)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def signed_in(self, user: str) -> bool:
+        """Its request is a user's; returns whether the user may have so many connections."""
+        return user == self.user or self._all.signed_in(self, user)
 
     def _look(self, answered: Any) -> None:
         """Looks for requests since the last look, when `answered` was the newest and had been answered (None: none)."""
-        waits = self.cycle is None or self.cycle.response_complete
+        waits = self.is_waiting
         if waits and self.cycle is answered:
             self.transport.close()
         elif not self.transport.is_closing():
