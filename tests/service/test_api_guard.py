@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from sqlalchemy import text
 from dike.exceptions import BadInputError
 from framework.mesos import events
 from framework.project.bundle import SIZE_LIMIT_BYTES
+from framework.service import submission
 from framework.service.api import front as front_module
 from framework.service.api import guard
 from framework.service.api.front import ApiFront
@@ -374,3 +376,32 @@ def test_a_user_has_so_many_connections_and_no_more(stage: ApiStage, monkeypatch
             assert bob.get("/api/v1/me").status_code == 200
         clients[0].close()
         wait_until(lambda: clients[3].get("/api/v1/me").status_code == 200, "a place")
+
+
+def test_one_submission_of_a_user_at_a_time_is_looked_at(stage: ApiStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, go_on = threading.Semaphore(0), threading.Event()
+    checked: list[int] = []
+    at_once: list[int] = []
+
+    def slow(bundle: bytes, script: str) -> None:
+        checked.append(1)
+        at_once.append(len(checked))
+        looked.release()
+        assert go_on.wait(DEADLINE_S)
+        checked.pop()
+
+    monkeypatch.setattr(submission, "check", slow)
+
+    def submit() -> None:
+        with stage.client() as alice:
+            assert alice.post("/api/v1/jobs", files=form(training()), timeout=DEADLINE_S).status_code == 201
+
+    with ThreadPoolExecutor(4) as pool:
+        submitted = [pool.submit(submit) for _ in range(4)]
+        assert looked.acquire(timeout=DEADLINE_S)
+        with stage.client("bob") as bob:
+            assert bob.get("/api/v1/me").status_code == 200
+        go_on.set()
+        for one in submitted:
+            one.result(DEADLINE_S)
+    assert at_once == [1, 1, 1, 1]

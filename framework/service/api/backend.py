@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+import functools
 import ipaddress
 import re
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -163,6 +165,13 @@ class Backend:
     proxy: Proxy | None = None
     closing: threading.Event = field(default_factory=threading.Event)
     followers: Followers = field(default_factory=Followers)
+    _submitting: defaultdict[str, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(functools.partial(asyncio.Semaphore, 1)), repr=False
+    )
+
+    def submitting(self, user: User) -> asyncio.Semaphore:
+        """One submission of a user at a time is in memory and looked at: a bundle of many files keeps a thread busy."""
+        return self._submitting[user.name]
 
     @property
     def store(self) -> ServiceStore:

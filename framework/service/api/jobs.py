@@ -93,17 +93,20 @@ _RESUMPTION = {"requestBody": {"content": {"application/json": {"schema": Resump
 async def submit_job(request: Request, service: Service, user: SignedIn) -> Submitted:
     """Takes a job in; it is durable when the answer comes."""
     # Read here and not by a parameter, which would be read before the token is looked at.
-    async with request.form(max_files=2, max_fields=2, max_part_size=REQUEST_LIMIT_BYTES) as form:
+    async with (
+        request.form(max_files=2, max_fields=2, max_part_size=REQUEST_LIMIT_BYTES) as form,
+        service.submitting(user),
+    ):
         text, bundle = [await _part(form.get(name), name) for name in ("request", "bundle")]
-    if len(text) > REQUEST_LIMIT_BYTES:
-        raise HTTPException(413, f"The request is larger than {REQUEST_LIMIT_BYTES // 2**20} MiB.")
-    if not bundle.startswith(b"\x1f\x8b"):
-        raise HTTPException(422, "The bundle is not a gzipped tar archive.")
-    try:
-        values = from_json(text, allow_inf_nan=False)
-    except ValueError as error:
-        raise HTTPException(422, f"The request is not JSON: {error}.") from None
-    return await run_in_threadpool(_submit, service, user, values, bundle)
+        if len(text) > REQUEST_LIMIT_BYTES:
+            raise HTTPException(413, f"The request is larger than {REQUEST_LIMIT_BYTES // 2**20} MiB.")
+        if not bundle.startswith(b"\x1f\x8b"):
+            raise HTTPException(422, "The bundle is not a gzipped tar archive.")
+        try:
+            values = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
+            raise HTTPException(422, f"The request is not JSON: {error}.") from None
+        return await run_in_threadpool(_submit, service, user, values, bundle)
 
 
 @router.get("/jobs")
