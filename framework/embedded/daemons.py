@@ -126,7 +126,8 @@ class DaemonRunner:
     def bring_up(self, daemons: Sequence[Daemon], *, movable: bool = True) -> None:
         """Starts daemons and returns when all answer.
 
-        A daemon that has lost its port to some other program gets another one, if it is `movable`.
+        A daemon that has lost its port to some other program gets another one, if it is `movable`. From now on the
+        supervisor starts them again when they end.
 
         Raises:
             DikeError: one ended, or does not answer.
@@ -143,9 +144,10 @@ class DaemonRunner:
                     daemon.port = another
                     self._spawn(daemon)
                 self._keep_waiting(deadline, daemon, "answer")
+            self.control.keep(daemon.name)
 
     def signal(self, daemon: Daemon, sig: signal.Signals) -> None:
-        """Sends a signal, and waits for the daemon's end if the signal means that.
+        """Sends a signal, and waits for the daemon's end if the signal means that; it is not started again by itself.
 
         Raises:
             DikeError: it does not end.
