@@ -20,6 +20,8 @@ from framework.embedded.ports import is_free
 READY_TIMEOUT_S = 60.0
 READY_REQUEST_TIMEOUT_S = 2.0
 LOOK_INTERVAL_S = 0.02
+AGENT = "agent"
+"""The last argument but one of an agent's command line; then comes its master."""
 ENDING_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1})
 
 
@@ -92,7 +94,7 @@ class AgentDaemon(Daemon):
         return "/state"
 
     def arguments(self) -> tuple[str, ...]:
-        return ("agent", self.master())
+        return (AGENT, self.master())
 
     def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]:
         return settings.agent_environment(files, self.name, self.port, access, self.spec)
