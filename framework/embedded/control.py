@@ -16,7 +16,7 @@ from dike.exceptions import DikeError
 
 STOP_TIMEOUT_S = 40.0
 """More than the supervisor itself allows for the agents' farewell and for killing what is left."""
-GO_ON_S, GIVE_UP_S = 10.0, 30.0
+GO_ON_S, GIVE_UP_S = 5.0, 30.0
 """How long an answer may take before the supervisor is told to go on, and then before it is ended."""
 
 
@@ -64,7 +64,7 @@ class SupervisorControl:
         return int(self._ask({"command": "look", "name": name})["pid"])
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Sends a signal to the daemon `name`, if it still runs; it is not kept any more."""
+        """Sends a signal to the daemon `name`, if it still runs; one that ends by it is not kept any more."""
         self._ask({"command": "signal", "name": name, "signal": int(number)})
 
     def has_ended(self, name: str) -> bool:

@@ -16,13 +16,13 @@ from framework.embedded.agents import AgentSpec
 from framework.embedded.control import SupervisorControl
 from framework.embedded.loopback import get_json
 from framework.embedded.ports import is_free
+from framework.embedded.supervisor import ENDING_SIGNALS
 
 READY_TIMEOUT_S = 60.0
 READY_REQUEST_TIMEOUT_S = 2.0
 LOOK_INTERVAL_S = 0.02
 AGENT = "agent"
 """The last argument but one of an agent's command line; then comes its master."""
-ENDING_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1})
 
 
 @dataclass
@@ -149,7 +149,7 @@ class DaemonRunner:
             self.control.keep(daemon.name)
 
     def signal(self, daemon: Daemon, sig: signal.Signals) -> None:
-        """Sends a signal, and waits for the daemon's end if the signal means that; it is not started again by itself.
+        """Sends a signal, and waits for the daemon's end if the signal means that; it does not come back by itself.
 
         Raises:
             DikeError: it does not end.

@@ -7,7 +7,7 @@ and reads one answer a line:
 
     {"command": "start", "name": ..., "argv": [...], "env": {...}, "log": ...}   -> {"pid": ...}
     {"command": "keep", "name": ...}                      -> {"pid": ...}   (from then on it is started again)
-    {"command": "signal", "name": ..., "signal": ...}     -> {"pid": ...}   (it is not any more)
+    {"command": "signal", "name": ..., "signal": ...}     -> {"pid": ...}   (what it ends or stops is to stay so)
     {"command": "look", "name": ...}                      -> {"pid": ..., "status": null or how it ended}
     {"command": "losses"}                                 -> name of what has been given up: how it ended last
     {"command": "detach"}                                 -> {}   (from then on it ends at SIGTERM only)
@@ -42,7 +42,8 @@ PR_SET_CHILD_SUBREAPER = 36
 LOOK_INTERVAL_S = 0.1
 LEAVE_TIMEOUT_S = 8.0
 KILL_TIMEOUT_S = 10.0
-STANDSTILL_S = 10.0
+ENDING_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1})
+STANDSTILL_S = 5.0
 STEADY_S = 60.0
 MOST_STARTS = 3
 START_PAUSES_S = (0.0, 0.5, 2.0)
@@ -116,6 +117,8 @@ class Daemon:
     def _start(self) -> None:
         self.status: int | None = None
         self._stopped_s: float | None = None
+        self._is_paused = False
+        """Whether it stands still because the owner wants it to."""
         self._started_s = time.monotonic()
         self.pid = start(*self._what)
 
@@ -132,6 +135,14 @@ class Daemon:
         """Its process goes on."""
         self._stopped_s = None
 
+    def signal(self, number: int) -> None:
+        """Sends it a signal of the owner's."""
+        self.is_kept = self.is_kept and number not in ENDING_SIGNALS
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self._is_paused = number == signal.SIGSTOP
+        if self.status is None:
+            send(self.pid, number)
+
     def ended(self, status: int) -> None:
         """Its process has ended."""
         self.status = status
@@ -146,9 +157,10 @@ class Daemon:
         now_s = time.monotonic()
         if not self.is_kept:
             return
-        if self.status is None and self._stopped_s is not None and now_s - self._stopped_s >= STANDSTILL_S:
-            self._stopped_s = None
-            send(self.pid, signal.SIGKILL)
+        if self.status is None and self._stopped_s is not None and not self._is_paused:
+            if now_s - self._stopped_s >= STANDSTILL_S:
+                self._stopped_s = None
+                send(self.pid, signal.SIGKILL)
         elif self._due_s is not None and now_s >= self._due_s:
             self._due_s = None
             self._starts += 1
@@ -226,10 +238,7 @@ class Supervisor:
             if daemon.status is not None:  # Between the owner's last look and this.
                 daemon.ended(daemon.status)
         elif command == "signal":
-            # What the owner ends or stops is to stay so.
-            daemon.is_kept = False
-            if daemon.status is None:
-                send(daemon.pid, request["signal"])
+            daemon.signal(request["signal"])
         return {"pid": daemon.pid, "status": daemon.status}
 
     def _let_go_of_owner(self) -> None:

@@ -39,8 +39,12 @@ def with_argument(text: str) -> list[psutil.Process]:
     ]
 
 
+DAEMONS = ("master", "agent", "executor.zygote_server")
+"""Kinds of processes that a supervisor looks after: an argument of each."""
+
+
 def daemons(supervisor: psutil.Process, kind: str) -> list[psutil.Process]:
-    """The running `master`, the `agent`s or the `executor.zygote_server` of a cluster, by the supervisor's children."""
+    """The running daemons of a kind, one of `DAEMONS`."""
     found = []
     for child in supervisor.children():
         # What an agent or a slot has left may end meanwhile.

@@ -121,6 +121,21 @@ def test_what_stands_still_is_replaced_and_what_goes_on_is_not(daemons: Daemons)
     assert is_alive(paused)
 
 
+def test_what_the_owner_stops_stands_still_until_it_goes_on(daemons: Daemons) -> None:
+    paused, still = daemons.start("paused"), daemons.start("still")
+    for name in ("paused", "still"):
+        daemons.control.keep(name)
+    daemons.control.signal("paused", signal.SIGSTOP)
+    still.suspend()
+    # Stopped later, and replaced already.
+    daemons.successor("still", still)
+    assert daemons.control.running_pid("paused") == paused.pid
+    daemons.control.signal("paused", signal.SIGCONT)
+    wait_until(lambda: paused.status() != psutil.STATUS_STOPPED, "it goes on")
+    paused.kill()
+    assert is_alive(daemons.successor("paused", paused))
+
+
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_control, "GO_ON_S", 0.2)

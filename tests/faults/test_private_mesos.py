@@ -1,4 +1,4 @@
-"""`dike tune` on a private Mesos, each of whose processes is killed or made to stand still."""
+"""Commands on a private Mesos, each of whose processes is killed or made to stand still."""
 
 from __future__ import annotations
 
@@ -9,17 +9,33 @@ import psutil
 import pytest
 
 from framework.embedded.supervisor import MOST_STARTS
-from tests.embedded.embedded_support import daemons, kill_one_daemon
+from tests.embedded.embedded_support import DAEMONS, daemons, kill_one_daemon
 from tests.running import Running
 from tests.waiting import is_alive, wait_until, whole_lines
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
-COUNTING = Path(__file__).parent / "scripts" / "counting.py"
+COUNTING = Path(__file__).parents[1] / "search" / "scripts" / "counting.py"
 RATES = ("0.1", "0.2")
 STEPS = 5000
-KINDS = ("master", "agent", "executor.zygote_server")
 GOES_ON = "Every trial is saved up to its last checkpoint: dike tune --resume count goes on."
+
+
+LOOP = """
+import time
+import dike
+
+for step in range(5000):
+    time.sleep(0.05)
+    dike.report(step, loss=1.0 / (step + 1))
+"""
+
+
+def supervisor_of(command: Running) -> psutil.Process:
+    """That of a command's Mesos."""
+    children = psutil.Process(command.process.pid).children()
+    (found,) = [child for child in children if any(part.endswith("supervisor.py") for part in child.cmdline())]
+    return found
 
 
 class Search:
@@ -32,13 +48,6 @@ class Search:
         slots = ("--resources", "cpus:2;mem:2048", "--slot-cpus", "0.5", "--slot-mem", "256")
         script = (COUNTING, "--", "--steps", str(STEPS), "--pause", "0.05", "--diary", self._diary)
         self.command = Running(folder, "tune", "--format", "json", *options, *slots, *script)
-
-    @property
-    def supervisor(self) -> psutil.Process:
-        """That of its Mesos."""
-        children = psutil.Process(self.command.process.pid).children()
-        (found,) = [child for child in children if any(part.endswith("supervisor.py") for part in child.cmdline())]
-        return found
 
     def wait_for_steps(self) -> None:
         """Waits until each trial has taken some more steps."""
@@ -84,8 +93,8 @@ def resumed(search: Search, folder: Path) -> None:
 
 
 def test_daemons_that_are_killed_are_started_again(search: Search) -> None:
-    supervisor = search.supervisor
-    for kind in KINDS:
+    supervisor = supervisor_of(search.command)
+    for kind in DAEMONS:
         kill_one_daemon(supervisor, kind)
         wait_until(lambda kind=kind: daemons(supervisor, kind), f"another {kind}")
         search.wait_for_steps()
@@ -95,12 +104,14 @@ def test_daemons_that_are_killed_are_started_again(search: Search) -> None:
 
 
 def test_processes_that_stand_still_are_told_to_go_on_or_replaced(search: Search) -> None:
-    supervisor = search.supervisor
-    still = [daemons(supervisor, kind)[0] for kind in KINDS]
+    supervisor = supervisor_of(search.command)
+    # An agent would take its executors along, and it takes a while until trials have other slots.
+    kinds = ("master", "executor.zygote_server")
+    still = [daemons(supervisor, kind)[0] for kind in kinds]
     for process in (*still, supervisor):
         process.suspend()
     search.command.wait_for(lambda: not any(map(is_alive, still)), "the end of what stands still")
-    search.command.wait_for(lambda: all(daemons(supervisor, kind) for kind in KINDS), "others in their places")
+    search.command.wait_for(lambda: all(daemons(supervisor, kind) for kind in kinds), "others in their places")
     search.wait_for_steps()
     search.end_trials()
     search.command.result()
@@ -126,7 +137,7 @@ def kill_masters(supervisor: psutil.Process) -> None:
 def test_a_search_whose_mesos_is_gone_ends_and_can_be_resumed(
     search: Search, tmp_path: Path, fault: Callable[[psutil.Process], None], why: str
 ) -> None:
-    supervisor = search.supervisor
+    supervisor = supervisor_of(search.command)
     belongings = supervisor.children(recursive=True)
     fault(supervisor)
     search.command.result(exit_code=1)
@@ -135,3 +146,45 @@ def test_a_search_whose_mesos_is_gone_ends_and_can_be_resumed(
     assert last.endswith(GOES_ON)
     wait_until(lambda: not any(map(is_alive, (supervisor, *belongings))), "the end of all that belonged to it")
     resumed(search, tmp_path)
+
+
+@pytest.fixture
+def end_all() -> Iterator[None]:
+    yield
+    Running.end_all()
+
+
+@pytest.mark.usefixtures("end_all")
+def test_a_job_outlives_master_and_agent_and_ends_without_its_mesos(tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    command = Running(tmp_path, "run", "--format", "json", "--resources", "cpus:2;mem:2048", script)
+    command.wait_for_text("worker:0 running")
+    supervisor = supervisor_of(command)
+    kill_one_daemon(supervisor, "master")
+    command.wait_for_text("connected to the Mesos master again")
+    kill_one_daemon(supervisor, "agent")
+    command.wait_for_text("worker:0 running", times=2)
+    supervisor.kill()
+    command.result(exit_code=1)
+    last = command.log.splitlines()[-1]
+    assert last.startswith("dike: The private Mesos is gone")
+    assert "the same command starts again from the beginning" in last
+
+
+@pytest.mark.usefixtures("end_all")
+def test_a_service_outlives_its_master_and_ends_without_its_mesos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    options = ("--listen", "127.0.0.1:0", "--state", "sqlite:///service.db", "--resources", "cpus:1;mem:512")
+    command = Running(tmp_path, "serve", *options)
+    command.wait_for_text("subscribed at")
+    supervisor = supervisor_of(command)
+    kill_one_daemon(supervisor, "master")
+    command.wait_for_text("connected to the Mesos master again")
+    supervisor.kill()
+    command.result(exit_code=1)
+    last = command.log.splitlines()[-1]
+    assert last.startswith("dike: The private Mesos is gone")
+    assert last.endswith("Start the service again: its jobs go on from their checkpoints.")
