@@ -336,6 +336,8 @@ class EmbeddedCluster:
                     how = describe_exit(control.wait())
                     self.failure = f"The private Mesos is gone, because its supervisor (process {control.pid}) {how}."
                 return
+            # Without their zygote server, executors import by themselves.
+            losses.pop(settings.ZYGOTES, None)
             for name, status in losses.items():
                 logger.error("%s", self._files.log_tail(name))
                 self.failure = (

@@ -98,6 +98,12 @@ def test_daemons_that_are_killed_are_started_again(search: Search) -> None:
         kill_one_daemon(supervisor, kind)
         wait_until(lambda kind=kind: daemons(supervisor, kind), f"another {kind}")
         search.wait_for_steps()
+    # The last of the kinds is one that can be done without.
+    for _ in range(MOST_STARTS):
+        kill_one_daemon(supervisor, "executor.zygote_server")
+    kill_one_daemon(supervisor, "agent")
+    search.wait_for_steps()
+    assert not daemons(supervisor, "executor.zygote_server")
     search.end_trials()
     search.command.result()
     search.check()
