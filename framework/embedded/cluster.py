@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import shutil
 import signal
@@ -26,6 +27,7 @@ from framework.embedded.daemons import (
     LOOK_INTERVAL_S,
     READY_TIMEOUT_S,
     AgentDaemon,
+    Daemon,
     DaemonRunner,
     MasterDaemon,
 )
@@ -33,11 +35,14 @@ from framework.embedded.library import ensure_library
 from framework.embedded.loopback import get_json
 from framework.embedded.machine import gpu_models
 from framework.embedded.ports import BLOCK_SIZE, reserve_blocks
-from framework.embedded.supervisor import send, task_processes
+from framework.embedded.supervisor import MOST_STARTS, send, task_processes
+
+logger = logging.getLogger(__name__)
 
 MOST_AGENTS = 110
 PORTS_OF_A_DAEMON = 2
 """One, and another if some program has taken it meanwhile."""
+WATCH_INTERVAL_S = 0.5
 MASTER = "master"
 CANDIDATES = ("master-0", "master-1")
 
@@ -64,11 +69,16 @@ class Agent:
 class EmbeddedCluster:
     """A private Mesos cluster that ends with its owner.
 
-    A small supervisor process starts the daemons. When the owner stops the cluster, or ends in any way, the supervisor
-    ends daemons, executors and all their children. One cluster object is started once.
+    A small supervisor process starts the daemons, and starts again what ends or stands still without the owner having
+    asked for it. When the owner stops the cluster, or ends in any way, the supervisor ends daemons, executors and all
+    their children. One cluster object is started once.
 
     It hears connections of its own account only (`libmesos.peers`), and of these only who knows its secret may look at
     it or have anything done (HTTP basic); see docs/security.md.
+
+    Attributes:
+        access: where it listens, and to whom.
+        failure: why it does not go on, in one sentence; empty as long as it does.
     """
 
     def __init__(
@@ -103,6 +113,8 @@ class EmbeddedCluster:
         self._masters = [MasterDaemon(name, 0, zookeeper) for name in names]
         self._agents: list[AgentDaemon] = []
         self._start: Future[None] | None = None
+        self._unwatched = threading.Event()
+        self.failure = ""
 
     def __enter__(self) -> EmbeddedCluster:
         self.start()
@@ -122,7 +134,7 @@ class EmbeddedCluster:
     def agents(self) -> list[Agent]:
         """The agents, in the order of the specs, as last started."""
         return [
-            Agent(agent.name, agent.pid, agent.port, self._files.daemon(agent.name), agent.spec)
+            Agent(agent.name, self._pid(agent), agent.port, self._files.daemon(agent.name), agent.spec)
             for agent in self._agents
         ]
 
@@ -133,7 +145,7 @@ class EmbeddedCluster:
         Raises:
             DikeError: none leads at the moment.
         """
-        return self._leading().pid
+        return self._pid(self._leading())
 
     @property
     def supervisor_pid(self) -> int:
@@ -189,6 +201,7 @@ class EmbeddedCluster:
 
     def stop(self) -> None:
         """Ends everything the cluster has started; does nothing when it is not running."""
+        self._unwatched.set()
         with self._lock:
             runner, self._runner = self._runner, None
         if runner is not None:
@@ -202,6 +215,7 @@ class EmbeddedCluster:
 
     def detach(self) -> None:
         """Lets the cluster live on without its owner, until SIGTERM reaches its supervisor."""
+        self._unwatched.set()
         self._running().control.detach()
         self._runner = None
 
@@ -295,6 +309,7 @@ class EmbeddedCluster:
             settings.zygote_server_environment(),
             self._files.log(settings.ZYGOTES),
         )
+        control.keep(settings.ZYGOTES)
         self._runner = DaemonRunner(control, self._files, self.access, self._library, ports)
         self.access.write(self._files.credentials, self._files.zygotes)
         for master in self._masters:
@@ -305,12 +320,41 @@ class EmbeddedCluster:
                 (self._files.daemon(name) / part).mkdir(parents=True, exist_ok=True)
             filled_in = spec.filled_in(models, offered, self._devices)
             self._agents.append(AgentDaemon(name, next(ports), filled_in, lambda: self.master))
+        threading.Thread(target=self._watch, args=(control,), name="mesos watch", daemon=True).start()
         return self._runner
+
+    def _watch(self, control: SupervisorControl) -> None:
+        """Finds out why the cluster does not go on, in a thread: a supervisor may be long in answering."""
+        from executor.process import describe_exit  # only here: it takes long, and commands start with this module
+
+        while not self._unwatched.wait(WATCH_INTERVAL_S):
+            try:
+                losses = control.losses()
+            except DikeError as error:
+                if not self._unwatched.is_set():
+                    logger.error("%s", error)
+                    how = describe_exit(control.wait())
+                    self.failure = f"The private Mesos is gone, because its supervisor (process {control.pid}) {how}."
+                return
+            # Without their zygote server, executors import by themselves.
+            losses.pop(settings.ZYGOTES, None)
+            for name, status in losses.items():
+                logger.error("%s", self._files.log_tail(name))
+                self.failure = (
+                    f"The private Mesos cannot go on: its {name} {describe_exit(status)}, and so it did each of the "
+                    f"{MOST_STARTS} times that it was started again."
+                )
+                return
 
     def _running(self) -> DaemonRunner:
         if self._runner is None:
             raise DikeError("The embedded Mesos is not running: start it first.")
         return self._runner
+
+    def _pid(self, daemon: Daemon) -> int:
+        """Id of its process, which the supervisor may have started after us; of a cluster that is stopped, the last."""
+        runner = self._runner
+        return daemon.pid if runner is None else runner.control.running_pid(daemon.name)
 
     def _leading(self) -> MasterDaemon:
         if self._zookeeper is None:

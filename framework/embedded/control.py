@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import signal
 import subprocess
 import threading
@@ -15,6 +16,8 @@ from dike.exceptions import DikeError
 
 STOP_TIMEOUT_S = 40.0
 """More than the supervisor itself allows for the agents' farewell and for killing what is left."""
+GO_ON_S, GIVE_UP_S = 5.0, 30.0
+"""How long an answer may take before the supervisor is told to go on, and then before it is ended."""
 
 
 class SupervisorControl:
@@ -48,8 +51,20 @@ class SupervisorControl:
             self._ask({"command": "start", "name": name, "argv": list(argv), "env": env, "log": str(log)})["pid"]
         )
 
+    def keep(self, name: str) -> None:
+        """Has the daemon `name` started again from now on when it ends or stands still."""
+        self._ask({"command": "keep", "name": name})
+
+    def losses(self) -> dict[str, int]:
+        """The kept daemons that have ended too often: name -> how it ended last, as in `subprocess`."""
+        return self._ask({"command": "losses"})
+
+    def running_pid(self, name: str) -> int:
+        """Process id of the daemon `name`, as last started."""
+        return int(self._ask({"command": "look", "name": name})["pid"])
+
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Sends a signal to the daemon `name`, if it still runs."""
+        """Sends a signal to the daemon `name`, if it still runs; one that ends by it is not kept any more."""
         self._ask({"command": "signal", "name": name, "signal": int(number)})
 
     def has_ended(self, name: str) -> bool:
@@ -63,12 +78,22 @@ class SupervisorControl:
 
     def stop(self) -> None:
         """Has the supervisor end everything, and returns when it has ended itself."""
-        self._close_pipes()
+        self._process.send_signal(signal.SIGCONT)  # It may have been made to stand still.
+        with self._lock:
+            self._close_pipes()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def wait(self) -> int:
+        """How a supervisor has ended that answers no more, as in `subprocess`; ends it if need be."""
+        try:
+            return self._process.wait(GO_ON_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -78,6 +103,7 @@ class SupervisorControl:
             try:
                 stdin.write(json.dumps(request).encode() + b"\n")
                 stdin.flush()
+                self._wait_for_answer(stdout.fileno())
                 line = stdout.readline()
             except (OSError, ValueError):  # ValueError: the pipes have been closed.
                 line = b""
@@ -87,6 +113,15 @@ class SupervisorControl:
         if "error" in answer:
             raise DikeError(f"The embedded Mesos could not start {request['name']}: {answer['error']}.")
         return answer
+
+    def _wait_for_answer(self, descriptor: int) -> None:
+        """Returns when there is an answer, or when the supervisor has ended: if need be, because it gave none."""
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        for patience_s, remedy in ((GO_ON_S, signal.SIGCONT), (GIVE_UP_S, signal.SIGKILL)):
+            if poll.poll(1000 * patience_s):
+                return
+            self._process.send_signal(remedy)
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

@@ -16,11 +16,13 @@ from framework.embedded.agents import AgentSpec
 from framework.embedded.control import SupervisorControl
 from framework.embedded.loopback import get_json
 from framework.embedded.ports import is_free
+from framework.embedded.supervisor import ENDING_SIGNALS
 
 READY_TIMEOUT_S = 60.0
 READY_REQUEST_TIMEOUT_S = 2.0
 LOOK_INTERVAL_S = 0.02
-ENDING_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1})
+AGENT = "agent"
+"""The last argument but one of an agent's command line; then comes its master."""
 
 
 @dataclass
@@ -92,7 +94,7 @@ class AgentDaemon(Daemon):
         return "/state"
 
     def arguments(self) -> tuple[str, ...]:
-        return ("agent", self.master())
+        return (AGENT, self.master())
 
     def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]:
         return settings.agent_environment(files, self.name, self.port, access, self.spec)
@@ -126,7 +128,8 @@ class DaemonRunner:
     def bring_up(self, daemons: Sequence[Daemon], *, movable: bool = True) -> None:
         """Starts daemons and returns when all answer.
 
-        A daemon that has lost its port to some other program gets another one, if it is `movable`.
+        A daemon that has lost its port to some other program gets another one, if it is `movable`. From now on the
+        supervisor starts them again when they end.
 
         Raises:
             DikeError: one ended, or does not answer.
@@ -143,9 +146,10 @@ class DaemonRunner:
                     daemon.port = another
                     self._spawn(daemon)
                 self._keep_waiting(deadline, daemon, "answer")
+            self.control.keep(daemon.name)
 
     def signal(self, daemon: Daemon, sig: signal.Signals) -> None:
-        """Sends a signal, and waits for the daemon's end if the signal means that.
+        """Sends a signal, and waits for the daemon's end if the signal means that; it does not come back by itself.
 
         Raises:
             DikeError: it does not end.

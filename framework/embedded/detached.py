@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -21,6 +22,7 @@ from framework.embedded.access import known_access
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.control import STOP_TIMEOUT_S
+from framework.embedded.daemons import AGENT
 from framework.embedded.library import check_platform
 from framework.embedded.loopback import get_json
 from framework.embedded.supervisor import send
@@ -37,7 +39,7 @@ class DetachedCluster:
         master: its `host:port`.
         supervisor_pid: process that ends it all at SIGTERM.
         supervisor_started: Unix time of that process' start, which tells it from a later one of the same id.
-        agent_pids: hostname -> process id of each agent.
+        agent_pids: hostname -> process id of each agent, as first started.
         secret_file: what other frameworks authenticate with, as the principal `dike`.
     """
 
@@ -74,20 +76,32 @@ class DetachedCluster:
                 f"The embedded Mesos is up but its master at {self.master} does not answer: `dike mesos down`."
             )
         known = {agent["hostname"]: agent for agent in state["slaves"]}
+        pids = self._running_agents()
         agents = []
-        for hostname, pid in self.agent_pids.items():
+        for hostname, first_pid in self.agent_pids.items():
             agent = known.get(hostname, {})
             agents.append(
                 {
                     "id": agent.get("id"),
                     "hostname": hostname,
-                    "pid": pid,
+                    "pid": pids.get(hostname, first_pid),
                     "resources": agent.get("resources", {}),
                     "attributes": agent.get("attributes", {}),
                     "active": bool(agent.get("active", False)),
                 }
             )
         return {"master": self.master, "secret_file": self.secret_file, "agents": agents}
+
+    def _running_agents(self) -> dict[str, int]:
+        """Hostname -> process id of the agents that run: the supervisor may have started them again."""
+        found = {}
+        # A daemon, or the supervisor itself, may end meanwhile.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.supervisor_pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.cmdline()[-2:-1] == [AGENT]:
+                        found[child.environ()["MESOS_HOSTNAME"]] = child.pid
+        return found
 
 
 def find() -> DetachedCluster | None:

@@ -6,10 +6,15 @@ A program of its own that needs the standard library only. The owner writes one 
 and reads one answer a line:
 
     {"command": "start", "name": ..., "argv": [...], "env": {...}, "log": ...}   -> {"pid": ...}
-    {"command": "signal", "name": ..., "signal": ...}                            -> {"pid": ...}
+    {"command": "keep", "name": ...}                      -> {"pid": ...}   (from then on it is started again)
+    {"command": "signal", "name": ..., "signal": ...}     -> {"pid": ...}   (what it ends or stops is to stay so)
     {"command": "look", "name": ...}                      -> {"pid": ..., "status": null or how it ended}
+    {"command": "losses"}                                 -> name of what has been given up: how it ended last
     {"command": "detach"}                                 -> {}   (from then on it ends at SIGTERM only)
     {"command": "stop"}                                   no answer: it ends
+
+A daemon that is kept and ends, or stands still for `STANDSTILL_S`, is started again as it was. It is given up when it
+has been started `MOST_STARTS` times in a row and has ended each time within `STEADY_S`.
 
 When the input ends, the owner ends or SIGTERM arrives, agents are asked to leave (SIGUSR1 shuts their executors down),
 what is left is killed - daemons, everything descended from them, everything that carries the cluster's work folder in
@@ -37,6 +42,12 @@ PR_SET_CHILD_SUBREAPER = 36
 LOOK_INTERVAL_S = 0.1
 LEAVE_TIMEOUT_S = 8.0
 KILL_TIMEOUT_S = 10.0
+ENDING_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1})
+STANDSTILL_S = 5.0
+STEADY_S = 60.0
+MOST_STARTS = 3
+START_PAUSES_S = (0.0, 0.5, 2.0)
+"""What is waited before each of them: at first nothing, then so long that what was in the way may be gone."""
 AGENT_PREFIX = "agent-"
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 
@@ -85,14 +96,88 @@ def send(pid: int, signal_number: int) -> None:
         return
 
 
+class Daemon:
+    """A process that was asked for, and how it stands.
+
+    Attributes:
+        pid: as last started.
+        status: how it ended; None while it runs.
+        is_kept: whether it is started again when it ends.
+    """
+
+    def __init__(self, argv: list[str], env: dict[str, str], log: str) -> None:
+        self._what = argv, env, log
+        self.is_kept = False
+        self._starts = 0
+        """How often in a row it was started again."""
+        self._due_s: float | None = None
+        """When it is started again."""
+        self._start()
+
+    def _start(self) -> None:
+        self.status: int | None = None
+        self._stopped_s: float | None = None
+        self._is_paused = False
+        """Whether it stands still because the owner wants it to."""
+        self._started_s = time.monotonic()
+        self.pid = start(*self._what)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has been given up."""
+        return self.is_kept and self.status is not None and self._due_s is None
+
+    def stopped(self) -> None:
+        """Its process stands still."""
+        self._stopped_s = time.monotonic()
+
+    def continued(self) -> None:
+        """Its process goes on."""
+        self._stopped_s = None
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal of the owner's."""
+        self.is_kept = self.is_kept and number not in ENDING_SIGNALS
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self._is_paused = number == signal.SIGSTOP
+        if self.status is None:
+            send(self.pid, number)
+
+    def ended(self, status: int) -> None:
+        """Its process has ended."""
+        self.status = status
+        now_s = time.monotonic()
+        if now_s - self._started_s >= STEADY_S:
+            self._starts = 0
+        if self.is_kept and self._starts < MOST_STARTS:
+            self._due_s = now_s + START_PAUSES_S[self._starts]
+
+    def look_after(self) -> None:
+        """Starts it again when that is due, and ends it if it stands still."""
+        now_s = time.monotonic()
+        if not self.is_kept:
+            return
+        if self.status is None and self._stopped_s is not None and not self._is_paused:
+            if now_s - self._stopped_s >= STANDSTILL_S:
+                self._stopped_s = None
+                send(self.pid, signal.SIGKILL)
+        elif self._due_s is not None and now_s >= self._due_s:
+            self._due_s = None
+            self._starts += 1
+            try:
+                self._start()
+            except OSError as error:
+                print(f"{self._what[0]} could not be started again: {error}", file=sys.stderr, flush=True)
+                self.ended(1)
+
+
 class Supervisor:
     """The daemons of one cluster."""
 
     def __init__(self, owner: int, work_dir: str) -> None:
         self._owner: int | None = owner
         self._work_dir = work_dir
-        self._pids: dict[str, int] = {}
-        self._ended: dict[int, int] = {}
+        self._daemons: dict[str, Daemon] = {}
         self._stopping = False
         self._input = b""
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -108,6 +193,8 @@ class Supervisor:
             inputs = [STANDARD_INPUT] if self._owner else []
             readable, _, _ = select.select(inputs, [], [], LOOK_INTERVAL_S)
             self._reap()
+            for daemon in self._daemons.values():
+                daemon.look_after()
             if readable:
                 self._read()
             elif self._owner and os.getppid() != self._owner:
@@ -136,17 +223,23 @@ class Supervisor:
                 self._let_go_of_owner()
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        name = request.get("name", "")
-        if request["command"] == "start":
-            self._pids[name] = pid = start(request["argv"], request["env"], request["log"])
-            self._ended.pop(pid, None)  # The system may hand out the id of an earlier one again.
-        elif request["command"] == "signal" and self._pids[name] not in self._ended:
-            send(self._pids[name], request["signal"])
-        elif request["command"] == "detach":
+        command = request["command"]
+        if command == "detach":
             return {}
         self._reap()
-        pid = self._pids[name]
-        return {"pid": pid, "status": self._ended.get(pid)}
+        if command == "losses":
+            return {name: daemon.status for name, daemon in self._daemons.items() if daemon.is_lost}
+        name = request["name"]
+        if command == "start":
+            self._daemons[name] = Daemon(request["argv"], request["env"], request["log"])
+        daemon = self._daemons[name]
+        if command == "keep":
+            daemon.is_kept = True
+            if daemon.status is not None:  # Between the owner's last look and this.
+                daemon.ended(daemon.status)
+        elif command == "signal":
+            daemon.signal(request["signal"])
+        return {"pid": daemon.pid, "status": daemon.status}
 
     def _let_go_of_owner(self) -> None:
         """Goes on without the owner and its pipes."""
@@ -157,26 +250,32 @@ class Supervisor:
         os.close(nowhere)
 
     def _reap(self) -> None:
-        """Takes note of the children that have ended, adopted ones included."""
+        """Takes note of the children that have ended, adopted ones included, and of daemons that stand still."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            if pid in self._pids.values():
-                self._ended[pid] = os.waitstatus_to_exitcode(status)
+            for daemon in self._daemons.values():
+                if daemon.pid == pid and daemon.status is None:
+                    if os.WIFSTOPPED(status):
+                        daemon.stopped()
+                    elif os.WIFCONTINUED(status):
+                        daemon.continued()
+                    else:
+                        daemon.ended(os.waitstatus_to_exitcode(status))
 
     def _running(self, names: list[str]) -> list[int]:
         self._reap()
-        return [self._pids[name] for name in names if self._pids[name] not in self._ended]
+        return [self._daemons[name].pid for name in names if self._daemons[name].status is None]
 
     def clean_up(self) -> None:
         """Ends everything that belongs to the cluster."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        agents = [name for name in self._pids if name.startswith(AGENT_PREFIX)]
+        agents = [name for name in self._daemons if name.startswith(AGENT_PREFIX)]
         for pid in self._running(agents):
             send(pid, signal.SIGCONT)
             send(pid, signal.SIGUSR1)
@@ -184,7 +283,7 @@ class Supervisor:
         while self._running(agents) and time.monotonic() < deadline:
             time.sleep(0.02)
         # Agents first: a killed executor must not look like a failure to one that still runs.
-        for pid in self._running(list(self._pids)):
+        for pid in self._running(list(self._daemons)):
             send(pid, signal.SIGKILL)
         deadline = time.monotonic() + KILL_TIMEOUT_S
         while time.monotonic() < deadline:

@@ -15,6 +15,10 @@ class FrameworkRemovedError(JobFailedError):
     """The master has ended the framework, and with it all its tasks; its id is of no use any more."""
 
 
+class MesosLostError(JobFailedError):
+    """The Mesos that was started for this command is gone, and with it all tasks."""
+
+
 class Connection:
     """Whether the master is there.
 

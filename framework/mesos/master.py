@@ -95,11 +95,13 @@ class LeadingMaster:
     Args:
         found: the one that led at the beginning.
         is_private: whether it belongs to this process, and ends with it.
+        failure: says why a private Mesos does not go on; nothing as long as it does.
     """
 
-    def __init__(self, found: Master, *, is_private: bool = False) -> None:
+    def __init__(self, found: Master, *, is_private: bool = False, failure: Callable[[], str] = lambda: "") -> None:
         self._now = found
         self.is_private = is_private
+        self.failure = failure
 
     @property
     def uri(self) -> str:

@@ -104,11 +104,11 @@ class MesosAccess:
         from framework.mesos.master import LeadingMaster
 
         with contextlib.ExitStack() as stack:
-            address = self.master
+            address, failure = self.master, lambda: ""
             if address is None:
                 cluster = self.private or stack.enter_context(EmbeddedCluster(self.agents).starting())
                 cluster.wait_started()
-                address = cluster.master
+                address, failure = cluster.master, lambda: cluster.failure
                 if said := exposure():
                     self.warn(said)
             found = mesos_master.connect(address, self.connect_timeout_s)
@@ -117,7 +117,7 @@ class MesosAccess:
             if self.principal is not None:
                 credentials = None if self.secret is None else (self.principal, self.secret)
             now = dataclasses.replace(found, credentials=credentials)
-            yield LeadingMaster(now, is_private=self.master is None)
+            yield LeadingMaster(now, is_private=self.master is None, failure=failure)
 
     def settings(self, name: str, master: LeadingMaster, **more: Any) -> FrameworkSettings:
         """How a framework of this name presents itself to a master; `more` are further fields of the settings."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from dike.exceptions import BadInputError, JobFailedError
 from framework.mesos import events
+from framework.mesos.connection import MesosLostError
 from framework.mesos.driver import Driver, driver_failure
 from framework.mesos.master import LeadingMaster
 
@@ -60,13 +61,14 @@ def drive(
     Raises:
         BadInputError: if the master refuses the framework.
         JobFailedError: if the connection broke down for good.
+        MesosLostError: if the Mesos was started for us and does not go on.
         KeyboardInterrupt: after Ctrl-C, when the work has been cancelled.
     """
     driver.start()
     try:
         subscribed(_subscribe(work, callbacks, master))
         try:
-            _pump_until_interrupted(work, callbacks)
+            _pump_until_interrupted(work, callbacks, master)
         except KeyboardInterrupt:
             if reason := driver_failure():
                 raise JobFailedError(f"The connection to the Mesos master broke down: {reason}.") from None
@@ -104,7 +106,7 @@ def _pump(work: Work, callbacks: events.EventScheduler, deadline: float) -> None
         work.tick()
 
 
-def _pump_until_interrupted(work: Work, callbacks: events.EventScheduler) -> None:
+def _pump_until_interrupted(work: Work, callbacks: events.EventScheduler, master: LeadingMaster) -> None:
     """As `_pump`; Ctrl-C and SIGTERM take effect between two events, so that none is half dealt with."""
     interrupted = False
 
@@ -119,6 +121,8 @@ def _pump_until_interrupted(work: Work, callbacks: events.EventScheduler) -> Non
         while not work.done:
             if interrupted:
                 raise KeyboardInterrupt
+            if reason := master.failure():
+                raise MesosLostError(reason)
             _pump(work, callbacks, deadline=time.monotonic() + EVENT_WAIT_S)
     finally:
         for number, handler in previous.items():

@@ -19,6 +19,7 @@ from dike.checkpoints import make_private
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from dike.trial.spec import EARLIER_RESULTS
 from executor.outputs import RECORD
+from framework.mesos.connection import MesosLostError
 from framework.mesos.containers import own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
@@ -78,7 +79,8 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
 
     Raises:
         BadInputError: if the input cannot be used, or the script does not take it.
-        JobFailedError: if the master ended the framework, or the database is away for long.
+        JobFailedError: if the master ended the framework, a private Mesos broke down, or the database is away for
+            long.
         InterruptedByUserError: after Ctrl-C or SIGTERM, when every trial has been suspended.
     """
     spec = request.spec
@@ -96,7 +98,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
         wait_for_server(engine, observer.notify)
         try:
             return _run_locked(request, store, observer)
-        except StorageUnavailableError as error:
+        except (StorageUnavailableError, MesosLostError) as error:
             raise JobFailedError(
                 f"{error} Every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
             ) from error

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, JobFailedError
 from framework.mesos import events
-from framework.mesos.connection import FrameworkRemovedError
+from framework.mesos.connection import FrameworkRemovedError, MesosLostError
 from framework.mesos.containers import Volume
 from framework.mesos.driver import Driver
 from framework.mesos.master import LeadingMaster, leading_for_s
@@ -104,7 +104,8 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
 
     Raises:
         BadInputError: if database or master cannot be used.
-        JobFailedError: if the master has ended the framework, or another service has taken it over.
+        JobFailedError: if the master has ended the framework, another service has taken it over, or a private Mesos
+            broke down.
         KeyboardInterrupt: when it was told to end.
     """
     checkpoint_root = absolute_folder(request.checkpoint_root)
@@ -118,6 +119,8 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
             return
         except FrameworkRemovedError as error:
             note(f"{error} Its tasks are gone: going on as a new framework, jobs start again from their checkpoints")
+        except MesosLostError as error:
+            raise JobFailedError(f"{error} Start the service again: its jobs go on from their checkpoints.") from error
 
 
 def _check_keeping(request: ServeRequest) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dike import checkpoints
-from dike.exceptions import InterruptedByUserError
+from dike.exceptions import InterruptedByUserError, JobFailedError
 from dike.profile import Api, ModelProfile
+from framework.mesos.connection import MesosLostError
 from framework.mesos.containers import Container, own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
@@ -84,7 +85,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
 
     Raises:
         BadInputError: if the input cannot be used; nothing has been launched.
-        JobFailedError: if the master ended the framework.
+        JobFailedError: if the master ended the framework, or a private Mesos broke down.
         InterruptedByUserError: after Ctrl-C or SIGTERM, when everything launched has ended.
     """
     job_id = new_job_id(request.entry.script)
@@ -108,24 +109,30 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
         except KeyboardInterrupt:
             job = made[0] if made else None
             raise InterruptedByUserError(_after_interruption(request, checkpoint_dir, job)) from None
+        except MesosLostError as error:
+            raise JobFailedError(f"{error} {_how_to_go_on(request, checkpoint_dir, made[0])}") from error
 
 
 def _after_interruption(request: RunRequest, checkpoint_dir: str, job: TrainingJob | None) -> str:
     """What somebody who has pressed Ctrl-C may want to know: how the training goes on."""
     if job is None:
         return "Interrupted; nothing was started."
-    ended = "Interrupted; all tasks were told to end."
+    return f"Interrupted; all tasks were told to end. {_how_to_go_on(request, checkpoint_dir, job)}"
+
+
+def _how_to_go_on(request: RunRequest, checkpoint_dir: str, job: TrainingJob) -> str:
+    """How a training goes on that was cut short."""
     step = job.result.checkpoint_step
     if step is None and request.checkpoint_dir is None:
         return (
-            f"{ended} No checkpoint was saved yet, so the same command starts again from the beginning; "
+            "No checkpoint was saved yet, so the same command starts again from the beginning; "
             "--checkpoint-interval 10 saves every 10 seconds."
         )
     if request.checkpoint_dir is not None:
         saved = "No new checkpoint was saved" if step is None else f"The checkpoint of step {step} was saved"
-        return f"{ended} {saved}; the same command goes on from the newest checkpoint in {checkpoint_dir}."
+        return f"{saved}; the same command goes on from the newest checkpoint in {checkpoint_dir}."
     return (
-        f"{ended} The checkpoint of step {step} is in {checkpoint_dir}; the same command with "
+        f"The checkpoint of step {step} is in {checkpoint_dir}; the same command with "
         f"--checkpoint-dir {shlex.quote(checkpoint_dir)} goes on from there."
     )
 

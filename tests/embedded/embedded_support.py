@@ -20,7 +20,7 @@ from framework.embedded import settings
 from framework.embedded.access import known_access
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos.master import Master, connect
-from tests.waiting import is_alive
+from tests.waiting import is_alive, wait_until
 
 DEADLINE_S = 60.0
 
@@ -37,6 +37,28 @@ def with_argument(text: str) -> list[psutil.Process]:
         for process in psutil.process_iter(["cmdline", "status"])
         if text in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
     ]
+
+
+DAEMONS = ("master", "agent", "executor.zygote_server")
+"""Kinds of processes that a supervisor looks after: an argument of each."""
+
+
+def daemons(supervisor: psutil.Process, kind: str) -> list[psutil.Process]:
+    """The running daemons of a kind, one of `DAEMONS`."""
+    found = []
+    for child in supervisor.children():
+        # What an agent or a slot has left may end meanwhile.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if is_alive(child) and kind in child.cmdline():
+                found.append(child)
+    return found
+
+
+def kill_one_daemon(supervisor: psutil.Process, kind: str) -> None:
+    """Kills a daemon without its owner's knowledge, as soon as there is one; returns when it has ended."""
+    victim = wait_until(lambda: daemons(supervisor, kind), f"a process of the kind {kind}")[0]
+    victim.kill()
+    wait_until(lambda: not is_alive(victim), "its end")
 
 
 def leading_master(cluster: EmbeddedCluster) -> Master:

@@ -1,6 +1,7 @@
 """One fault after the other while a search and a training job run: processes are killed or stand still, disks fill up.
 
 What an init system would start again - service, master, agents - is started again at once; the rest is Dike's affair.
+So is a daemon that ends without its cluster having been asked for it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import psutil
 
 from framework.embedded.agents import AgentSpec
 from framework.scheduler.records import JobState
+from tests.embedded.embedded_support import DAEMONS, daemons
 from tests.faults.fault_stage import FaultStage
 
 WATCH_S = 1.5
@@ -134,6 +136,7 @@ class Chaos:
             "executor killed": lambda: self._kill_one(stage.executors()),
             "holder of a task killed": lambda: self._kill_one(stage.slots()),
             "task of the job killed": lambda: self._kill_one(stage.roles().values()),
+            "daemon of the private Mesos killed": self._kill_daemon,
             "service stands still": self._stop_service,
             "master stands still": self._stop_master,
             "agent stands still": self._stop_agent,
@@ -229,6 +232,11 @@ class Chaos:
         cluster.kill_agent(index)
         cluster.restart_agent(index)
         return f"{agent.name} {agent.pid}"
+
+    def _kill_daemon(self) -> str:
+        """One that the cluster itself has to start again."""
+        supervisor = psutil.Process(self._stage.cluster.supervisor_pid)
+        return self._kill_one([process for kind in DAEMONS for process in daemons(supervisor, kind)])
 
     def _kill_one(self, processes: Collection[psutil.Process]) -> str:
         """One of them; nobody if a blow before this one has left none."""

@@ -155,7 +155,8 @@ def test_offers_of_an_agent_that_vanishes_between_plan_and_launch(stage: FaultSt
     stage.wait_for_steps(5)
     # Nothing has failed that would count: nothing had begun.
     finished(stage, job, restarts=0)
-    assert {task.node for task in stage.store.tasks(job_id=job) if task.state == "finished"} == {"agent-1"}
+    # The agent itself is started again by the cluster, and may be used then.
+    assert "dropped" in {task.state for task in stage.store.tasks(job_id=job) if task.node == "agent-0"}
     stage.wait_until_nothing_runs()
 
 

@@ -1,0 +1,161 @@
+"""What the supervisor does about processes that end or stand still without having been told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dike.exceptions import DikeError
+from framework.embedded import control as supervisor_control
+from framework.embedded import settings
+from framework.embedded.access import ClusterAccess
+from framework.embedded.control import SupervisorControl
+from framework.embedded.supervisor import MOST_STARTS
+from tests.waiting import is_alive, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+SLEEPS = "import time; print('here', flush=True); time.sleep(7105)"
+
+
+class Daemons:
+    """Processes of a supervisor that sleep."""
+
+    def __init__(self, folder: Path) -> None:
+        files = settings.ClusterFiles(folder)
+        command = settings.supervisor_command(files, ClusterAccess(), remove=False)
+        self.folder = folder
+        self.control = SupervisorControl(command, folder, files.log("supervisor"), [])
+
+    def start(self, name: str, program: str = SLEEPS) -> psutil.Process:
+        pid = self.control.start(name, [sys.executable, "-SEsP", "-c", program], {}, self.folder / f"{name}.log")
+        return psutil.Process(pid)
+
+    def successor(self, name: str, of: psutil.Process) -> psutil.Process:
+        """The process that has taken another's place."""
+
+        def look() -> psutil.Process | None:
+            pid = self.control.running_pid(name)
+            return psutil.Process(pid) if pid != of.pid and not self.control.has_ended(name) else None
+
+        return wait_until(look, f"another {name}")
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    made = Daemons(tmp_path)
+    yield made
+    made.control.stop()
+
+
+def test_only_what_is_kept_is_started_again(daemons: Daemons) -> None:
+    kept, loose = daemons.start("kept"), daemons.start("loose")
+    daemons.control.keep("kept")
+    log = daemons.folder / "kept.log"
+    wait_until(lambda: log.exists() and "here" in log.read_text(), "its output")
+    loose.kill()
+    kept.kill()
+    assert is_alive(daemons.successor("kept", kept))
+    assert daemons.control.has_ended("loose")
+    assert daemons.control.losses() == {}
+    wait_until(lambda: log.read_text().count("here") == 2, "the output of both")
+
+
+def test_what_the_owner_ends_stays_so(daemons: Daemons) -> None:
+    kept, other = daemons.start("kept"), daemons.start("other")
+    for name in ("kept", "other"):
+        daemons.control.keep(name)
+    daemons.control.signal("kept", signal.SIGKILL)
+    wait_until(lambda: daemons.control.has_ended("kept"), "its end")
+    # What comes after it has been looked after, and so would it have been.
+    other.kill()
+    daemons.successor("other", other)
+    assert daemons.control.running_pid("kept") == kept.pid
+    assert daemons.control.has_ended("kept")
+    assert daemons.control.losses() == {}
+
+
+def test_what_ends_again_and_again_is_given_up(daemons: Daemons) -> None:
+    daemons.start("steady")
+    daemons.control.keep("steady")
+    daemons.start("hopeless", "print('here', flush=True); raise SystemExit(3)")
+    daemons.control.keep("hopeless")
+    assert wait_until(daemons.control.losses, "a loss") == {"hopeless": 3}
+    assert (daemons.folder / "hopeless.log").read_text().count("here") == 1 + MOST_STARTS
+    # Whoever starts it anew has all the attempts again.
+    again = daemons.start("hopeless")
+    daemons.control.keep("hopeless")
+    assert daemons.control.losses() == {}
+    again.kill()
+    assert is_alive(daemons.successor("hopeless", again))
+
+
+def test_a_program_that_is_gone_is_given_up(daemons: Daemons, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable} -SEsP\n{SLEEPS}\n")
+    program.chmod(0o700)
+    pid = daemons.control.start("gone", [str(program)], {}, tmp_path / "gone.log")
+    daemons.control.keep("gone")
+    program.unlink()
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(daemons.control.losses, "a loss") == {"gone": 1}
+    assert "could not be started again" in (tmp_path / "supervisor.log").read_text()
+
+
+def test_what_stands_still_is_replaced_and_what_goes_on_is_not(daemons: Daemons) -> None:
+    still, paused = daemons.start("still"), daemons.start("paused")
+    for name in ("still", "paused"):
+        daemons.control.keep(name)
+    paused.suspend()
+    paused.resume()
+    still.suspend()
+    assert is_alive(daemons.successor("still", still))
+    assert not is_alive(still)
+    assert daemons.control.running_pid("paused") == paused.pid
+    assert is_alive(paused)
+
+
+def test_what_the_owner_stops_stands_still_until_it_goes_on(daemons: Daemons) -> None:
+    paused, still = daemons.start("paused"), daemons.start("still")
+    for name in ("paused", "still"):
+        daemons.control.keep(name)
+    daemons.control.signal("paused", signal.SIGSTOP)
+    still.suspend()
+    # Stopped later, and replaced already.
+    daemons.successor("still", still)
+    assert daemons.control.running_pid("paused") == paused.pid
+    daemons.control.signal("paused", signal.SIGCONT)
+    wait_until(lambda: paused.status() != psutil.STATUS_STOPPED, "it goes on")
+    paused.kill()
+    assert is_alive(daemons.successor("paused", paused))
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_control, "GO_ON_S", 0.2)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_supervisor_that_stands_still_is_told_to_go_on(daemons: Daemons) -> None:
+    process = daemons.start("sleeps")
+    psutil.Process(daemons.control.pid).suspend()
+    assert not daemons.control.has_ended("sleeps")
+    assert daemons.control.running_pid("sleeps") == process.pid
+
+
+@pytest.mark.parametrize("ending", [lambda process: process.suspend(), lambda process: process.kill()])
+def test_a_supervisor_that_is_gone_or_stands_still_can_be_stopped(
+    daemons: Daemons, ending: Callable[[psutil.Process], None]
+) -> None:
+    supervisor = psutil.Process(daemons.control.pid)
+    ending(supervisor)
+    daemons.control.stop()
+    assert not is_alive(supervisor)
+    with pytest.raises(DikeError, match="not running any more"):
+        daemons.control.losses()
