@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from dike import plain_files
 
 
 def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
@@ -18,8 +21,14 @@ def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
 
 
 def load_arrays(content: bytes) -> dict[str, Any]:
-    """What `dump_arrays` was given."""
+    """What `dump_arrays` was given.
+
+    Raises:
+        ValueError: if it is something else, such as an archive that becomes larger when it is unpacked.
+    """
     found = {}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        plain_files.check_archive(archive, len(content))
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         for key in file.files:
             dtype, _, name = key.partition(":")

@@ -16,8 +16,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
+from dike import plain_files
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile, VariableSpec
 from dike.task import TaskSpec
@@ -37,6 +38,8 @@ JOB_CHECKPOINTS = ("fit-*/*.index", "model.ckpt-*.index")
 SUMS = "dike-sums.json"
 """File in a checkpoint folder that notes size and CRC-32 of the files of each of the job's checkpoints."""
 _READ_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 24
+"""More than any of these files has; scripts can write them."""
 _FULL = re.compile(r"no space left|quota", re.IGNORECASE)
 ROOM_TIMEOUT_S = 600.0
 ROOM_POLL_S = 5.0
@@ -260,13 +263,18 @@ def make_private(folder: str) -> None:
 
 def file_sum(path: str, *, sync: bool = False) -> tuple[int, int]:
     """Size in bytes and CRC-32 of a local file; with `sync` it is on the disk then."""
-    size, checksum = 0, 0
     with open(path, "rb") as file:
         if sync:
             os.fsync(file.fileno())
-        while block := file.read(_READ_BYTES):
-            size += len(block)
-            checksum = zlib.crc32(block, checksum)
+        return sum_of(file)
+
+
+def sum_of(file: BinaryIO) -> tuple[int, int]:
+    """The same of an open file, from where it is on."""
+    size, checksum = 0, 0
+    while block := file.read(_READ_BYTES):
+        size += len(block)
+        checksum = zlib.crc32(block, checksum)
     return size, checksum
 
 
@@ -286,16 +294,25 @@ def _paths(folder: str) -> Iterator[str]:
     """The checkpoints in a folder, newest first."""
     import tensorflow as tf
 
-    try:
-        state = tf.train.get_checkpoint_state(folder)
-    except UnicodeDecodeError:
-        state = None
+    state = None
+    with contextlib.suppress(UnicodeDecodeError, BadInputError):  # damaged
+        # TensorFlow would wait for a pipe that a script has left there, and read a device for ever.
+        if _is_remote(folder) or _read(_file_path(folder, "checkpoint")) is not None:
+            state = tf.train.get_checkpoint_state(folder)
     if state is not None:
-        yield from reversed(state.all_model_checkpoint_paths or [state.model_checkpoint_path])
-        return
+        listed = state.all_model_checkpoint_paths or [state.model_checkpoint_path]
+        # What lies elsewhere is none of this job's.
+        own = [path for path in reversed(listed) if _is_remote(folder) or _is_in(folder, path)]
+        yield from own
+        if own:
+            return
     # TensorFlow's own list of them is not there, or damaged.
     found = [path.removesuffix(".index") for path in tf.io.gfile.glob(_file_path(folder, "*.index"))]
     yield from sorted(found, key=step_of, reverse=True)
+
+
+def _is_in(folder: str, path: str) -> bool:
+    return os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
 
 
 def step_of(path: str) -> int:
@@ -318,14 +335,17 @@ def _problem(path: str) -> str:
     try:
         if noted:
             for name, value in noted.items():
-                if file_sum(_file_path(os.path.dirname(path), name)) != value:
-                    return f"{damaged}: {name} is not what was written"
+                with plain_files.open_below(os.path.dirname(path), name) as file:
+                    if os.fstat(file.fileno()).st_size != value[0] or sum_of(file) != value:
+                        return f"{damaged}: {name} is not what was written"
             return ""
+        for name in files:
+            plain_files.open_plain(name).close()
         # Of an earlier version, or the script's own. Each tensor carries a checksum of TensorFlow's.
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map() if files else ():
             reader.get_tensor(name)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, plain_files.NotPlainError) as error:
         return f"{damaged}: {error.filename}: {error.strerror}"
     except (tf.errors.OpError, ValueError) as error:
         away = (
@@ -395,8 +415,8 @@ def _read(path: str) -> str | None:
         with tf.io.gfile.GFile(path, "rb") as file:
             return _text(file.read())
     try:
-        with open(path, "rb") as file:
-            return _text(file.read())
+        with plain_files.open_plain(path) as file:
+            return _text(plain_files.read(file, path, _SMALL_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

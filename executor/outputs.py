@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from dike import plain_files
 from dike.checkpoints import CLAIM, make_private
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ FOLDER = "outputs"
 RECORD = "dike-outputs.json"
 """File beside that folder: an `OutputsRecord`."""
 RECORD_LIMIT_BYTES = 64 * 2**20
+"""Of a larger one nothing is read: a script may have written it."""
 REMOTE_TIMEOUT_S = 600.0
 """How long a copy to or from a remote file system may take."""
 
@@ -48,6 +50,8 @@ KILLED_SAVE_S = 10.0
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _NOT_OUTPUTS = ("__pycache__", ".ipynb_checkpoints")
+_MAX_NUMBER = 2**63
+"""Below it are times in nanoseconds and sizes in bytes."""
 
 Stamp = tuple[int, int]
 """Time of a file's last change (ns) and its size (bytes)."""
@@ -93,17 +97,17 @@ class OutputsRecord:
 
     def dumps(self) -> str:
         """The record as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+        return json.dumps(dataclasses.asdict(self)) + "\n"
 
     @classmethod
-    def loads(cls, text: str) -> OutputsRecord:
+    def loads(cls, content: bytes) -> OutputsRecord:
         """Reads what `dumps` wrote.
 
         Raises:
             ValueError: if it is something else.
         """
         try:
-            values = json.loads(text)
+            values = plain_files.parse_json(content)
             return cls(
                 owner=str(values["owner"]),
                 number=int(values["number"]),
@@ -112,12 +116,15 @@ class OutputsRecord:
                 left_behind={str(path): str(reason) for path, reason in values["left_behind"].items()},
                 deleted=_stamps(values.get("deleted", {})),
             )
-        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"not a record of outputs: {error!r}") from error
 
 
 def _stamps(values: Any) -> dict[str, Stamp]:
-    return {str(path): (int(time_ns), int(size)) for path, (time_ns, size) in values.items() if _is_inside(str(path))}
+    found = {str(path): (int(time_ns), int(size)) for path, (time_ns, size) in values.items() if _is_inside(str(path))}
+    if not all(-_MAX_NUMBER <= time_ns < _MAX_NUMBER and 0 <= size < _MAX_NUMBER for time_ns, size in found.values()):
+        raise ValueError("a time or a size that no file has")
+    return found
 
 
 def _is_inside(path: str) -> bool:
@@ -128,8 +135,8 @@ def _is_inside(path: str) -> bool:
 class _Store(Protocol):
     """The run's folder; every method raises OSError if it cannot."""
 
-    def read(self, name: str) -> str | None:
-        """The text of a file; None if there is none."""
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if there is none."""
 
     def write(self, name: str, text: str) -> None:
         """Writes a small file at once."""
@@ -275,8 +282,13 @@ def is_remote(folder: str) -> bool:
     return "://" in folder
 
 
-def read_record(folder: str) -> OutputsRecord | None:
-    """What is known of the outputs in a run's folder; None if nothing is, or the folder cannot be read here."""
+def read_record(folder: str, limit_bytes: int = RECORD_LIMIT_BYTES) -> OutputsRecord | None:
+    """What is known of the outputs in a run's folder; None if nothing is, or the folder cannot be read here.
+
+    Args:
+        folder: the run's folder.
+        limit_bytes: how large the record may be.
+    """
     if is_remote(folder):
         return None
     try:
@@ -284,27 +296,27 @@ def read_record(folder: str) -> OutputsRecord | None:
     except OSError:
         return None
     try:
-        return _record_in(run_folder)
+        return _record_in(run_folder, limit_bytes)
     finally:
         os.close(run_folder)
 
 
-def _record_in(run_folder: int) -> OutputsRecord | None:
+def _record_in(run_folder: int, limit_bytes: int) -> OutputsRecord | None:
     """The same, of an open folder. Whoever runs scripts there may have put anything in the record's place."""
     try:
-        with open_plain(RECORD, run_folder) as file:
-            return OutputsRecord.loads(file.read(RECORD_LIMIT_BYTES).decode())
+        return OutputsRecord.loads(plain_files.read_below(run_folder, RECORD, limit_bytes))
     except (OSError, ValueError):
         return None
 
 
-def open_output(folder: str, path: str, owner: str) -> BinaryIO:
+def open_output(folder: str, path: str, owner: str, limit_bytes: int = RECORD_LIMIT_BYTES) -> BinaryIO:
     """Opens one of the outputs in a run's local folder. No link on the way is followed: the script may have made it.
 
     Args:
         folder: the run's folder.
         path: as the record has it.
         owner: whose outputs they have to be.
+        limit_bytes: how large the record may be.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -312,7 +324,7 @@ def open_output(folder: str, path: str, owner: str) -> BinaryIO:
     here = -1
     try:
         here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        record = _record_in(here)
+        record = _record_in(here, limit_bytes)
         if record is None or record.owner != owner or path not in record.kept:
             raise FileNotFoundError(path)
         *folders, name = [FOLDER, *path.split("/")]
@@ -320,21 +332,12 @@ def open_output(folder: str, path: str, owner: str) -> BinaryIO:
             above = here
             here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
             os.close(above)
-        return open_plain(name, here)
+        return plain_files.open_plain(name, here)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(path) from error
     finally:
         if here >= 0:
             os.close(here)
-
-
-def open_plain(name: str, folder: int) -> BinaryIO:
-    """Opens a plain file in an open folder; raises OSError if it is something else, a link above all."""
-    file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise FileNotFoundError(name)
-    return file
 
 
 def local_files(folder: Path) -> Iterator[tuple[str, Stamp]]:
@@ -453,19 +456,19 @@ def _may_write(task: _Task, record: OutputsRecord | None, store: _Store) -> bool
     """Whether a process may write to its run's folder: a later attempt or run, or another job's chief, ends that."""
     if record is not None and record.owner == task.owner and record.number > task.number:
         return False
-    text = store.read(CLAIM)
+    content = store.read(CLAIM)
     try:
-        claim = json.loads(text) if text is not None else {}
+        claim = plain_files.parse_json(content) if content is not None else {}
         holder = (str(claim["job"]), int(claim["attempt"]))
-    except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         return True  # nobody has claimed it: a trial's, or the claim is damaged
     return holder == (task.owner, task.number) or (holder[0] == task.owner and holder[1] < task.number)
 
 
 def _record(store: _Store) -> OutputsRecord | None:
-    text = store.read(RECORD)
+    content = store.read(RECORD)
     try:
-        return None if text is None else OutputsRecord.loads(text)
+        return None if content is None else OutputsRecord.loads(content)
     except ValueError as error:
         logger.warning("%s is ignored: %s", RECORD, error)
         return None
@@ -479,11 +482,12 @@ class _LocalStore:
         self._outputs = folder / FOLDER
         self._prefix = f".dike-outputs-{owner}-"
 
-    def read(self, name: str) -> str | None:
+    def read(self, name: str) -> bytes | None:
         """See `_Store`."""
         try:
-            return (self._folder / name).read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
+            with plain_files.open_plain(str(self._folder / name)) as file:
+                return plain_files.read(file, name, RECORD_LIMIT_BYTES)
+        except (FileNotFoundError, NotADirectoryError, plain_files.NotPlainError):
             return None
 
     def write(self, name: str, text: str) -> None:
@@ -555,14 +559,14 @@ class _RemoteStore:
         self._folder = folder.rstrip("/")
         self._outputs = f"{self._folder}/{FOLDER}"
 
-    def read(self, name: str) -> str | None:
+    def read(self, name: str) -> bytes | None:
         """See `_Store`."""
         path = f"{self._folder}/{name}"
         with self._os_errors():
             if not self._gfile.exists(path):
                 return None
             with self._gfile.GFile(path, "rb") as file:
-                return str(file.read().decode())
+                return bytes(file.read()) if file.size() <= RECORD_LIMIT_BYTES else None
 
     def write(self, name: str, text: str) -> None:
         """See `_Store`."""

@@ -10,18 +10,20 @@ import dataclasses
 import glob
 import importlib
 import io
-import json
 import os
 import shutil
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dike import plain_files
 from dike.checkpoints import step_of
 from dike.exceptions import BadInputError
+from dike.main_script import one_line
 from dike.trial import folders
 
 LAYOUT = "model.zip"
@@ -95,6 +97,31 @@ def pick(names: Iterable[str], epoch: str | None, best_step: int | None) -> str 
     return last if epoch == "last" else best or (last if epoch is None else None)
 
 
+def check_meta(meta: Any, path: str) -> dict[str, Any]:
+    """What a checkpoint's writer has noted, if it is what an export needs; a script may have written something else.
+
+    Args:
+        meta: what was read.
+        path: the checkpoint's folder.
+
+    Raises:
+        BadInputError: if it is not.
+    """
+
+    def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
+        return isinstance(value, kind) and not isinstance(value, bool)
+
+    if (
+        not isinstance(meta, dict)
+        or not isinstance(meta.get("kind"), str)
+        or not is_a(meta.get("step"), int)
+        or not (meta.get("value") is None or is_a(meta["value"], (int, float)))
+        or not (meta.get("checkpoint") is None or is_a(meta["checkpoint"], int))
+    ):
+        raise BadInputError(f"The checkpoint in '{path}' is damaged: {folders.META} holds something else.")
+    return meta
+
+
 def choose(folder: str, epoch: str | None, best_step: int | None) -> Kept:
     """The model of a trial, or of a job, that is wanted; see `pick`.
 
@@ -109,8 +136,11 @@ def choose(folder: str, epoch: str | None, best_step: int | None) -> Kept:
     names = folders.names(folder)
     while (name := pick(names, epoch, best_step)) is not None:
         path = f"{folder.rstrip('/')}/{name}"
-        if not folders.problem(path):
-            return Kept(path, folders.read(path)[0])
+        try:
+            if not folders.problem(path):
+                return Kept(path, check_meta(folders.read(path)[0], path))
+        except OSError as error:
+            raise BadInputError(f"The checkpoint in '{path}' cannot be read: {error.strerror}.") from error
         names.remove(name)
     if epoch == "best" and pick(names, None, None) is not None:
         raise BadInputError(
@@ -132,10 +162,14 @@ def of_job(folder: str) -> Kept:
     try:
         kept = choose(folder, "last", None)
     except BadInputError:
-        # Late: it imports TensorFlow where there is a checkpoint.
+        # Late: it imports TensorFlow.
+        inside = glob.escape(folder)
+        if "://" not in folder and not any(map(glob.glob, (f"{inside}/*.index", f"{inside}/fit-*/*.index"))):
+            raise
         from dike.checkpoints import newest_whole
 
-        inner = sorted(glob.glob(f"{glob.escape(folder)}/fit-*"), key=step_of)
+        found = glob.glob(f"{glob.escape(folder)}/fit-*")
+        inner = sorted((path for path in found if not os.path.islink(path)), key=step_of)
         path = next(filter(None, map(newest_whole, [folder, *reversed(inner)])), None)
         if path is None:
             raise
@@ -168,12 +202,36 @@ def export(kept: Kept, target: str, *, force: bool = False) -> None:
     _check_target(target, is_file=is_file, force=force)
     try:
         if is_file:
-            _write_file(target, _keras_file(kept) if target.endswith(KERAS) else _weights(kept))
+            with _readable(kept):
+                content = _keras_file(kept) if target.endswith(KERAS) else _weights(kept)
+            _write_file(target, content)
             return
         _write_folder(target.rstrip("/"), kept)
+    except plain_files.NotPlainError as error:
+        raise _damaged(kept, f"{error.filename} {error.strerror}") from error
     except OSError as error:
         _check_source(kept)
         raise BadInputError(f"The model cannot be written to '{target}': {_reason(error)}.") from error
+
+
+def _damaged(kept: Kept, why: str) -> BadInputError:
+    return BadInputError(f"The checkpoint in '{kept.path}' cannot be exported: {why}; nothing is written.")
+
+
+@contextlib.contextmanager
+def _readable(kept: Kept) -> Iterator[None]:
+    """For what is read of a checkpoint, which a script may have written.
+
+    Raises:
+        BadInputError: if it is something else than what Dike writes.
+    """
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(kept, f"it is damaged ({one_line(error)})") from error
+    except (NotImplementedError, RuntimeError, MemoryError) as error:
+        # Archives packed in other ways, and arrays that say they are larger than any memory.
+        raise _damaged(kept, one_line(error)) from error
 
 
 def _check_source(kept: Kept) -> None:
@@ -236,9 +294,11 @@ def _write_folder(target: str, kept: Kept) -> None:
         os.mkdir(partial)
         if kept.meta["kind"] == "script":
             with folders.to_read(f"{kept.path}/{SCRIPT}") as source:
-                shutil.copytree(source, partial, dirs_exist_ok=True)
+                plain_files.copy_tree(source, partial)
         else:
-            importlib.import_module("dike.v1.trial.export").write(kept.path, kept.meta, partial)
+            writer = importlib.import_module("dike.v1.trial.export")
+            with _readable(kept):
+                writer.write(kept.path, kept.meta, partial)
         if os.path.isdir(target) and (os.path.islink(target) or os.listdir(target)):
             shutil.copytree(partial, target, dirs_exist_ok=True)
         else:
@@ -248,7 +308,7 @@ def _write_folder(target: str, kept: Kept) -> None:
 def _keras_file(kept: Kept) -> bytes:
     """A `.keras` file as Keras writes it."""
     with _opened_layout(kept) as layout:
-        problem = json.loads(layout.read(PLACES))["problem"]
+        problem = plain_files.parse_json(layout.read(PLACES))["problem"]
         if problem:
             raise BadInputError(
                 f"Keras cannot describe this model in a file ({problem}), so there are its weights alone: export them "
@@ -272,7 +332,7 @@ def _weights(kept: Kept) -> bytes:
     from dike.arrays import load_arrays
 
     with _opened_layout(kept) as layout:
-        known = json.loads(layout.read(PLACES))
+        known = plain_files.parse_json(layout.read(PLACES))
         arrays = load_arrays(layout.read(ARRAYS)) if ARRAYS in layout.namelist() else {}
     if not known["groups"]:
         raise BadInputError(f"Keras could not say where this model's weights go in a file: {known['problem']}.")
@@ -309,4 +369,5 @@ def _opened_layout(kept: Kept) -> Iterator[zipfile.ZipFile]:
         _check_source(kept)
         raise too_old(kept.path) from None
     with zipfile.ZipFile(io.BytesIO(content)) as layout:
+        plain_files.check_archive(layout, len(content))
         yield layout

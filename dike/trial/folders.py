@@ -18,7 +18,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dike.checkpoints import file_sum, make_private, sync
+from dike import plain_files
+from dike.checkpoints import file_sum, make_private, sum_of, sync
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 
@@ -26,6 +27,11 @@ META = "dike-trial.json"
 """File whose presence makes a checkpoint complete. Under `needs` it may name folders beside its own."""
 _SUMS = "sums"
 """Where it notes, by path in the folder, size and CRC-32 of each file; not in those of earlier versions."""
+
+META_LIMIT_BYTES = 16 * 2**20
+"""How large it may be: it notes every file."""
+FILE_LIMIT_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+"""How large a file may be that is read as a whole."""
 
 MODEL = "model"
 """The kind of a checkpoint that holds a model, and nothing to go on from."""
@@ -88,7 +94,7 @@ def read(path: str) -> tuple[dict[str, Any], Reader]:
     if meta is None:
         raise BadInputError(f"There is no complete checkpoint in '{path}'; name another one.")
     meta.pop(_SUMS, None)
-    return meta, lambda name: _read_file(f"{path}/{name}")
+    return meta, lambda name: _read_file(path, name)
 
 
 def newest(folder: str) -> str | None:
@@ -246,32 +252,47 @@ def _checkpoints(folder: str, named: re.Pattern[str] = _NAME) -> list[tuple[int,
 def _meta(path: str) -> dict[str, Any] | None:
     """What the checkpoint's writer noted; None if it is not complete."""
     try:
-        meta = json.loads(_read_file(f"{path}/{META}"))
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        meta = plain_files.parse_json(_read_file(path, META, META_LIMIT_BYTES))
+    except (FileNotFoundError, NotADirectoryError, plain_files.NotPlainError, ValueError):
         return None
     return meta if isinstance(meta, dict) else None
 
 
-def problem(path: str, needed_by: tuple[str, ...] = ()) -> str:
-    """Why a checkpoint cannot be gone on from; empty if it can."""
-    meta = None if path in needed_by else _meta(path)
-    if meta is None:
-        return f"there is no complete checkpoint in '{path}'"
-    try:
-        noted = {str(name): tuple(sum_of) for name, sum_of in meta.get(_SUMS, {}).items()}
-        needs = [str(name) for name in meta.get("needs", ())]
-    except (AttributeError, TypeError):
-        return f"the checkpoint in '{path}' is damaged: {META} holds something else"
-    for name, sum_of in noted.items() if not _is_remote(path) else ():
-        try:
-            found = file_sum(f"{path}/{name}")
-        except OSError as error:
-            return f"the checkpoint in '{path}' is damaged: {name}: {error.strerror}"
-        if found != sum_of:
-            return f"the checkpoint in '{path}' is damaged: {name} is not what was written"
+def problem(path: str) -> str:
+    """Why a checkpoint, or one that it needs, cannot be gone on from; empty if it can."""
     folder = path.rstrip("/").rpartition("/")[0]
-    others = [problem(f"{folder}/{name}", (*needed_by, path)) for name in needs]
-    return next(filter(None, others), "")
+    left, seen = [path], set()
+    while left:
+        one = left.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        meta = _meta(one)
+        if meta is None:
+            return f"there is no complete checkpoint in '{one}'"
+        try:
+            noted = {str(name): (int(size), int(crc)) for name, (size, crc) in meta.get(_SUMS, {}).items()}
+            needs = [str(name) for name in meta.get("needs", ())]
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            return f"the checkpoint in '{one}' is damaged: {META} holds something else"
+        if not all(_NAME.fullmatch(name) or _BEST.fullmatch(name) for name in needs):
+            return f"the checkpoint in '{one}' is damaged: {META} names what is no checkpoint"
+        for name, sum_noted in noted.items() if not _is_remote(one) else ():
+            if why := _difference(one, name, sum_noted):
+                return f"the checkpoint in '{one}' is damaged: {why}"
+        left += [f"{folder}/{name}" for name in needs]
+    return ""
+
+
+def _difference(path: str, name: str, noted: tuple[int, int]) -> str:
+    """What is wrong with a file of a local checkpoint; empty if it is as it was written."""
+    try:
+        with plain_files.open_below(path, name) as file:
+            # Nothing is read of one that has another size.
+            is_other = os.fstat(file.fileno()).st_size != noted[0] or sum_of(file) != noted
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    return f"{name} is not what was written" if is_other else ""
 
 
 def _sums(path: str) -> dict[str, tuple[int, int]]:
@@ -281,10 +302,21 @@ def _sums(path: str) -> dict[str, tuple[int, int]]:
         for name in names:
             file = os.path.join(folder, name)
             relative = os.path.relpath(file, path)
-            if os.path.isfile(file) and not relative.startswith(f".{META}."):
+            # A link that leads out of the folder is the script's own business.
+            if _is_below(path, relative) and not relative.startswith(f".{META}."):
                 found[relative] = file_sum(file, sync=True)
         sync(folder)
     return found
+
+
+def _is_below(path: str, name: str) -> bool:
+    try:
+        plain_files.open_below(path, name).close()
+    except plain_files.NotPlainError:
+        return False
+    except FileNotFoundError:
+        return False  # A link to nothing.
+    return True
 
 
 def _remove(path: str) -> None:
@@ -320,15 +352,22 @@ def _write_file(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def _read_file(path: str) -> bytes:
-    """Raises FileNotFoundError if there is no such file."""
-    if not _is_remote(path):
-        with open(path, "rb") as file:
-            return file.read()
+def _read_file(folder: str, name: str, limit_bytes: int = FILE_LIMIT_BYTES) -> bytes:
+    """The content of a checkpoint's file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        NotPlainError: if it is no plain file below the folder, or larger than that.
+    """
+    if not _is_remote(folder):
+        return plain_files.read_below(folder, name, limit_bytes)
     import tensorflow as tf
 
+    path = f"{folder}/{name}"
     try:
         with tf.io.gfile.GFile(path, "rb") as remote:
+            if remote.size() > limit_bytes:
+                raise plain_files.NotPlainError(path, f"is larger than {limit_bytes} bytes")
             return bytes(remote.read())
     except tf.errors.NotFoundError as error:
         raise FileNotFoundError(path) from error

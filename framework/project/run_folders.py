@@ -9,16 +9,15 @@ import contextlib
 import datetime
 import errno
 import fcntl
-import json
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dike import plain_files
 from dike.checkpoints import CLAIM, make_private
 from dike.exceptions import BadInputError
 from executor import outputs
@@ -79,12 +78,18 @@ class RunFolders:
         """What `remove` would remove; None if there is nothing."""
         with self._opened(*path) as folder:
             doomed = self._doomed(folder)
-            sizes: dict[tuple[int, int], int] = {}
-            changed_s = 0.0
-            for found in (each for name in doomed for each in _files(folder, name)):
-                sizes[found.st_dev, found.st_ino] = found.st_size
+            linked: set[tuple[int, int]] = set()
+            size_bytes, changed_s = 0, 0.0
+            for found in (each for name in doomed for _, _, each in plain_files.walk(folder, name)):
+                if stat.S_ISDIR(found.st_mode):
+                    continue
                 changed_s = max(changed_s, found.st_mtime)
-        return Content(sum(sizes.values()), changed_s) if doomed else None
+                if found.st_nlink > 1:
+                    if (found.st_dev, found.st_ino) in linked:
+                        continue
+                    linked.add((found.st_dev, found.st_ino))
+                size_bytes += found.st_size
+        return Content(size_bytes, changed_s) if doomed else None
 
     def remove(self, *path: str) -> None:
         """Removes the checkpoints in a folder, and the folder where nothing else is in it."""
@@ -93,26 +98,31 @@ class RunFolders:
             os.mkdir(place, 0o700, dir_fd=trash)
             for name in self._doomed(folder):
                 os.rename(name, f"{place}/{name}", src_dir_fd=folder, dst_dir_fd=trash)
-            # Follows no link, wherever below.
-            shutil.rmtree(place, dir_fd=trash)
+            plain_files.remove(trash, place)
         for end in range(len(path), 0, -1):
             with self._opened(*path[: end - 1]) as above, contextlib.suppress(OSError):
                 os.rmdir(path[end - 1], dir_fd=above)  # Unless something is left in it.
 
     def empty_trash(self) -> None:
         """Removes what an earlier removal has moved and not come to remove."""
+        failure: OSError | None = None
         with self._opened() as root:
             if TRASH in os.listdir(root):
                 with _trash_in(root) as trash:
                     for place in os.listdir(trash):
-                        shutil.rmtree(place, dir_fd=trash)
+                        try:
+                            plain_files.remove(trash, place)
+                        except OSError as error:
+                            failure = error  # The others' are removed first.
+        if failure is not None:
+            raise failure
 
     def claimed_by(self, name: str) -> str | None:
         """The job whose chief has last claimed a run's folder; None if none has, or that cannot be read."""
         try:
             with self._opened(name) as folder:
-                return str(json.loads(_small_text(folder, CLAIM))["job"])
-        except (OSError, KeyError, RecursionError, TypeError, ValueError):
+                return str(plain_files.parse_json(plain_files.read_below(folder, CLAIM, _SMALL_BYTES))["job"])
+        except (OSError, KeyError, TypeError, ValueError):
             return None
 
     @contextlib.contextmanager
@@ -204,20 +214,6 @@ def _mark(file: int, path: Path, run: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _files(folder: int, name: str) -> Iterator[os.stat_result]:
-    """All files of that name in a folder, and below it."""
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISDIR(found.st_mode):
-        yield found
-        return
-    for _, _, names, here in os.fwalk(name, onerror=_raise, dir_fd=folder):
-        yield from (os.stat(each, dir_fd=here, follow_symlinks=False) for each in names)
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
 @contextlib.contextmanager
 def _folder_in(folder: int, name: str) -> Iterator[int]:
     opened = os.open(name, _FOLDER, dir_fd=folder)
@@ -257,15 +253,6 @@ def _lock(file: int, how: int) -> bool:
             raise
         return False
     return True
-
-
-def _small_text(folder: int, name: str) -> str:
-    # Not blocking: in the place of a file may be a pipe.
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    try:
-        return os.read(file, _SMALL_BYTES).decode()
-    finally:
-        os.close(file)
 
 
 def new_job_id(script: Path) -> str:

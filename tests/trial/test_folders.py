@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -250,15 +251,14 @@ def _script_model(folder: Path) -> export.Kept:
 
 def test_a_folder_is_exported_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, target = _script_model(tmp_path / "trial"), tmp_path / "out"
-    failed = shutil.Error([("weights", "out/weights", "[Errno 28] No space left on device")])
 
-    def copy_half(source: str, target: str, **_: object) -> None:
-        Path(target, "half").touch()
-        raise failed
+    def copy_half(source: BinaryIO, target: BinaryIO) -> None:
+        target.write(b"1")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copytree", copy_half)
-        with pytest.raises(BadInputError, match=r"written to '.*out': \[Errno 28\] No space left on device\.$"):
+        patch.setattr(shutil, "copyfileobj", copy_half)
+        with pytest.raises(BadInputError, match=r"written to '.*out': No space left on device\.$"):
             export.export(kept, str(target))
     assert [path.name for path in tmp_path.iterdir()] == ["trial"]
     export.export(kept, f"{target}/")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from dike import plain_files
 from dike.trial import folders
 from dike.trial.export import CHECKPOINT, too_old
 
@@ -38,7 +39,7 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
     with folders.to_read(folder) as source:
         for name in os.listdir(source):
             if name.startswith(f"{prefix}."):
-                shutil.copyfile(f"{source}/{name}", f"{target}/{NAME}{name.removeprefix(prefix)}")
+                plain_files.copy_file(source, name, f"{target}/{NAME}{name.removeprefix(prefix)}")
     with open(f"{target}/checkpoint", "w", encoding="utf-8") as file:
         file.write(f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n')
     if meta["kind"] != CHECKPOINT:
@@ -53,13 +54,13 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
         print(f"dike: no SavedModel beside the checkpoint: {problem}", file=sys.stderr, flush=True)
 
 
-def _trainee(path: str, meta: Mapping[str, Any]) -> int | str:
+def _trainee(path: str, meta: Mapping[str, Any]) -> int:
     """The number of the session that trains; earlier versions did not note it."""
     if "trainee" in meta:
         return int(meta["trainee"])
     if len(meta.get("sessions", ())) != 1:
         raise too_old(path)
-    return str(next(iter(meta["sessions"])))
+    return int(next(iter(meta["sessions"])))
 
 
 def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import re
+import stat
 import tarfile
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any, BinaryIO, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, HTTPException, Query
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from dike.trial.export import Kept, pick
-from dike.trial.folders import META
+from dike import plain_files
+from dike.exceptions import BadInputError
+from dike.trial import folders
+from dike.trial.export import Kept, check_meta, pick
 from executor import outputs
 from executor.outputs import shown
 from framework.scheduler.records import JobKind, JobRecord
@@ -27,11 +33,68 @@ from framework.training.state import stored_checkpoint_dir
 
 MAX_FILES = 10_000
 """How many files are listed."""
+MAX_LEFT_BEHIND = 1000
+MAX_REASON = 500
+"""How many files that were not brought back are listed, and how many letters of why not."""
+RECORD_LIMIT_BYTES = 8 * 2**20
+RECORDS_LIMIT_BYTES = 64 * 2**20
+"""How large the record of a run may be, and those of all that are listed at once: scripts can write them."""
+MAX_TRANSFERS = 16
+"""How many files and models of one user's jobs are sent at a time: each holds descriptors, however slow its reader."""
 BLOCK_BYTES = 1 << 18
 META_LIMIT_BYTES = 1 << 20
+_MAX_PATH = 4096
 _TRIAL = re.compile(r"trial-\d{1,9}")
 
+logger = logging.getLogger(__name__)
 router = APIRouter(tags=["jobs"])
+_reading = threading.Lock()
+"""One record is read at a time: it takes many times its size in memory."""
+_transfers: Counter[str] = Counter()
+"""User -> transfers that go on. Of the thread that answers clients."""
+
+
+class CutShortError(Exception):
+    """A file has become shorter while it was sent."""
+
+
+class Transfer(StreamingResponse):
+    """Sends a file, or a model; the connection is closed before the end if that cannot be sent.
+
+    Args:
+        user: whose job it is.
+        content: what is sent.
+        media_type: of which type.
+        headers: besides.
+    """
+
+    def __init__(self, user: str, content: Iterator[bytes], media_type: str, headers: dict[str, str]) -> None:
+        super().__init__(content, media_type=media_type, headers=headers)
+        self._user = user
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers the request."""
+        if _transfers[self._user] >= MAX_TRANSFERS:
+            told = (
+                f"{MAX_TRANSFERS} files of jobs of {self._user} are being sent already; ask again when one has ended."
+            )
+            await JSONResponse({"detail": told}, 429)(scope, receive, send)
+            return
+        _transfers[self._user] += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _transfers[self._user] -= 1
+            if not _transfers[self._user]:
+                del _transfers[self._user]
+
+    async def stream_response(self, send: Send) -> None:
+        """Sends head and body."""
+        try:
+            await super().stream_response(send)
+        except CutShortError as error:
+            # The server closes the connection of an answer without an end: so the client knows that it is none.
+            logger.warning("a transfer to a client is ended: %s", error)
 
 
 @router.get("/jobs/{job_id}/outputs")
@@ -45,23 +108,35 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
         return OutputList(folder=folder, files=[], unreachable=told)
     files: list[OutputFileView] = []
     left: dict[str, str] = {}
-    reached, other = False, ""
-    for prefix, run_folder in _runs(record, folder):
-        known = outputs.read_record(run_folder)
+    reached, other, too_large = False, "", False
+    bytes_left = RECORDS_LIMIT_BYTES
+    for prefix, run_folder in _runs(service, record, folder):
+        size_bytes = _record_bytes(run_folder)
+        bytes_left -= size_bytes
+        if bytes_left < 0 or len(files) > MAX_FILES:
+            break
+        if size_bytes > RECORD_LIMIT_BYTES:
+            too_large = True
+            continue
+        known = _read_record(run_folder)
         if known is None or known.owner != _owner(record):
-            other = other or ("" if known is None else known.owner)
+            other = other or ("" if known is None else shown(known.owner)[:MAX_REASON])
             continue
         reached = True
-        left |= {shown(prefix + path): why for path, why in known.left_behind.items()}
+        for path, why in known.left_behind.items():
+            if len(left) < MAX_LEFT_BEHIND and len(path) <= _MAX_PATH:
+                left[shown(prefix + path)] = shown(why[:MAX_REASON])
         files += [
             OutputFileView(path=prefix + path, size_bytes=size, modified_s=time_ns / 1e9)
             for path, (time_ns, size) in sorted(known.kept.items())[: MAX_FILES + 1 - len(files)]
-            if shown(path) == path
+            if len(path) <= _MAX_PATH and shown(path) == path
         ]
     told = "" if reached else f"Nothing has been brought back yet, or {folder} is not to be seen from the service."
     if other and not reached:
         told = f"Another job writes to {folder} now."
-    more = len(files) > MAX_FILES
+    if too_large and not reached:
+        told = f"The record of the outputs in {folder} is larger than {RECORD_LIMIT_BYTES >> 20} MiB; look there."
+    more = len(files) > MAX_FILES or bytes_left < 0
     return OutputList(folder=folder, files=files[:MAX_FILES], more=more, left_behind=left, unreachable=told)
 
 
@@ -84,7 +159,8 @@ def get_output(
     if run_folder is None:
         raise _nothing(record, path)
     try:
-        file = outputs.open_output(run_folder, inside, _owner(record))
+        with _reading:
+            file = outputs.open_output(run_folder, inside, _owner(record), RECORD_LIMIT_BYTES)
     except FileNotFoundError:
         raise _nothing(record, path) from None
     # It may grow or shrink meanwhile: what was promised is what is sent.
@@ -93,7 +169,7 @@ def get_output(
         "Content-Length": str(size),
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(inside.rpartition('/')[2])}",
     }
-    return StreamingResponse(_blocks(file, size), media_type="application/octet-stream", headers=headers)
+    return Transfer(record.user, _blocks(file, size, path), "application/octet-stream", headers)
 
 
 @router.get(
@@ -118,7 +194,7 @@ def get_model(
         folder = f"{folder}/trial-{trial}"
     if folder is not None and outputs.is_remote(folder):
         raise HTTPException(404, f"The checkpoints are in {folder}; the service does not read there.")
-    known = None if folder is None else outputs.read_record(folder)
+    known = None if folder is None else _read_record(folder)
     names = [] if folder is None or known is None or known.owner != _owner(record) else _whole(folder)
     name = pick(names, epoch, best_step)
     if name is None:
@@ -126,7 +202,11 @@ def get_model(
         kept = f"{epoch} epoch" if epoch else "model"
         raise HTTPException(404, f"{whose} has kept no {kept} that the service sees in {folder}.")
     assert folder is not None
-    return StreamingResponse(_tar(folder, name), media_type="application/x-tar")
+    try:
+        files = _files_in(folder, name)
+    except OSError as error:
+        raise HTTPException(409, f"The model in {folder}/{name} cannot be sent: {error.strerror}.") from error
+    return Transfer(record.user, _tar(folder, files), "application/x-tar", {})
 
 
 def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Kept | None:
@@ -136,55 +216,91 @@ def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Kept 
     if parent is None or outputs.is_remote(folder):
         return None
     try:
-        known = outputs.read_record(folder)
+        known = _read_record(folder)
         name = None if known is None or known.owner != _owner(record) else pick(_whole(folder), None, trial.best_step)
         if name is None:
             return None
-        here = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            with outputs.open_plain(META, here) as file:
-                return Kept(f"{folder}/{name}", dict(json.loads(file.read(META_LIMIT_BYTES))))
-        finally:
-            os.close(here)
-    except (OSError, ValueError):
+        with _reading:
+            content = plain_files.read_below(f"{folder}/{name}", folders.META, META_LIMIT_BYTES)
+            return Kept(f"{folder}/{name}", check_meta(plain_files.parse_json(content), folder))
+    except (OSError, ValueError, BadInputError):
         return None  # It is being replaced, or the script has written something else there.
+
+
+def _read_record(folder: str) -> outputs.OutputsRecord | None:
+    with _reading:
+        return outputs.read_record(folder, RECORD_LIMIT_BYTES)
+
+
+def _record_bytes(folder: str) -> int:
+    try:
+        return os.lstat(f"{folder}/{outputs.RECORD}").st_size
+    except OSError:
+        return 0  # There is none, as will be seen.
 
 
 def _whole(folder: str) -> list[str]:
     """The complete checkpoints in a local folder; links are none."""
-    with os.scandir(folder) as entries:
-        found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return [name for name in found if os.path.isfile(f"{folder}/{name}/{META}")]
+    found = []
+    for name in folders.names(folder):
+        try:
+            if stat.S_ISDIR(os.lstat(f"{folder}/{name}").st_mode):
+                plain_files.open_below(f"{folder}/{name}", folders.META).close()
+                found.append(name)
+        except OSError:
+            continue  # It is not complete, or no checkpoint.
+    return found
 
 
-def _tar(folder: str, name: str) -> Iterator[bytes]:
-    """A folder's plain files as a tar archive. No link is followed: the script may have made it."""
+def _files_in(folder: str, name: str) -> list[str]:
+    """The paths of the plain files in a folder's folder, which any script may have filled.
+
+    Raises:
+        OSError: if they are too many, or too deep, or cannot be read.
+    """
+    found: list[str] = []
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for parent, _, names, inside in os.fwalk(name, dir_fd=here):
-            for each in names:
-                try:
-                    file = outputs.open_plain(each, inside)
-                except OSError:
-                    continue  # A link, or gone meanwhile: the checkpoint is then not whole, as its reader will see.
-                info = tarfile.TarInfo(f"{parent}/{each}")
-                info.size = os.fstat(file.fileno()).st_size
-                yield info.tobuf()
-                sent = 0
-                for block in _blocks(file, info.size):
-                    sent += len(block)
-                    yield block
-                # What was promised, also of a file that has become shorter, up to a whole number of blocks.
-                yield bytes(info.size - sent + -info.size % tarfile.BLOCKSIZE)
+        for above, each, what in plain_files.walk(here, name):
+            plain_files.check_bounds(name, len(above), len(found))
+            if stat.S_ISREG(what.st_mode):
+                found.append("/".join((*above, each)))
+    finally:
+        os.close(here)
+    return found
+
+
+def _tar(folder: str, files: list[str]) -> Iterator[bytes]:
+    """Files below a folder as a tar archive. No link is followed out of it: the script may have made it."""
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for path in files:
+            try:
+                file = plain_files.open_below(here, path)
+            except OSError:
+                continue  # Gone meanwhile: the checkpoint is then not whole, as its reader will see.
+            info = tarfile.TarInfo(path)
+            info.size = os.fstat(file.fileno()).st_size
+            yield info.tobuf()
+            yield from _blocks(file, info.size, path)
+            yield bytes(-info.size % tarfile.BLOCKSIZE)
         yield bytes(2 * tarfile.BLOCKSIZE)
     finally:
         os.close(here)
 
 
-def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
+def _blocks(file: BinaryIO, size: int, path: str) -> Iterator[bytes]:
+    """As much of a file as was promised.
+
+    Raises:
+        CutShortError: if it has become shorter.
+    """
     with file:
         left = size
-        while left and (block := file.read(min(BLOCK_BYTES, left))):
+        while left:
+            block = file.read(min(BLOCK_BYTES, left))
+            if not block:
+                raise CutShortError(f"{path} has become shorter than the {size} bytes that it had")
             left -= len(block)
             yield block
 
@@ -206,17 +322,16 @@ def checkpoint_folder(service: Backend, record: JobRecord) -> str | None:
     return found or result.get("checkpoint_dir") or None
 
 
-def _runs(record: JobRecord, folder: str) -> Iterator[tuple[str, str]]:
+def _runs(service: Backend, record: JobRecord, folder: str) -> Iterator[tuple[str, str]]:
     """What stands before the paths of a run's outputs, and the run's folder: a search has one a trial."""
     if record.kind is not JobKind.SEARCH:
         yield "", folder
         return
-    try:
-        names = sorted((name for name in os.listdir(folder) if _TRIAL.fullmatch(name)), key=lambda name: int(name[6:]))
-    except OSError:
-        return
-    for name in names:
-        yield f"{name}/", f"{folder}/{name}"
+    searches = Store(service.store.database.url, engine=service.store.database.engine)
+    searches.open_search(record.id)
+    # Not by what is in the folder: scripts can make any number of others.
+    for trial in searches.load_trials(readings=False):
+        yield f"trial-{trial.number}/", f"{folder}/trial-{trial.number}"
 
 
 def _owner(record: JobRecord) -> str:

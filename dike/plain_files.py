@@ -1,0 +1,377 @@
+"""Files that a script has written, or another account: read with bounds, and without leaving their folder.
+
+No link leads out of the folder, no pipe or device is waited for, and no tree is too deep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+MAX_DEPTH = 64
+"""How many folders may be in each other where something is read or copied; there is no such bound on removing."""
+MAX_FILES = 100_000
+"""How many files of a folder are copied or sent at most."""
+_MAX_LINKS = 8
+_BYTES_A_VALUE = 12
+"""Less than what any value takes in JSON that Dike writes; in others' it is two, and takes 32 times that in memory."""
+_PASSES = 8
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_MARKS = re.compile(rb"[\[{,]")
+
+
+class NotPlainError(OSError):
+    """Something is no plain file, or larger or deeper than it may be; `strerror` says what."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(errno.EINVAL, why, name)
+
+
+def open_plain(name: str, folder: int | None = None) -> BinaryIO:
+    """Opens a plain file.
+
+    Args:
+        name: its path; of the last part no link is followed.
+        folder: an open folder that the path is relative to.
+
+    Raises:
+        NotPlainError: if it is something else, a link above all.
+        OSError: if it cannot be opened.
+    """
+    try:
+        # Not blocking: in the place of a file may be a pipe.
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise NotPlainError(name, "is no plain file") from error
+        raise
+    try:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPlainError(name, "is no plain file")
+        disk = os.fstatvfs(opened)
+        # A hole reads as zeros for as long as it says: days, and all of the memory.
+        if found.st_size > disk.f_blocks * disk.f_frsize > 0:
+            raise NotPlainError(name, "is larger than the disk that it is on")
+        return os.fdopen(opened, "rb")
+    except BaseException:
+        os.close(opened)
+        raise
+
+
+def open_below(folder: str | int, path: str) -> BinaryIO:
+    """Opens a plain file below a folder. Links on the way lead to other places below it, or are refused.
+
+    Args:
+        folder: its path, which must be no link itself, or the open folder.
+        path: relative to it.
+
+    Raises:
+        NotPlainError: if it is something else, or elsewhere.
+        OSError: if it cannot be opened.
+    """
+    if isinstance(folder, int):
+        return _opened_below(folder, path)
+    try:
+        top = os.open(folder, _FOLDER)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPlainError(folder, "is a link") from error
+        raise
+    try:
+        return _opened_below(top, path)
+    finally:
+        os.close(top)
+
+
+def _opened_below(top: int, path: str) -> BinaryIO:
+    left = _parts(path, path)
+    at: list[str] = []
+    links = 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            if not at:
+                raise NotPlainError(path, "leads out of its folder")
+            at.pop()
+            continue
+        if len(at) >= MAX_DEPTH:
+            raise NotPlainError(path, f"is more than {MAX_DEPTH} folders deep")
+        here = _folder_at(top, at)
+        try:
+            found = os.stat(part, dir_fd=here, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                links += 1
+                if links > _MAX_LINKS:
+                    raise NotPlainError(path, "is a link to a link, and so on")
+                left += _parts(os.readlink(part, dir_fd=here), path)
+            elif left:
+                at.append(part)
+            else:
+                return open_plain(part, here)
+        finally:
+            os.close(here)
+    raise NotPlainError(path, "is no plain file")
+
+
+def _parts(path: str, named: str) -> list[str]:
+    """The parts of a relative path, the last one first."""
+    if path.startswith("/"):
+        raise NotPlainError(named, "leads out of its folder")
+    if "\0" in path:
+        raise NotPlainError(named.replace("\0", "?"), "is no name of a file")
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _folder_at(top: int, at: Sequence[str]) -> int:
+    here = os.open(".", _FOLDER, dir_fd=top)
+    for part in at:
+        above = here
+        try:
+            here = os.open(part, _FOLDER, dir_fd=above)
+        finally:
+            os.close(above)
+    return here
+
+
+def read_below(folder: str | int, path: str, limit_bytes: int) -> bytes:
+    """The content of a plain file below a folder; see `open_below`.
+
+    Raises:
+        NotPlainError: also if it is larger than `limit_bytes`.
+        OSError: if it cannot be read.
+    """
+    with open_below(folder, path) as file:
+        return read(file, path, limit_bytes)
+
+
+def read(file: BinaryIO, name: str, limit_bytes: int) -> bytes:
+    """The content of an open plain file, as long as it was when it was opened.
+
+    Raises:
+        NotPlainError: if it is larger than `limit_bytes`.
+        OSError: if it cannot be read.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size > limit_bytes:
+        raise NotPlainError(name, f"is larger than {limit_bytes} bytes")
+    return file.read(size)
+
+
+def parse_json(content: bytes) -> Any:
+    """JSON that Dike has written, or something that says so: its values take no more memory than some times its bytes.
+
+    Raises:
+        ValueError: if it is none, nested too deeply, or of more values than Dike would write in so many bytes.
+    """
+    if len(content) > 1 << 16 and sum(1 for _ in _MARKS.finditer(content)) > len(content) // _BYTES_A_VALUE:
+        raise ValueError("too many values")
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def check_archive(archive: zipfile.ZipFile, size_bytes: int) -> None:
+    """Refuses a zip archive that becomes larger than its file: what Dike writes is not compressed.
+
+    Args:
+        archive: the archive.
+        size_bytes: of its file.
+
+    Raises:
+        ValueError: if it would.
+    """
+    if sum(info.file_size for info in archive.infolist()) > size_bytes:
+        raise ValueError("an archive that becomes larger when it is unpacked")
+
+
+def walk(folder: int, name: str) -> Iterator[tuple[Sequence[str], str, os.stat_result]]:
+    """All that is below a folder, and the folders before what is in them; no link is followed.
+
+    However deep the folders are, two are open at a time.
+
+    Args:
+        folder: an open folder.
+        name: of the folder in it; for something else, that alone is found.
+
+    Yields:
+        The names of the folders above it, from `name` on; its name, and what it is.
+
+    Raises:
+        OSError: if something cannot be read, or is moved meanwhile.
+    """
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    yield [], name, found
+    if not stat.S_ISDIR(found.st_mode):
+        return
+    here = os.open(name, _FOLDER, dir_fd=folder)
+    at = [name]
+    # Of the folders above: which one it is, and what is left to be looked at in it.
+    above: list[tuple[tuple[int, int], list[str]]] = []
+    try:
+        left: list[str] | None = None
+        while True:
+            if left is None:
+                left = []
+                with os.scandir(here) as entries:
+                    for entry in entries:
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(found.st_mode):
+                            left.append(entry.name)
+                        yield at, entry.name, found
+            elif left:
+                at.append(left.pop())
+                above.append((_identity(here), left))
+                _go_to(here, at[-1])
+                left = None
+            elif above:
+                at.pop()
+                _go_to(here, "..")
+                known, left = above.pop()
+                if _identity(here) != known:
+                    raise NotPlainError(name, "is being moved")
+            else:
+                return
+    finally:
+        os.close(here)
+
+
+def _go_to(folder: int, name: str) -> None:
+    """Has the descriptor of an open folder stand for one in it."""
+    opened = os.open(name, _FOLDER, dir_fd=folder)
+    try:
+        os.dup2(opened, folder, inheritable=False)
+    finally:
+        os.close(opened)
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    found = os.fstat(folder)
+    return found.st_dev, found.st_ino
+
+
+def check_bounds(name: str, depth: int, count: int) -> None:
+    """Refuses a tree that is too deep, or of too many files, for its files to be copied or sent.
+
+    Args:
+        name: the tree's.
+        depth: in how many folders a file is.
+        count: how many files have been found before.
+
+    Raises:
+        NotPlainError: if it is.
+    """
+    if depth > MAX_DEPTH:
+        raise NotPlainError(name, f"has folders more than {MAX_DEPTH} deep")
+    if count >= MAX_FILES:
+        raise NotPlainError(name, f"has more than {MAX_FILES:,} files")
+
+
+def copy_tree(folder: str, target: str) -> None:
+    """Copies what is below a folder: plain files, links to such as files, and folders.
+
+    Args:
+        folder: its path, which must be no link.
+        target: a folder that is there.
+
+    Raises:
+        NotPlainError: if something else is there, or it is too deep, or has too many files, or more bytes than are
+            free on the target's disk.
+        OSError: if something cannot be read or written.
+    """
+    top = os.open(folder, _FOLDER)
+    try:
+        size_bytes = count = 0
+        # All of it is looked at before anything is written.
+        found = []
+        for above, name, what in walk(top, "."):
+            path = "/".join((*above[1:], name))
+            check_bounds(path, len(above), count)
+            is_file = stat.S_ISREG(what.st_mode) or stat.S_ISLNK(what.st_mode)
+            if above and is_file:
+                with open_below(top, path) as file:
+                    size_bytes += os.fstat(file.fileno()).st_size
+            elif not stat.S_ISDIR(what.st_mode):
+                raise NotPlainError(path, f"is neither a file nor a folder ({path})")
+            if above:
+                count += 1
+                found.append((path, is_file))
+        if size_bytes > shutil.disk_usage(target).free:
+            raise NotPlainError(folder, "is larger than what is free on the disk")
+        for path, is_file in found:
+            if is_file:
+                copy_file(top, path, f"{target}/{path}")
+            else:
+                os.makedirs(f"{target}/{path}", exist_ok=True)
+    finally:
+        os.close(top)
+
+
+def copy_file(folder: str | int, path: str, target: str) -> None:
+    """Copies a plain file below a folder, with its mode and times; see `open_below`.
+
+    Raises:
+        OSError: if it cannot be read or written.
+    """
+    with open_below(folder, path) as source, open(target, "wb") as copy:
+        found = os.fstat(source.fileno())
+        shutil.copyfileobj(source, copy)
+        copy.flush()
+        os.fchmod(copy.fileno(), stat.S_IMODE(found.st_mode) & 0o777)
+        os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def remove(folder: int, name: str) -> None:
+    """Removes a folder with all that is in it, however deep; no link is followed.
+
+    Args:
+        folder: an open folder.
+        name: of the folder in it.
+
+    Raises:
+        OSError: if something cannot be removed.
+    """
+    place = os.open(name, _FOLDER, dir_fd=folder)
+    try:
+        while names := os.listdir(place):
+            for each in names:
+                if stat.S_ISDIR(os.stat(each, dir_fd=place, follow_symlinks=False).st_mode):
+                    _remove_flat(place, each)
+                else:
+                    os.unlink(each, dir_fd=place)
+    finally:
+        os.close(place)
+    os.rmdir(name, dir_fd=folder)
+
+
+def _remove_flat(place: int, name: str) -> None:
+    """Removes a folder, once the folders in it have been moved to where it is: so none is ever deep."""
+    here = os.open(name, _FOLDER, dir_fd=place)
+    try:
+        for _ in range(_PASSES):  # A process that still writes there must not keep this one for ever.
+            for each in os.listdir(here):
+                if stat.S_ISDIR(os.stat(each, dir_fd=here, follow_symlinks=False).st_mode):
+                    os.rename(each, secrets.token_hex(8), src_dir_fd=here, dst_dir_fd=place)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(each, dir_fd=here)
+            try:
+                os.rmdir(name, dir_fd=place)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:
+                return
+    finally:
+        os.close(here)
+    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), name)
