@@ -130,7 +130,7 @@ class Connections:
     def __init__(self, is_exempt: Callable[[str], bool]) -> None:
         self._is_exempt = is_exempt
         self._of_address: defaultdict[str, dict[_Connection, None]] = defaultdict(dict)
-        self._of_user: defaultdict[str, set[_Connection]] = defaultdict(set)
+        self._of_user: defaultdict[str, dict[_Connection, None]] = defaultdict(dict)
         self._closed: Counter[str] = Counter()
         self._logged_s = -math.inf
 
@@ -150,14 +150,15 @@ class Connections:
 
     def signed_in(self, connection: _Connection, user: str) -> bool:
         """A request on it is a user's; returns whether the user may have so many."""
-        if self._is_exempt(connection.address):
+        if self._is_exempt(connection.address) or connection.transport.is_closing():
+            # A client may be gone before its request is looked at; nothing would remove the connection any more.
             return True
         self.remove(connection)
         ours = self._of_user[user]
         if len(ours) >= USER_LIMIT:
             self._of_address[connection.address][connection] = None
             return False
-        ours.add(connection)
+        ours[connection] = None
         connection.user = user
         return True
 
@@ -176,16 +177,11 @@ class Connections:
             self._closed.clear()
 
 
-def _discard(groups: defaultdict[str, Any], key: str, connection: _Connection) -> None:
-    group = groups.get(key)
-    if group is None:
-        return
-    if isinstance(group, dict):
-        group.pop(connection, None)
-    else:
-        group.discard(connection)
+def _discard(groups: dict[str, dict[_Connection, None]], key: str, connection: _Connection) -> None:
+    group = groups.get(key, {})
+    group.pop(connection, None)
     if not group:
-        del groups[key]
+        groups.pop(key, None)
 
 
 class _Connection(H11Protocol):
