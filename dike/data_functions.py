@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dike import plain_values
+from dike.main_script import cell_content, with_inner
 
 _LIBRARIES = tuple(
     {*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)}
@@ -66,7 +67,7 @@ class _Variable:
         value = self._read()
         if _is_iterator(value):
             return True
-        return _mark(value) != self._mark and self.change is None and _pack(value) is None
+        return _mark(value) != self._mark and _pack(value) is None and self.change is None
 
     def restore(self, saved: Any) -> None:
         """Sets it to what `change` returned, which is None for the value it had first."""
@@ -201,20 +202,13 @@ def _of_script(value: Any, seen: set[int]) -> Iterator[Any]:
             yield value
             return
         for cell in getattr(value, "__closure__", None) or ():
-            yield from _of_script(_content(cell), seen)
+            yield from _of_script(cell_content(cell), seen)
     elif type(value).__name__ == "EagerFunc":
         yield from _of_script(value._func, seen)
     elif type(value).__name__ == "_GeneratorState":
         yield from _of_script(value._generator, seen)
     elif callable(value) and not isinstance(value, type) and _is_script_class(type(value)):
         yield value
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
 
 
 def _reach(value: Any, seen: set[int], name: str) -> Iterator[_Variable]:
@@ -243,7 +237,7 @@ def _reach(value: Any, seen: set[int], name: str) -> Iterator[_Variable]:
 
 def _reach_function(function: FunctionType, seen: set[int]) -> Iterator[_Variable]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        read = functools.partial(_content, cell)
+        read = functools.partial(cell_content, cell)
         yield from _look_at(name, read, functools.partial(setattr, cell, "cell_contents"), seen)
     found = function.__globals__
     for name in sorted(_names(function.__code__) & found.keys()):
@@ -291,11 +285,8 @@ def _look_at(name: str, read: Callable[[], Any], write: Callable[[Any], None], s
 
 def _names(code: CodeType) -> set[str]:
     """Global names that code refers to, and functions inside of it."""
-    names = {each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME"))}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+    instructions = (each for one in with_inner(code) for each in dis.get_instructions(one))
+    return {each.argval for each in instructions if each.opname.endswith(("_GLOBAL", "_NAME"))}
 
 
 def _is_array(value: Any) -> bool:

@@ -8,10 +8,10 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
-from typing import TypeVar
+from types import CellType, CodeType, ModuleType
+from typing import Any, TypeVar
 
 from dike.exceptions import BadInputError, DikeError
 from dike.tracebacks import error_lines
@@ -175,3 +175,19 @@ def one_line(error: Exception) -> str:
     """Type and first line of an error's message, without a full stop."""
     first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def with_inner(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions written inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from with_inner(constant)
+
+
+def cell_content(cell: CellType) -> Any:
+    """The value of a variable of an enclosing function; None if it has none yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

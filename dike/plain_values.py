@@ -145,11 +145,15 @@ class Attributes:
     Args:
         target: the object, as the script has made it.
         is_data_set: whether what it puts in the place of its data is data as well.
+
+    Attributes:
+        lost: names of those that had changed when it was saved last, and are not plain.
     """
 
     def __init__(self, target: Any, *, is_data_set: bool = False) -> None:
         self._target = target
         self._is_data_set = is_data_set
+        self.lost: list[str] = []
         self._data: dict[str, Any] = {}
         self._before: dict[str, str | None] = {}
         self._parts: dict[str, Any] = {}
@@ -164,22 +168,20 @@ class Attributes:
     def save(self, arrays: list[Any]) -> dict[str, Any]:
         """What has changed since this was made, packed."""
         changed = {}
+        self.lost = []
         for name, value in vars(self._target).items():
             if name in self._data and (self._is_data_set or value is self._data[name]):
                 continue
             now = digest(value)
-            if now is not None and (name not in self._before or now != self._before[name]):
+            if now is None and identities(value) != self._parts.get(name):
+                self.lost.append(name)
+            elif now is not None and (name not in self._before or now != self._before[name]):
                 changed[name] = pack(value, arrays)
         return changed
 
     def digests(self) -> dict[str, str | None]:
         """By name what differs for values that differ."""
         return {name: digest(value) for name, value in vars(self._target).items() if name not in self._data}
-
-    def lost(self) -> list[str]:
-        """Names of attributes that have changed since this was made, and are not plain."""
-        values = [item for item in vars(self._target).items() if item[0] not in self._data]
-        return [name for name, value in values if digest(value) is None and identities(value) != self._parts.get(name)]
 
     def restore(self, saved: Mapping[str, Any], arrays: list[Any]) -> None:
         """Puts back what `save` returned."""
@@ -220,13 +222,13 @@ class CallbackStates:
         return saved
 
     def lost(self) -> list[str]:
-        """Attributes of the script's own callbacks that `save` leaves out, each as `Callback.attribute`."""
+        """Attributes of the script's own callbacks that the last `save` left out, each as `Callback.attribute`."""
         own = [
             (type(callback), attributes)
             for callback, attributes in zip(self._callbacks, self._attributes, strict=True)
             if not type(callback).__module__.startswith(("keras.", "tf_keras."))
         ]
-        return sorted({f"{kind.__qualname__}.{name}" for kind, attributes in own for name in attributes.lost()})
+        return sorted({f"{kind.__qualname__}.{name}" for kind, attributes in own for name in attributes.lost})
 
     def restore(self, saved: Sequence[tuple[str, dict[str, Any]]], arrays: list[Any]) -> None:
         """Puts back what `save` returned, with the arrays that it gave."""

@@ -6,12 +6,11 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
-from types import CellType, CodeType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.main_script import become_main, call_script
+from dike.main_script import become_main, call_script, cell_content, with_inner
 from dike.trial import pickled
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import Value
@@ -71,28 +70,14 @@ def _asks_for_parameters(train_fn: TrainFunction) -> bool:
         one = functions.pop()
         if one.__code__ in codes:
             continue
-        own = list(_with_inner(one.__code__))
+        own = list(with_inner(one.__code__))
         codes |= set(own)
         # Names of attributes are looked up among the globals as well, which at worst lets a wrong name pass.
         values = [one.__globals__.get(name) for code in own for name in code.co_names]
-        values += [_content(cell) for cell in one.__closure__ or ()]
+        values += [cell_content(cell) for cell in one.__closure__ or ()]
         members = [member for value in values if inspect.isclass(value) for member in vars(value).values()]
         functions += [value for value in (*values, *members) if inspect.isfunction(value)]
     return any("params" in code.co_names for code in codes)
-
-
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _with_inner(constant)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # its variable has no value yet
 
 
 def train_from_file(trial: TrialRuntime, path: str) -> None:

@@ -54,7 +54,7 @@ class Mounts:
         Raises:
             BadInputError: if it does.
         """
-        self.container(request, named_folder(request) or self.checkpoint_root)
+        self.container(request, _named_folder(request) or self.checkpoint_root)
 
     def container(self, request: TrainingRequest | SearchJobRequest, checkpoint_dir: str) -> Container | None:
         """What a job runs in.
@@ -108,7 +108,7 @@ class Mounts:
             place = Volume(allowed.host, allowed.host)
             if not allowed.read_only and place.holds(folder):
                 return place
-        if named_folder(request) is None:
+        if _named_folder(request) is None:
             # Chosen by a service that had another root.
             return Volume(posixpath.dirname(folder), posixpath.dirname(folder))
         raise BadInputError(
@@ -148,7 +148,7 @@ def _check_nesting(volumes: Sequence[Volume]) -> None:
             )
 
 
-def named_folder(request: TrainingRequest | SearchJobRequest) -> str | None:
+def _named_folder(request: TrainingRequest | SearchJobRequest) -> str | None:
     """The checkpoint folder that the user has named."""
     return (
         request.to_spec().checkpoint_dir if isinstance(request, SearchJobRequest) else request.checkpoint_dir

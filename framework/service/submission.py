@@ -21,7 +21,7 @@ from framework.search.policy import earlier_trials
 from framework.search.records import SearchSpec
 from framework.search.recovery import SearchState
 from framework.search.store import Store
-from framework.service.mounts import NO_CONTAINERS, Mounts, named_folder
+from framework.service.mounts import NO_CONTAINERS, Mounts
 from framework.service.queries import checkpoint_folders
 from framework.service.requests import SearchJobRequest, TrainingRequest, is_own_search
 from framework.service.store import ServiceStore
@@ -83,14 +83,14 @@ class Submissions:
             bundle_token=new_token(),
         )
         with self._adding:
-            self._check_folder(named_folder(request), user)
+            self._check_folder(asked.checkpoint_dir, user)
             self.store.add_job(record, bundle)
         self._inbox.put(events.JobSubmitted(record.id))
         return record
 
     def _check_folder(self, named: str | None, user: str) -> None:
         """A folder of checkpoints belongs to the user whose job was the first there."""
-        if named is None:
+        if not named:
             return
         root = _place(self._mounts.checkpoint_root)
         with self.store.database.reading() as connection:
