@@ -309,7 +309,9 @@ def test_which_samplers_learn_and_what_they_say_of_their_beginning() -> None:
 
 def test_a_sampler_of_the_users_own_goes_on_with_other_points(url: str) -> None:
     own = optuna.samplers.TPESampler(n_startup_trials=3, multivariate=True, seed=1)
-    spec = spec_of(RANGES, "TPESampler", 6, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6)))
+    spec = spec_of(
+        RANGES, "TPESampler", 6, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6), "sampler", "")
+    )
     assert learns(spec)
     assert describe_sampler(spec) == "sampler TPESampler (the first 3 trials are random points)"
     study = Study.create(url, spec)
@@ -339,9 +341,9 @@ def test_a_sampler_that_has_no_more_points_ends_the_asking(url: str, kind: str, 
     }
     changes = {}
     if kind in own:
-        changes["sampler_object"] = write_object(pickled.dumps(own[kind](), "sampler", 10**6))
+        changes["sampler_object"] = write_object(pickled.dumps(own[kind](), "sampler", 10**6), "sampler", "")
     if kind != "GridSampler":
-        changes["space_function"] = write_object(pickled.dumps(six_points, "space", 10**6))
+        changes["space_function"] = write_object(pickled.dumps(six_points, "space", 10**6), "space", "")
     spec = spec_of(() if "space_function" in changes else GRID, kind, 20, **changes)
     study = Study.create(url, spec)
     points = []
@@ -362,7 +364,7 @@ class Forgetful(optuna.samplers.RandomSampler):
 
 
 def test_a_sampler_that_fails_at_the_end_of_a_trial_does_not_fail_there_again(url: str) -> None:
-    own = write_object(pickled.dumps(Forgetful(), "sampler", 10**6))
+    own = write_object(pickled.dumps(Forgetful(), "sampler", 10**6), "sampler", "")
     study = Study.create(url, spec_of(GRID, "Forgetful", 6, sampler_object=own))
     number, _ = study.ask()
     with pytest.raises(BadInputError, match=r"sampler Forgetful failed .*after_trial"):
@@ -378,7 +380,9 @@ def depths(trial: optuna.Trial) -> dict[str, float]:
 
 
 def function_space(space: object, **changes: object) -> SearchSpec:
-    return spec_of((), "tpe", 6, space_function=write_object(pickled.dumps(space, "space", 10**6)), **changes)
+    return spec_of(
+        (), "tpe", 6, space_function=write_object(pickled.dumps(space, "space", 10**6), "space", ""), **changes
+    )
 
 
 def test_a_function_says_which_parameters_a_trial_has(url: str) -> None:
@@ -405,7 +409,7 @@ def test_a_function_that_says_no_parameters(url: str, space: object, said: str) 
 
 def test_what_cannot_be_read_back_is_said(url: str) -> None:
     with pytest.raises(BadInputError, match=r"The sampler cannot be read back .*; it needs the same Python"):
-        Study.create(url, spec_of(RANGES, "own", 3, sampler_object=write_object(b"cos\nnothing\n.")))
+        Study.create(url, spec_of(RANGES, "own", 3, sampler_object=write_object(b"cos\nnothing\n.", "sampler", "")))
 
 
 @pytest.mark.parametrize(
