@@ -22,8 +22,8 @@ MAX_DEPTH = 64
 MAX_FILES = 100_000
 """How many files of a folder are copied or sent at most."""
 _MAX_LINKS = 8
-_BYTES_A_VALUE = 12
-"""Less than what any value takes in JSON that Dike writes; in others' it is two, and takes 32 times that in memory."""
+_BYTES_A_VALUE = 6
+"""Less than what any value takes in JSON that Dike writes; in others' it may be two, that take a hundred in memory."""
 _PASSES = 8
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _MARKS = re.compile(rb"[\[{,]")
@@ -34,6 +34,9 @@ class NotPlainError(OSError):
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(errno.EINVAL, why, name)
+
+    def __str__(self) -> str:
+        return f"{self.filename} {self.strerror}"
 
 
 def open_plain(name: str, folder: int | None = None) -> BinaryIO:
@@ -302,7 +305,7 @@ def copy_tree(folder: str, target: str) -> None:
                 with open_below(top, path) as file:
                     size_bytes += os.fstat(file.fileno()).st_size
             elif not stat.S_ISDIR(what.st_mode):
-                raise NotPlainError(path, f"is neither a file nor a folder ({path})")
+                raise NotPlainError(path, "is neither a file nor a folder")
             if above:
                 count += 1
                 found.append((path, is_file))

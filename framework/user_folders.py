@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import logging
 import os
 import pwd
+import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
 
-from dike.exceptions import DikeError
+from dike.exceptions import BadInputError, DikeError
 
 _PRIVATE_FOLDER, _SHARED_FOLDER = 0o700, 0o755
-_OTHERS = 0o077
 _UNMAPPED = 65534
 """Who owns, to a container, what accounts outside of it own."""
 OWN_TOKEN_FILE = "service-token"  # noqa: S105 (a file's name)
+SIGNING_KEY_FILE = "signing-key"
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_KEY_BYTES = 32
+
+logger = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
@@ -42,7 +51,7 @@ def private_cache_dir() -> Path:
     with suppress(FileExistsError):
         folder.mkdir(_PRIVATE_FOLDER)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & _OTHERS:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & OTHERS:
         raise DikeError(
             f"The folder {folder} belongs to {_name_of(found.st_uid)} and has mode {stat.S_IMODE(found.st_mode):o}, so "
             "another account could take this one's place there: remove it, or name another cache with DIKE_CACHE."
@@ -69,6 +78,59 @@ def _name_of(uid: int) -> str:
 def own_token_file() -> Path:
     """Where a service without a users file keeps its token, and clients of the same account find it."""
     return Path(platformdirs.user_config_dir("dike")) / OWN_TOKEN_FILE
+
+
+def own_secret(path: Path, new: str, what: str) -> str:
+    """What a file of this account holds, which only its owner may read.
+
+    Args:
+        path: the file.
+        new: what is written where there is none yet.
+        what: what it holds, for people.
+
+    Raises:
+        BadInputError: if it cannot be written or read, others may read it, or it holds something else.
+    """
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_once(path, new)
+        text = path.read_text(encoding="ascii").strip()
+        if path.stat().st_mode & OTHERS:
+            raise BadInputError(f"Others may read the {what} in {path}; remove that file, and a new one is made.")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise BadInputError(f"The {what} file {path} cannot be used: {reason}.") from error
+    return text
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Writes a file whole or not at all; one that another process has written meanwhile stays."""
+    # Such a file can be read by its owner only.
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="ascii") as file:
+        file.write(f"{text}\n")
+        file.flush()
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            logger.info("%s has just been written by another process", path)
+
+
+def signature(what: str, data: bytes) -> str:
+    """By which this account knows again what it has written where others can write, too.
+
+    Args:
+        what: what the data are used for: they are good for nothing else.
+        data: what is signed.
+
+    Raises:
+        BadInputError: if the account's key cannot be written or read.
+    """
+    path = Path(platformdirs.user_config_dir("dike")) / SIGNING_KEY_FILE
+    key = own_secret(path, secrets.token_hex(_KEY_BYTES), "signing key")
+    if len(key) < 2 * _KEY_BYTES:
+        raise BadInputError(f"The signing key file {path} holds no key; remove it, and a new one is made.")
+    return hmac.new(key.encode(), what.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
 @contextmanager

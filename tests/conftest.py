@@ -179,6 +179,12 @@ def no_profiles_of_earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Non
     os.environ["DIKE_CACHE"] = str(own)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def keys_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What an account writes down for itself once, such as the key that it signs with, is no matter of the user's."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+
+
 @pytest.fixture
 def dike(tmp_path: Path) -> Dike:
     """Runs `dike ARGUMENTS...` in a folder of its own and waits for its end."""

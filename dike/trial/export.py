@@ -208,7 +208,7 @@ def export(kept: Kept, target: str, *, force: bool = False) -> None:
             return
         _write_folder(target.rstrip("/"), kept)
     except plain_files.NotPlainError as error:
-        raise _damaged(kept, f"{error.filename} {error.strerror}") from error
+        raise _damaged(kept, str(error)) from error
     except OSError as error:
         _check_source(kept)
         raise BadInputError(f"The model cannot be written to '{target}': {_reason(error)}.") from error

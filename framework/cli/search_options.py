@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from framework.project.script_flags import ParamStyle
 from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
 from framework.search.records import Mode, SearchSpec, Suspend
-from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
+from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size, write_object
 from framework.search.space import check_space, parse_parameter, read_space
 
 DEFAULT_TRIALS = 20
@@ -111,8 +112,8 @@ def search_spec(
     space_file: Path | None,
     trials: int | None,
     sampler: str | None,
-    sampler_object: str,
-    space_function: str,
+    sampler_object: bytes,
+    space_function: bytes,
     stop: str,
     seed: int,
     policy: str,
@@ -176,8 +177,8 @@ def search_spec(
         reads_params=facts.reads_params,
         space=space,
         sampler=chosen,
-        sampler_object=sampler_object,
-        space_function=space_function,
+        sampler_object=write_object(sampler_object, "sampler", str(entry.folder)) if sampler_object else "",
+        space_function=write_object(space_function, "space", str(entry.folder)) if space_function else "",
         stop=stop,
         trial_count=trials or DEFAULT_TRIALS,
         seed=seed,
@@ -228,6 +229,7 @@ def kept_function(function: Path | None, name: str | None, storage: str) -> Iter
     try:
         make_private(str(kept.parent))
         kept.write_bytes(data)
+        kept.chmod(0o600)
     except OSError as error:
         raise BadInputError(
             f"The function cannot be written to {kept}: {error.strerror}; change to a folder of your own (os.chdir)."
@@ -241,6 +243,23 @@ def kept_function(function: Path | None, name: str | None, storage: str) -> Iter
                 for folder in (kept.parent, kept.parent.parent):
                     folder.rmdir()  # unless something else is in it
         raise
+
+
+def check_function(spec: SearchSpec) -> None:
+    """Refuses to go on with a search whose function others could have written: it is pickled, and runs as we.
+
+    Raises:
+        BadInputError: if it is such.
+    """
+    if not spec.entry.is_function:
+        return
+    with contextlib.suppress(FileNotFoundError):  # As for any script, that is said later.
+        found = os.stat(spec.script)
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise BadInputError(
+                f"The function of search '{spec.name}', {spec.script}, is a file that other accounts may have written, "
+                "so it is not run; begin the search anew, or have the account that began it go on with it."
+            )
 
 
 def _is_needed(function: Path, name: str, storage: str) -> bool:

@@ -252,6 +252,7 @@ def tune(
     from framework.cli.search_options import (
         RUN_OPTIONS,
         changed_spec,
+        check_function,
         kept_function,
         milestones_of,
         run_options,
@@ -302,6 +303,7 @@ def tune(
 
             with contextlib.closing(Store(url, must_exist=True)) as store:
                 spec = changed_spec(context, store.open_search(resume))
+                check_function(spec)
                 remembered = run_options(context, store.options)
             mesos = remembered_access(remembered)
             constraints, volumes = tuple(remembered.get("constraint", ())), tuple(remembered.get("volume", ()))
@@ -430,10 +432,8 @@ def _as_typed(parameter: str) -> str:
     return f"the {parameter}" if parameter in ("script", "arguments") else f"--{parameter.replace('_', '-')}"
 
 
-def _read_object(path: Path | None) -> str:
-    from framework.search.samplers import write_object
-
-    return "" if path is None else write_object(path.read_bytes())
+def _read_object(path: Path | None) -> bytes:
+    return b"" if path is None else path.read_bytes()
 
 
 def _read_results(path: Path | None) -> tuple[dict[str, Any], ...]:

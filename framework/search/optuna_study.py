@@ -36,7 +36,7 @@ from framework.search.database import (
 )
 from framework.search.pruners import Judge, parse_stop
 from framework.search.records import Parameter, SearchSpec
-from framework.search.samplers import is_finite, own_object, sampler_of, tries_all, untried_point
+from framework.search.samplers import is_finite, own_object, sampler_of, sign_states, tries_all, untried_point
 
 if TYPE_CHECKING:
     import optuna
@@ -330,6 +330,7 @@ def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
     from optuna.samplers import RandomSampler
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sign_states()
     with study_errors(storage.engine.url):
         direction: Literal["minimize", "maximize"] = "minimize" if spec.mode == "min" else "maximize"
         study = optuna.create_study(

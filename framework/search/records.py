@@ -102,9 +102,9 @@ class SearchSpec:
         folder: absolute path of the folder that travels with the script, and in which trials work; empty for the
             script's own.
         stop: what ends trials for good (`framework.search.pruners`); empty for nothing.
-        sampler_object: the sampler, pickled (`framework.search.samplers.own_object`); empty for the one that `sampler`
-            names.
-        space_function: a function that asks an Optuna trial for its parameters, pickled; empty for `space`.
+        sampler_object: the sampler, pickled and signed (`framework.search.samplers.own_object`); empty for the one that
+            `sampler` names.
+        space_function: a function that asks an Optuna trial for its parameters, in the same way; empty for `space`.
         learn_from: names of earlier searches in the same database, from whose trials the policy learns.
         reads_params: whether the script calls `dike.params`, by its source.
         trial_timeout_s: a trial that has held slots for so long has failed; None for no limit.

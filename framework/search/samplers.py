@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import difflib
+import hmac
 import importlib.util
 import inspect
+import logging
 import math
+import pickle
 import random
 import sys
 import warnings
@@ -18,9 +21,12 @@ from dike.exceptions import BadInputError
 from dike.trial import pickled
 from dike.trial.spec import Value
 from framework.search.records import Parameter, SearchSpec
+from framework.user_folders import signature
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
+
+logger = logging.getLogger(__name__)
 
 EXHAUSTIVE = ("grid", "bruteforce")
 """These try each point of the space once."""
@@ -117,9 +123,18 @@ def sampler_of(spec: SearchSpec, number: int) -> BaseSampler:
         return RandomSampler(seed=seed)
 
 
-def write_object(data: bytes) -> str:
-    """A pickled object as a search's record keeps it."""
-    return base64.b85encode(data).decode()
+def write_object(data: bytes, what: str, folder: str) -> str:
+    """A pickled object as a search's record keeps it: with a signature, since others may write to the database.
+
+    Args:
+        data: the pickled object.
+        what: what it is, for people.
+        folder: of the search, for whose modules it is good.
+
+    Raises:
+        BadInputError: if this account's key cannot be written or read.
+    """
+    return f"{signature(_signed(what, folder), data)}:{base64.b85encode(data).decode()}"
 
 
 def own_object(text: str, what: str, spec: SearchSpec) -> Any:
@@ -131,11 +146,54 @@ def own_object(text: str, what: str, spec: SearchSpec) -> Any:
         spec: the search; modules of the user's in its folder are looked for last.
 
     Raises:
-        BadInputError: if it cannot be read here.
+        BadInputError: if this account has not written it, or it cannot be read here.
     """
+    given, _, packed = text.rpartition(":")
+    try:
+        data = base64.b85decode(packed)
+    except ValueError:
+        data = b""  # As if it were signed by nobody.
+    if not hmac.compare_digest(given.encode(), signature(_signed(what, spec.folder), data).encode()):
+        raise BadInputError(
+            f"The {what} of search '{spec.name}' in the database is a Python object that this account has not written "
+            "on this machine, so it is not run; begin the search anew, or have the account that began it go on with it."
+        )
     if spec.folder not in sys.path:
         sys.path.append(spec.folder)
-    return pickled.loads(base64.b85decode(text), what)
+    return pickled.loads(data, what)
+
+
+def _signed(what: str, folder: str) -> str:
+    return f"{what}\0{folder}"
+
+
+class _SignedPickles:
+    """In the place of `pickle` for Optuna's CMA-ES, which keeps its state in the database, where others may write."""
+
+    _WHAT = "state of a sampler"
+    _LENGTH = 64
+
+    @classmethod
+    def dumps(cls, value: object) -> bytes:
+        data = pickle.dumps(value)
+        return signature(cls._WHAT, data).encode() + data
+
+    @classmethod
+    def loads(cls, content: bytes) -> Any:
+        given, data = content[: cls._LENGTH], content[cls._LENGTH :]
+        if not hmac.compare_digest(given, signature(cls._WHAT, data).encode()):
+            logger.warning("the state of a sampler in the database is not of this account; the sampler begins anew")
+            return None  # As if there were none.
+        return pickled.loads(data, cls._WHAT)
+
+
+def sign_states() -> None:
+    """Has Optuna read no pickled state of a sampler that others could have written, whoever made the sampler."""
+    import optuna.samplers._cmaes as cmaes
+
+    names = vars(cmaes)
+    assert names["pickle"] in (pickle, _SignedPickles), "Optuna keeps the state of CMA-ES in another way"
+    names["pickle"] = _SignedPickles
 
 
 def _named(name: str, seed: int) -> BaseSampler:

@@ -11,8 +11,6 @@ import logging
 import os
 import secrets
 import signal
-import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,12 +30,11 @@ from pydantic import (
 )
 
 from dike.exceptions import BadInputError
-from framework.user_folders import own_token_file
+from framework.user_folders import OTHERS, own_secret, own_token_file
 from solver.strict_yaml import NOT_YAML, parse_yaml
 from solver.units import parse_bytes
 
 MIN_TOKEN_LENGTH = 16
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
 TOKEN_BYTES = 32
 CHECK_EVERY_S = 1.0
 """How often is looked whether the users file has changed."""
@@ -229,31 +226,10 @@ def own_token() -> str:
         BadInputError: if it cannot be written or read, or others may read it.
     """
     path = own_token_file()
-    try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write_once(path, new_token())
-        token = path.read_text(encoding="ascii").strip()
-        if path.stat().st_mode & OTHERS:
-            raise BadInputError(f"Others may read the token in {path}; remove that file, and a new one is made.")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise BadInputError(f"The token file {path} cannot be used: {reason}.") from error
+    token = own_secret(path, new_token(), "token")
     if len(token) < MIN_TOKEN_LENGTH:
         raise BadInputError(f"The token file {path} holds no token; remove it, and a new one is made.")
     return token
-
-
-def _write_once(path: Path, token: str) -> None:
-    """Writes a file whole or not at all; one that another process has written meanwhile stays."""
-    # Such a file can be read by its owner only.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="ascii") as file:
-        file.write(f"{token}\n")
-        file.flush()
-        try:
-            os.link(file.name, path)
-        except FileExistsError:
-            logger.info("%s has just been written by another process", path)
 
 
 def _account_name() -> str:

@@ -18,7 +18,6 @@ import yaml
 
 from dike.exceptions import BadInputError
 from framework.service.users import (
-    OTHERS,
     User,
     check_user_name,
     digest,
@@ -27,6 +26,7 @@ from framework.service.users import (
     read_users,
     users_of,
 )
+from framework.user_folders import OTHERS
 from solver.strict_yaml import NOT_YAML
 
 _CREDENTIALS = ("token_sha256", "token", "no_token")

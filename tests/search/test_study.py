@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
 import importlib.util
 import math
+import pickle
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import TrialState
+from sqlalchemy import create_engine, text
 
 from dike.exceptions import BadInputError
 from dike.trial import pickled
@@ -35,6 +39,7 @@ RANGES = (
     Parameter("optimizer", ("sgd", "adam")),
     Parameter("nesterov", (True, False)),
 )
+NUMBERS = (Parameter("x", low=-1, high=1), Parameter("y", low=-1, high=1))
 
 
 @pytest.fixture
@@ -309,7 +314,9 @@ def test_which_samplers_learn_and_what_they_say_of_their_beginning() -> None:
 
 def test_a_sampler_of_the_users_own_goes_on_with_other_points(url: str) -> None:
     own = optuna.samplers.TPESampler(n_startup_trials=3, multivariate=True, seed=1)
-    spec = spec_of(RANGES, "TPESampler", 6, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6)))
+    spec = spec_of(
+        RANGES, "TPESampler", 6, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6), "sampler", "")
+    )
     assert learns(spec)
     assert describe_sampler(spec) == "sampler TPESampler (the first 3 trials are random points)"
     study = Study.create(url, spec)
@@ -339,9 +346,9 @@ def test_a_sampler_that_has_no_more_points_ends_the_asking(url: str, kind: str, 
     }
     changes = {}
     if kind in own:
-        changes["sampler_object"] = write_object(pickled.dumps(own[kind](), "sampler", 10**6))
+        changes["sampler_object"] = write_object(pickled.dumps(own[kind](), "sampler", 10**6), "sampler", "")
     if kind != "GridSampler":
-        changes["space_function"] = write_object(pickled.dumps(six_points, "space", 10**6))
+        changes["space_function"] = write_object(pickled.dumps(six_points, "space", 10**6), "space", "")
     spec = spec_of(() if "space_function" in changes else GRID, kind, 20, **changes)
     study = Study.create(url, spec)
     points = []
@@ -362,7 +369,7 @@ class Forgetful(optuna.samplers.RandomSampler):
 
 
 def test_a_sampler_that_fails_at_the_end_of_a_trial_does_not_fail_there_again(url: str) -> None:
-    own = write_object(pickled.dumps(Forgetful(), "sampler", 10**6))
+    own = write_object(pickled.dumps(Forgetful(), "sampler", 10**6), "sampler", "")
     study = Study.create(url, spec_of(GRID, "Forgetful", 6, sampler_object=own))
     number, _ = study.ask()
     with pytest.raises(BadInputError, match=r"sampler Forgetful failed .*after_trial"):
@@ -378,7 +385,9 @@ def depths(trial: optuna.Trial) -> dict[str, float]:
 
 
 def function_space(space: object, **changes: object) -> SearchSpec:
-    return spec_of((), "tpe", 6, space_function=write_object(pickled.dumps(space, "space", 10**6)), **changes)
+    return spec_of(
+        (), "tpe", 6, space_function=write_object(pickled.dumps(space, "space", 10**6), "space", ""), **changes
+    )
 
 
 def test_a_function_says_which_parameters_a_trial_has(url: str) -> None:
@@ -405,7 +414,86 @@ def test_a_function_that_says_no_parameters(url: str, space: object, said: str) 
 
 def test_what_cannot_be_read_back_is_said(url: str) -> None:
     with pytest.raises(BadInputError, match=r"The sampler cannot be read back .*; it needs the same Python"):
-        Study.create(url, spec_of(RANGES, "own", 3, sampler_object=write_object(b"cos\nnothing\n.")))
+        Study.create(url, spec_of(RANGES, "own", 3, sampler_object=write_object(b"cos\nnothing\n.", "sampler", "")))
+
+
+class Marking:
+    """What writes a file when it is read back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("field", ["sampler_object", "space_function"])
+def test_an_object_that_another_account_has_stored_is_not_read_back(
+    url: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+    what = {"sampler_object": "sampler", "space_function": "space"}[field]
+    data = pickle.dumps(Marking(ran))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    signed_by_another = write_object(data, what, "")
+    monkeypatch.undo()
+    own = write_object(data, what, "")
+    unsigned = base64.b85encode(data).decode()
+    other_use = write_object(data, {"sampler": "space", "space": "sampler"}[what], "")
+    other_folder = write_object(data, what, "/elsewhere")
+    changed = own.partition(":")[0] + ":" + base64.b85encode(data + b" ").decode()
+    for kept in (signed_by_another, unsigned, other_use, other_folder, changed, f":{unsigned}", "ä:ä", "x"):
+        spec = spec_of(GRID, "tpe", 6, **{field: kept})
+        with pytest.raises(BadInputError, match=rf"^The {what} of search 's' .* is not run; begin the search anew"):
+            Study.open(url, spec)
+    assert not ran.exists()
+    key = tmp_path / "other" / "dike" / "signing-key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    # The account's own is.
+    with contextlib.suppress(BadInputError):  # Nothing is no sampler.
+        Study.open(url, spec_of(GRID, "tpe", 6, **{field: own}))
+    assert ran.exists()
+
+
+def test_a_key_that_others_may_read_signs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    write_object(b"", "sampler", "")
+    (tmp_path / "dike" / "signing-key").chmod(0o644)
+    with pytest.raises(BadInputError, match="Others may read the signing key"):
+        write_object(b"", "sampler", "")
+    (tmp_path / "dike" / "signing-key").chmod(0o600)
+    (tmp_path / "dike" / "signing-key").write_text("short")
+    with pytest.raises(BadInputError, match="holds no key"):
+        write_object(b"", "sampler", "")
+
+
+@pytest.mark.parametrize("given", ["cmaes", "object"])
+def test_the_state_of_cma_es_in_the_database_is_read_if_it_is_this_accounts(
+    url: str, given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("cmaes")
+    ran = tmp_path / "ran"
+    own = optuna.samplers.CmaEsSampler(n_startup_trials=1, popsize=4, seed=0)
+    changes = {"sampler_object": write_object(pickled.dumps(own, "sampler", 10**6), "sampler", "")}
+    spec = spec_of(NUMBERS, given, 40, **(changes if given == "object" else {}))
+    study = Study.create(url, spec)
+    for _ in range(15):
+        number, point = study.ask()
+        study.tell(number, float(point["x"]) ** 2 + float(point["y"]) ** 2, failed=False)
+    assert "begins anew" not in caplog.text
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        kept = "SELECT count(*) FROM trial_system_attributes WHERE key LIKE 'cma:optimizer:%'"
+        assert connection.execute(text(kept)).scalar()
+        poison = f'"{pickle.dumps(Marking(ran)).hex()}"'
+        change = text("UPDATE trial_system_attributes SET value_json = :value WHERE key LIKE 'cma:optimizer:%'")
+        connection.execute(change, {"value": poison})
+    engine.dispose()
+    study = Study.open(url, spec)
+    number, _ = study.ask()
+    study.tell(number, 1.0, failed=False)
+    assert not ran.exists()
+    assert "the state of a sampler in the database is not of this account" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import io
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import httpx
 import pytest
 from backports import tarfile  # Python's own has filters since 3.11.4; Debian 12 has 3.11.2
 
+from dike import plain_files
 from dike.trial import folders
 from executor.outputs import LIMIT_VARIABLE, Outputs
 from framework.mesos import events
@@ -24,11 +27,13 @@ from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
 from framework.search.records import TrialState
 from framework.search.store import Store
 from framework.search.trials import train_command
+from framework.service.api import outputs as api_outputs
 from framework.service.api.backend import nearest
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
 from tests.search.stored_search import FULL, SPEC, report
 from tests.service.api_stage import BUNDLE, DEADLINE_S, ApiStage, api_stage, form, training
+from tests.trees import make_deep
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -434,6 +439,149 @@ def test_the_model_of_a_job_is_handed_out_to_its_owner(
     assert sorted(file.name for file in got.iterdir()) == ["dike-trial.json", "variables.npz"]
     assert "no best epoch" in detail(alice.get(path, params={"epoch": "best"}), 404)
     assert "alice" in detail(bob.get(path), 403)
+
+
+def owned(stage: ApiStage, alice: httpx.Client, folder: Path, record: dict[str, Any] | bytes | None = None) -> str:
+    """A job of alice's whose script has written the record of its outputs itself; the path of the job."""
+    job_id = alice.post("/api/v1/jobs", files=form(training())).json()["id"]
+    stage.store.change_job(job_id, result={"checkpoint_dir": str(folder)})
+    job = stage.store.job(job_id)
+    assert job is not None
+    folder.mkdir()
+    if not isinstance(record, bytes):
+        whole = {"owner": job.folder_name, "number": 0, "kept": {}, "limit_bytes": None, "left_behind": {}}
+        record = json.dumps({**whole, **(record or {})}).encode()
+    (folder / "dike-outputs.json").write_bytes(record)
+    return f"/api/v1/jobs/{job_id}"
+
+
+LEFT = {"a\udc80\ud800": "\ud800" * 2000, **{str(number): "z" for number in range(3000)}}
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"kept": {"f": [10**30, 5]}}, "Nothing has been brought back yet"),
+        ({"kept": {"f": [5, -1]}}, "Nothing has been brought back yet"),
+        ({"kept": {"f": [5, 10**400]}}, "Nothing has been brought back yet"),
+        ({"owner": "\ud800" * 5000}, "Another job writes to"),
+        (b'{"owner": ' + b"[" * 100_000, "Nothing has been brought back yet"),
+        (b"[" + b"[]," * 1_000_000 + b"[]]", "Nothing has been brought back yet"),
+        (b" " * (9 << 20), "is larger than 8 MiB; look there."),
+        ({"left_behind": LEFT, "kept": {"f" * 5000: [5, 5], "\ud800": [5, 5], "../x": [5, 5], "g": [5, 6]}}, ""),
+    ],
+)
+def test_a_record_of_outputs_that_a_script_has_written_costs_its_owner_a_list_at_most(
+    stage: ApiStage, alice: httpx.Client, tmp_path: Path, record: dict[str, Any] | bytes, told: str
+) -> None:
+    path = owned(stage, alice, tmp_path / "run", record)
+    answer = alice.get(f"{path}/outputs")
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert told in found["unreachable"]
+    assert len(answer.content) < 100_000
+    if not told:
+        assert [file["path"] for file in found["files"]] == ["g"]
+        assert len(found["left_behind"]) == 1000
+    for asked in ("f", "../x", "g", "f" * 4000):
+        detail(alice.get(f"{path}/outputs/content", params={"path": asked}), 404)
+
+
+@pytest.mark.parametrize("what", ["deep", "many"])
+def test_a_model_of_too_many_or_too_deep_folders_is_not_sent(
+    stage: ApiStage, alice: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path = owned(stage, alice, tmp_path / "run")
+    model = tmp_path / "run" / "run-0-step-1"
+    folders.write(str(model), {"weights": b"1"}, {"kind": "script", "step": 1})
+    make_deep(model, 900 if what == "deep" else 60, "big", b"2")
+    if what == "many":
+        with tarfile.open(fileobj=io.BytesIO(alice.get(f"{path}/model").content)) as archive:
+            assert sorted(len(name.split("/")) for name in archive.getnames()) == [2, 2, 62]
+        monkeypatch.setattr(plain_files, "MAX_FILES", 10)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    said = detail(alice.get(f"{path}/model"), 409)
+    assert "run-0-step-1 has folders more than 64 deep." in said if what == "deep" else "more than 10 files." in said
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+@pytest.mark.parametrize("what", ["model", "outputs/content?path=big"])
+def test_a_file_that_becomes_shorter_while_it_is_sent_has_no_end(
+    stage: ApiStage, alice: httpx.Client, tmp_path: Path, what: str
+) -> None:
+    size = 128 << 20
+    path = owned(stage, alice, tmp_path / "run", {"kept": {"big": [5, size]}})
+    model, written = tmp_path / "run" / "run-0-step-1", tmp_path / "run" / "outputs"
+    folders.write(str(model), {}, {"kind": "script", "step": 1})
+    written.mkdir()
+    for folder in (model, written):
+        (folder / "big").touch()
+        os.truncate(folder / "big", size)
+    taken = 0
+
+    def take(answer: httpx.Response) -> None:
+        nonlocal taken
+        for block in answer.iter_raw():
+            taken += len(block)
+            for folder in (model, written):
+                os.truncate(folder / "big", 10)
+
+    with alice.stream("GET", f"{path}/{what}") as answer:
+        assert answer.status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError):
+            take(answer)
+    assert 0 < taken < size / 2
+    assert alice.get(f"{path}/outputs").status_code == 200
+
+
+def test_a_user_who_reads_slowly_has_no_more_than_some_transfers(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_outputs, "MAX_TRANSFERS", 3)
+    size = 64 << 20
+    path = owned(stage, alice, tmp_path / "run", {"kept": {"big": [5, size], "small": [5, 1]}})
+    (tmp_path / "run" / "outputs").mkdir()
+    for name, bytes_ in (("big", size), ("small", 1)):
+        (tmp_path / "run" / "outputs" / name).touch()
+        os.truncate(tmp_path / "run" / "outputs" / name, bytes_)
+    content = f"{path}/outputs/content?path="
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(alice.stream("GET", f"{content}big"))
+        assert "3 files of alice are being sent already" in detail(alice.get(f"{content}small"), 429)
+    wait_until(lambda: alice.get(f"{content}small").status_code == 200, "the end of the other transfers")
+
+
+def test_what_a_script_has_written_of_its_best_model_hides_no_trial(tmp_path: Path) -> None:
+    with api_stage(tmp_path) as stage, stage.client("alice") as alice:
+        stage.pause()
+        assert alice.post("/api/v1/jobs", files=form(search("digits"))).status_code == 201
+        store = Store(stage.store.database.url, engine=stage.store.database.engine)
+        store.create_search(dataclasses.replace(SPEC, name="digits", checkpoint_dir=str(tmp_path / "run")))
+        store.save_trial(FULL)
+        trial = tmp_path / "run" / f"trial-{FULL.number}"
+        model = trial / "run-0-step-1"
+        model.mkdir(parents=True)
+        Outputs(tmp_path, str(trial), "digits", 0, {}).save()
+        (model / folders.META).write_text('{"kind": "script", "step": 1}')
+        assert alice.get("/api/v1/jobs/digits/trials").json()["best"]["export_command"] is not None
+        for content in (
+            "[" * 100_000,
+            "[1]",
+            "{}",
+            '{"kind": [], "step": 1}',
+            '{"kind": "x", "step": "x"}',
+            "null",
+            "",
+        ):
+            (model / folders.META).write_text(content)
+            answer = alice.get("/api/v1/jobs/digits/trials")
+            assert answer.status_code == 200, content
+            assert answer.json()["best"]["export_command"] is None
+        (model / folders.META).unlink()
+        os.mkfifo(model / folders.META)
+        assert alice.get("/api/v1/jobs/digits/trials").json()["best"]["export_command"] is None
+        assert alice.get("/api/v1/jobs/digits/outputs").status_code == 200
 
 
 def test_a_search_shows_trials_slices_and_losses(

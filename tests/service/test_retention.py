@@ -22,6 +22,7 @@ from framework.search.tables import SEARCHES
 from framework.service.retention import Checkpoints, Keeping, removing_old_jobs
 from framework.service.serve import ServeRequest, serve
 from framework.service.store import ServiceStore
+from tests.trees import make_deep
 from tests.waiting import wait_until
 
 DAY_S = 24 * 3600.0
@@ -240,6 +241,32 @@ def test_checkpoints_that_cannot_be_removed_are_in_no_others_way(
     assert remove_old(store, root) == ["a-locked"]
     assert f"the checkpoints in {root}/a-locked are not removed: [Errno 13] Permission denied: 'fit-0'" in caplog.text
     assert store.history.events("a-locked") == []
+
+
+def test_no_tree_is_too_deep_to_be_removed_nor_keeps_others_from_it(
+    store: ServiceStore, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for name in ("a-deep", "old", "young"):
+        folder = add_job(store, root, name)
+        if name != "old":
+            make_deep(folder, content=b"123")
+    # Its folders are old, and the file at the bottom is not.
+    assert remove_old(store, root, NOW_S - 30 * DAY_S) == ["a-deep", "young"]
+    assert len(store.history.events("old")) == 1
+    store.change_job("young", ended_s=time.time() + DAY_S)
+    assert remove_old(store, root, time.time() + DAY_S / 2) == ["young"]
+    [event] = store.history.events("a-deep")
+    assert event.text == "its checkpoints are removed, 1.1 KiB: they were old"
+    # Of an earlier version, and one that cannot be removed before it.
+    (root / TRASH / "0123").mkdir(parents=True)
+    make_deep(root / TRASH / "0123")
+    (root / TRASH / "0000").touch()
+    assert remove_old(store, root) == [TRASH, "young"]
+    assert os.listdir(root / TRASH) == ["0000"]
+    assert f"what an earlier removal has left in {root} is not removed" in caplog.text
+    store.change_job("young", ended_s=OLD_S)
+    assert remove_old(store, root, time.time() + DAY_S) == [TRASH]
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,7 @@ class Transfer(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers the request."""
         if _transfers[self._user] >= MAX_TRANSFERS:
-            told = (
-                f"{MAX_TRANSFERS} files of jobs of {self._user} are being sent already; ask again when one has ended."
-            )
+            told = f"{MAX_TRANSFERS} files of {self._user} are being sent already; ask again when one has ended."
             await JSONResponse({"detail": told}, 429)(scope, receive, send)
             return
         _transfers[self._user] += 1
@@ -205,7 +203,8 @@ def get_model(
     try:
         files = _files_in(folder, name)
     except OSError as error:
-        raise HTTPException(409, f"The model in {folder}/{name} cannot be sent: {error.strerror}.") from error
+        why = str(error) if isinstance(error, plain_files.NotPlainError) else error.strerror
+        raise HTTPException(409, f"The model in {folder} cannot be sent: {why}.") from error
     return Transfer(record.user, _tar(folder, files), "application/x-tar", {})
 
 
@@ -261,8 +260,8 @@ def _files_in(folder: str, name: str) -> list[str]:
     found: list[str] = []
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for above, each, what in plain_files.walk(here, name):
-            plain_files.check_bounds(name, len(above), len(found))
+        for count, (above, each, what) in enumerate(plain_files.walk(here, name)):
+            plain_files.check_bounds(name, len(above), count)
             if stat.S_ISREG(what.st_mode):
                 found.append("/".join((*above, each)))
     finally:
