@@ -302,8 +302,13 @@ def copy_tree(folder: str, target: str) -> None:
             check_bounds(path, len(above), count)
             is_file = stat.S_ISREG(what.st_mode) or stat.S_ISLNK(what.st_mode)
             if above and is_file:
-                with open_below(top, path) as file:
-                    size_bytes += os.fstat(file.fileno()).st_size
+                try:
+                    with open_below(top, path) as file:
+                        size_bytes += os.fstat(file.fileno()).st_size
+                except FileNotFoundError as error:
+                    if stat.S_ISLNK(what.st_mode):
+                        raise NotPlainError(path, "is a link to nothing") from error
+                    raise
             elif not stat.S_ISDIR(what.st_mode):
                 raise NotPlainError(path, "is neither a file nor a folder")
             if above:

@@ -13,7 +13,7 @@ import pytest
 
 from dike import plain_files
 from dike.plain_files import NotPlainError
-from tests.trees import DEEP, make_deep
+from tests.trees import DEEP, make_deep, removed_afterwards
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def test_a_tree_of_any_depth_is_walked_and_removed_with_few_descriptors(tmp_path
         (tree / "wide" / str(number)).mkdir()
         (tree / "wide" / str(number) / "f").touch()
     make_deep(tree)
-    with opened(tmp_path) as folder, few_descriptors():
+    with removed_afterwards(tree), opened(tmp_path) as folder, few_descriptors():
         found = [(len(above), name) for above, name, _ in plain_files.walk(folder, "tree")]
         assert max(found) == (DEEP + 1, "f")
         assert len(found) == 1 + 2 + 2 * 50 + DEEP + 1

@@ -22,7 +22,7 @@ from framework.search.tables import SEARCHES
 from framework.service.retention import Checkpoints, Keeping, removing_old_jobs
 from framework.service.serve import ServeRequest, serve
 from framework.service.store import ServiceStore
-from tests.trees import make_deep
+from tests.trees import make_deep, removed_afterwards
 from tests.waiting import wait_until
 
 DAY_S = 24 * 3600.0
@@ -80,10 +80,11 @@ def store(tmp_path: Path) -> Iterator[ServiceStore]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "shared"
     path.mkdir()
-    return path
+    with removed_afterwards(path):
+        yield path
 
 
 def add_files(folder: Path, sizes: dict[str, int] = FILES, written_s: float = OLD_S) -> None:

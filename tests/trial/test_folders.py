@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
 import shutil
+import struct
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pytest
 
 from dike import checkpoints
+from dike.arrays import dump_arrays
 from dike.exceptions import BadInputError
 from dike.trial import export, folders, script_api
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
+from tests.trees import make_deep
 
 
 def _write(folder: Path, run: int, step: int, **meta: object) -> str:
@@ -323,3 +330,129 @@ def test_a_newer_checkpoint_of_a_job_than_its_model_is_said(
         (tmp_path / "fit-10" / f"ckpt-{number}.index").touch()
     kept = export.of_job(str(tmp_path))
     assert (kept.step, kept.newer_step) == (100, newer)
+
+
+def _zipped(compression: int = zipfile.ZIP_STORED, **members: bytes | str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "."), content)
+    return file.getvalue()
+
+
+def _places(groups: object) -> dict[str, str]:
+    return {"dike-places__json": json.dumps({"problem": "", "groups": groups}), "config__json": "{}"}
+
+
+def _no_numbers(folder: Path) -> None:
+    np.savez(folder / "variables.npz", v=np.array([{}], dtype=object), allow_pickle=True)
+
+
+def _a_huge_array(folder: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**50,)})
+    (folder / "variables.npz").write_bytes(_zipped(**{"float64:v__npy": header.getvalue()}))
+
+
+def _overlapping(folder: Path) -> None:
+    content = _zipped(a=bytes(10_000))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        (folder / "variables.npz").write_bytes(content)
+        entry = content[archive.start_dir : content.index(b"PK\x05\x06")]
+    end = content[content.index(b"PK\x05\x06") :]
+    many = 100
+    counted = end[:8] + struct.pack("<HHL", many, many, many * len(entry)) + end[16:]
+    (folder / "variables.npz").write_bytes(content[: content.index(entry)] + many * entry + counted)
+
+
+_KERAS = {"kind": "keras", "step": 1}
+_GOOD = _zipped(**_places({"a": {"name": "a", "variables": {"0": "v"}}}))
+_VALUES = dump_arrays({"v": np.ones(3)})
+_SCRIPT = {"kind": "script", "step": 1}
+
+LEFT_BY_OTHERS: dict[str, tuple[object, dict[str, bytes], Callable[[Path], object] | None]] = {
+    "no kind": ({"step": 1}, {}, None),
+    "no step": ({"kind": "script"}, {}, None),
+    "a list": ([], {}, None),
+    "a kind that is none": ({"kind": [1], "step": 1}, {}, None),
+    "a step that is none": ({"kind": "script", "step": "x"}, {}, None),
+    "a value that is none": ({**_SCRIPT, "value": "x"}, {}, None),
+    "sums of a device": ({**_SCRIPT, "sums": {"../" * 20 + "dev/zero": [1, 2]}}, {}, None),
+    "sums of a link": ({**_SCRIPT, "sums": {"x": [0, 0]}}, {}, lambda at: (at / "x").symlink_to("/dev/zero")),
+    "needs others": ({**_SCRIPT, "needs": ["../../../x"]}, {}, None),
+    "needs a number": ({**_SCRIPT, "needs": 5}, {}, None),
+    "nested": ("[" * 100_000, {}, None),
+    "a pipe": (None, {}, lambda at: os.mkfifo(at / folders.META)),
+    "a device": (None, {}, lambda at: (at / folders.META).symlink_to("/dev/zero")),
+    "a hole": (None, {}, lambda at: (_touched(at / folders.META), os.truncate(at / folders.META, 2**33))),
+    "a secret": (_SCRIPT, {"script/a": b"x"}, lambda at: (at / "script" / "key").symlink_to("../../secret")),
+    "a secret folder": (_SCRIPT, {}, lambda at: (at / "script").symlink_to("..")),
+    "endless": (_SCRIPT, {"script/a": b"x"}, lambda at: (at / "script" / "key").symlink_to("/dev/zero")),
+    "a script's pipe": (_SCRIPT, {"script/a": b"x"}, lambda at: os.mkfifo(at / "script" / "pipe")),
+    "a script's depth": (_SCRIPT, {"script/a": b"x"}, lambda at: make_deep(at / "script", 400)),
+    "no archive": (_KERAS, {"model.zip": b"garbage"}, None),
+    "no places": (_KERAS, {"model.zip": _zipped(a=b"1")}, None),
+    "places 5": (_KERAS, {"model.zip": _zipped(**{"dike-places__json": "5"})}, None),
+    "places []": (_KERAS, {"model.zip": _zipped(**_places([1])), "variables.npz": _VALUES}, None),
+    "no variable": (_KERAS, {"model.zip": _GOOD, "variables.npz": dump_arrays({})}, None),
+    "no variables": (_KERAS, {"model.zip": _GOOD, "variables.npz": b"x"}, None),
+    "objects": (_KERAS, {"model.zip": _GOOD}, _no_numbers),
+    "a huge array": (_KERAS, {"model.zip": _GOOD}, _a_huge_array),
+    "entries in one place": (_KERAS, {"model.zip": _GOOD}, _overlapping),
+    "a layout that is a pipe": (_KERAS, {"variables.npz": _VALUES}, lambda at: os.mkfifo(at / "model.zip")),
+    "a bomb": (_KERAS, {"model.zip": _zipped(zipfile.ZIP_DEFLATED, x=bytes(10**6)), "variables.npz": _VALUES}, None),
+    "a session elsewhere": ({"kind": "graph", "step": 1, "sessions": {"0/../../secrets": {}}}, {}, None),
+}
+
+
+def _touched(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", LEFT_BY_OTHERS)
+def test_what_others_have_left_is_exported_as_one_sentence(tmp_path: Path, what: str) -> None:
+    meta, files, change = LEFT_BY_OTHERS[what]
+    folder = tmp_path / "runs" / "run"
+    path = folder / "run-0-step-1"
+    path.mkdir(parents=True)
+    (folder / "secret").write_text("secret")
+    (folder / "secrets").mkdir()
+    (folder / "secrets" / "variables.index").write_text("secret")
+    for name, content in files.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(content)
+    if meta is not None:
+        (path / folders.META).write_text(meta if isinstance(meta, str) else json.dumps(meta))
+    if change is not None:
+        change(path)
+    is_keras = isinstance(meta, dict) and meta.get("kind") == "keras"
+    with pytest.raises(BadInputError) as caught:
+        export.export(export.of_job(str(folder)), str(tmp_path / ("out.keras" if is_keras else "out")))
+    assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["runs"]
+
+
+def test_a_checkpoint_is_looked_at_once_however_often_it_is_needed(tmp_path: Path) -> None:
+    for step in range(1, 40):
+        _write(tmp_path, 0, step, needs=[f"run-0-step-{min(step + 1, 39)}"] * 3)
+    assert folders.problem(str(tmp_path / "run-0-step-1")) == ""
+    (tmp_path / "run-0-step-39" / "state").unlink()
+    assert "run-0-step-39' is damaged" in folders.problem(str(tmp_path / "run-0-step-1"))
+
+
+def test_links_of_a_scripts_own_do_not_damage_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "run-0-step-5"
+    (tmp_path / "data").write_text("data")
+    with folders.to_fill(str(path / export.SCRIPT)) as script:
+        Path(script, "weights").write_bytes(b"1")
+        Path(script, "latest").symlink_to("weights")
+        Path(script, "data").symlink_to(tmp_path / "data")
+        Path(script, "gone").symlink_to("nothing")
+    folders.write(str(path), {}, {"kind": "script", "step": 5, "train_s": 1.0})
+    assert folders.newest(str(tmp_path)) == str(path)
+    with pytest.raises(
+        BadInputError, match=r"cannot be exported: (data leads out of its folder|gone is a link to nothing); nothing"
+    ):
+        export.export(export.choose(str(tmp_path), None, None), str(tmp_path / "out"))
