@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import logging
 import math
-import pickle
 import random
 import sys
 import warnings
@@ -175,7 +174,7 @@ class _SignedPickles:
 
     @classmethod
     def dumps(cls, value: object) -> bytes:
-        data = pickle.dumps(value)
+        data = pickled.dumps(value, cls._WHAT, pickled.OBJECT_LIMIT_BYTES)
         return signature(cls._WHAT, data).encode() + data
 
     @classmethod
@@ -192,7 +191,7 @@ def sign_states() -> None:
     import optuna.samplers._cmaes as cmaes
 
     names = vars(cmaes)
-    assert names["pickle"] in (pickle, _SignedPickles), "Optuna keeps the state of CMA-ES in another way"
+    assert names["pickle"].__name__ in ("pickle", _SignedPickles.__name__), "Optuna keeps the state of CMA-ES in another way"
     names["pickle"] = _SignedPickles
 
 
