@@ -191,7 +191,9 @@ def sign_states() -> None:
     import optuna.samplers._cmaes as cmaes
 
     names = vars(cmaes)
-    assert names["pickle"].__name__ in ("pickle", _SignedPickles.__name__), "Optuna keeps the state of CMA-ES in another way"
+    assert names["pickle"].__name__ in ("pickle", _SignedPickles.__name__), (
+        "Optuna keeps the state of CMA-ES in another way"
+    )
     names["pickle"] = _SignedPickles
 
 
