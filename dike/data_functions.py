@@ -9,6 +9,7 @@ of the script that it calls.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dis
 import functools
 import sys
@@ -16,6 +17,7 @@ import sysconfig
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -102,6 +104,8 @@ class DataFunctions:
         self._known: dict[int, tuple[Callable[[], Any], dict[str, _Variable]]] = {}
         self._counts: Counter[str] = Counter()
         self._awaited: dict[str, Any] = {}
+        self.around_calls: Callable[[], AbstractContextManager[object]] | None = None
+        """Makes a context for each call of a function by `tf.data`; None for nothing."""
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -151,20 +155,26 @@ functions = DataFunctions()
 
 
 def watch(script_ops: ModuleType) -> None:
-    """Registers functions from now on.
+    """Registers functions from now on, and is around their calls.
 
     Args:
         script_ops: TensorFlow's module of that name.
     """
     registry: Any = script_ops.FuncRegistry
-    insert = registry.insert
+    insert, call = registry.insert, registry.__call__
 
     @functools.wraps(insert)
     def own_insert(self: Any, func: Any) -> Any:
         functions.register(func)
         return insert(self, func)
 
-    registry.insert = own_insert
+    @functools.wraps(call)
+    def own_call(self: Any, token: str, device: str, args: Any) -> Any:
+        around = functions.around_calls
+        with contextlib.nullcontext() if around is None else around():
+            return call(self, token, device, args)
+
+    registry.insert, registry.__call__ = own_insert, own_call
 
 
 def _is_of_script(path: str | None) -> bool:

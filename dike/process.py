@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -145,6 +146,17 @@ def set_name(name: str) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def has_busy_threads() -> bool:
+    """Whether another thread of this process runs, waits for a processor or for a disk."""
+    own = str(threading.get_native_id())
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+            state = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            if state in "RD" and thread != own:
+                return True
+    return False
 
 
 def flush_output() -> None:

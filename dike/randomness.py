@@ -10,6 +10,7 @@ before. Generators that no longer exist are forgotten.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import itertools
 import random
@@ -17,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -278,9 +279,8 @@ _SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 
 def state() -> State:
     """Where all known generators are now, as JSON values."""
-    found = {name: read() for name, (read, _) in _SOURCES.items() if name in sys.modules}
     return {
-        **found,
+        **_global_states(),
         "generators": _generators.states(),
         "made": _generators.made,
         "functions": _functions().state() if "tensorflow" in sys.modules else {},
@@ -290,6 +290,41 @@ def state() -> State:
 def has_data_functions() -> bool:
     """Whether `tf.data` may call Python functions of the script."""
     return "tensorflow" in sys.modules and bool(_functions())
+
+
+@contextlib.contextmanager
+def watching_data() -> Iterator[Callable[[], set[str]]]:
+    """Watches Python functions behind the data while this lasts; gives a function that returns what they draw from.
+
+    Counted are global states that at least half of the calls change. Code that shuffles as an epoch begins changes
+    them in a call or two.
+    """
+    calls = 0
+    changed: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def around_call() -> Iterator[None]:
+        nonlocal calls
+        before = _global_states()
+        try:
+            yield
+        finally:
+            after = _global_states()
+            calls += 1
+            changed.update(name for name, value in after.items() if before.get(name) != value)
+
+    if "tensorflow" not in sys.modules:
+        yield set
+        return
+    _functions().around_calls = around_call
+    try:
+        yield lambda: {name for name, count in list(changed.items()) if count > 1 and 2 * count >= calls}
+    finally:
+        _functions().around_calls = None
+
+
+def _global_states() -> State:
+    return {name: read() for name, (read, _) in _SOURCES.items() if name in sys.modules}
 
 
 def lost() -> list[str]:

@@ -23,8 +23,11 @@ from tensorflow.python.ops import gen_dataset_ops
 
 from dike import randomness
 from dike.plain_values import Attributes
+from dike.process import has_busy_threads
 
 _ITERATOR = "iterator"
+_SETTLE_TIMEOUT_S = 10.0
+"""How long code that makes batches ahead may go on, where it fills a buffer or a thread of the script never rests."""
 _OWN = ("generators", "functions")
 """The parts of a random state that consist of parts by name."""
 
@@ -259,6 +262,7 @@ class Batches(TFEpochIterator):
             step(current)
             self._end(current, passed - 1, self.steps_per_execution)
             if goes_on:
+                del current  # with the thread that draws ahead
                 current = self._replay(iter(self._distributed_dataset), position.drawn)
         elif self._runs_python:
             self._replay(current, position.drawn)
@@ -300,20 +304,23 @@ class Batches(TFEpochIterator):
         """
         now = randomness.state()
         randomness.restore(self._at.randomness)
-        if self._has_workers:
-            self.data_adapter.enqueuer.start()
-        if iterator is None:
-            iterator = iter(self._distributed_dataset)
-        first = randomness.state()
-        self._replayed = list(itertools.islice(iterator, min(count, 1)))
-        settled = self._settled_randomness()
-        self._replayed += itertools.islice(iterator, max(0, min(count, self.steps_per_execution) - 1))
-        _draw(iterator, count - len(self._replayed))
-        used = self._settled_randomness()
+        with randomness.watching_data() as drawn_from:
+            if self._has_workers:
+                self.data_adapter.enqueuer.start()
+            if iterator is None:
+                iterator = iter(self._distributed_dataset)
+            first = randomness.state()
+            self._replayed = list(itertools.islice(iterator, min(count, 1)))
+            settled = self._settled_randomness()
+            self._replayed += itertools.islice(iterator, max(0, min(count, self.steps_per_execution) - 1))
+            _draw(iterator, count - len(self._replayed))
+            used = self._settled_randomness()
+            throughout = drawn_from()
         # A generator of its own the code uses alone. From a global one it may draw before the first batch, to shuffle,
-        # and others since: that it uses throughout only where batches after the first change it.
+        # and others since: that it uses throughout only where its calls or batches after the first change it.
         before = {
             **(settled if count > 1 else used),
+            **dict.fromkeys(throughout),
             "generators": first["generators"],
             "functions": first["functions"],
         }
@@ -322,14 +329,16 @@ class Batches(TFEpochIterator):
         return iterator
 
     def _settled_randomness(self) -> dict[str, Any]:
-        """The random state once code that makes batches ahead has made all that it may, or is slow."""
-        state, equal = randomness.state(), 0
-        for _ in range(20 if self._runs_python else 0):
+        """The random state once code that makes batches ahead has made all that it may, or waits for something else."""
+        state, equal, waited = randomness.state(), 0, 0
+        deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        while self._runs_python and equal < 2 and waited < 20 and time.monotonic() < deadline_s:
             time.sleep(0.01)
             last, state = state, randomness.state()
-            equal = equal + 1 if state == last else 0
-            if equal == 2:
-                break
+            # On a loaded machine a thread may be about to draw, and wait for a processor.
+            is_busy = has_busy_threads()
+            equal = equal + 1 if state == last and not is_busy else 0
+            waited += not is_busy
         return state
 
     def first_batch(self) -> Any:

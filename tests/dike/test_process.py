@@ -101,3 +101,36 @@ def test_its_own_sigterm_still_ends_the_parent(tmp_path_factory: pytest.TempPath
     script.write_text(POOLS.replace("BODY", body))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
+
+
+def test_threads_that_run_are_told_from_those_that_wait() -> None:
+    """In a process of its own, where nothing else has threads."""
+    program = """
+import threading
+import time
+
+from dike.process import has_busy_threads
+
+over = threading.Event()
+
+
+def spin():
+    while not over.is_set():
+        pass
+
+
+threading.Thread(target=over.wait).start()
+while has_busy_threads():  # those that start and end do
+    time.sleep(0.01)
+spinning = threading.Thread(target=spin)
+spinning.start()
+time.sleep(0.2)
+print(has_busy_threads())
+over.set()
+while has_busy_threads():
+    time.sleep(0.01)
+print("none")
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+
+    assert result.stdout.split() == ["True", "none"]

@@ -54,6 +54,7 @@ class Position:
         metrics: state of the metrics in the middle of an epoch: variable's name -> values.
         logs: the last step's logs.
         data: where the data is; `DataState.position`.
+        evaluations: iterators over the validation data that have been made, each with another order if it shuffles.
         callbacks: of each callback its type's name and its attributes, packed.
         randomness: the random state (`dike.randomness`).
     """
@@ -69,6 +70,7 @@ class Position:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     logs: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
+    evaluations: int = 0
     callbacks: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     randomness: dict[str, Any] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from dike.exceptions import JobFailedError
 from dike.keras3.callbacks import append_logs
+from dike.keras3.data import Batches as KerasBatches
 from dike.keras3.fit_call import checked_arguments_of
 from dike.keras3.job.batches import Batches
 from dike.keras3.job.checkpoints import FitCheckpoint, FitSaver, LeaveValidation, Position, plain, restore_metrics
@@ -141,7 +142,7 @@ class Fit:
                 logs = Epoch(self._cluster, model, step, variables, saver, callbacks, losses).run(batches)
             epoch_logs = dict(model._get_metrics_result_or_logs(logs))
             if validation is not None and model._should_eval(number, arguments["validation_freq"]):
-                epoch_logs.update(self._validate(validation, callbacks))
+                epoch_logs.update(self._validate(validation, callbacks, position))
             callbacks.on_epoch_end(number, epoch_logs)
             self._end_epoch(position)
             if model.stop_training or number + 1 == epochs:
@@ -224,17 +225,33 @@ class Fit:
             model=self._model,
         )
 
-    def _validate(self, validation: tuple[Any, Any, Any], callbacks: Any) -> dict[str, Any]:
+    def _validate(self, validation: tuple[Any, Any, Any], callbacks: Any, position: Position) -> dict[str, Any]:
         x, y, weight = validation
-        logs = self._model.evaluate(
-            x=x,
-            y=y,
-            sample_weight=weight,
-            batch_size=self._arguments["validation_batch_size"] or self._arguments["batch_size"],
-            steps=self._arguments["validation_steps"],
+        model, arguments = self._model, self._arguments
+        data = {
+            "x": x,
+            "y": y,
+            "sample_weight": weight,
+            "batch_size": arguments["validation_batch_size"] or arguments["batch_size"],
+        }
+        if model._eval_epoch_iterator is None:
+            # As Keras does: data that are shuffled have another order in each epoch.
+            model._eval_epoch_iterator = KerasBatches(
+                **data,
+                distribute_strategy=model.distribute_strategy,
+                steps_per_execution=model.steps_per_execution,
+                steps_per_epoch=arguments["validation_steps"],
+                shuffle=False,
+            )
+            model._eval_epoch_iterator.count(position.evaluations)
+        logs = model.evaluate(
+            **data,
+            steps=arguments["validation_steps"],
             callbacks=callbacks,
             return_dict=True,
+            _use_cached_eval_dataset=True,
         )
+        position.evaluations = model._eval_epoch_iterator.made
         return {f"val_{name}": value for name, value in logs.items()}
 
     def _end_epoch(self, position: Position) -> None:

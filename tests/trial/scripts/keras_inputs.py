@@ -1,4 +1,7 @@
-"""Trains with one kind of input data: `python keras_inputs.py KIND`, or `KIND-unseeded` without any seed.
+"""Trains with one kind of input data: `python keras_inputs.py KIND`; `KIND-unseeded` without any seed.
+
+`KIND-job` is the
+same as `KIND`.
 
 Each step's loss and a digest of the weights go to the file descriptor that `OBSERVED_FD` names, as do the results at
 the end. A kind is a function that trains; several kinds differ only in their data.
@@ -459,12 +462,12 @@ def eager():
     train(datasets()["filtered_shuffled"](), model=model)
 
 
-ALL = [*KINDS, *(f"{name}-unseeded" for name in DATASETS)]
+ALL = [*KINDS, *(f"{name}-unseeded" for name in DATASETS), *(f"{name}-job" for name in KINDS)]
 
 
 def main():
-    name, _, unseeded = sys.argv[1].partition("-")
-    if not unseeded:
+    name, _, suffix = sys.argv[1].partition("-")
+    if suffix != "unseeded":
         keras.utils.set_random_seed(7)
     KINDS[name]()
 
