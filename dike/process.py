@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -68,6 +69,25 @@ def adopt_orphans() -> None:
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def limit(groups: Iterable[str], most_processes: int | None) -> None:
+    """Limits what this process, and all that it will start, may use.
+
+    Args:
+        groups: folders of control groups, which it enters.
+        most_processes: so many processes and threads of this account there may be when it starts another; None for no
+            limit. The kernel does not count for root.
+
+    Raises:
+        OSError: if it may not.
+    """
+    for folder in groups:
+        Path(folder, "cgroup.procs").write_text("0", encoding="utf-8")
+    if most_processes is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = most_processes if hard == resource.RLIM_INFINITY else min(most_processes, hard)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def supervise() -> None:

@@ -244,6 +244,7 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
     select.select([go_between], [], [])
     os.close(go_between)
     process.die_with_parent(int(request["parent"]))
+    process.limit(request.get("groups", ()), request.get("processes"))
     if request.get("supervised"):
         process.supervise()
     for name, value in request["environment"].items():

@@ -12,6 +12,7 @@ from dike import task as tasks
 from dike.task import TaskSpec
 from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
+from executor.limits import Group, Groups
 from executor.messages import LaunchOrder
 from executor.monitor import RunMonitor
 from executor.output import DRAIN_S, OutputCopier, forward_reports
@@ -55,6 +56,7 @@ class AttemptProcess:
         self.asked = False
         self.process: ForkedProcess | None = None
         self.stopped = False
+        self._group: Group | None = None
         self._output = output
         self._channel = channel
         self._outputs = outputs
@@ -96,12 +98,13 @@ class AttemptProcess:
         in_order = self.process.exit_code in STOPPED_CODES or self.process.killed
         return self.stopped and (in_order or not self.task.is_chief)
 
-    def request(self, order: LaunchOrder, folder: Path) -> tuple[ForkRequest, tuple[int, ...]]:
+    def request(self, order: LaunchOrder, folder: Path, groups: Groups) -> tuple[ForkRequest, tuple[int, ...]]:
         """What a zygote is to be asked for, and the file descriptors that go with it.
 
         Args:
             order: of its slot.
             folder: the unpacked bundle.
+            groups: makes the control group that the process enters.
         """
         environment = {
             # Tell a script where its checkpoints and its outputs go.
@@ -109,7 +112,16 @@ class AttemptProcess:
             OUTPUT_DIR_VARIABLE: str(folder),
             tasks.VARIABLE: dataclasses.replace(self.task, report_fd=REPORT_FD).dumps(),
         }
-        return ForkRequest(Path(order.script), order.arguments, folder, environment), self._writers
+        self._group = self._group or groups.make()
+        request = ForkRequest(
+            Path(order.script),
+            order.arguments,
+            folder,
+            environment,
+            groups=self._group.folders if self._group is not None else (),
+            processes=groups.most_processes,
+        )
+        return request, self._writers
 
     def started(self, pid: int) -> None:
         """Its process exists, as a child of ours."""
@@ -117,8 +129,18 @@ class AttemptProcess:
         self._channel.started(pid)
         self._close_writers()
 
+    def exceeded(self) -> str:
+        """Which limit of its control group it has exceeded, in words; empty if none."""
+        return "" if self._group is None else self._group.exceeded()
+
+    def remove_group(self) -> None:
+        """Removes its control group, nothing of it being left."""
+        if self._group is not None:
+            self._group.remove()
+
     def abandon(self) -> None:
         """It will never have a process."""
+        self.remove_group()
         self._close_writers()
         self.drain()
 

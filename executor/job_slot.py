@@ -17,6 +17,7 @@ from executor import descendants
 from executor.attempt import AttemptProcess
 from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
+from executor.limits import Groups
 from executor.messages import ELASTIC_SAVE_S, LaunchOrder, Outcome, WantedOutput
 from executor.monitor import Gpus, RunMonitor
 from executor.output import OutputCopier, OutputSender
@@ -50,6 +51,7 @@ class JobSlot:
         self._zygote = zygote
         self._folder = channel.sandbox / "bundle"
         self._gpus = Gpus(order.gpu_devices)
+        self._groups = Groups(order.limits)
         self._mailbox: Mailbox[WantedProcess | WantedOutput | float] = Mailbox()
         self._kill_grace_s: float | None = None
         self._is_announced = False
@@ -96,6 +98,7 @@ class JobSlot:
                 self._wait()
         finally:
             end_all(self._zygote)
+            self._groups.close()
         if self._order.elastic:
             self._channel.send(self._status().encode())
         return end
@@ -155,6 +158,8 @@ class JobSlot:
             if (end := self._conclude(current)) is not None:
                 return end
         elif current is not None and current.process is not None:
+            if current.exceeded():
+                current.process.terminate(0.0)
             self._press(current)
             return None
         elif current is not None:
@@ -201,7 +206,7 @@ class JobSlot:
                 return self._fill()
         elif self._zygote.ready and not self._zygote.asked and self._is_clear():
             current.asked = True
-            self._zygote.ask(*current.request(self._order, self._folder))
+            self._zygote.ask(*current.request(self._order, self._folder, self._groups))
         return None
 
     def _give_up(self, current: AttemptProcess, reason: str) -> TaskEnd:
@@ -232,6 +237,8 @@ class JobSlot:
         assert current.process is not None
         current.drain(is_killed=self._kill_grace_s is not None)
         exit_code = current.process.exit_code
+        why = current.exceeded() or current.process.describe_end("--task-mem")
+        current.remove_group()
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request", exit_code)
         if current.ended_as_asked:
@@ -240,7 +247,7 @@ class JobSlot:
             return None
         if exit_code == 0:
             return self._end("TASK_FINISHED", describe_exit(0), exit_code)
-        return self._end("TASK_FAILED", current.process.describe_end("--task-mem"), exit_code)
+        return self._end("TASK_FAILED", why, exit_code)
 
     def _is_wanted(self, current: AttemptProcess) -> bool:
         task = self._wanted.task

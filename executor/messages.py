@@ -18,6 +18,7 @@ from dike.profile import Api
 from dike.roles import server
 from dike.task import TaskSpec
 from executor.environment import Setup
+from executor.limits import Limits
 
 LAUNCHER = "dike.launch"
 """Turns a zygote's fork into a process of a training job."""
@@ -45,6 +46,7 @@ class LaunchOrder:
         arguments: the script's arguments.
         environment: variables set for the process on top of the executor's own.
         cpus: CPUs that Mesos gave to the slot; sizes TensorFlow's thread pools.
+        mem_mib: memory that Mesos gave to the slot, in MiB; 0 where that is not known.
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         stream_logs: whether output is sent to the framework as it comes; it always goes to the sandbox.
         kill_grace_s: seconds between SIGTERM and SIGKILL; a chief that trains takes up to 5 s to save.
@@ -60,12 +62,18 @@ class LaunchOrder:
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     cpus: float = 1.0
+    mem_mib: float = 0.0
     gpu_devices: tuple[int, ...] | None = None
     stream_logs: bool = False
     kill_grace_s: float = 8.0
     elastic: bool = False
     standby: bool = False
     preload: tuple[str, ...] | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """What its processes may use."""
+        return Limits.of_slot(self.mem_mib, self.cpus, "--task-mem")
 
     @property
     def setup(self) -> Setup:

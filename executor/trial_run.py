@@ -19,6 +19,7 @@ from dike.trial import spec as specs
 from executor import cuda_checkpoint, descendants
 from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
+from executor.limits import Group, Groups
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
 from executor.process import children, describe_exit, keep_tails, tail_of
@@ -133,6 +134,7 @@ class SlotRun:
         self._since_s = time.monotonic()
         self._outputs: Outputs | None = None
         self._process: ForkedProcess | None = None
+        self._group: Group | None = None
         if before is not None:
             self._take_over(before)
             return
@@ -150,7 +152,7 @@ class SlotRun:
         os.set_blocking(self._control_writer, False)
 
     def _take_over(self, before: SlotRun) -> None:
-        self._outputs, self._process = before._outputs, before._process
+        self._outputs, self._process, self._group = before._outputs, before._process, before._group
         self._report_reader, self._control_writer = before._report_reader, before._control_writer
         self._log, self.printed = before._log, RunLog(before._log, before.printed.end)
         self.begin_s = before.begin_s
@@ -272,15 +274,25 @@ class SlotRun:
             logger.exception("what %s has written is not brought back", self)
             return True
 
-    def request(self, script: str) -> tuple[ForkRequest, tuple[int, int, int, int]]:
+    def request(self, script: str, groups: Groups) -> tuple[ForkRequest, tuple[int, int, int, int]]:
         """What a zygote is to be asked for, and the file descriptors that go with it.
 
         Args:
             script: path of the script in the working folder.
+            groups: makes the control group that the process enters.
         """
         trial = dataclasses.replace(self._order.trial, report_fd=REPORT_FD, control_fd=CONTROL_FD)
         changes = {specs.VARIABLE: trial.dumps(), OUTPUT_DIR_VARIABLE: str(self._workspace)}
-        request = ForkRequest(Path(script), self._order.arguments, self._workspace, changes, is_supervised=True)
+        self._group = self._group or groups.make()
+        request = ForkRequest(
+            Path(script),
+            self._order.arguments,
+            self._workspace,
+            changes,
+            is_supervised=True,
+            groups=self._group.folders if self._group is not None else (),
+            processes=groups.most_processes,
+        )
         return request, (self._output, self._output, self._report_writer, self._control_reader)
 
     def started(self, pid: int) -> None:
@@ -314,6 +326,16 @@ class SlotRun:
         if (now.cpu or 0.0) >= IDLE_CPUS or (now.gpu_utilisation or 0.0) > 0 or printed != self._printed_bytes:
             self._active_s = time.monotonic()
         self._printed_bytes = printed
+
+    def exceeded(self) -> str:
+        """Which limit of its control group it has exceeded, in words; empty if none."""
+        return "" if self._group is None else self._group.exceeded()
+
+    def fail(self, grace_s: float, why: str) -> None:
+        """Ends it as a failure, as `terminate` does, for what it has done."""
+        if not self._terminated:
+            self._failure = why
+        self.terminate(grace_s, why)
 
     def time_out(self, grace_s: float, why: str) -> None:
         """Ends it for good, as a failure.
@@ -416,6 +438,7 @@ class SlotRun:
     def end(self) -> RunEnd:
         """How it ended; to be called once, when nothing of it runs and all is saved."""
         assert self.over_s is not None
+        exceeded = self.exceeded()
         if not self.is_paused:
             self.close()
         reports, process = self.reports, self._process
@@ -423,7 +446,7 @@ class SlotRun:
             reports.settle()
         exit_code = None if process is None else process.exit_code
         how = describe_exit(None) if process is None else process.describe_end("--slot-mem")
-        failure = self._failure
+        failure = self._failure or (exceeded if exit_code else "")
         if process is not None and exit_code is None and not self.is_paused:
             failure = "its supervisor was not a child of the slot's process, so nobody knows its exit code"
         outcome, message = reports.outcome(exit_code, how, self._reason if self._stopped else "")
@@ -454,6 +477,8 @@ class SlotRun:
         """Lets go of its pipes and of its working folder, nothing of it being left."""
         os.close(self._report_reader)
         os.close(self._control_writer)
+        if self._group is not None:
+            self._group.remove()
         if self._process is not None:
             self._process.close()
             self.channel.ended(self._process.pid)

@@ -15,6 +15,7 @@ import psutil
 from executor import cuda_checkpoint
 from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.cuda_checkpoint import CudaCheckpointError
+from executor.limits import Groups
 from executor.monitor import Gpus, RunMonitor, own_bytes
 from executor.outputs import KILLED_SAVE_S, Stamp
 from executor.paused import MOST_PAUSED, PausedRuns
@@ -419,7 +420,7 @@ class TrialSlot:
                 run.not_started(f"its working folder could not be made: {error}", failed=True)
                 return
             if is_prepared and zygote.ready and shared.is_clear():
-                zygote.ask(*run.request(self._order.script))
+                zygote.ask(*run.request(self._order.script, shared.groups))
                 shared.asking = run
 
     def _press(self, run: SlotRun) -> None:
@@ -428,6 +429,8 @@ class TrialSlot:
         stall_s = self._order.stall_timeout_s
         if self._kill_grace_s is not None:
             run.terminate(self._kill_grace_s, "its slot was killed")
+        elif why := run.exceeded():
+            run.fail(KILL_GRACE_S, why)
         elif run.limit_s is not None and run.age_s >= run.limit_s:
             run.time_out(KILL_GRACE_S, "it has run for as long as a trial may (--trial-timeout)")
         elif stall_s is not None and run.idle_s >= stall_s:
@@ -577,6 +580,7 @@ class TrialSlots:
         folder: the script's.
         given: what has travelled with the script.
         gpus: those of the slot.
+        groups: makes the control groups of runs.
         paused: the runs that stand still.
         asking: the run for which the zygote has been asked for a process; None if it owes no answer.
         largest_bytes: the most memory that a run has had for itself when it was suspended, GPU memory aside.
@@ -588,6 +592,7 @@ class TrialSlots:
         self.folder = sandbox / "bundle"
         self.given: dict[str, Stamp] = {}
         self.gpus = Gpus(order.gpu_devices)
+        self.groups = Groups(order.limits)
         self.paused = PausedRuns()
         self.asking: SlotRun | None = None
         self.largest_bytes = 0
@@ -631,6 +636,7 @@ class TrialSlots:
                 self._wait()
         finally:
             end_all(self.zygote)
+            self.groups.close()
         slot, end = last
         slot.conclude(end)
 

@@ -48,6 +48,8 @@ class ForkRequest:
         module: what it runs; empty for the zygote's launcher.
         is_supervised: whether the process whose id is answered becomes a supervisor, and goes on in a child
             (`dike.process.supervise`).
+        groups: folders of the control groups that it enters (`executor.limits`).
+        processes: how many its account may have, as far as it asks; None for no limit.
     """
 
     script: Path
@@ -57,6 +59,8 @@ class ForkRequest:
     parent: int | None = None
     module: str = ""
     is_supervised: bool = False
+    groups: Sequence[str] = ()
+    processes: int | None = None
 
     def encode(self) -> bytes:
         """The request as the zygote reads it."""
@@ -67,6 +71,8 @@ class ForkRequest:
             "parent": self.parent or os.getpid(),
             **({"module": self.module} if self.module else {}),
             **({"supervised": True} if self.is_supervised else {}),
+            **({"groups": list(self.groups)} if self.groups else {}),
+            **({"processes": self.processes} if self.processes else {}),
         }
         return json.dumps(values).encode()
 

@@ -18,6 +18,7 @@ from executor import descendants
 from executor.channel import TaskChannel
 from executor.cuda_checkpoint import CudaCheckpointError
 from executor.environment import Setup, process_environment
+from executor.limits import Groups, Limits
 from executor.monitor import Gpus, RunMonitor
 from executor.paused import PausedRuns
 from executor.process import wait_readable
@@ -104,7 +105,7 @@ class BenchmarkSlot:
         channel = TaskChannel(NoDriver(), "slot", self._folder)
         run = SlotRun(self._order(checkpoint), channel, RunMonitor(self._gpus))
         self._wait(None, lambda: run.is_prepared(self._script.parent, {}, {}))
-        request, descriptors = run.request(self._script.name)
+        request, descriptors = run.request(self._script.name, Groups(Limits.of_slot(0, 1, "--slot-mem")))
         begin_s = time.monotonic()
         run.started(_spawn(request, descriptors, self._devices) if cold else self._fork(request, descriptors))
         self._wait(run, lambda: run.reports.last)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor.environment import ZYGOTES_VARIABLE
+from executor.limits import LIMITS_VARIABLE, PROCESSES_VARIABLE
 from framework.embedded.access import ClusterAccess
 from framework.embedded.agents import AgentSpec
 
@@ -21,7 +22,7 @@ ZYGOTES = "zygotes"
 """Name of the zygote server, of its log and its folder."""
 INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Variables the daemons take over from the owner."""
-FOR_EXECUTORS = ("PATH", "TMPDIR")
+FOR_EXECUTORS = ("PATH", "TMPDIR", PROCESSES_VARIABLE)
 """Variables the executors take over; what else a script needs comes with its job."""
 LOG_TAIL_BYTES = 1500
 
@@ -134,7 +135,7 @@ def agent_environment(
         "MESOS_EXECUTOR_SHUTDOWN_GRACE_PERIOD": "1secs",
         "MESOS_RESOURCES": spec.resources,
         "MESOS_EXECUTOR_ENVIRONMENT_VARIABLES": json.dumps(
-            {ZYGOTES_VARIABLE: str(files.zygotes), **_values(FOR_EXECUTORS)}
+            {ZYGOTES_VARIABLE: str(files.zygotes), LIMITS_VARIABLE: "1", **_values(FOR_EXECUTORS)}
         ),
         "MESOS_HTTP_CREDENTIALS": str(files.credentials),
     }

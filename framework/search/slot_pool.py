@@ -530,7 +530,9 @@ def slots_on(
         )
         slots.append(slot)
         hands_out = launch.hand_out_gpus or pool.announces_gpu_devices
-        infos.append(_task_info(launch, slot, cpus, executors[executor_id], rest + pieces, hand_out_gpus=hands_out))
+        infos.append(
+            _task_info(launch, slot, cpus, mem_mib, executors[executor_id], rest + pieces, hand_out_gpus=hands_out)
+        )
     return slots, {"type": "LAUNCH", "launch": {"task_infos": infos}}
 
 
@@ -569,6 +571,7 @@ def _task_info(
     launch: SlotLaunch,
     slot: Slot,
     cpus: float,
+    mem_mib: float,
     executor: Mapping[str, Any],
     rest: list[dict[str, Any]],
     *,
@@ -582,6 +585,7 @@ def _task_info(
         preload=launch.preload,
         environment={**(GROWING if slot.gpu_devices and slot.memory_bytes else {}), **spec.environment},
         cpus=cpus,
+        mem_mib=mem_mib,
         # Where Mesos isolates GPUs a slot sees its own; one without any must not see others'.
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
         suspend_timeout_s=spec.suspend_timeout_s,

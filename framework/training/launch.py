@@ -255,6 +255,7 @@ def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool, ha
         arguments=spec.arguments,
         environment=spec.environment,
         cpus=planned.cpus,
+        mem_mib=planned.mem_mb,
         gpu_devices=task.gpu_devices if hand_out_gpus or not planned.gpus else None,
         stream_logs=spec.streams(planned),
         elastic=spec.elastic is not None,

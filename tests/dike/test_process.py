@@ -54,6 +54,9 @@ KINDS = {
     "futures": "with concurrent.futures.ProcessPoolExecutor(2) as pool: print(list(pool.map(square, [2, 3])))",
     "joblib": "import joblib; print(joblib.Parallel(2, 'multiprocessing')(map(joblib.delayed(square), [2, 3])))",
     "loky": "import joblib; print(joblib.Parallel(1)(map(joblib.delayed(square), [2, 3])))",
+    "torch": """
+    from torch.utils.data import DataLoader
+    print([square(int(number)) for number in DataLoader([2, 3], num_workers=2, timeout=50)])""",
     "preexec": "import subprocess; print(subprocess.run(['true'], preexec_fn=lambda: None).returncode or [4, 9])",
     "at once": """
     for _ in range(200):
@@ -87,8 +90,8 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sigterm_of_a_child_does_not_end_its_parent(tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
-    if kind in ("joblib", "loky"):
-        pytest.importorskip("joblib")
+    if kind in ("joblib", "loky", "torch"):
+        pytest.importorskip(kind.replace("loky", "joblib"))
     script = tmp_path_factory.mktemp("pool") / "pool.py"
     script.write_text(POOLS.replace("BODY", textwrap.dedent(KINDS[kind]).strip().replace("\n", "\n    ")))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)

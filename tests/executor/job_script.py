@@ -53,6 +53,10 @@ match ways[ATTEMPT % len(ways)]:
         left = subprocess.Popen(["sleep", "600"], start_new_session="litter" in ways)
         tell(type="left", pid=left.pid)
         stay()
+    case "bomb":
+        tell(type="started", attempt=ATTEMPT)
+        while True:
+            subprocess.Popen(["sleep", "600"])
     case "fail":
         print("about to fail", file=sys.stderr, flush=True)
         sys.exit(3)

@@ -14,14 +14,28 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import psutil
+import pytest
 
+from executor import limits
+from executor.limits import LIMITS_VARIABLE, PROCESSES_VARIABLE
 from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 STANDIN = (sys.executable, str(HERE / "standin_zygote.py"))
 DEADLINE_S = 120.0
+LIMITED = {LIMITS_VARIABLE: "1", PROCESSES_VARIABLE: "40"}
+"""Environment of a slot process whose runs have control groups."""
 Status = TypeVar("Status")
+
+
+def skip_without_groups() -> None:
+    """Skips a test where this account cannot have processes and memory counted."""
+    homes = limits._make_homes()
+    for home in homes.values():
+        limits._remove(home)
+    if missing := {"pids", "memory"} - homes.keys():
+        pytest.skip(f"no control groups can be made here that count {' and '.join(sorted(missing))}")
 
 
 class SeenSlot(ABC, Generic[Status]):

@@ -21,7 +21,7 @@ from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, 
 from executor.messages import LAUNCHER, LaunchOrder, LogChunk, Outcome, Report, WantedOutput, decode_last_output
 from executor.zygote import PROGRAM
 from framework.project import bundle
-from tests.executor.slot_seen import HERE, STANDIN, SeenSlot, wait_gone
+from tests.executor.slot_seen import HERE, LIMITED, STANDIN, SeenSlot, skip_without_groups, wait_gone
 
 pytestmark = pytest.mark.integration
 
@@ -391,3 +391,11 @@ def test_a_malformed_status_is_a_value_error(text: str) -> None:
 def test_a_malformed_wish_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"slot|JSON|Expecting"):
         WantedProcess.decode(base64.b64encode(text.encode()).decode())
+
+
+def test_a_fork_bomb_ends_its_own_job(opened: Open) -> None:
+    skip_without_groups()
+    slot = opened("bomb", environment=LIMITED, elastic=False)
+    state, message, _ = slot.task_end()
+    assert state == "TASK_FAILED"
+    assert message.startswith("it had 40 processes and threads at once")

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from dike.trial.spec import TrialSpec
+from executor.limits import PROCESSES_VARIABLE
 from executor.slot_order import LAUNCHER, SlotOrder
 from executor.trial_messages import (
     KnownOutput,
@@ -30,7 +31,16 @@ from executor.trial_messages import (
 from executor.zygote import PROGRAM
 from framework.project import bundle
 from tests.executor.slot_process import TASK
-from tests.executor.slot_seen import DEADLINE_S, HERE, ROOT, STANDIN, SeenSlot, wait_gone
+from tests.executor.slot_seen import (
+    DEADLINE_S,
+    HERE,
+    LIMITED,
+    ROOT,
+    STANDIN,
+    SeenSlot,
+    skip_without_groups,
+    wait_gone,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -999,3 +1009,55 @@ def test_relative_folders_of_modules_are_those_of_the_trials_own_copy(tmp_path: 
                     "finished",
                     str(slot.sandbox / f"trial-{number}" / "lib" / "helping.py"),
                 )
+
+
+@pytest.fixture
+def limited(tmp_path: Path, order: SlotOrder) -> Iterator[SlotProcess]:
+    skip_without_groups()
+    process = SlotProcess(tmp_path, dataclasses.replace(order, mem_mib=192.0), environment=LIMITED)
+    yield process
+    process.close()
+
+
+def test_a_fork_bomb_ends_its_own_trial_and_no_other(limited: SlotProcess) -> None:
+    limited.launch("other")
+    limited.wants(trial(1, "train"), task="other")
+    limited.trains(1, task="other")
+    limited.wants(trial(0, "bomb"))
+    end = limited.end_of(0)
+    assert (end.outcome, end.message) == (
+        "failed",
+        "it had 40 processes and threads at once and asked for more, which its machine does not allow a run "
+        "(DIKE_MOST_PROCESSES of the agent's executors)",
+    )
+    limited.wants(trial(2, "finish"), known=((0, 0),))
+    assert limited.end_of(2).outcome == "finished", "the slot goes on with the next"
+    limited.trains(1, task="other")
+
+
+def test_a_trial_that_takes_more_memory_than_its_slot_has_ends_and_names_the_option(limited: SlotProcess) -> None:
+    limited.wants(trial(0, "hungry"))
+    end = limited.end_of(0)
+    assert (end.outcome, end.message) == (
+        "failed",
+        "it needed more memory than the 192 MiB that it was given; --slot-mem MIB gives it more",
+    )
+
+
+def test_no_group_stays_behind(limited: SlotProcess) -> None:
+    limited.wants(trial(0, "train"))
+    limited.trains(0)
+    homes = [path for path in Path("/sys/fs/cgroup").rglob(f"dike-{limited.process.pid}") if path.is_dir()]
+    assert homes
+    limited.close()
+    skip_without_groups()  # as the next slot process it removes those of dead ones
+    assert not any(home.exists() for home in homes)
+
+
+def test_where_there_are_no_groups_processes_are_limited_by_account(tmp_path: Path, order: SlotOrder) -> None:
+    process = SlotProcess(tmp_path, order, environment={PROCESSES_VARIABLE: "5000"})
+    try:
+        process.wants(trial(0, "limits"))
+        assert "processes 5000" in process.end_of(0).tail
+    finally:
+        process.close()

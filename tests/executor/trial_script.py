@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -103,6 +104,17 @@ match sys.argv[1]:
     case "litter":
         left = subprocess.Popen(["sleep", "600"], start_new_session=True)
         tell(type="progress", step=1, loss=float(left.pid))
+    case "bomb":
+        tell(type="training", preemptible=False)
+        while True:
+            subprocess.Popen(["sleep", "600"])
+    case "hungry":
+        tell(type="training", preemptible=False)
+        held = [b"x" * (16 << 20)]
+        while True:
+            held.append(held[0][1:] + b"x")
+    case "limits":
+        print("processes", resource.getrlimit(resource.RLIMIT_NPROC)[0], flush=True)
     case "fail":
         print("about to fail", file=sys.stderr)
         tell(type="failed", message="ValueError: negative learning rate")
