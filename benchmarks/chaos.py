@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from framework.embedded.cluster import EmbeddedCluster
-from tests.faults.chaos import AGENTS, FULL_S, PAUSE_S, Chaos, begin, small_disks
+from tests.faults.chaos import AGENTS, FULL_S, PAUSE_S, Chaos, begin, free_address, small_disks
 from tests.faults.fault_stage import FaultStage
 
 TITLE = "Chaos"
@@ -33,8 +33,9 @@ def chaos_on(kind: type[FaultStage], faults: int, roles: str, means: str) -> Ite
     with (
         tempfile.TemporaryDirectory() as folder,
         small_disks(Path(folder)) as has_disks,
+        free_address() as address,
         EmbeddedCluster(AGENTS) as cluster,
-        kind(cluster, Path(folder)) as stage,
+        kind(cluster, Path(folder), address) as stage,
     ):
         chaos = Chaos(
             stage, *begin(stage), SEED, lambda text: print(text, file=sys.stderr, flush=True), has_disks=has_disks
@@ -47,7 +48,8 @@ def chaos_on(kind: type[FaultStage], faults: int, roles: str, means: str) -> Ite
         f"A service on an embedded Mesos of {len(AGENTS)} agents runs a training job {roles} and a "
         f"search (four trials that take turns in two slots), {means}. One kind of fault follows the other in an order "
         f"of chance: a process is killed (SIGKILL) or stands still for {PAUSE_S:g} s (SIGSTOP), a sandbox is deleted "
-        f"under its executor, the newest checkpoint is cut short, a disk is full for {FULL_S:g} s. Service, master and "
+        f"under its executor, the newest checkpoint is cut short, a disk is full or clients flood the service for "
+        f"{FULL_S:g} s. Service, master and "
         "agents that end are started again at once, as an init system would. In a quarter of all cases the next fault "
         "comes before the jobs have recovered. Standstill: the longest that job or search made no step after a fault "
         "(they make at most ten and twenty a second), of those after which recovery was waited for."

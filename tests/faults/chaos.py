@@ -6,24 +6,31 @@ So is a daemon that ends without its cluster having been asked for it.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import random
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import psutil
 
 from framework.embedded.agents import AgentSpec
+from framework.embedded.ports import reserve_blocks
 from framework.scheduler.records import JobState
 from tests.embedded.embedded_support import DAEMONS, daemons
 from tests.faults.fault_stage import FaultStage
+from tests.faults.service_process import TOKENS
+from tests.waiting import DEADLINE_S
 
 WATCH_S = 1.5
 """How long is watched at least: a job may train on for a moment after one of its processes was killed."""
@@ -39,6 +46,8 @@ PAUSE_S, SHORT_PAUSE_S = 10.0, 4.0
 FULL_S = 5.0
 """How long a disk is full: several of the jobs' checkpoint intervals."""
 DISK_MIB = 64
+FLOOD = 300
+"""Connections that strangers hold at once; the service has room for fewer."""
 ENDLESS = 1_000_000
 AGENTS = (AgentSpec(resources="cpus:4;mem:4096;disk:4096"),) * 2
 
@@ -56,6 +65,14 @@ def small_disks(folder: Path) -> Iterator[bool]:
                 return
             mounted.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=True)
         yield True
+
+
+@contextlib.contextmanager
+def free_address() -> Iterator[str]:
+    """An address on loopback that nobody else is given meanwhile."""
+    [block] = reserve_blocks(1)
+    with block.claim:
+        yield f"127.0.0.1:{next(iter(block))}"
 
 
 def begin(stage: FaultStage) -> tuple[str, str]:
@@ -142,6 +159,8 @@ class Chaos:
             "agent stands still": self._stop_agent,
             "sandbox deleted": self._delete_sandbox,
         }
+        if stage.address:
+            self._kinds["service under a flood"] = self._flood_service
         if search is not None:
             self._kinds |= {
                 "zygote killed": lambda: self._kill_one(stage.zygotes()),
@@ -310,6 +329,23 @@ class Chaos:
         file.unlink()
         return ""
 
+    def _flood_service(self) -> str:
+        """Strangers and a user ask for as much as they can; who asks for little is answered meanwhile."""
+        stage = self._stage
+        with httpx.Client(base_url=f"http://{stage.address}", timeout=DEADLINE_S, trust_env=False) as client:
+            user = {"Authorization": f"Bearer {TOKENS['user']}"}
+            stage.wait_until(lambda: _answers(client, "/api/v1/me", user), "the service's answer", RECOVERY_DEADLINE_S)
+            over = threading.Event()
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                floods = [pool.submit(flood, stage.address, over) for flood in (_idle_strangers, *[_busy_user] * 4)]
+                try:
+                    self._look_on(FULL_S)
+                    assert _answers(client, "/healthz", {}), "no answer to a stranger"
+                    assert _answers(client, "/api/v1/me", user), "no answer to a user"
+                finally:
+                    over.set()
+            return f"{sum(flood.result() for flood in floods)} connections and requests"
+
     def _look_on(self, seconds: float) -> None:
         """Lets so much time pass, and sees which jobs go on meanwhile."""
         deadline = time.monotonic() + seconds
@@ -323,3 +359,38 @@ class Chaos:
         """Lines of each job's diary."""
         training = len(self._stage.diary())
         return [training] if self._search is None else [training, len(self._stage.trial_diary())]
+
+
+def _answers(client: httpx.Client, path: str, headers: dict[str, str]) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return client.get(path, headers=headers).status_code == 200
+    return False
+
+
+def _idle_strangers(address: str, over: threading.Event) -> int:
+    """Opens connections, asks for nothing, and opens others for those that are closed; returns how many."""
+    host, port = address.split(":")
+    count = 0
+    with contextlib.ExitStack() as held:
+        while not over.is_set():
+            with contextlib.suppress(OSError):  # all places are taken
+                held.enter_context(socket.create_connection((host, int(port)), timeout=LOOK_S))
+                count += 1
+            if count % FLOOD == 0:
+                held.pop_all().close()
+    return count
+
+
+def _busy_user(address: str, over: threading.Event) -> int:
+    """Asks for a job by a long name that no job has, again and again; returns how often."""
+    count = 0
+    headers = {"Authorization": f"Bearer {TOKENS['flood']}"}
+    while not over.is_set():
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.Client(base_url=f"http://{address}", timeout=DEADLINE_S, trust_env=False, headers=headers) as client,
+        ):
+            while not over.is_set():
+                client.get(f"/api/v1/jobs/{'n' * 200}")
+                count += 1
+    return count

@@ -38,8 +38,10 @@ class FaultStage:
     Args:
         cluster: a running Mesos.
         folder: for the database, checkpoints, logs.
+        address: `HOST:PORT` at which clients are to reach the service; empty for nowhere.
 
     Attributes:
+        address: the one given.
         store: the service's database.
         trial_script, slot_mem_mib, preload: of searches.
     """
@@ -48,8 +50,9 @@ class FaultStage:
     slot_mem_mib = 256.0
     preload: tuple[str, ...] = ()
 
-    def __init__(self, cluster: EmbeddedCluster, folder: Path) -> None:
+    def __init__(self, cluster: EmbeddedCluster, folder: Path, address: str = "") -> None:
         self.cluster = cluster
+        self.address = address
         self.folder = folder
         self.url = f"sqlite:///{self.disk('database') / 'service.db'}"
         self.store = ServiceStore(self.url)
@@ -75,7 +78,7 @@ class FaultStage:
 
     def start_service(self, *trick: str) -> None:
         """Starts it, for the first time or again; a trick is one of `service_process.py`."""
-        arguments = [self.url, self.cluster.master, str(self.disk("checkpoints")), *trick]
+        arguments = [self.url, self.cluster.master, str(self.disk("checkpoints")), self.address or "-", *trick]
         command = [sys.executable, "-m", "tests.faults.service_process", *arguments]
         with self.log.open("ab") as log:
             self._service = Warm(command, cwd=ROOT, stdout=log, stderr=log)

@@ -1,7 +1,8 @@
-"""A service that takes its jobs from the database: STATE MASTER CHECKPOINT_ROOT [TRICK].
+"""A service that takes its jobs from the database: STATE MASTER CHECKPOINT_ROOT LISTEN [TRICK].
 
-A trick spoils the first launch, after the plan and before the call that accepts the offers: `decline` gives them back,
-`PID:NODE` kills the agent of that process and waits until the master knows.
+LISTEN is where clients reach it, `-` for nowhere. A trick spoils the first launch, after the plan and before the call
+that accepts the offers: `decline` gives them back, `PID:NODE` kills the agent of that process and waits until the
+master knows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from typing import Any
 from framework.mesos.driver import Driver
 from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.session import sigterm_as_interrupt
-from framework.service.serve import ServeRequest, no_front, serve
+from framework.service.api.front import ApiFront
+from framework.service.serve import Front, ServeRequest, no_front, serve
+from framework.service.users import User, Users, digest
+
+TOKENS = {"user": "u" * 20, "flood": "f" * 20}
+"""Of whom it answers."""
 
 
 def say(text: str) -> None:
@@ -46,8 +52,10 @@ def spoil_first_launch(trick: str, master_address: str) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    state, master, checkpoint_root, *tricks = sys.argv[1:]
+    state, master, checkpoint_root, listen, *tricks = sys.argv[1:]
     for trick in tricks:
         spoil_first_launch(trick, master)
+    users = Users(lambda: {digest(token): User(name) for name, token in TOKENS.items()})
+    front: Front = no_front if listen == "-" else ApiFront(listen, users)
     with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
-        serve(ServeRequest(state, MesosAccess(master=master), checkpoint_root), no_front, say)
+        serve(ServeRequest(state, MesosAccess(master=master), checkpoint_root), front, say)

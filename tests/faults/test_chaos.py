@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framework.embedded.cluster import EmbeddedCluster
-from tests.faults.chaos import AGENTS, ENDLESS, PAUSE_S, SHORT_PAUSE_S, Chaos, begin, small_disks
+from tests.faults.chaos import AGENTS, ENDLESS, PAUSE_S, SHORT_PAUSE_S, Chaos, begin, free_address, small_disks
 from tests.faults.fault_stage import FaultStage
 
 FAULTS = int(os.environ.get("DIKE_CHAOS_FAULTS", "20"))
@@ -26,8 +26,9 @@ def say(text: str) -> None:
 def test_everything_fails_and_nothing_is_lost(tmp_path: Path) -> None:
     with (
         small_disks(tmp_path) as has_disks,
+        free_address() as address,
         EmbeddedCluster(AGENTS) as cluster,
-        FaultStage(cluster, tmp_path) as stage,
+        FaultStage(cluster, tmp_path, address) as stage,
     ):
         chaos = Chaos(
             stage,

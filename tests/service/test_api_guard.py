@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import re
@@ -362,6 +363,31 @@ def test_an_address_that_asks_for_nothing_leaves_room_for_others(stage: ApiStage
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
     assert len([one for one in caplog.records if "asked for nothing" in one.getMessage()]) <= 1
+
+
+def test_whoever_asks_at_once_is_answered_while_strangers_connect_without_end(stage: ApiStage) -> None:
+    address = urlsplit(stage.url).hostname, urlsplit(stage.url).port
+    over = threading.Event()
+
+    def flood() -> int:
+        count = 0
+        while not over.is_set():
+            with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+                for _ in range(300):
+                    stack.enter_context(socket.create_connection(address, DEADLINE_S))
+                    count += 1
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        strangers = pool.submit(flood)
+        try:
+            for _ in range(30):
+                assert httpx.get(f"{stage.url}/healthz", timeout=DEADLINE_S, trust_env=False).status_code == 200
+                with stage.client() as alice:
+                    assert alice.get("/api/v1/me").status_code == 200
+        finally:
+            over.set()
+        assert strangers.result() > 1000
 
 
 def test_a_user_has_so_many_connections_and_no_more(stage: ApiStage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,11 @@ ADDRESS_LIMIT = 64
 """How many connections an address may have that no user has signed in on."""
 USER_LIMIT = 128
 """How many a user may have."""
-BACKLOG = 128
-"""How many connections are taken in at once; each takes a descriptor before it can be counted."""
+AT_ONCE = 8
+"""How many connections are taken in before the next look at what the others ask: few, so that a client that asks at
+once has been read before so many others come that it is the oldest that waits."""
+BACKLOG = 1024
+"""How many the kernel keeps until then."""
 LOG_INTERVAL_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
 """How long a connection may stand without a request whose head is complete; twice as long at most."""
@@ -95,7 +98,7 @@ class ApiFront:
             # No log of accesses: it would tell who looks at what, and addresses may hold what is nobody's business.
             access_log=False,
             http=functools.partial(_Connection, connections),  # type: ignore[arg-type]  # called like a class
-            backlog=BACKLOG,
+            backlog=AT_ONCE,
             log_config=None,
             server_header=False,
             lifespan="on",
@@ -109,6 +112,7 @@ class ApiFront:
         thread.start()
         try:
             _wait_for(server, thread)
+            self._socket.listen(BACKLOG)
             yield
         finally:
             backend.closing.set()
