@@ -34,6 +34,8 @@ _POINTS = {
     "py_dataset_workers": [1, 6],
     "several_fits": [5, 9],
     "several_steps_unknown": [6],
+    "generator_draws-job": [4],
+    "validated_shuffled-job": [2, 5],
 }
 _PARTS = 2
 """Processes that play the whole matrix."""
