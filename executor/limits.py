@@ -23,7 +23,7 @@ PROCESSES_VARIABLE = "DIKE_MOST_PROCESSES"
 """Optional environment variable of an executor: processes and threads that a run may have at once."""
 LEAST_PROCESSES = 512
 PROCESSES_PER_CPU = 64
-"""Without that variable: the machine's CPUs times this, and no fewer than the above. Libraries start threads by CPU."""
+"""Without that variable: the machine's CPUs times this, and no fewer than the above."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _OWN = Path("/proc/self/cgroup")
@@ -51,6 +51,7 @@ class Limits:
     @classmethod
     def of_slot(cls, mem_mib: float, cpus: float, more_memory: str) -> Limits:
         """Those of a slot with this memory and these CPUs; a run has at least one CPU, as its start takes that."""
+        # Libraries start threads by the CPUs of the machine.
         by_machine = max(LEAST_PROCESSES, PROCESSES_PER_CPU * (os.cpu_count() or 1))
         return cls(_named_processes() or by_machine, mem_mib, max(1.0, cpus), more_memory)
 

@@ -46,7 +46,6 @@ class LaunchOrder:
         arguments: the script's arguments.
         environment: variables set for the process on top of the executor's own.
         cpus: CPUs that Mesos gave to the slot; sizes TensorFlow's thread pools.
-        mem_mib: memory that Mesos gave to the slot, in MiB; 0 where that is not known.
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         stream_logs: whether output is sent to the framework as it comes; it always goes to the sandbox.
         kill_grace_s: seconds between SIGTERM and SIGKILL; a chief that trains takes up to 5 s to save.
@@ -54,6 +53,7 @@ class LaunchOrder:
         standby: whether an elastic slot only gets ready: `task` says who it will be, and its process is still to come.
         preload: modules that the slot's zygote may import before the script does (`framework.project.script_facts`);
             None: those that its API is known to need.
+        most_mem_mib: memory that its processes may use, in MiB; 0 for no limit.
     """
 
     task: TaskSpec
@@ -62,18 +62,18 @@ class LaunchOrder:
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     cpus: float = 1.0
-    mem_mib: float = 0.0
     gpu_devices: tuple[int, ...] | None = None
     stream_logs: bool = False
     kill_grace_s: float = 8.0
     elastic: bool = False
     standby: bool = False
     preload: tuple[str, ...] | None = None
+    most_mem_mib: float = 0.0
 
     @property
     def limits(self) -> Limits:
         """What its processes may use."""
-        return Limits.of_slot(self.mem_mib, self.cpus, "--task-mem")
+        return Limits.of_slot(self.most_mem_mib, self.cpus, "--task-mem")
 
     @property
     def setup(self) -> Setup:

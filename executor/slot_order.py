@@ -24,12 +24,12 @@ class SlotOrder:
         preload: modules that the zygote imports, so that trials find them in memory.
         environment: variables set for the trials on top of the executor's own.
         cpus: CPUs that Mesos gave to the slot; sizes thread pools.
-        mem_mib: memory that Mesos gave to the slot, in MiB; 0 where that is not known.
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         suspend_timeout_s: how long a trial may take to save and end before it is killed.
         stall_timeout_s: a trial that reports and prints nothing and uses no CPU for so long is ended; None for never.
         always_stay: whether processes of suspended trials stay where a new one is expected to be sooner, too;
             `Wanted.memory_bytes` says whether they may stay at all.
+        most_mem_mib: memory that a trial may use, in MiB; 0 for no limit.
     """
 
     search: str
@@ -38,16 +38,16 @@ class SlotOrder:
     preload: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     cpus: float = 1.0
-    mem_mib: float = 0.0
     gpu_devices: tuple[int, ...] | None = None
     suspend_timeout_s: float = 30.0
     always_stay: bool = False
     stall_timeout_s: float | None = None
+    most_mem_mib: float = 0.0
 
     @property
     def limits(self) -> Limits:
         """What a trial may use."""
-        return Limits.of_slot(self.mem_mib, self.cpus, "--slot-mem")
+        return Limits.of_slot(self.most_mem_mib, self.cpus, "--slot-mem")
 
     @property
     def setup(self) -> Setup:

@@ -585,7 +585,7 @@ def _task_info(
         preload=launch.preload,
         environment={**(GROWING if slot.gpu_devices and slot.memory_bytes else {}), **spec.environment},
         cpus=cpus,
-        mem_mib=mem_mib,
+        most_mem_mib=mem_mib,
         # Where Mesos isolates GPUs a slot sees its own; one without any must not see others'.
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
         suspend_timeout_s=spec.suspend_timeout_s,

@@ -255,7 +255,8 @@ def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool, ha
         arguments=spec.arguments,
         environment=spec.environment,
         cpus=planned.cpus,
-        mem_mib=planned.mem_mb,
+        # What a role needs is an estimate, which knows nothing of the data that the script holds.
+        most_mem_mib=planned.mem_mb if spec.planning.task_mem_mb else 0.0,
         gpu_devices=task.gpu_devices if hand_out_gpus or not planned.gpus else None,
         stream_logs=spec.streams(planned),
         elastic=spec.elastic is not None,

@@ -16,6 +16,7 @@ from executor.attempt import AttemptProcess
 from executor.channel import TaskChannel
 from executor.elastic_messages import decode_job_message
 from executor.environment import process_environment
+from executor.limits import Groups
 from executor.messages import LAUNCHER, LaunchOrder, Report
 from executor.monitor import Gpus, RunMonitor
 from executor.output import OutputCopier
@@ -70,7 +71,8 @@ class Forks:
         channel = TaskChannel(reports, task.name, self.folder)
         attempt = AttemptProcess(task, OutputCopier(lambda *_: None), channel, RunMonitor(Gpus(())))
         poll_until(self.zygote, lambda: self.zygote.ready, "the zygote")
-        self.zygote.ask(*attempt.request(LaunchOrder(task, "", "session_script.py"), HERE))
+        order = LaunchOrder(task, "", "session_script.py")
+        self.zygote.ask(*attempt.request(order, HERE, Groups(order.limits)))
         pid = poll_until(self.zygote, self.zygote.take_answer, "its answer")
         assert isinstance(pid, int), pid
         attempt.started(pid)

@@ -1014,7 +1014,7 @@ def test_relative_folders_of_modules_are_those_of_the_trials_own_copy(tmp_path: 
 @pytest.fixture
 def limited(tmp_path: Path, order: SlotOrder) -> Iterator[SlotProcess]:
     skip_without_groups()
-    process = SlotProcess(tmp_path, dataclasses.replace(order, mem_mib=192.0), environment=LIMITED)
+    process = SlotProcess(tmp_path, dataclasses.replace(order, most_mem_mib=192.0), environment=LIMITED)
     yield process
     process.close()
 
