@@ -4,20 +4,26 @@
 
 A part of the solver's or the search's document can be run alone, and `job_plots` of `jobs`; it is then only printed.
 `wild` needs `--scripts`, and `suspend_gpu` a GPU; they are left out of "all of them" without it.
+
+`simulate` and `simulate-jobs` have options of their own (`--help`), and print what they find.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import itertools
+import sys
 from pathlib import Path
 
 from benchmarks import tables
 from benchmarks.jobs import PARTS as JOBS_PARTS
 from benchmarks.machine import describe_machine
 from benchmarks.search import PARTS as SEARCH_PARTS
+from benchmarks.simulation import commands
 from benchmarks.solver import PARTS as SOLVER_PARTS
+from framework import cli
 from framework.embedded.machine import gpu_models
 
 NAMES = (
@@ -55,6 +61,8 @@ REPEATS = {"start": 10, "elastic": 3, "allocation": 3, "real": 5}
 
 def main() -> None:
     """Entry point."""
+    if sys.argv[1:2] and sys.argv[1] in commands.NAMES:
+        cli.run_command(functools.partial(commands.app, prog_name=commands.PROGRAM))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = ", ".join(MODULES)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {known}; {', '.join(NAMES)} if none is given")

@@ -14,6 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic import AGENT, GPUS, SCRIPT, STEP_S, TIMEOUT_S, paced_profile, ratios
+from benchmarks.simulation.jobs.beliefs import BeliefSettings
+from benchmarks.simulation.jobs.losses import TrueCurve
+from benchmarks.simulation.jobs.machines import Layout, Machines
+from benchmarks.simulation.jobs.scheduler import scheduler_named
+from benchmarks.simulation.jobs.workload import SimulatedJob
+from benchmarks.simulation.jobs.world import JobsSettings, JobsWorld
 from dike.exceptions import DikeError
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.ports import reserve_blocks
@@ -23,12 +29,6 @@ from framework.project import bundle
 from framework.scheduler.records import JobState
 from framework.service.api.client import ServiceClient
 from framework.service.requests import TrainingRequest
-from framework.simulation.jobs.beliefs import BeliefSettings
-from framework.simulation.jobs.losses import TrueCurve
-from framework.simulation.jobs.machines import Layout, Machines
-from framework.simulation.jobs.scheduler import scheduler_named
-from framework.simulation.jobs.workload import SimulatedJob
-from framework.simulation.jobs.world import JobsSettings, JobsWorld
 from solver.choices import Sharding
 from solver.shards import DEFAULT_SHARDING
 

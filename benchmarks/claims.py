@@ -19,15 +19,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.simulation.bins import default_target
+from benchmarks.simulation.curves import read_curves
+from benchmarks.simulation.throughputs import model_of, read_throughputs
 from benchmarks.tables import in_brackets, number, read
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos.master import connect
 from framework.project.profiling import load_profile
 from framework.search.records import MAX_FAILURES
-from framework.simulation.bins import default_target
-from framework.simulation.curves import read_curves
-from framework.simulation.throughputs import model_of, read_throughputs
 from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.choices import RULES
 from solver.methods import plan_with

@@ -12,16 +12,16 @@ from statistics import fmean, median, stdev
 
 import numpy as np
 
+from benchmarks.simulation.assignment import AssignmentPolicy
+from benchmarks.simulation.bins import Bin
+from benchmarks.simulation.comparison import OVERHEAD_S, QUANTUM_SHARE, REPORTS_PER_QUANTUM
+from benchmarks.simulation.curves import Curve, read_curves
+from benchmarks.simulation.plots import COLOURS
+from benchmarks.simulation.throughputs import ThroughputTable, draw_jobs, read_throughputs
+from benchmarks.simulation.world import World, WorldSettings
 from framework.policies.trials.hermes2 import PAPER, Hermes2Policy, MetaRules
 from framework.policies.trials.interface import Decision, Policy, PolicySettings, SlotView, TrialView
 from framework.policies.trials.registry import make_policy
-from framework.simulation.assignment import AssignmentPolicy
-from framework.simulation.bins import Bin
-from framework.simulation.comparison import OVERHEAD_S, QUANTUM_SHARE, REPORTS_PER_QUANTUM
-from framework.simulation.curves import Curve, read_curves
-from framework.simulation.plots import COLOURS
-from framework.simulation.throughputs import ThroughputTable, draw_jobs, read_throughputs
-from framework.simulation.world import World, WorldSettings
 from solver.drawing.figure_files import new_figure, save_figure
 
 TITLE = "Searches on GPUs that differ"
@@ -128,7 +128,7 @@ SETUPS = (
 
 @dataclass(frozen=True)
 class Figures:
-    """What a policy has made of one seed: times in seconds, see `framework.simulation.world.Outcome`."""
+    """What a policy has made of one seed: times in seconds, see `benchmarks.simulation.world.Outcome`."""
 
     lowest_s: float
     completion_s: float
@@ -176,7 +176,8 @@ def measure() -> Iterator[str]:
     yield ""
     yield "The first set-up by hand:"
     yield ""
-    yield "    dike simulate --curves benchmarks/data/learning_curves/algoperf_imagenet_resnet.csv.gz --until end \\"
+    yield "    python -m benchmarks simulate --until end \\"
+    yield "        --curves benchmarks/data/learning_curves/algoperf_imagenet_resnet.csv.gz \\"
     yield "        --gpu-types k80:1,p100:1,v100:1 --models ResNet-18,ResNet-50 --jobs 12 --good 3 \\"
     yield "        --throughputs benchmarks/data/throughput/gavel_simulation_throughputs.json.gz"
 

@@ -15,12 +15,8 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.search.learned import GaussianProcessPolicy, ToldPolicy, ended
 from benchmarks.search.simulated import DATA
-from dike.exceptions import BadInputError
-from framework.policies.trials.dike_policy import PATIENCE, RUNGS_SHARE, DikePolicy
-from framework.policies.trials.earlier_trials import EarlierTrials
-from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
-from framework.simulation.bins import TARGET_SHARE, Bin, draw_bin
-from framework.simulation.comparison import (
+from benchmarks.simulation.bins import TARGET_SHARE, Bin, draw_bin
+from benchmarks.simulation.comparison import (
     PolicyFactory,
     Scenario,
     SimulationSettings,
@@ -28,10 +24,14 @@ from framework.simulation.comparison import (
     resolve,
     simulate,
 )
-from framework.simulation.curves import Curve, read_curves
-from framework.simulation.families import FAMILIES, draw_family
-from framework.simulation.oracle import OraclePolicy
-from framework.simulation.world import World
+from benchmarks.simulation.curves import Curve, read_curves
+from benchmarks.simulation.families import FAMILIES, draw_family
+from benchmarks.simulation.oracle import OraclePolicy
+from benchmarks.simulation.world import World
+from dike.exceptions import BadInputError
+from framework.policies.trials.dike_policy import PATIENCE, RUNGS_SHARE, DikePolicy
+from framework.policies.trials.earlier_trials import EarlierTrials
+from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
 
 TITLE = "Policies on curves they were not made on"
 PROCESSES = 2
@@ -160,7 +160,7 @@ def measure() -> Iterator[str]:
         yield f"*{LEARNED}*: knows {EARLIER_TRIALS} of these, others for each bin, and not the target."
         yield "*By the best*: a time by that of the best of fifo, asha and hermes."
         yield ""
-        yield "Families: `framework/simulation/families.py`; choices were made on seeds 0 to 2, here it is seed 1."
+        yield "Families: `benchmarks/simulation/families.py`; choices were made on seeds 0 to 2, here it is seed 1."
         yield f"*Anew*: the same by seed {ASIDE_SEED}. Sets: [what they are](../data/learning_curves/README.md)."
         yield ""
         times = pool.map(_main_times, range(len(SETS)), chunksize=1)

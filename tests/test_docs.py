@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import claims, tables
+from benchmarks.simulation import commands
 from framework.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -64,17 +65,31 @@ def test_the_page_of_commands_is_what_their_help_says() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("run", "plan", "profile", "tune", "simulate", "simulate-jobs", "trials", "slices", "plot", "clean"),
-        *("serve", "submit", "jobs", "agents", "logs", "outputs", "kill", "explain"),
-        *("agents measure", "users add", "users rotate", "users remove", "users list"),
+        *(
+            "dike run",
+            "dike plan",
+            "dike profile",
+            "dike tune",
+            "dike trials",
+            "dike slices",
+            "dike plot",
+            "dike clean",
+        ),
+        *("dike serve", "dike submit", "dike jobs", "dike agents", "dike logs", "dike outputs", "dike kill"),
+        *("dike explain", "dike agents measure"),
+        *("dike users add", "dike users rotate", "dike users remove", "dike users list"),
+        *(f"{commands.PROGRAM} {name}" for name in commands.NAMES),
     ],
 )
 def test_every_option_that_the_documents_name_exists(command: str) -> None:
-    helps = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).stdout
+    is_benchmark = command.startswith(commands.PROGRAM)
+    own = command.removeprefix(commands.PROGRAM if is_benchmark else "dike").split()
+    shown = CliRunner().invoke(commands.app if is_benchmark else app, [*own, "--help"], env={"COLUMNS": "200"})
+    helps = shown.stdout
     text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     named = {
         option
-        for line in re.findall(rf"dike {command} (?!measure )[^\n`|]*", text)
+        for line in re.findall(rf"{command} (?!measure )[^\n`|]*", text)
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
     }
     unknown = {option for option in named if option not in helps}

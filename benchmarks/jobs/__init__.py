@@ -1,4 +1,4 @@
-"""Everything that is claimed of `dike simulate-jobs`, in one document."""
+"""Everything that is claimed of `python -m benchmarks simulate-jobs`, in one document."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from benchmarks.jobs import contenders, errors, job_plots, parts
 from benchmarks.jobs.cases import CASES, SEEDS
-from framework.simulation.jobs.beliefs import SAMPLE_RUNS
-from framework.simulation.jobs.world import SAMPLE_RUN_S, JobsSettings
+from benchmarks.simulation.jobs.beliefs import SAMPLE_RUNS
+from benchmarks.simulation.jobs.world import SAMPLE_RUN_S, JobsSettings
 
 TITLE = "Many training jobs on one cluster, simulated"
 PARTS = ("job_plots",)

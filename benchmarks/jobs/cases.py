@@ -11,11 +11,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 
-from framework.simulation.jobs.beliefs import BeliefSettings
-from framework.simulation.jobs.comparison import SchedulerResult, Sources, Workload, compare
-from framework.simulation.jobs.machines import Machines
-from framework.simulation.jobs.workload import read_trace
-from framework.simulation.jobs.world import JobsSettings
+from benchmarks.simulation.jobs.beliefs import BeliefSettings
+from benchmarks.simulation.jobs.comparison import SchedulerResult, Sources, Workload, compare
+from benchmarks.simulation.jobs.machines import Machines
+from benchmarks.simulation.jobs.workload import read_trace
+from benchmarks.simulation.jobs.world import JobsSettings
 
 DATA = Path(__file__).parents[1] / "data"
 SEEDS = range(10)

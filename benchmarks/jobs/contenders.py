@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.jobs.cases import CASES, COMPARED, ratio, run, table
-from framework.simulation.jobs.comparison import reference
-from framework.simulation.jobs.plots import plot_comparison
-from framework.simulation.jobs.schedulers import SCHEDULERS
+from benchmarks.simulation.jobs.comparison import reference
+from benchmarks.simulation.jobs.plots import plot_comparison
+from benchmarks.simulation.jobs.schedulers import SCHEDULERS
 
 TITLE = "Policies"
 PICTURE = "jobs.png"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.jobs.cases import FEWER_SEEDS, ratio, run, table
-from framework.simulation.jobs.beliefs import BeliefSettings
+from benchmarks.simulation.jobs.beliefs import BeliefSettings
 
 TITLE = "Errors of the two models"
 CASES = ("all-reduce", "ps")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.jobs.cases import DATA, SEEDS, ratio
 from benchmarks.search.policy_plots import GOOD_COLOURS, HOUR_S, OTHER_COLOURS, PICTURES
-from framework.simulation.jobs.comparison import Sources, Workload, compare, reference
-from framework.simulation.jobs.machines import Machines
-from framework.simulation.jobs.scheduler import REFERENCE, scheduler_named
-from framework.simulation.jobs.schedulers import SCHEDULERS
-from framework.simulation.jobs.workload import SimulatedJob
-from framework.simulation.jobs.world import JobsOutcome, JobsSettings, JobsWorld, Stretch
+from benchmarks.simulation.jobs.comparison import Sources, Workload, compare, reference
+from benchmarks.simulation.jobs.machines import Machines
+from benchmarks.simulation.jobs.scheduler import REFERENCE, scheduler_named
+from benchmarks.simulation.jobs.schedulers import SCHEDULERS
+from benchmarks.simulation.jobs.workload import SimulatedJob
+from benchmarks.simulation.jobs.world import JobsOutcome, JobsSettings, JobsWorld, Stretch
 from solver.drawing.figure_files import new_figure, save_figure
 
 if TYPE_CHECKING:

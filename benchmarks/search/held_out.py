@@ -8,9 +8,9 @@ from functools import cache
 from statistics import geometric_mean
 
 from benchmarks.search.simulated import DATA, SETS
-from framework.simulation.comparison import SimulationSettings, policies_named, resolve, simulate
-from framework.simulation.curves import Curve, read_curves
-from framework.simulation.oracle import OraclePolicy
+from benchmarks.simulation.comparison import SimulationSettings, policies_named, resolve, simulate
+from benchmarks.simulation.curves import Curve, read_curves
+from benchmarks.simulation.oracle import OraclePolicy
 
 TITLE = "Policy dike in other settings"
 POLICIES = ("dike", "hermes")

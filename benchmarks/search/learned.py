@@ -14,10 +14,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
+from benchmarks.simulation.curves import Curve
 from framework.policies.trials.dike_policy import DikePolicy
 from framework.policies.trials.earlier_trials import EarlierTrial, EarlierTrials
 from framework.policies.trials.interface import PolicySettings, TrialView
-from framework.simulation.curves import Curve
 
 Array = NDArray[np.float64]
 Worths = dict[int, tuple[float, str]]

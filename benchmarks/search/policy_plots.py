@@ -11,12 +11,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmarks.search.simulated import DATA, SETS
+from benchmarks.simulation.bins import Bin, draw_bin
+from benchmarks.simulation.comparison import POLICY_NAMES, Scenario, SimulationSettings, policies_named, resolve
+from benchmarks.simulation.curves import Curve, read_curves
+from benchmarks.simulation.throughputs import draw_jobs, read_throughputs
+from benchmarks.simulation.world import Outcome, World
 from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
-from framework.simulation.bins import Bin, draw_bin
-from framework.simulation.comparison import POLICY_NAMES, Scenario, SimulationSettings, policies_named, resolve
-from framework.simulation.curves import Curve, read_curves
-from framework.simulation.throughputs import draw_jobs, read_throughputs
-from framework.simulation.world import Outcome, World
 from solver.drawing.figure_files import new_figure, save_figure
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Policies in virtual time on recorded learning curves, as `dike simulate` runs them."""
+"""Policies in virtual time on recorded learning curves, as `python -m benchmarks simulate` runs them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from framework.policies.trials.hermes import HermesPolicy
-from framework.policies.trials.interface import Policy, PolicySettings
-from framework.simulation.bins import TARGET_SHARE, Bin
-from framework.simulation.comparison import (
+from benchmarks.simulation.bins import TARGET_SHARE, Bin
+from benchmarks.simulation.comparison import (
     POLICY_NAMES,
     TOP,
     PolicyFactory,
@@ -21,8 +19,10 @@ from framework.simulation.comparison import (
     resolve,
     simulate,
 )
-from framework.simulation.curves import Curve, read_curves
-from framework.simulation.plots import plot_comparison
+from benchmarks.simulation.curves import Curve, read_curves
+from benchmarks.simulation.plots import plot_comparison
+from framework.policies.trials.hermes import HermesPolicy
+from framework.policies.trials.interface import Policy, PolicySettings
 
 TITLE = "Policies on recorded curves"
 DATA = Path(__file__).parents[1] / "data" / "learning_curves"

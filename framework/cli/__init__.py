@@ -17,7 +17,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,8 +103,6 @@ SUBCOMMANDS = {
     "Plan, without a cluster": (
         _Subcommand("plan", "solver.cli.plan:plan"),
         _Subcommand("profile", "framework.cli.profile:profile"),
-        _Subcommand("simulate", "framework.cli.simulate:simulate_policies"),
-        _Subcommand("simulate-jobs", "framework.cli.simulate_jobs:simulate_jobs"),
     ),
     "Serve a team": (
         _Subcommand("serve", "framework.cli.serve:serve_command"),
@@ -194,11 +192,16 @@ def dike(
 
 
 def main() -> None:
-    """Entry point of the `dike` console script. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Entry point of the `dike` console script."""
+    run_command(functools.partial(app, obj=_profile_to_plan_for, prog_name="dike"))
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Runs a command and ends the process. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     # Most of what a command allocates are modules, and no garbage: to look for some is up to a fifth of its start.
     gc.set_threshold(GC_THRESHOLD)
     try:
-        _run_command()
+        _exit_with_sentence(command)
     except SystemExit as end:
         if not _is_flushed() and not end.code:
             end.code = 1
@@ -209,10 +212,10 @@ def main() -> None:
         raise
 
 
-def _run_command() -> None:
+def _exit_with_sentence(command: Callable[[], object]) -> None:
     try:
         _log_to_file_only()
-        app(obj=_profile_to_plan_for, prog_name="dike")
+        command()
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -188,7 +188,7 @@ def test_other_platforms_are_told_what_to_do(
     with pytest.raises(BadInputError) as caught:
         EmbeddedCluster().start()
     message = str(caught.value)
-    for alternative in ("--master", "dike plan", "dike simulate"):
+    for alternative in ("--master", "dike plan"):
         assert alternative in message
     assert "\n" not in message
     assert message.rstrip(".").count(". ") == 0

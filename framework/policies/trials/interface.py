@@ -1,6 +1,6 @@
 """What a policy sees of a search and what it answers.
 
-The same objects decide in a real search (`framework.search`) and in virtual time (`framework.simulation`). A policy
+The same objects decide in a real search (`framework.search`) and in virtual time (`benchmarks.simulation`). A policy
 decides for all slots at once; one that binds trials to slots, as the paper 'Hermes' does, keeps the binding itself.
 """
 

@@ -1,0 +1,95 @@
+"""The limit on GPUs that differ: at every event the best assignment of trials to slots, speeds known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import highspy
+import numpy as np
+
+from benchmarks.simulation.bins import Bin
+from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
+
+STAYS = 0.02
+"""What it counts for a trial to stay where it is, as a share of its mean speed: changes that gain less are not made."""
+
+
+class AssignmentPolicy:
+    """At every event the trials that run, and where, are those with the greatest sum of speeds.
+
+    Speeds are the true ones, as multiples of the trial's mean over the types, whoever has run where. Which trials go
+    first it decides by nothing else: it knows nothing of the curves.
+
+    Args:
+        trials: the bin that it will be asked about, with the speeds of its jobs.
+        settings: what the search tells its policy.
+    """
+
+    name = "assignment"
+
+    def __init__(self, trials: Bin, settings: PolicySettings) -> None:
+        self._jobs = trials.jobs
+
+    def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
+        """See `framework.policies.trials.interface.Policy`."""
+        open_slots = [slot for slot in slots if not slot.busy]
+        home = {slot.trial: slot for slot in open_slots if slot.trial is not None}
+        candidates = [trial for trial in trials if trial.runnable or trial.id in home]
+        places = Counter(slot.kind for slot in open_slots)
+        if not candidates or not places:
+            return Decision()
+        worths = np.array([[self._worth(trial, kind, home) for kind in places] for trial in candidates])
+        chosen = best_assignment(worths, list(places.values()))
+        kinds = list(places)
+        kind_of = {trial.id: kinds[place] for trial, place in zip(candidates, chosen, strict=True) if place is not None}
+        staying = {slot.id for trial, slot in home.items() if kind_of.get(trial) == slot.kind}
+        runs: dict[int, Choice] = {}
+        suspends = set()
+        for kind in kinds:
+            coming = [trial for trial, its in kind_of.items() if its == kind and trial not in home]
+            free = [slot for slot in open_slots if slot.kind == kind and slot.id not in staying]
+            # Empty slots first; who runs in one of the others and is to run elsewhere has to make place.
+            free.sort(key=lambda slot: (slot.trial is not None, slot.id))
+            for slot, trial in zip(free, coming, strict=False):
+                runs[slot.id] = Choice(trial, "best assignment")
+            suspends |= {slot.id for slot in free if slot.id not in runs and slot.trial in kind_of}
+        return Decision(runs, suspends=frozenset(suspends))
+
+    def _worth(self, trial: TrialView, kind: str, home: Mapping[int, SlotView]) -> float:
+        stays = trial.id in home and home[trial.id].kind == kind
+        return self._jobs[trial.id].relative(kind) + (STAYS if stays else 0.0)
+
+
+def best_assignment(worths: np.ndarray, places: Sequence[int]) -> list[int | None]:
+    """Assigns each row to one column at most so that the sum of the worths is the greatest there is.
+
+    The linear program of an assignment problem, whose vertices are integral, solved by HiGHS.
+
+    Args:
+        worths: rows x columns; not negative.
+        places: how many rows each column takes at most.
+
+    Returns:
+        The column of each row; None for those that have none.
+    """
+    rows, columns = worths.shape
+    count = rows * columns
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = count, rows + columns
+    model.sense_ = highspy.ObjSense.kMaximize
+    model.col_cost_ = worths.ravel()
+    model.col_lower_, model.col_upper_ = np.zeros(count), np.ones(count)
+    model.row_lower_ = np.zeros(rows + columns)
+    model.row_upper_ = np.concatenate([np.ones(rows), np.asarray(places, dtype=float)])
+    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    model.a_matrix_.start_ = np.arange(0, 2 * count + 1, 2)
+    row, column = np.divmod(np.arange(count), columns)
+    model.a_matrix_.index_ = np.column_stack([row, rows + column]).ravel()
+    model.a_matrix_.value_ = np.ones(2 * count)
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.passModel(model)
+    solver.run()
+    shares = np.asarray(solver.getSolution().col_value).reshape(rows, columns)
+    return [int(place) if share > 0.5 else None for place, share in zip(shares.argmax(1), shares.max(1), strict=True)]

@@ -1,0 +1,284 @@
+"""Policies compared on bins of recorded curves."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from benchmarks.simulation.assignment import AssignmentPolicy
+from benchmarks.simulation.bins import TARGET_SHARE, Bin, count_good, default_target, draw_bin
+from benchmarks.simulation.curves import Curve
+from benchmarks.simulation.oracle import OraclePolicy
+from benchmarks.simulation.throughputs import Job, draw_jobs
+from benchmarks.simulation.world import Outcome, Until, World, WorldSettings
+from dike.exceptions import BadInputError
+from framework.policies.trials.interface import MILESTONES, QUANTUM_GROWTH, Milestone, Policy, PolicySettings
+from framework.policies.trials.registry import POLICIES, make_policy
+
+TOP = 4
+QUANTUM_SHARE = 0.01
+OVERHEAD_S = 1.5
+OVERHEAD_SHARE = 0.1
+REPORTS_PER_QUANTUM = 4
+
+POLICY_NAMES = (*POLICIES, OraclePolicy.name)
+TYPED_POLICY_NAMES = (*POLICIES, AssignmentPolicy.name)
+"""Those there are where GPUs differ."""
+
+PolicyFactory = Callable[[Bin, PolicySettings], Policy]
+"""Makes the policy for one bin; only the limits look at the bin."""
+
+
+@dataclass(frozen=True)
+class SimulationSettings:
+    """What is simulated. None stands for a default that depends on the curves: see `resolved`.
+
+    Attributes:
+        gpus: how many slots.
+        jobs: trials of a bin.
+        good: how many of them reach the target.
+        target: the loss to reach.
+        target_share: the share of the way from the median first loss to the best 2% of final losses where the target
+            is, if it is not given.
+        quantum_s: the policies' quantum, in seconds of the curves.
+        overhead_s: seconds that putting a trial into a slot costs.
+        report_s: seconds of training between two readings.
+        jobs_per_gpu: trials bound to one slot at most.
+        milestones: longer quanta for trials that have come far.
+        quantum_growth: by this share a trial's quantum grows with each preemption.
+        arrival_s: seconds from one trial's arrival to the next.
+        until: whether trials leave at the end of their curve or at the target.
+        gpu_types: the type of each slot, instead of `gpus`; empty: slots are alike.
+        table_jobs: how fast trials are on which type; each trial is one of them.
+        move_s: seconds more if a trial ran in another slot before.
+    """
+
+    gpus: int = 4
+    jobs: int = 16
+    good: int = 4
+    target: float | None = None
+    target_share: float = TARGET_SHARE
+    quantum_s: float | None = None
+    overhead_s: float | None = None
+    report_s: float | None = None
+    jobs_per_gpu: int = 4
+    milestones: tuple[Milestone, ...] = MILESTONES
+    quantum_growth: float = QUANTUM_GROWTH
+    arrival_s: float = 0.0
+    until: Until = "target"
+    gpu_types: tuple[str, ...] = ()
+    table_jobs: tuple[Job, ...] = ()
+    move_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The settings with nothing left open.
+
+    Attributes:
+        target: the loss to reach.
+        recorded: how many trials there are to draw from.
+        recorded_good: how many of them reach the target.
+        quantum_s, jobs, good, jobs_per_gpu, milestones, quantum_growth, table_jobs: as in `SimulationSettings`.
+        world: what the policies decide in.
+    """
+
+    target: float
+    recorded: int
+    recorded_good: int
+    quantum_s: float
+    jobs: int
+    good: int
+    jobs_per_gpu: int
+    milestones: tuple[Milestone, ...]
+    quantum_growth: float
+    world: WorldSettings
+    table_jobs: tuple[Job, ...] = ()
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """What a policy has made of all bins, one outcome for each seed; means over the seeds.
+
+    Attributes:
+        name: the policy's.
+        outcomes: by seed.
+    """
+
+    name: str
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def mean_time_good_s(self) -> float:
+        """Mean time for a good trial to reach the target."""
+        return fmean(fmean(outcome.reached_s) for outcome in self.outcomes)
+
+    @property
+    def time_first_s(self) -> float:
+        """When the first trial has reached it."""
+        return fmean(outcome.reached_s[0] for outcome in self.outcomes)
+
+    @property
+    def time_top4_s(self) -> float:
+        """When four have; all good ones, if there are fewer."""
+        return fmean(outcome.reached_s[:TOP][-1] for outcome in self.outcomes)
+
+    @property
+    def preemptions(self) -> float:
+        """How often a trial had to make place for another."""
+        return fmean(outcome.preemptions for outcome in self.outcomes)
+
+    @property
+    def mean_completion_s(self) -> float:
+        """Mean time from a trial's arrival until it left, all trials; where GPUs differ."""
+        return fmean(fmean(outcome.completion_s) for outcome in self.outcomes)
+
+    @property
+    def speed(self) -> float:
+        """How well trials and GPU types fit; where GPUs differ. See `Outcome.speed`."""
+        return fmean(outcome.speed for outcome in self.outcomes)
+
+
+def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
+    """Puts in what was left open.
+
+    The default target, see `default_target`; a quantum of 1% of the median curve's length; an overhead of 1.5 s, but at
+    most a tenth of the quantum; four reports in a quantum.
+
+    Raises:
+        BadInputError: if it makes no sense.
+    """
+    _check(settings)
+    if settings.jobs > len(curves):
+        raise BadInputError(f"--jobs {settings.jobs} is more than the {len(curves)} trials of the file; ask for fewer.")
+    target = default_target(curves, settings.target_share) if settings.target is None else settings.target
+    quantum_s = settings.quantum_s or QUANTUM_SHARE * median(curve.length_s for curve in curves)
+    overhead_s = min(OVERHEAD_S, OVERHEAD_SHARE * quantum_s) if settings.overhead_s is None else settings.overhead_s
+    report_s = settings.report_s or quantum_s / REPORTS_PER_QUANTUM
+    world = WorldSettings(
+        slots=len(settings.gpu_types) or settings.gpus,
+        overhead_s=overhead_s,
+        report_s=report_s,
+        arrival_s=settings.arrival_s,
+        until=settings.until,
+        kinds=settings.gpu_types,
+        move_s=settings.move_s,
+    )
+    return Scenario(
+        target=target,
+        recorded=len(curves),
+        recorded_good=count_good(curves, target),
+        quantum_s=quantum_s,
+        jobs=settings.jobs,
+        good=settings.good,
+        jobs_per_gpu=settings.jobs_per_gpu,
+        milestones=settings.milestones,
+        quantum_growth=settings.quantum_growth,
+        world=world,
+        table_jobs=settings.table_jobs,
+    )
+
+
+def _check(settings: SimulationSettings) -> None:
+    if not 1 <= settings.good <= settings.jobs:
+        raise BadInputError(
+            f"--good {settings.good} of --jobs {settings.jobs} cannot be; of the trials of a bin one at least is good, "
+            "and at most all are."
+        )
+    for option, count in (("--gpus", settings.gpus), ("--jobs-per-gpu", settings.jobs_per_gpu)):
+        if count < 1:
+            raise BadInputError(f"{option} {count} cannot be; give 1 or more.")
+    for option, seconds in (("--quantum", settings.quantum_s), ("--report-every", settings.report_s)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, more than 0.")
+    for option, seconds in (
+        ("--overhead", settings.overhead_s),
+        ("--move-overhead", settings.move_s),
+        ("--arrival-every", settings.arrival_s),
+    ):
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, 0 or more.")
+    if not 0 <= settings.quantum_growth < math.inf:
+        raise BadInputError(f"--quantum-growth {settings.quantum_growth:g} cannot be; give a number, 0 or more.")
+    if settings.target is not None and not math.isfinite(settings.target):
+        raise BadInputError(f"--target {settings.target:g} cannot be; give a finite number.")
+    if not 0 < settings.target_share < 1:
+        raise BadInputError(f"--target-share {settings.target_share:g} cannot be; give a share between 0 and 1.")
+
+
+def simulate(
+    curves: Sequence[Curve],
+    policies: Mapping[str, PolicyFactory],
+    scenario: Scenario,
+    seeds: Sequence[int],
+    progress: Callable[[], None] = lambda: None,
+) -> tuple[PolicyResult, ...]:
+    """Runs every policy on the same bins, one bin for each seed.
+
+    Args:
+        curves: what the bins are drawn from.
+        policies: name -> what makes the policy; see `policies_named`.
+        scenario: see `resolve`.
+        seeds: of the bins and the policies.
+        progress: called after each policy on each bin.
+
+    Raises:
+        BadInputError: if there are too few good trials, or too few others.
+        PolicyViolationError: if a policy breaks a rule.
+    """
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in policies}
+    for seed in seeds:
+        trials = draw_bin(curves, scenario.target, scenario.jobs, scenario.good, seed)
+        if scenario.table_jobs:
+            trials = replace(trials, jobs=draw_jobs(scenario.table_jobs, scenario.jobs, seed))
+        settings = PolicySettings(
+            quantum_s=scenario.quantum_s,
+            jobs_per_slot=scenario.jobs_per_gpu,
+            milestones=scenario.milestones,
+            quantum_growth=scenario.quantum_growth,
+            seed=seed,
+            switch_s=scenario.world.overhead_s,
+            move_s=scenario.world.move_s,
+        )
+        for name, make in policies.items():
+            outcomes[name].append(World(trials, make(trials, settings), scenario.world).run())
+            progress()
+    return tuple(PolicyResult(name, tuple(of_seeds)) for name, of_seeds in outcomes.items())
+
+
+def reference(results: Sequence[PolicyResult]) -> PolicyResult:
+    """What results are normalised to: the limit, or without it the policy with the least mean time."""
+    for result in results:
+        if result.name in (OraclePolicy.name, AssignmentPolicy.name):
+            return result
+    return min(results, key=lambda result: result.mean_time_good_s)
+
+
+def policies_named(names: Sequence[str], *, typed: bool = False) -> dict[str, PolicyFactory]:
+    """The policies of these names, the limit among them.
+
+    Args:
+        names: which.
+        typed: whether GPUs differ. Then the limit is `assignment`, otherwise `oracle`.
+
+    Raises:
+        BadInputError: if there is none of a name.
+    """
+    known = TYPED_POLICY_NAMES if typed else POLICY_NAMES
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name.lower(), known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            where = (" with --gpu-types" if typed else " without --gpu-types") if name in _LIMITS else ""
+            raise BadInputError(f"There is no policy '{name}'{where}; {hint}choose of {', '.join(known)}.")
+    return {name: _LIMITS.get(name) or _registered(name) for name in names}
+
+
+def _registered(name: str) -> PolicyFactory:
+    return lambda _, settings: make_policy(name, settings)
+
+
+_LIMITS: dict[str, PolicyFactory] = {limit.name: limit for limit in (OraclePolicy, AssignmentPolicy)}

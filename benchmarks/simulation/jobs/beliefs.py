@@ -1,0 +1,250 @@
+"""What a scheduler believes of a job: the steps it has left, and its speed with every number of tasks.
+
+Both come either from Optimus' models, which see losses and speeds with noise, or from the truth with an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from benchmarks.simulation.jobs.losses import PATIENCE
+from benchmarks.simulation.jobs.machines import even_layout
+from benchmarks.simulation.jobs.workload import SimulatedJob
+from framework.policies.jobs.interface import Counts
+from solver.calibration.nnls import Floats
+from solver.choices import Sharding
+from solver.jobs.free_capacity import Amounts
+from solver.online import ConvergenceModel, SpeedModel, sample_sizes
+
+REPORTS = 10
+"""Losses that a job reports in a round."""
+SPEED_NOISE = 0.02
+"""Standard deviation of measured speeds."""
+ENOUGH = 5
+"""So often a speed is measured; after that its noise no longer matters."""
+REFIT = 1.05
+"""A curve is fitted again when the job has made so many times the steps."""
+SAMPLE_RUNS = 5
+"""Short runs with which the speed is learned before the job begins (Optimus, section 3.2)."""
+
+
+@dataclass(frozen=True)
+class BeliefSettings:
+    """Where beliefs come from.
+
+    Attributes:
+        convergence_error: the samples left are the true ones, too many or too few by this share, less as the job goes
+            on; None for those of the convergence model.
+        speed_error: each speed is the true one, too high or too low by this share; None for those of the speed model.
+    """
+
+    convergence_error: float | None = None
+    speed_error: float | None = None
+
+
+class Progress(Protocol):
+    """Beliefs of how far a job has to go."""
+
+    @property
+    def young(self) -> bool:
+        """Whether little is known yet."""
+
+    def see(self, before: float, after: float) -> None:
+        """The job has come from one share of its steps to another."""
+
+    def samples_left(self, done: float) -> float:
+        """Samples until it has converged, when that share of its steps is done."""
+
+
+class FittedProgress:
+    """The convergence model's; where it does not know, the user's limit.
+
+    Args:
+        job: the job.
+        rng: draws the losses' noise.
+    """
+
+    def __init__(self, job: SimulatedJob, rng: np.random.Generator) -> None:
+        self._job, self._rng = job, rng
+        self._model = ConvergenceModel(
+            epoch_steps=max(1, round(job.steps / job.curve.epochs)),
+            threshold=job.curve.threshold,
+            patience=PATIENCE,
+        )
+        self._ends_at: float | None = None
+        self._fitted_at = 0.0
+
+    @property
+    def young(self) -> bool:
+        return self._ends_at is None
+
+    def see(self, before: float, after: float) -> None:
+        for done in np.linspace(before, after, REPORTS + 1)[1:].tolist():
+            loss = self._job.curve.loss(done) * (1 + self._rng.normal(0, self._job.curve.noise))
+            self._model.add(round(done * self._job.steps), loss)
+        if after >= self._fitted_at * REFIT:
+            found = self._model.steps_left()
+            self._ends_at = after * self._job.steps + found.steps if found.known else None
+            self._fitted_at = after
+
+    def samples_left(self, done: float) -> float:
+        job = self._job
+        limit = job.limit_samples - done * job.samples
+        if self._ends_at is None:
+            return limit
+        left = (self._ends_at - done * job.steps) * job.batch_size
+        # A job that ought to have ended goes on for an epoch at least.
+        return min(limit, max(left, job.samples / job.curve.epochs))
+
+
+class ErringProgress:
+    """The truth with an error, which becomes smaller as the job goes on, as a fitted curve's does.
+
+    Args:
+        job: the job.
+        error: too many or too few by this share, when the job begins.
+        rng: draws which of the two.
+    """
+
+    young = False
+
+    def __init__(self, job: SimulatedJob, error: float, rng: np.random.Generator) -> None:
+        self._job = job
+        self._error = error * float(rng.choice((-1, 1)))
+
+    def see(self, before: float, after: float) -> None:
+        """The truth needs no losses."""
+
+    def samples_left(self, done: float) -> float:
+        return self._job.samples * (1 - done) * max(0.01, 1 + self._error * (1 - done))
+
+
+class NoProgress:
+    """For schedulers that do not ask."""
+
+    young = False
+
+    def see(self, before: float, after: float) -> None:
+        """Nothing is learned."""
+
+    def samples_left(self, done: float) -> float:
+        return math.inf
+
+
+class Speeds(Protocol):
+    """Beliefs of how fast a job is."""
+
+    def observe(self, counts: Counts, samples_per_s: float) -> None:
+        """It was so fast with these tasks."""
+
+    def table(self) -> Floats:
+        """Samples a second: [ps - 1, workers - 1]; one line where there are no parameter servers."""
+
+
+class FittedSpeeds:
+    """The speed model's, after a few short runs.
+
+    Args:
+        job: the job.
+        machine: what one machine has.
+        sharding: how its variables are dealt out to parameter servers.
+        rng: draws the noise.
+    """
+
+    def __init__(self, job: SimulatedJob, machine: Amounts, rng: np.random.Generator, *, sharding: Sharding) -> None:
+        self._job, self._rng = job, rng
+        self._seen: Counter[Counts] = Counter()
+        self._model = SpeedModel(
+            lambda workers, ps: job.model.expected_samples_per_s(workers, min(ps, job.model.max_ps), job.batch_size),
+            synchronous=job.model.synchronous,
+            max_workers=job.max_workers,
+            max_ps=max(1, job.model.max_ps),
+        )
+        for workers, ps in sample_sizes(self._model, SAMPLE_RUNS):
+            counts = workers, min(ps, job.model.max_ps)
+            self.observe(counts, _true_speed(job, counts, machine, sharding=sharding))
+
+    def observe(self, counts: Counts, samples_per_s: float) -> None:
+        self._seen[counts] += 1
+        if self._seen[counts] <= ENOUGH:
+            workers, ps = counts
+            self._model.observe(workers, max(1, ps), samples_per_s * (1 + self._rng.normal(0, SPEED_NOISE)))
+
+    def table(self) -> Floats:
+        return self._model.table()
+
+
+class ErringSpeeds:
+    """The truth on the fewest machines, with errors.
+
+    Args:
+        job: the job.
+        machine: what one machine has.
+        error: each speed is too high or too low by this share.
+        sharding: how its variables are dealt out to parameter servers.
+        rng: draws which of the two.
+    """
+
+    def __init__(
+        self, job: SimulatedJob, machine: Amounts, error: float, rng: np.random.Generator, *, sharding: Sharding
+    ) -> None:
+        lines = range(1, max(1, job.model.max_ps) + 1)
+        true = [
+            [
+                _true_speed(job, (workers, min(ps, job.model.max_ps)), machine, sharding=sharding)
+                for workers in range(1, job.max_workers + 1)
+            ]
+            for ps in lines
+        ]
+        self._table = np.array(true) * (1 + error * rng.choice((-1, 1), size=np.shape(true)))
+
+    def observe(self, counts: Counts, samples_per_s: float) -> None:
+        """The truth needs no measurements."""
+
+    def table(self) -> Floats:
+        return self._table
+
+
+class NoSpeeds:
+    """For schedulers that do not ask.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self._table = np.ones((max(1, job.model.max_ps), job.max_workers))
+
+    def observe(self, counts: Counts, samples_per_s: float) -> None:
+        """Nothing is learned."""
+
+    def table(self) -> Floats:
+        return self._table
+
+
+def make_progress(job: SimulatedJob, settings: BeliefSettings, rng: np.random.Generator) -> Progress:
+    """What is believed of a new job's convergence."""
+    if settings.convergence_error is None:
+        return FittedProgress(job, rng)
+    return ErringProgress(job, settings.convergence_error, rng)
+
+
+def make_speeds(
+    job: SimulatedJob, machine: Amounts, settings: BeliefSettings, rng: np.random.Generator, *, sharding: Sharding
+) -> Speeds:
+    """What is believed of a new job's speed."""
+    if settings.speed_error is None:
+        return FittedSpeeds(job, machine, rng, sharding=sharding)
+    return ErringSpeeds(job, machine, settings.speed_error, rng, sharding=sharding)
+
+
+def _true_speed(job: SimulatedJob, counts: Counts, machine: Amounts, *, sharding: Sharding) -> float:
+    layout = even_layout(job.model.needs, counts, machine)
+    if layout is None:
+        layout = ((1, 0),) * counts[0] + ((0, 1),) * counts[1]
+    return job.model.samples_per_s(layout, job.batch_size, sharding=sharding)

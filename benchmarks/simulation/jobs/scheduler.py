@@ -1,0 +1,147 @@
+"""Schedulers: a rule for how much each job gets, one for where it goes, and how its variables are dealt out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from benchmarks.simulation.jobs.machines import Hosts, Machines, counts_of
+from benchmarks.simulation.jobs.placement import Place, best_fit, fewest_machines, spread, used_by
+from benchmarks.simulation.jobs.schedulers import SCHEDULERS
+from dike.exceptions import BadInputError
+from framework.policies.jobs.interface import Allocate, Counts, JobView
+from framework.policies.jobs.registry import POLICIES
+from solver.choices import Sharding
+from solver.jobs.free_capacity import Amounts, plus
+
+ALLOCATIONS: dict[str, Allocate] = {
+    "gain": POLICIES["optimus"],
+    "relative-gain": POLICIES["dike"],
+    "drf": POLICIES["drf"],
+    "tetris": POLICIES["tetris"],
+    "fifo": POLICIES["fifo"],
+}
+PLACEMENTS: dict[str, Place] = {"fewest": fewest_machines, "spread": spread, "best-fit": best_fit}
+SHARDINGS: dict[str, Sharding] = {"balanced": "greedy", "paa": "optimus", "in-turn": "round_robin"}
+LEARNING = ("gain", "relative-gain", "tetris")
+"""Those that ask how fast a job is and how far it has to go."""
+REFERENCE = "optimus"
+WORTH_MOVING = 20
+"""A job moves to fewer machines if it has so many times as long to go as the move takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedJob(JobView):
+    """What a scheduler sees of a job.
+
+    Attributes:
+        hosts: where it is; empty where it waits.
+    """
+
+    hosts: Hosts
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """What decides in every round.
+
+    Attributes:
+        name: for the tables.
+        allocate: how many tasks each job gets.
+        place: where they go.
+        sharding: how variables are dealt out to parameter servers.
+        learns: whether it has to know a job's speed before the job begins.
+        consolidates: whether jobs move to fewer machines once there is room.
+    """
+
+    name: str
+    allocate: Allocate
+    place: Place
+    sharding: Sharding
+    learns: bool
+    consolidates: bool
+
+    def schedule(self, jobs: Sequence[PlacedJob], machines: Machines) -> dict[int, Hosts]:
+        """Decides on a round.
+
+        Jobs that keep their size keep their machines; the others are placed in the order of the allocation, and get
+        fewer tasks where there is no room for all.
+
+        Args:
+            jobs: all that are not finished.
+            machines: all there are.
+
+        Returns:
+            Machines of those that run, by the job's id.
+        """
+        by_id = {job.id: job for job in jobs}
+        wanted = self.allocate(jobs, machines.total)
+        free = [machines.capacity] * machines.count
+        hosts: dict[int, Hosts] = {}
+        for id_, counts in wanted.items():
+            if by_id[id_].hosts and counts_of(by_id[id_].hosts) == counts:
+                hosts[id_] = by_id[id_].hosts
+                _take(by_id[id_], hosts[id_], free)
+        for id_, counts in wanted.items():
+            if id_ not in hosts:
+                found = self._most(by_id[id_], counts, free)
+                if found is not None:
+                    hosts[id_] = found
+                    _take(by_id[id_], found, free)
+        if self.consolidates:
+            for id_, there in sorted(hosts.items(), key=lambda item: -len(item[1])):
+                job = by_id[id_]
+                if len(there) > 1 and job.seconds_left(counts_of(there)) > WORTH_MOVING * job.change_s:
+                    hosts[id_] = self._on_fewer(job, there, free)
+        return hosts
+
+    def _on_fewer(self, job: JobView, hosts: Hosts, free: list[Amounts]) -> Hosts:
+        """The job on fewer machines if there is room, and otherwise where it was."""
+        _take(job, hosts, free, times=1)
+        found = self.place(job.needs, counts_of(hosts), free)
+        chosen = found if found is not None and len(found) < len(hosts) else hosts
+        _take(job, chosen, free)
+        return chosen
+
+    def _most(self, job: JobView, counts: Counts, free: Sequence[Amounts]) -> Hosts | None:
+        workers, ps = counts
+        for fewer in range(workers, 0, -1):
+            found = self.place(job.needs, (fewer, min(ps, fewer) if fewer < workers else ps), free)
+            if found is not None:
+                return found
+        return None
+
+
+def scheduler_named(name: str) -> Scheduler:
+    """One of `SCHEDULERS`, or any ALLOCATION/PLACEMENT/SHARDING, such as `gain/spread/in-turn`.
+
+    Raises:
+        BadInputError: if there is none of that name.
+    """
+    parts = SCHEDULERS.get(name, name).split("/")
+    if len(parts) != 3:
+        near = difflib.get_close_matches(name.lower(), SCHEDULERS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise BadInputError(
+            f"There is no policy '{name}'; {hint}choose of {', '.join(SCHEDULERS)}, or make one as {SCHEDULERS['drf']}."
+        )
+    rules: tuple[Collection[str], ...] = (ALLOCATIONS, PLACEMENTS, SHARDINGS)
+    for part, known in zip(parts, rules, strict=True):
+        if part not in known:
+            raise BadInputError(f"'{part}' in the policy '{name}' is not known; choose of {', '.join(known)}.")
+    allocation, placement, sharding = parts
+    return Scheduler(
+        name,
+        ALLOCATIONS[allocation],
+        PLACEMENTS[placement],
+        SHARDINGS[sharding],
+        learns=allocation in LEARNING,
+        consolidates=placement == "fewest",
+    )
+
+
+def _take(job: JobView, hosts: Hosts, free: list[Amounts], times: int = -1) -> None:
+    """Takes what a job needs from what is free; gives it back with `times` 1."""
+    for host in hosts:
+        free[host.machine] = plus(free[host.machine], used_by(job.needs, host), times)

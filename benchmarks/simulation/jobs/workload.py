@@ -1,0 +1,259 @@
+"""The jobs of a simulation: when they come, what they train, how long."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from benchmarks.simulation.jobs.losses import TrueCurve
+from benchmarks.simulation.jobs.machines import Layout, Machines, even_layout
+from dike.exceptions import BadInputError
+from framework.policies.jobs.interface import TaskNeeds
+from solver.choices import Sharding
+from solver.shards import DEFAULT_SHARDING
+
+REQUESTS = (1, 2, 4, 8)
+"""Workers that users ask for, each as often as the others."""
+WORK_HOURS = (0.5, 10.0)
+"""A drawn job would take so long with one worker: between these, the logarithm uniform."""
+MOST_EPOCHS = 3.0
+"""Users set a limit of up to so many times the epochs that are needed."""
+LOSS_NOISE = 0.01
+
+
+class JobModel(Protocol):
+    """What jobs train, and how fast they really are."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the batch is that of all workers together; else it is each worker's."""
+
+    @property
+    def needs(self) -> TaskNeeds: ...
+
+    @property
+    def max_ps(self) -> int:
+        """Most parameter servers; 0 where there are none."""
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]: ...
+
+    def max_workers(self, batch_size: int) -> int:
+        """Most workers with that batch."""
+
+    def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
+        """The real speed."""
+
+    def expected_samples_per_s(self, workers: int, ps: int, batch_size: int) -> float:
+        """What may be expected before the job has run; of several counts, only the proportion may mean something."""
+
+
+@dataclass(frozen=True)
+class SimulatedJob:
+    """A job that comes some time.
+
+    Attributes:
+        id: its place in the order of arrival.
+        model: what it trains.
+        arrival_s: when it comes.
+        batch_size: of all workers together where the model is synchronous, else of each.
+        samples: how many it really needs.
+        limit_samples: the user's limit, which it does not need.
+        requested: workers that the user asks for.
+        max_workers: most workers it can make use of.
+        curve: its loss.
+    """
+
+    id: int
+    model: JobModel
+    arrival_s: float
+    batch_size: int
+    samples: float
+    limit_samples: float
+    requested: int
+    max_workers: int
+    curve: TrueCurve
+
+    @property
+    def steps(self) -> int:
+        """Steps of one batch until it has converged."""
+        return max(1, round(self.samples / self.batch_size))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A line of a trace; None for what is to be drawn.
+
+    Attributes:
+        arrival_s: when the job comes.
+        model: name of what it trains.
+        samples: until it has converged.
+        workers: how many the user asks for.
+        batch_size: see `SimulatedJob`.
+    """
+
+    arrival_s: float
+    model: str
+    samples: float | None = None
+    workers: int | None = None
+    batch_size: int | None = None
+
+
+def poisson_requests(
+    jobs: int, per_hour: float, models: Sequence[str], rng: np.random.Generator
+) -> tuple[Request, ...]:
+    """Jobs of random models that come independently of each other, the first one at 0.
+
+    Args:
+        jobs: how many.
+        per_hour: how many come in an hour, on average.
+        models: their names.
+        rng: draws them.
+    """
+    arrivals = np.r_[0.0, np.cumsum(rng.exponential(3600 / per_hour, jobs - 1))]
+    chosen = rng.integers(len(models), size=jobs)
+    return tuple(Request(float(at), models[index]) for at, index in zip(arrivals, chosen, strict=True))
+
+
+def window(trace: Sequence[Request], jobs: int, rng: np.random.Generator) -> tuple[Request, ...]:
+    """So many consecutive jobs of a trace, from a random one on, the first one at 0.
+
+    Raises:
+        BadInputError: if the trace has fewer.
+    """
+    if jobs > len(trace):
+        raise BadInputError(f"--jobs {jobs} is more than the {len(trace)} jobs of the trace; ask for fewer.")
+    first = int(rng.integers(len(trace) - jobs + 1))
+    chosen = trace[first : first + jobs]
+    return tuple(
+        Request(one.arrival_s - chosen[0].arrival_s, one.model, one.samples, one.workers, one.batch_size)
+        for one in chosen
+    )
+
+
+def read_trace(path: Path) -> tuple[Request, ...]:
+    """Reads a trace: a CSV file with the columns arrival_s and model, and if need be samples, workers and batch_size.
+
+    Raises:
+        BadInputError: if it cannot be read or makes no sense.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise BadInputError(f"The trace {path} cannot be read: {reason}.") from error
+    requests = tuple(_request(row, f"Line {line} of {path}") for line, row in enumerate(rows, 2))
+    if not requests:
+        raise BadInputError(f"The trace {path} has no jobs; give a CSV file with the columns arrival_s and model.")
+    return tuple(sorted(requests, key=lambda request: request.arrival_s))
+
+
+def _request(row: Mapping[str, str | None], where: str) -> Request:
+    def number(column: str) -> float | None:
+        text = row.get(column)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf or (value == 0 and column != "arrival_s"):
+            raise BadInputError(f"{where}: '{text}' in column '{column}' cannot be; give a number above 0.")
+        return value
+
+    arrival_s, model = number("arrival_s"), row.get("model")
+    if arrival_s is None or not model:
+        raise BadInputError(f"{where} has no arrival_s or no model; a trace needs both in every line.")
+    workers, batch_size = number("workers"), number("batch_size")
+    return Request(
+        arrival_s,
+        model,
+        number("samples"),
+        None if workers is None else max(1, int(workers)),
+        None if batch_size is None else max(1, int(batch_size)),
+    )
+
+
+def make_jobs(
+    requests: Sequence[Request],
+    models: Mapping[str, JobModel],
+    machines: Machines,
+    most_workers: int,
+    rng: np.random.Generator,
+) -> tuple[SimulatedJob, ...]:
+    """Draws what the requests leave open.
+
+    Args:
+        requests: in the order of arrival.
+        models: by name.
+        machines: where they run.
+        most_workers: no job gets more.
+        rng: draws it.
+
+    Raises:
+        BadInputError: if a model is not known, or no machine holds one of its workers.
+    """
+    for request in requests:
+        if request.model not in models:
+            near = difflib.get_close_matches(request.model, models, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise BadInputError(
+                f"There is no table or profile of the model '{request.model}'; {hint}known are {', '.join(models)}."
+            )
+    return tuple(
+        _job(number, request, models[request.model], machines, most_workers, rng)
+        for number, request in enumerate(requests)
+    )
+
+
+def _job(
+    number: int,
+    request: Request,
+    model: JobModel,
+    machines: Machines,
+    most_workers: int,
+    rng: np.random.Generator,
+) -> SimulatedJob:
+    # Everything is drawn, needed or not, so that what one line says changes no other job.
+    batch_size = int(rng.choice(model.batch_sizes))
+    hours = float(np.exp(rng.uniform(*np.log(WORK_HOURS))))
+    requested = int(rng.choice(REQUESTS))
+    beyond = float(rng.uniform(1, MOST_EPOCHS))
+    curve = TrueCurve.draw(rng, LOSS_NOISE)
+    batch_size = request.batch_size or batch_size
+    smallest = even_layout(model.needs, (1, min(1, model.max_ps)), machines.capacity)
+    if smallest is None:
+        raise BadInputError(f"No machine holds a worker of '{model.name}'; give the machines more memory or CPUs.")
+    samples = request.samples or hours * 3600 * model.samples_per_s(smallest, batch_size)
+    most = min(most_workers, model.max_workers(batch_size), machines.count * machines.gpus)
+    requested = min(request.workers or requested, most)
+    # Nobody asks for more than all machines hold.
+    while requested > 1 and not _is_room(model, machines, requested):
+        requested -= 1
+    return SimulatedJob(
+        id=number,
+        model=model,
+        arrival_s=request.arrival_s,
+        batch_size=batch_size,
+        samples=samples,
+        limit_samples=samples * beyond,
+        requested=requested,
+        max_workers=most,
+        curve=curve,
+    )
+
+
+def _is_room(model: JobModel, machines: Machines, workers: int) -> bool:
+    layout = even_layout(model.needs, (workers, min(workers, model.max_ps)), machines.capacity)
+    return layout is not None and len(layout) <= machines.count
