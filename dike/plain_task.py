@@ -36,6 +36,8 @@ class JobRuntime(TrialRuntime):
         task: the job's only task.
     """
 
+    smooths_losses = True
+
     def __init__(self, task: TaskSpec) -> None:
         newest, runs = folders.last_written(task.checkpoint_dir)
         super().__init__(

@@ -111,7 +111,10 @@ class TrialRuntime:
             nothing can be kept.
         standing: what its numbers come to.
         gpus: how many share its batches.
+        smooths_losses: whether losses are reported for people alone, so that an epoch's first batches say little.
     """
+
+    smooths_losses = False
 
     def __init__(self, spec: TrialSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec

@@ -104,7 +104,8 @@ def script_flags(entry: EntryPoint) -> ScriptFlags:
     trees = _trees(entry)
     later = {name for tree in trees for node in ast.walk(tree) for name, _ in _imports_in(node)}
     met = {name for tree in trees for name, _ in _imports(tree)}
-    return ScriptFlags(trees, is_complete=not any(_files_of(name, entry.root) for name in later - met))
+    is_complete = not any(_files_of(name, entry.root) for name in later - met)
+    return ScriptFlags(trees, is_complete=is_complete, libraries=_libraries(later | met, entry))
 
 
 def _set_up_by(texts: Iterable[str]) -> set[str]:
@@ -119,7 +120,11 @@ def imported_libraries(entry: EntryPoint) -> list[str]:
     Raises:
         BadInputError: if the script cannot be read or is not Python.
     """
-    modules = {name.partition(".")[0] for tree in _trees(entry) for name, _ in _imports(tree)}
+    return _libraries((name for tree in _trees(entry) for name, _ in _imports(tree)), entry)
+
+
+def _libraries(names: Iterable[str], entry: EntryPoint) -> list[str]:
+    modules = {name.partition(".")[0] for name in names}
     return sorted(name for name in modules - sys.stdlib_module_names if not _files_of(name, entry.root))
 
 

@@ -28,6 +28,13 @@ from dike.trial.spec import Value
 _BEFORE = "^"
 _PARSERS = frozenset({"argparse", "absl", "click", "typer", "fire", "hydra", "docopt", "getopt", "optparse"})
 """Modules that read a script's arguments."""
+_OF_NO_PARSER = frozenset(
+    {
+        *("dike", "tensorflow", "keras", "tf_keras", "tensorflow_datasets", "torch", "torchvision", "jax", "flax"),
+        *("optax", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "h5py", "PIL", "psutil", "tqdm", "yaml"),
+    }
+)
+"""Libraries that read no arguments unless the script has them do so."""
 _TRUE_FALSE = ("true", "false")
 _WORDS = (_TRUE_FALSE, ("True", "False"), ("yes", "no"), ("1", "0"))
 """Words that a function of the script may read as true and false."""
@@ -123,9 +130,12 @@ class ScriptFlags:
     Args:
         trees: the script's modules.
         is_complete: whether these are all modules of its own.
+        libraries: the modules that it imports and that are neither its own nor Python's; None if that is not known.
     """
 
-    def __init__(self, trees: Iterable[ast.Module], *, is_complete: bool = True) -> None:
+    def __init__(
+        self, trees: Iterable[ast.Module], *, is_complete: bool = True, libraries: Iterable[str] | None = None
+    ) -> None:
         trees = tuple(trees)
         self._parents = {
             child: node for tree in trees for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
@@ -144,6 +154,7 @@ class ScriptFlags:
         self._has_parser = bool(self._libraries) or any(_PARSES.search(name) for name in called)
         self._reads_argv = any(_last(node) == "argv" for node in nodes)
         self._is_complete = is_complete and "importlib" not in imported
+        self._may_be_read_elsewhere = libraries is None or not _OF_NO_PARSER.issuperset(libraries)
         self._values = {
             ast.unparse(target): node.value for node in nodes if isinstance(node, ast.Assign) for target in node.targets
         }
@@ -213,6 +224,12 @@ class ScriptFlags:
             return None
         if is_closed:
             raise BadInputError(_untaken(script, name, {one for each in self._definitions for one in each.names}))
+        is_without = not (self._has_parser or self._reads_argv or self._may_be_read_elsewhere)
+        if is_without and self._is_complete and not any(text.startswith(("DIKE_", "-")) for text in self.literals):
+            raise BadInputError(
+                f"{script} takes no parameter '{name}': it reads no arguments and does not call dike.params; read it "
+                f"by dike.params({name.replace('-', '_')}=...) there, or give the script a flag --{name}."
+            )
         spelled = [name, name.replace("_", "-"), name.replace("-", "_")]
         spellings = [f"-{name}", f"--{name}"] if len(name) == 1 else [f"--{one}" for one in spelled]
         flag = next((spelling for spelling in spellings if spelling in self.literals), f"--{name}")
@@ -237,6 +254,11 @@ class ScriptFlags:
             return dataclasses.replace(on[0], switch=f"{_long(on[0])}|{_long(off[0])}")
         exact = [one for one in found if {f"--{name}", f"-{name}"} & set(one.names)]
         chosen = (exact or found)[0]
+        if chosen.means_off and plain != chosen.dest:
+            # It is named as the flag is: true is to give it.
+            other = [one for one in self._definitions if chosen.dest in one.plain_names and not one.means_off]
+            back = _long(other[0]) if other and other[0].switch is not None else ""
+            return dataclasses.replace(chosen, switch=chosen.switch and f"{_long(chosen)}|{back}")
         is_before = all(one.is_before for one in found)
         if any((one.switch is None, one.booleans) != (chosen.switch is None, chosen.booleans) for one in found):
             # Several parsers have it, and read it differently.

@@ -16,7 +16,8 @@ from dike.trial.spec import Value
 from framework.search.records import Parameter
 from solver.strict_yaml import load_yaml
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+# Hydra's names have dots, and '+' in front of what a configuration does not have yet.
+_NAME = re.compile(r"\+{0,2}[A-Za-z_][A-Za-z0-9_./@-]*")
 # A number with leading zeros is a name for people, and stays as it was typed.
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.?[0-9]+)([eE][+-]?[0-9]+)?")
@@ -73,7 +74,7 @@ def check_space(space: Sequence[Parameter]) -> None:
         name = parameter.name
         if not _NAME.fullmatch(name):
             raise BadInputError(
-                f"{name!r} cannot be the name of a parameter: a name is letters, digits, '_' and '-', a letter first."
+                f"{name!r} cannot be the name of a parameter: a name is letters, digits and _-./@, a letter first."
             )
         if (spelled := name.replace("-", "_")) in seen:
             raise BadInputError(f"The parameter '{name}' is given twice; give all its values at once.")

@@ -70,6 +70,14 @@ CLICK = "import click\n@click.command()\n@click.option({})\ndef main(**given): .
         (PARSER.format("p.add_argument('--on', action='store_true')"), ["--on"], []),
         (PARSER.format("p.add_argument('--on', action='store_false')"), ["--on"], []),
         (PARSER.format("p.add_argument('--no-on', dest='on', action='store_false')"), [], ["--no-on"]),
+        (PARSER.format("p.add_argument('--on', dest='off', action='store_false')"), ["--on"], []),
+        (
+            PARSER.format(
+                "p.add_argument('--on', dest='off', action='store_false')\np.add_argument('--off', action='store_true')"
+            ),
+            ["--on"],
+            ["--off"],
+        ),
         (
             PARSER.format(
                 "p.add_argument('--on', action='store_true', default=True)\n"
@@ -176,6 +184,8 @@ TWO = PARSER.format("p.add_argument('--units')\np.add_argument('--lr')")
         (ASKS + "print(p, p['lr'])", "did you mean 'units'?"),
         (ASKS.replace("p =", "asked =") + TWO, "did you mean 'units'?"),
         ("from dike import params\nlr = params(lr=0.1)['lr']", "it takes lr."),
+        ("import os\nlr = float(os.environ.get('LR', 1))", "it reads no arguments and does not call dike.params"),
+        ("import keras, numpy as np\nUNITS = 16\nkeras.Sequential().fit(np.ones(3))", "dike.params(unist=...)"),
     ],
 )
 def test_a_parameter_that_nothing_takes_is_refused(tmp_path: Path, source: str, message: str) -> None:
@@ -187,6 +197,9 @@ def test_a_parameter_that_nothing_takes_is_refused(tmp_path: Path, source: str, 
     "source",
     [
         ASKS + "train(**p)",
+        "import options",
+        "import keras\ndef main():\n    from options import rate\nmain()",
+        "import json, os\nvalues = json.loads(os.environ['DIKE_PARAMS'])",
         ASKS + "print(p['unist'])",
         ASKS + "for name in p: ...",
         "import dike\nprint(dike.params()[name])",

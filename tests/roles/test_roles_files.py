@@ -13,9 +13,11 @@ import pytest
 
 from dike import checkpoints, reporting
 from dike.exceptions import BadInputError
+from dike.keras3.trial.reports import KerasReports
 from dike.profile import Api, VariableSpec
 from dike.reporting import PROGRESS_INTERVAL_S, EpochLosses, Reporter
 from dike.task import Role, TaskSpec
+from dike.trial.spec import TrialSpec
 from tests.profiles import made_up_profile
 
 PROFILE = made_up_profile({"a": (2, 4), "b": (2,)}, name="model.py", flops=1.0)
@@ -96,6 +98,35 @@ def test_a_loss_is_never_that_of_the_first_batch_of_an_epoch_alone() -> None:
     assert losses.smoothed(0.5, 22) == pytest.approx(0.75)
     assert losses.smoothed(0.6, 44) == pytest.approx(0.6)
     assert math.isnan(losses.smoothed(math.nan, 45))
+
+
+class FakeRuntime:
+    """Keeps what it is told."""
+
+    def __init__(self, *, smooths_losses: bool) -> None:
+        self.smooths_losses = smooths_losses
+        self.spec = TrialSpec("job", 0, 0, {}, "/nowhere", metric="loss")
+        self.losses: list[float] = []
+
+    def progress(self, step: int, *, loss: float | None = None, **_: object) -> None:
+        self.losses += [] if loss is None else [loss]
+
+    def check_metric(self, reported: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("smooths", [True, False])
+def test_losses_of_a_plain_task_are_smoothed_and_those_of_a_trial_are_not(smooths: bool) -> None:
+    runtime = FakeRuntime(smooths_losses=smooths)
+    reports = KerasReports(runtime)  # type: ignore[arg-type]
+    for before in (0, 8):  # two `fit`s of two epochs of four batches each
+        reports.fit_begins(before)
+        for epoch in range(2):
+            for batch in range(4):
+                reports.step_done(before + 4 * epoch + batch + 1, 0.0 if batch == 0 else 1.0)
+            reports.epoch_done({"loss": 1.0}, is_all=True)
+    second = [0.75 if smooths else 0.0, 1.0, 1.0, 1.0]
+    assert runtime.losses == [*(0.0, 1.0, 1.0, 1.0), *second] * 2
 
 
 def test_a_reader_that_is_gone_or_slow_stops_nothing() -> None:

@@ -32,6 +32,9 @@ from framework.search.space import check_space, parse_parameter, read_space
         ("units=2:64:int:log", Parameter("units", low=2, high=64, is_integer=True, log=True)),
         ("units=2:64:log:int", Parameter("units", low=2, high=64, is_integer=True, log=True)),
         ("shift=-1:1", Parameter("shift", low=-1, high=1)),
+        ("model.units=1,2", Parameter("model.units", (1, 2))),
+        ("+lr=0.1", Parameter("+lr", (0.1,))),
+        ("db/engine@here=x", Parameter("db/engine@here", ("x",))),
     ],
 )
 def test_a_parameter_is_read_as_meant(text: str, parameter: Parameter) -> None:
@@ -62,6 +65,7 @@ def test_a_parameter_is_read_as_meant(text: str, parameter: Parameter) -> None:
         ("lr=0.1,0.1", "has the value 0.1 twice"),
         ("flag=true,1", "twice"),
         ("--lr=1,2", "cannot be the name"),
+        ("+++lr=1,2", "cannot be the name"),
         ("l r=1,2", "cannot be the name"),
         ("1st=1,2", "cannot be the name"),
     ],

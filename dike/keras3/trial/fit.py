@@ -251,6 +251,7 @@ class Fit:
         """See `Listener`."""
         assert self._batches is not None
         self._states.begin()
+        self._reports.fit_begins(self._steps_before)
         if self._saved is None:
             return
         # Keras' own BackupAndRestore may have had other plans.
@@ -264,6 +265,7 @@ class Fit:
         self._logs = state.logs
         self._reports.step = state.step
         self._steps_before = state.step - state.batch
+        self._reports.fit_begins(self._steps_before)
         self._script.has_restored(self._saved)
         if state.lost and not self.is_skipped:
             names = ", ".join(state.lost)

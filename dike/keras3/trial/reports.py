@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dike.keras3.fit_call import arguments_of, figures, loss_of, validates
-from dike.reporting import PROGRESS_INTERVAL_S
+from dike.reporting import PROGRESS_INTERVAL_S, EpochLosses
 from dike.trial.runtime import TrialRuntime
 
 _MOST_PENDING = 1000
@@ -32,7 +32,19 @@ class KerasReports:
         self._read_s = 0.0
         self._announced: tuple[bool, int | None] | None = None
         self._is_metric_checked = False
+        self._losses: EpochLosses | None = None
+        self._epoch_begin = 0
         self.step = 0
+
+    def fit_begins(self, step: int) -> None:
+        """A `fit` begins, or goes on.
+
+        Args:
+            step: batches trained by all loops, those of the running epoch aside.
+        """
+        # Of a trial the losses themselves are wanted: they are compared with those of others at the same step.
+        self._losses = EpochLosses() if self._runtime.smooths_losses else None
+        self._epoch_begin = step
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
         """A loop is about to take its first step.
@@ -81,6 +93,9 @@ class KerasReports:
             BadInputError: if the search's metric is not among those of the first whole epoch.
         """
         self.flush()
+        if self._losses is not None:
+            self._losses.epoch_ended()
+        self._epoch_begin = self.step
         metric = self._runtime.spec.metric
         self._runtime.progress(self.step, metrics=logs, value=logs.get(metric))
         if is_all and not self._is_metric_checked:
@@ -91,7 +106,10 @@ class KerasReports:
         """Reads the losses of the steps done."""
         pending, self._pending = self._pending, []
         for step, loss in pending:
-            self._runtime.progress(step, loss=None if loss is None else float(loss))
+            value = None if loss is None else float(loss)
+            if value is not None and self._losses is not None:
+                value = self._losses.smoothed(value, step - self._epoch_begin)
+            self._runtime.progress(step, loss=value)
 
 
 def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class: Any) -> Callable[..., Any]:
@@ -132,6 +150,7 @@ def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class
         else:
             given = [] if callbacks is None else callbacks if isinstance(callbacks, list | tuple) else [callbacks]
             arguments["callbacks"] = [*given, report]
+        reports.fit_begins(reports.step)
         reports.training(preemptible=False, batch_size=arguments["batch_size"])
         result = fit(self, **arguments)
         reports.flush()
