@@ -22,6 +22,7 @@ class Row:
         method: its name.
         reason: why it has no plan; empty with a plan.
         workers: how many workers.
+        kinds: of workers that differ: how many, their CPUs and their GPUs, the most GPUs first.
         ps: how many parameter servers.
         cpus: CPUs of each worker.
         gpus: GPUs of each worker.
@@ -37,6 +38,7 @@ class Row:
     method: str
     reason: str = ""
     workers: int = 0
+    kinds: tuple[tuple[int, float, int], ...] = ()
     ps: int = 0
     cpus: float = 0.0
     gpus: int = 0
@@ -110,6 +112,7 @@ def _row(method: str, request: PlanRequest) -> Row:
     return Row(
         method=method,
         workers=option.workers,
+        kinds=tuple((count, task.cpus, task.gpus) for task, count in plan.worker_kinds),
         ps=option.ps,
         cpus=option.worker.cpus,
         gpus=option.worker.gpus,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -150,6 +151,16 @@ class Plan:
     def is_plain(self) -> bool:
         """Whether one task trains alone, without parameter servers."""
         return self.option.ps == 0
+
+    @property
+    def worker_kinds(self) -> list[tuple[TaskResources, int]]:
+        """What workers get, and how many get that; the most GPUs first."""
+        workers = Counter(
+            TaskResources(task.cpus, task.mem_mb, task.disk_mb, task.gpus)
+            for task in self.tasks
+            if task.role == "worker"
+        )
+        return sorted(workers.items(), key=lambda entry: (-entry[0].gpus, -entry[0].cpus))
 
     @property
     def ps_bytes(self) -> tuple[int, ...]:

@@ -419,7 +419,8 @@ class _Prints:
         """Shows the same, of a script that takes long."""
         with self._lock:
             if not self._is_shown:
-                self._kept.insert(0, f"dike: {self._name} has not come to its training yet; it prints\n".encode())
+                prints = "; it prints" if self._kept else ""
+                self._kept.insert(0, f"dike: {self._name} has not come to its training yet{prints}\n".encode())
         self.show()
 
     def show(self) -> None:

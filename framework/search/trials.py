@@ -16,7 +16,7 @@ from typing import Any
 from dike.trial.spec import PARAMS_VARIABLE, TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import Reading, TrialView
-from framework.project.last_words import last_words, why_hopeless
+from framework.project.last_words import error_words, last_words, why_hopeless
 from framework.project.script_flags import words_of
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
@@ -498,9 +498,11 @@ class TrialTracker:
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
-        # The last line is what tables show: of a script that was ended from outside its output does not say why.
+        # The last line is what tables show. The output does not say why where the script was ended from outside, or has
+        # ended itself without a word.
         is_from_outside = end.outcome == "timed_out" or (end.exit_code or 0) < 0
-        parts = (end.tail, end.message) if is_from_outside else (end.message, end.tail)
+        says_why = not is_from_outside and bool(error_words(end.tail))
+        parts = (end.message, end.tail) if says_why else (end.tail, end.message)
         record.error = "\n".join(filter(None, (part.strip() for part in parts)))
 
 

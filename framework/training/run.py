@@ -214,12 +214,12 @@ def _notify_before_start(request: RunRequest, spec: JobSpec, observer: JobObserv
             "with --checkpoint-dir, so that a restart can find them anywhere"
         )
     if spec.profile.api in (Api.COORDINATOR, Api.LOOP):
-        loop, means = "coordinator loop", "by itself"
+        loop, means = "the script's own coordinator loop", "by itself"
         if spec.profile.api is Api.LOOP:
-            loop, means = "training loop", "by dike.checkpoint or by itself"
+            # Or it calls `fit`, of a model that cannot be read: that is saved as in any job.
+            loop, means = "a training loop of the script's own", "by dike.checkpoint or by itself"
         observer.notify(
-            f"the script's own {loop} saves and restores {means}, if at all; DIKE_CHECKPOINT_DIR in its environment "
-            "names the folder"
+            f"{loop} saves and restores {means}, if at all; DIKE_CHECKPOINT_DIR in its environment names the folder"
         )
     if spec.elastic is not None:
         for text in elastic_notes(spec):

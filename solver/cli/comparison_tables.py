@@ -42,7 +42,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if row.reason:
             table.add_row(row.method, *["-"] * 8, f"{row.seconds:.2f} s")
             continue
-        counts = (str(row.workers), str(row.ps), f"{row.cpus:g}", str(row.gpus), str(row.machines))
+        counts = _counts(row.kinds, row.ps, row.machines)
         worth = (f"{row.samples_per_s:,.0f}", f"{row.share:.1%}", format_bytes(row.traffic_bytes))
         table.add_row(row.method, *counts, *worth, f"{row.seconds:.2f} s")
     console.print(table)
@@ -74,6 +74,11 @@ def _worth(value: float | None, *, traffic: bool) -> str:
 
 
 def _option(plan: Plan) -> tuple[str, ...]:
-    option = plan.option
-    machines = len({task.node for task in plan.tasks})
-    return str(option.workers), str(option.ps), f"{option.worker.cpus:g}", str(option.worker.gpus), str(machines)
+    kinds = [(count, task.cpus, task.gpus) for task, count in plan.worker_kinds]
+    return _counts(kinds, plan.option.ps, len({task.node for task in plan.tasks}))
+
+
+def _counts(kinds: Sequence[tuple[int, float, int]], ps: int, machines: int) -> tuple[str, ...]:
+    """Workers, ps, a worker's CPUs and GPUs, machines; workers that differ are added up: `6 + 26`, `4 + 1`, `1 + 0`."""
+    workers, cpus, gpus = (" + ".join(f"{kind[index]:g}" for kind in kinds) for index in range(3))
+    return workers, str(ps), cpus, gpus, str(machines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -80,13 +79,8 @@ def _options(plan: Plan) -> Table:
 
 def _chosen(plan: Plan) -> Table:
     table = new_table("Option chosen", "role", "tasks", "CPUs", "GPUs", "memory", "disk")
-    # Workers may differ, the most GPUs first.
-    workers = Counter(
-        TaskResources(task.cpus, task.mem_mb, task.disk_mb, task.gpus) for task in plan.tasks if task.role == "worker"
-    )
-    kinds = sorted(workers.items(), key=lambda entry: (-entry[0].gpus, -entry[0].cpus))
     rows: list[tuple[str, int, TaskResources | None]] = [
-        *(("worker", count, task) for task, count in kinds),
+        *(("worker", count, task) for task, count in plan.worker_kinds),
         ("ps", plan.option.ps, plan.option.ps_task),
         ("chief", 1, plan.option.chief),
     ]

@@ -71,6 +71,23 @@ def test_json_alone_on_standard_output(model: Path) -> None:
     assert plan.profile.batch_size == 16
 
 
+def test_workers_that_differ_are_told_apart_in_every_table(tmp_path: Path) -> None:
+    resnet = Path(__file__).parents[2] / "benchmarks" / "data" / "profiles" / "resnet50.json"
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(
+        "nodes:\n"
+        "  - {name: gpu, count: 3, cpus: 16, mem: 64GiB, gpus: 2, gpu_model: A100, disk: 100GiB, network_gbps: 25}\n"
+        "  - {name: cpu, count: 2, cpus: 32, mem: 64GiB, disk: 100GiB, network_gbps: 25}\n"
+    )
+    plan = Plan.from_json(json.loads(_plan(resnet, "--cluster", cluster, "--format", "json").stdout))
+    gpus = [task.gpus for task in plan.tasks if task.role == "worker"]
+    assert len(set(gpus)) == 2, "the case has to have both"
+    with_gpus = len(list(filter(None, gpus)))
+    told = f"{with_gpus} + {len(gpus) - with_gpus}"
+    for question in (("--sweep", "network_gbps=25"), ("--what-if", "add 1 x cpu")):
+        assert told in _plan(resnet, "--cluster", cluster, *question).stdout
+
+
 def test_the_objective_is_passed_on(model: Path) -> None:
     done = _plan(model, "--cluster", EXAMPLES / "five-k80.yaml", "--format", "json", "--objective", "traffic")
     assert json.loads(done.stdout)["objective"] == "traffic"
