@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,7 +39,7 @@ from solver.cli.plan import module_option
 if TYPE_CHECKING:
     from framework.cli.following import Staying
     from framework.scheduler.mesos_access import MesosAccess
-    from framework.search.records import SearchSpec
+    from framework.search.records import SearchResult, SearchSpec
 
 
 class Mode(enum.StrEnum):
@@ -392,7 +393,23 @@ def tune(
         if result.best is None:
             raise JobFailedError(
                 f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more."
+                + _how_parameters_came(spec, result)
             )
+
+
+def _how_parameters_came(spec: SearchSpec, result: SearchResult) -> str:
+    """How the script got its parameters, where none of its trials has come to a step: it may have refused them."""
+    from framework.project.script_flags import words_of
+
+    words = (
+        [word for part in words_of(spec.flags, result.trials[0].parameters) for word in part] if result.trials else []
+    )
+    if not words or any(trial.step for trial in result.trials):
+        return ""
+    return (
+        f" None has come to a step: if the script does not take '{shlex.join(words)}', name the parameters as it does, "
+        "or see --param-style."
+    )
 
 
 def _import_for_trials(spec: SearchSpec, zygotes: str) -> None:

@@ -111,7 +111,11 @@ def test_trials_are_counted_by_state(store: ServiceStore) -> None:
         assert queries.best_values(connection, {name: "min"}) == {}
         # Searches of `dike tune` in the same database are not the service's.
         assert queries.trial_counts(connection) == counts
+    task = TaskRecord("T-digits", name, "S-1", "node", "127.0.0.1", "slot-0", "running")
+    store.save([task], {})
+    running = len([task for task in store.tasks(live_only=True) if task.state == "running"])
     text = ServiceMetrics(store).text().decode()
+    store.save([dataclasses.replace(task, state="finished", ended_s=1e9)], {})
     search.open_search(name)
     values = ((TrialState.FINISHED, 0.5), (TrialState.RUNNING, math.nan), (TrialState.FAILED, 9.0))
     for number, (state, value) in enumerate((*values, (TrialState.SUSPENDED, 2.0), (TrialState.WAITING, math.inf))):
@@ -128,7 +132,7 @@ def test_trials_are_counted_by_state(store: ServiceStore) -> None:
         assert queries.best_values(connection, {name: "max"}) == {name: 2.0}
     assert 'dike_trials{state="finished"} 2.0' in text
     assert 'dike_jobs{kind="search",state="queued"} 1.0' in text
-    assert 'dike_tasks{state="running"} 2.0' in text
+    assert f'dike_tasks{{state="running"}} {running}.0' in text
 
 
 def test_what_is_open_is_counted_by_user_and_by_state(store: ServiceStore) -> None:
