@@ -320,7 +320,8 @@ def test_progress_is_thinned_and_holds_only_numbers_that_json_knows(stage: ApiSt
 
 def test_the_cluster_is_shown_with_our_tasks(stage: ApiStage, alice: httpx.Client) -> None:
     job_id = stage.submit("alice")
-    task = TaskRecord("T-1", job_id, "S-1", "agent-1", "127.0.0.1", "worker:0", "running", {"cpus": 1.0, "mem": 64.0})
+    held = {"cpus": 1.0, "mem": 64.0}
+    task = TaskRecord("T-1", job_id, "S-1", "agent-1", "127.0.0.1", "worker:0", "running", held, executor_id="E-1")
     stage.store.save([task], {})
     # Published about once a second.
     wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None, "the agents")

@@ -165,7 +165,7 @@ def test_checkpoints_that_somebody_may_want_stay(store: ServiceStore, root: Path
     add_job(store, root, "running", state=JobState.RUNNING, ended_s=None)
     # Its end was written down, and its tasks have not ended.
     add_job(store, root, "ending")
-    store.save([TaskRecord("T", "ending", "S", "node", "127.0.0.1", "worker:0", "running")], {})
+    store.save([TaskRecord("T", "ending", "S", "node", "127.0.0.1", "worker:0", "running", executor_id="E")], {})
     # Users name folders: their own, and those of earlier jobs.
     add_job(store, root, "in-a-folder-of-its-user", request={"checkpoint_dir": f"{root}/in-a-folder-of-its-user"})
     claim(add_job(store, root, "taken-over"), "somebody-else")

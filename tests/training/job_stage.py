@@ -111,7 +111,7 @@ class Stage:
                 task["host"],
                 "",
                 task["state"],
-                executor_id=task.get("executor_id", ""),
+                executor_id=task["executor_id"],
             )
             for task in (state or {"tasks": ()})["tasks"]
             if not TaskState(task.get("state", "lost")).is_terminal()
