@@ -283,10 +283,7 @@ class TrialRecord:
 
     def reached(self) -> tuple[float, int] | None:
         """The best value that it ever had, and at which step; None before the first that is a number."""
-        if self.best_value is not None:
-            return self.best_value, self.best_step or 0
-        # An earlier version of Dike did not write that down.
-        return (self.value, self.step) if self.value is not None and math.isfinite(self.value) else None
+        return None if self.best_value is None else (self.best_value, self.best_step or 0)
 
     @property
     def not_finite(self) -> dict[str, str]:

@@ -187,8 +187,7 @@ class Checkpoints:
         """What the folder may be called that the service has chosen for a job, below this root."""
         name = record.folder_name
         if record.kind is JobKind.SEARCH:
-            # An earlier version called it as the job.
-            return () if (record.request.get("spec") or {}).get("checkpoint_dir") else (name, record.id)
+            return () if (record.request.get("spec") or {}).get("checkpoint_dir") else (name,)
         chosen = stored_checkpoint_dir(record.state_data)
         return (name,) if not record.request.get("checkpoint_dir") and chosen == f"{self._root}/{name}" else ()
 

@@ -280,8 +280,6 @@ def test_a_training_job_is_called_what_its_user_wants(stage: ApiStage, alice: ht
         assert "name" in detail(bob.post("/api/v1/jobs", files=form(training(name=name))), 400)
     for again in ("mnist+1.x-2", "mnist+1.x-3"):
         assert alice.post("/api/v1/jobs/mnist+1.x/again").json()["id"] == again
-    # Services of earlier versions know no names.
-    assert "name" not in alice.get(f"/api/v1/jobs/{stage.submit()}").json()["request"]
 
 
 def test_a_search_that_was_killed_is_resumed_by_its_owner(
