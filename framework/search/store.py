@@ -291,22 +291,10 @@ class Store:
         with self._reading() as connection:
             return self._load_slices(connection)
 
-    def add_losses(self, trial: int, run: int, reports: Sequence[Mapping[str, Any]]) -> None:
-        """Keeps what a run reported; what an earlier run has reported for the same steps stays.
-
-        Args:
-            trial: number of the trial.
-            run: number of its run.
-            reports: contents of `progress` reports (`dike.trial.reports`), oldest first.
-
-        Raises:
-            ValueError: if a report is malformed.
-        """
-        with self._transaction() as connection:
-            _add_losses(connection, self._require_id(), trial, run, reports)
-
     def save_progress(self, record: TrialRecord, reports: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Writes a trial as it is now, and what its runs have reported since the last time; all or nothing.
+
+        What an earlier run has reported for the same steps stays.
 
         Args:
             record: the trial.

@@ -31,7 +31,7 @@ from framework.service.api import outputs as api_outputs
 from framework.service.api.backend import nearest
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
-from tests.search.stored_search import FULL, SPEC, report
+from tests.search.stored_search import FULL, SPEC, add_losses, report
 from tests.service.api_stage import BUNDLE, DEADLINE_S, ApiStage, api_stage, form, training
 from tests.trees import make_deep
 from tests.waiting import wait_until
@@ -601,7 +601,7 @@ def test_a_search_shows_trials_slices_and_losses(
     store = Store(stage.store.database.url, engine=stage.store.database.engine)
     store.create_search(dataclasses.replace(SPEC, name="digits"))
     store.save_trial(dataclasses.replace(FULL, loss=math.nan, metrics={"accuracy": math.inf}))
-    store.add_losses(0, 1, [report(step, math.nan if step == 99 else 1.0) for step in range(100)])
+    add_losses(store, 0, 1, [report(step, math.nan if step == 99 else 1.0) for step in range(100)])
     shown = alice.get(path).json()
     assert shown["trials"] == {"suspended": 1}
     listed = {one["id"]: one for one in alice.get("/api/v1/jobs").json()["jobs"]}

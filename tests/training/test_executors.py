@@ -197,7 +197,7 @@ def growing() -> tuple[ElasticStage, list[JobTask]]:
     stage = ElasticStage(elastic())
     stage.start_training()
     stage.look(stage.mesos.offer(0))
-    further = [task for task in stage.job.all_tasks.values() if not task.member]
+    further = [task for task in stage.job._run.tasks.values() if not task.member]
     assert further
     return stage, further
 
@@ -220,7 +220,7 @@ def test_growth_that_comes_too_late_for_an_executor_is_tried_again_at_once(state
     began_s = stage.now
     stage.look(stage.mesos.offer(0))
     assert stage.now - began_s < INTERVAL_S
-    again = [task for task in stage.job.all_tasks.values() if not task.member]
+    again = [task for task in stage.job._run.tasks.values() if not task.member]
     assert [task.name for task in again] == [task.name for task in further]
     assert stage.chief.executor_id not in {task.executor_id for task in again}
 
