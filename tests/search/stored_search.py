@@ -39,7 +39,6 @@ FULL = TrialRecord(
     convergence=0.01,
     checkpoint="/checkpoints/trial-0/run-1-step-120",
     checkpoint_step=120,
-    checkpoint_train_s=12.5,
     agent="node-1",
     slot=3,
     batch_size=64.0,
