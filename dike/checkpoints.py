@@ -341,7 +341,7 @@ def _problem(path: str) -> str:
             return ""
         for name in files:
             plain_files.open_plain(name).close()
-        # Of an earlier version, or the script's own. Each tensor carries a checksum of TensorFlow's.
+        # The script's own, or one elsewhere than on a disk. Each tensor carries a checksum of TensorFlow's.
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map() if files else ():
             reader.get_tensor(name)

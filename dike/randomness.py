@@ -337,7 +337,7 @@ def restore(saved: State) -> None:
     for name, (_, put_back) in _SOURCES.items():
         if name in saved and name in sys.modules:
             put_back(saved[name])
-    _generators.restore(saved["generators"], saved.get("made", {}))
+    _generators.restore(saved["generators"], saved["made"])
     if "tensorflow" in sys.modules:
         _functions().restore(saved["functions"])
 

@@ -418,12 +418,8 @@ class Dispatcher(pymesos.Executor):
         try:
             addressed = Addressed.decode(message)
         except ValueError as error:
-            held = [task_id for process in self._processes for task_id in process.tasks]
-            if len(held) != 1:
-                logger.warning("message ignored: %s", error)
-                return
-            # Of a framework of the version before, which has an executor for each task.
-            addressed = Addressed(held[0], message)
+            logger.warning("message ignored: %s", error)
+            return
         if (process := self._holder(addressed.task_id)) is not None:
             process.told(addressed.task_id, addressed.data)
 

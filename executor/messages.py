@@ -148,14 +148,6 @@ class LogChunk(OutputPiece):
         """The chunk as base64 text."""
         return encode({"type": "log", **self.to_json()})
 
-    def to_json(self) -> dict[str, Any]:
-        """The chunk as JSON values."""
-        values = super().to_json()
-        if not self.skipped:
-            # The version before, to which a service may have gone back, does not know it.
-            del values["skipped"]
-        return values
-
     @classmethod
     def from_json(cls, values: Any) -> LogChunk:
         """Reads what `to_json` wrote.
@@ -272,7 +264,7 @@ class _EncodedChunk:
     stream: str
     offset: int
     data: str
-    skipped: int = 0
+    skipped: int
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class OutputsRecord:
                 kept=_stamps(values["kept"]),
                 limit_bytes=None if values["limit_bytes"] is None else int(values["limit_bytes"]),
                 left_behind={str(path): str(reason) for path, reason in values["left_behind"].items()},
-                deleted=_stamps(values.get("deleted", {})),
+                deleted=_stamps(values["deleted"]),
             )
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"not a record of outputs: {error!r}") from error

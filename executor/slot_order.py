@@ -58,13 +58,7 @@ class SlotOrder:
 
     def encode(self) -> str:
         """The order as base64 text, the form of bytes in Mesos' JSON."""
-        values = dataclasses.asdict(self)
-        # Earlier versions do not know these.
-        if not self.always_stay:
-            del values["always_stay"]
-        if self.stall_timeout_s is None:
-            del values["stall_timeout_s"]
-        return encode({"kind": "slot", **values})
+        return encode({"kind": "slot", **dataclasses.asdict(self)})
 
     @classmethod
     def decode(cls, data: str) -> SlotOrder:

@@ -60,7 +60,7 @@ class Wanted:
         leave: whether the executor is to end once nothing runs; its task is then finished.
         known_ends: runs whose end the framework has recorded.
         known_reports: runs of which the framework wants to hear what comes after the reports it has written down.
-        known_output: runs of which it wants what they print, from there on; None from a version that takes no output.
+        known_output: runs of which it wants what they print, from there on.
         stop: whether the trial of the run that is in the slot and not wanted will never run again: it is ended even if
             it cannot be suspended.
         memory_bytes: how much memory the slot has, its part of the suspended runs that stay in memory included; 0 if
@@ -74,7 +74,7 @@ class Wanted:
     leave: bool = False
     known_ends: tuple[RunKey, ...] = ()
     known_reports: tuple[KnownReports, ...] = ()
-    known_output: tuple[KnownOutput, ...] | None = None
+    known_output: tuple[KnownOutput, ...] = ()
     stop: bool = False
     memory_bytes: int = 0
     let_go: tuple[RunKey, ...] = ()
@@ -97,7 +97,7 @@ class Wanted:
                 "leave": self.leave,
                 "known_ends": [list(key) for key in self.known_ends],
                 "known_reports": [list(known) for known in self.known_reports],
-                "known_output": None if self.known_output is None else [list(known) for known in self.known_output],
+                "known_output": [list(known) for known in self.known_output],
                 "stop": self.stop,
                 "memory_bytes": self.memory_bytes,
                 "let_go": [list(key) for key in self.let_go],
@@ -117,7 +117,6 @@ class Wanted:
             if values["kind"] != "wanted":
                 raise ValueError(f"not what a slot is told: {values['kind']!r}")
             run = values["run"]
-            output = values.get("known_output")
             return cls(
                 number=int(values["number"]),
                 run=None if run is None else _run(run),
@@ -126,21 +125,20 @@ class Wanted:
                 known_reports=tuple(
                     (int(trial), int(number), int(count)) for trial, number, count in values["known_reports"]
                 ),
-                known_output=None
-                if output is None
-                else tuple((int(trial), int(number), int(size)) for trial, number, size in output),
-                # Services of earlier versions do not say.
-                stop=bool(values.get("stop", False)),
-                memory_bytes=int(values.get("memory_bytes", 0)),
-                let_go=tuple((int(trial), int(number)) for trial, number in values.get("let_go", ())),
-                likely=tuple((int(trial), int(number)) for trial, number in values.get("likely", ())),
+                known_output=tuple(
+                    (int(trial), int(number), int(size)) for trial, number, size in values["known_output"]
+                ),
+                stop=bool(values["stop"]),
+                memory_bytes=int(values["memory_bytes"]),
+                let_go=tuple((int(trial), int(number)) for trial, number in values["let_go"]),
+                likely=tuple((int(trial), int(number)) for trial, number in values["likely"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error
 
 
 def _run(values: Mapping[str, Any]) -> TrialRun:
-    limit_s = values.get("limit_s")  # services of earlier versions do not say
+    limit_s = values["limit_s"]
     arguments = tuple(values["arguments"])
     return TrialRun(TrialSpec.loads(values["trial"]), arguments, None if limit_s is None else float(limit_s))
 
@@ -183,7 +181,7 @@ class RunEnd:
         usage: the greatest of each figure.
         log: the file on the agent that holds its output, or the end of it if it has failed.
         reports: how many `progress` reports it has made.
-        output: how many bytes of output are to come in all; 0 if the framework takes none.
+        output: how many bytes of output are to come in all.
     """
 
     trial: int
@@ -260,19 +258,8 @@ class SlotStatus:
     def encode(self) -> str:
         """The message as base64 text."""
         values = dataclasses.asdict(dataclasses.replace(self, output=()))
-        # A version that takes no output knows neither field.
-        values["ends"] = [_without_zero_output(end) for end in values["ends"]]
-        del values["output"]
-        for name in ("pausable", "paused", "unsaved", "unsaved_bytes", "continued"):
-            if not values[name]:
-                del values[name]
-        if self.output:
-            values["output"] = [output.to_json() for output in self.output]
+        values["output"] = [output.to_json() for output in self.output]
         return encode({"kind": "slot_status", **values})
-
-
-def _without_zero_output(end: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in end.items() if name != "output" or value}
 
 
 @dataclass(frozen=True)
@@ -343,7 +330,7 @@ class _EncodedOutput:
     run: int
     offset: int
     data: str
-    skipped: int = 0
+    skipped: int
 
 
 def decode_slot_message(data: str) -> SlotStatus | Losses | TrialOutput:

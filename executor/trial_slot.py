@@ -96,7 +96,6 @@ class TrialSlot:
         """What ended runs have reported, until their end is known."""
         self._printed: dict[RunKey, RunLog] = {}
         """What they have printed, for as long."""
-        self._sends_output = False
         self._told: SlotStatus | None = None
         self._beat_s = self._losses_s = 0.0
 
@@ -186,8 +185,7 @@ class TrialSlot:
                 reports = self._reports_of((trial, number))
                 if reports is not None:
                     reports.known(count)
-            self._sends_output = wish.known_output is not None
-            for trial, number, size in wish.known_output or ():
+            for trial, number, size in wish.known_output:
                 log = self._log_of((trial, number))
                 if log is not None:
                     log.known(size)
@@ -206,8 +204,7 @@ class TrialSlot:
         if run is not None and run.is_over and self._is_out(run) and self._is_saved(run):
             self._left[run.key] = run.reports.losses
             self._printed[run.key] = run.printed
-            end = run.end()
-            self._ends.append(dataclasses.replace(end, output=run.printed.size) if self._sends_output else end)
+            self._ends.append(dataclasses.replace(run.end(), output=run.printed.size))
             self._ended.add(run.key)
             self._is_pausable = False
             self._begin_s = run.begin_s or self._begin_s
@@ -512,8 +509,6 @@ class TrialSlot:
 
     def _send_output(self, key: RunKey, log: RunLog, count: int | None = None) -> None:
         """Sends so many pieces of a run's output at most; None: all that has not been sent of one that has ended."""
-        if not self._sends_output:
-            return
         while pieces := log.take(count or PIECES_LIMIT, has_ended=count is None):
             for piece in pieces:
                 self._channel.send(self._output_message(key, piece).encode())
@@ -521,8 +516,6 @@ class TrialSlot:
                 return
 
     def _last_output(self) -> tuple[TrialOutput, ...]:
-        if not self._sends_output:
-            return ()
         return tuple(self._output_message(key, piece) for key, log in self._printed.items() for piece in log.last())
 
     def _output_message(self, key: RunKey, piece: Piece) -> TrialOutput:

@@ -101,7 +101,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("database")
     with contextlib.closing(ServiceStore(f"sqlite:///{folder}/service.db")) as store:
         store.add_job(JobRecord("job", JobKind.TRAINING, "ann", "train.py", {}, bundle_token="token"), b"bundle")
-        store.save([TaskRecord("T-0", "job", "S-0", "node", "127.0.0.1", "worker:0", "running")], {})
+        store.save([TaskRecord("T-0", "job", "S-0", "node", "127.0.0.1", "worker:0", "running", executor_id="E")], {})
         metrics = ServiceMetrics(store)
         metrics.answered("GET", "/", 200, 0.1)
         return set(re.findall(r"^(\w+)[{ ]", metrics.text(by_user=True).decode(), re.MULTILINE))

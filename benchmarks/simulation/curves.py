@@ -86,10 +86,6 @@ class Curve:
                 return self._times_s[place] + share * (self._times_s[place + 1] - self._times_s[place])
         return math.inf
 
-    def loss_at(self, time_s: float) -> float:
-        """The loss after so many seconds of training; the last one beyond the end."""
-        return self._at(bisect_right(self._times_s, time_s) - 1, time_s)[0]
-
     def reading(self, begin_s: float, end_s: float, train_s: float | None = None) -> Reading:
         """What the trial reports of its training from `begin_s` to `end_s`, one loss for each step.
 

@@ -81,9 +81,9 @@ class SavedFit:
             return False
         self._checkpoint.restore(path, options=self._options)
         state = json.loads(self._state.numpy())
-        self.epoch, self.batch = state["epoch"], state.get("batch", 0)
+        self.epoch, self.batch = state["epoch"], state["batch"]
         self._history, self._history_epochs = state["history"], state["history_epochs"]
-        self._callbacks_before = state.get("callbacks", [])
+        self._callbacks_before = state["callbacks"]
         log_restored(path, self.epoch, self.batch)
         reporter().resumed(self._step)
         return True

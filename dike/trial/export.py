@@ -353,21 +353,13 @@ def _weights(kept: Kept) -> bytes:
     return content.getvalue()
 
 
-def too_old(path: str) -> BadInputError:
-    """What is said of a checkpoint that lacks what is exported."""
-    return BadInputError(
-        f"'{path}' was written by an earlier version of Dike, which did not keep what an export needs; run the trial "
-        "again to export its model."
-    )
-
-
 @contextlib.contextmanager
 def _opened_layout(kept: Kept) -> Iterator[zipfile.ZipFile]:
     try:
         content = folders.read(kept.path)[1](LAYOUT)
     except FileNotFoundError:
         _check_source(kept)
-        raise too_old(kept.path) from None
+        raise _damaged(kept, f"it is damaged ({LAYOUT} is not in it)") from None
     with zipfile.ZipFile(io.BytesIO(content)) as layout:
         plain_files.check_archive(layout, len(content))
         yield layout

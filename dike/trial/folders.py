@@ -26,7 +26,7 @@ from dike.trial.spec import TrialSpec
 META = "dike-trial.json"
 """File whose presence makes a checkpoint complete. Under `needs` it may name folders beside its own."""
 _SUMS = "sums"
-"""Where it notes, by path in the folder, size and CRC-32 of each file; not in those of earlier versions."""
+"""Where it notes, by path in the folder, size and CRC-32 of each file; only if it was written on a local disk."""
 
 META_LIMIT_BYTES = 16 * 2**20
 """How large it may be: it notes every file."""

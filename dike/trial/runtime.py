@@ -226,12 +226,11 @@ class TrialRuntime:
             path: its folder.
             step: steps done.
             train_s: seconds trained.
-            standing: `Standing.to_json` then; empty if an earlier version of Dike wrote it, with more in it if a later.
+            standing: `Standing.to_json` then.
         """
         self._step = step
         self._trained_before_s = train_s
-        known = {field.name for field in dataclasses.fields(Standing)}
-        self.standing = Standing(**{name: value for name, value in standing.items() if name in known})
+        self.standing = Standing(**standing)
         self._tell({"type": "restored", "path": path, "step": step})
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:

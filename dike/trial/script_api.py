@@ -143,7 +143,7 @@ class _ScriptTrial:
         with folders.to_read(f"{path}/{SCRIPT}") as folder:
             hooks.restore(folder)
         randomness.restore(json.loads(read(_RANDOMNESS)))
-        self._trial.restored(path, meta["step"], meta["train_s"], meta.get("standing", {}))
+        self._trial.restored(path, meta["step"], meta["train_s"], meta["standing"])
         return int(meta["step"])
 
     def _save(self, hooks: _Hooks, step: int) -> str:

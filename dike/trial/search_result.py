@@ -101,9 +101,8 @@ class TrialResult:
             slot_s=values["slot_s"],
             runs=values["runs"],
             error=values["error"],
-            # What an earlier version of Dike has found may come in a search that goes on.
             best_value=_number(values, "best_value"),
-            best_step=values.get("best_step"),
+            best_step=values["best_step"],
             folder=f"{checkpoint_dir.rstrip('/')}/trial-{values['number']}",
         )
 
@@ -149,10 +148,10 @@ class SearchResult:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """A figure; those that JSON cannot hold are in `not_finite`, and were text in earlier versions of Dike."""
-    value = values.get("not_finite", {}).get(name, values.get(name))
+    """A figure; those that JSON cannot hold are in `not_finite`, as text."""
+    value = values["not_finite"].get(name, values[name])
     return None if value is None else float(value)
 
 
 def _metric(values: Mapping[str, Any], name: str) -> float:
-    return float(values.get("not_finite", {}).get(f"metrics.{name}", values["metrics"][name]))
+    return float(values["not_finite"].get(f"metrics.{name}", values["metrics"][name]))

@@ -73,24 +73,14 @@ class TrialSpec:
 
     def dumps(self) -> str:
         """The trial as JSON text, for the environment variable."""
-        values = dataclasses.asdict(self)
-        # Slots that a service of an earlier version has launched refuse what they do not know.
-        for name in _LATER:
-            if values[name] == _DEFAULTS[name]:
-                del values[name]
-        return json.dumps(values)
+        return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> TrialSpec:
-        """Reads what `dumps` wrote, in this version or a later one: what is not known here is left out."""
+        """Reads what `dumps` wrote."""
         values = json.loads(text)
         values["earlier_results"] = tuple(values["earlier_results"])
-        return cls(**{name: value for name, value in values.items() if name in _DEFAULTS})
-
-
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrialSpec)}
-_LATER = ("mode", "every_value")
-"""Fields that have come since the first version."""
+        return cls(**values)
 
 
 def step_of_checkpoint(path: str) -> int:

@@ -117,7 +117,6 @@ class PendingQueue:
             gone=() if self._directory is None else self._directory.gone,
             offers=dict(pool.last),
             last_offer_s=pool.last_offer_s,
-            held_offers=len(pool),
             jobs={handle.job_id: self._facts(handle, now_s) for handle in self._jobs.values()},
             order=tuple(handle.job_id for handle in self.order(list(self._jobs.values()))),
             shares=self._shares(),

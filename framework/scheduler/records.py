@@ -116,7 +116,7 @@ class TaskRecord:
             counts to the task that it was launched with.
         launched_s, ended_s: seconds since the epoch; None while it has not ended.
         message: what Mesos or the executor said with the last state.
-        executor_id: Mesos' id of its executor; empty for one of an earlier version, whose id is the task's.
+        executor_id: Mesos' id of its executor.
     """
 
     task_id: str
@@ -130,7 +130,7 @@ class TaskRecord:
     launched_s: float = 0.0
     ended_s: float | None = None
     message: str = ""
-    executor_id: str = ""
+    executor_id: str = field(kw_only=True)
 
     @property
     def has_ended(self) -> bool:

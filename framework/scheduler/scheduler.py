@@ -325,11 +325,8 @@ class Scheduler:
         return answer
 
     def _send(self, task: TaskRecord, data: str) -> None:
-        if task.executor_id:
-            data = Addressed(task.task_id, data).encode()
-        # One without an executor's id is of an earlier version, whose executors know no addresses.
-        executor_id, agent_id = {"value": task.executor_id or task.task_id}, {"value": task.agent_id}
-        try_now(self._mesos.sendFrameworkMessage, executor_id, agent_id, data)
+        executor_id, agent_id = {"value": task.executor_id}, {"value": task.agent_id}
+        try_now(self._mesos.sendFrameworkMessage, executor_id, agent_id, Addressed(task.task_id, data).encode())
 
     def _remove_ended(self) -> None:
         for handle in self.jobs:

@@ -60,7 +60,6 @@ class Snapshot:
         gone: agents that were registered and are not any more.
         offers: agent -> what it offered last.
         last_offer_s: when an offer last came, in seconds since the epoch; None if none has.
-        held_offers: how many offers are in hand.
         jobs: those that have not ended, by id.
         order: jobs that want offers, those served first first.
         shares: user -> dominant share of the cluster (0 to 1) divided by the user's weight.
@@ -75,7 +74,6 @@ class Snapshot:
     gone: tuple[AgentFacts, ...] = ()
     offers: Mapping[str, LastOffer] = field(default_factory=dict)
     last_offer_s: float | None = None
-    held_offers: int = 0
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)

@@ -68,7 +68,7 @@ class TaskTracker:
         for task in tasks:
             handle.tasks[task.task_id] = task
             self._owners[task.task_id] = handle
-            self._executors[task.executor_id or task.task_id] = handle
+            self._executors[task.executor_id] = handle
 
     def disown(self, tasks: Sequence[TaskRecord]) -> None:
         """Ends tasks whose jobs have ended; how they end is written down."""
@@ -138,9 +138,8 @@ class TaskTracker:
         if state.is_terminal():
             del handle.tasks[event.task_id]
             del self._owners[event.task_id]
-            executor_id = changed.executor_id or changed.task_id
-            if all(task.executor_id != executor_id for task in handle.tasks.values()):
-                del self._executors[executor_id]
+            if all(task.executor_id != changed.executor_id for task in handle.tasks.values()):
+                del self._executors[changed.executor_id]
             if state not in (TaskState.FINISHED, TaskState.KILLED):
                 self._metrics.task_failed()
             if state is TaskState.LOST:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import DDL, Column, Engine, create_engine, event, func, inspect, select
+from sqlalchemy import Engine, create_engine, event, func, inspect, select
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -25,13 +25,12 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
     TimeoutError,  # noqa: A004 (of the pool of connections)
 )
-from sqlalchemy.schema import CreateColumn
 
 from dike.checkpoints import make_private
 from dike.exceptions import BadInputError
 from framework.project.entry_point import RUNS_FOLDER, SEARCHES_FILE
 from framework.scheduler.journal import StorageUnavailableError
-from framework.search.tables import METADATA, OUTPUT, SEARCHES
+from framework.search.tables import METADATA, SEARCHES, TABLES
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +79,6 @@ def shown(url: URL) -> str:
 def open_database(url: str, *, must_exist: bool = False, private: bool = False, option: str = "--storage") -> Engine:
     """Opens a database and makes Dike's tables in it where they are missing.
 
-    A database of an earlier version gets the columns that have come since; that version can go on using it.
-
     Args:
         url: where it is.
         must_exist: makes neither a database file nor tables.
@@ -89,7 +86,8 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False, 
         option: where the user says which one.
 
     Raises:
-        BadInputError: if it cannot be reached, is no database, or holds no searches although it must.
+        BadInputError: if it cannot be reached, is no database, holds other tables than ours of the same names, or holds
+            no searches although it must.
     """
     parsed = parse_url(url)
     path = _sqlite_path(parsed)
@@ -125,36 +123,24 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False, 
     with storage_errors(parsed):
         if must_exist and not inspect(engine).has_table(SEARCHES.name):
             raise BadInputError(f"The storage {shown(parsed)} holds no searches; name the right one with --storage.")
+        if not _has_our_layout(engine):
+            raise BadInputError(
+                f"The storage {shown(parsed)} was made by another version of Dike, such as one from before 0.1, and "
+                f"cannot be read by this one; name another with {option}."
+            )
         if not must_exist:
             with making_tables(parsed):
                 METADATA.create_all(engine)
-        elif not inspect(engine).has_table(OUTPUT.name):
-            with making_tables(parsed):
-                METADATA.create_all(engine, tables=[OUTPUT])
-        if _missing_columns(engine):
-            with making_tables(parsed):
-                _add_columns(engine)
     return engine
 
 
-def _missing_columns(database: Engine | Connection) -> list[Column[Any]]:
-    inspector = inspect(database)
-    missing: list[Column[Any]] = []
-    # One of an earlier version that must exist may lack whole tables, of services for instance: nobody reads these.
-    there = set(inspector.get_table_names())
-    for table in METADATA.sorted_tables:
-        if table.name not in there:
-            continue
-        known = {column["name"] for column in inspector.get_columns(table.name)}
-        missing += [column for column in table.c if column.name not in known]
-    return missing
-
-
-def _add_columns(engine: Engine) -> None:
-    with engine.execution_options(dike_writes=True).begin() as connection:
-        for column in _missing_columns(connection):
-            text = CreateColumn(column).compile(dialect=engine.dialect)
-            connection.execute(DDL(f"ALTER TABLE {column.table.name} ADD COLUMN {text}"))
+def _has_our_layout(engine: Engine) -> bool:
+    """Whether the tables of ours that are there have the columns that they would be made with."""
+    found = inspect(engine).get_multi_columns(filter_names=list(METADATA.tables))
+    columns = {name: {column["name"] for column in there} for (_, name), there in found.items()}
+    # Those of searches are made together; those of a service only where there is one.
+    is_whole = SEARCHES.name not in columns or columns.keys() >= set(TABLES)
+    return is_whole and all(there == set(METADATA.tables[name].c.keys()) for name, there in columns.items())
 
 
 @contextmanager

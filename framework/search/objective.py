@@ -90,7 +90,7 @@ class Objective:
     def _take_value(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
         try:
             value = float(report["value"])
-            # Slots that an earlier version of Dike has started do not say what was best.
+            # Before the first value that is finite there is no best one.
             best, step = float(report.get("best", value)), int(report.get("best_step", report["step"]))
         except (TypeError, OverflowError) as error:
             raise ValueError(f"malformed progress report: {error!r}") from error

@@ -232,7 +232,7 @@ def _timed_values(slices: Sequence[SliceRecord], reports: Sequence[Mapping[str, 
     steps = [report["step"] for report in reports]
     for report in reports:
         piece = pieces.get(report["run"])
-        # An earlier version of Dike did not write down what was best.
+        # Before the first value that is finite there is no best one.
         value = report.get("best", report.get("value"))
         if value is None or piece is None or piece.first_step_s is None:
             continue

@@ -179,7 +179,7 @@ class TrialRecord:
         best_value, best_step: the best that was ever reported, and after how many steps; None before.
         metrics: the newest value of each metric.
         convergence: what the policy last compared it by; None before.
-        checkpoint, checkpoint_step, checkpoint_train_s: its newest checkpoint; None before the first.
+        checkpoint, checkpoint_step: its newest checkpoint; None before the first.
         agent, slot: where it last ran; empty and None before.
         batch_size: samples of one of its steps, as its process has reported; None if it has not.
         error: why it failed: the end of its output, traceback included; empty if it did not.
@@ -209,7 +209,6 @@ class TrialRecord:
     convergence: float | None = None
     checkpoint: str | None = None
     checkpoint_step: int = 0
-    checkpoint_train_s: float = 0.0
     agent: str = ""
     slot: int | None = None
     batch_size: float | None = None
@@ -283,10 +282,7 @@ class TrialRecord:
 
     def reached(self) -> tuple[float, int] | None:
         """The best value that it ever had, and at which step; None before the first that is a number."""
-        if self.best_value is not None:
-            return self.best_value, self.best_step or 0
-        # An earlier version of Dike did not write that down.
-        return (self.value, self.step) if self.value is not None and math.isfinite(self.value) else None
+        return None if self.best_value is None else (self.best_value, self.best_step or 0)
 
     @property
     def not_finite(self) -> dict[str, str]:

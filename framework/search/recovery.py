@@ -46,9 +46,7 @@ class SearchState:
             "next_slot": self.next_slot,
             "ending": self.ending,
             "cancelled": self.cancelled,
-            "slots": [
-                {name: _plain(getattr(slot, name)) for name in (*_SLOT_FIELDS, *_LATER_FIELDS)} for slot in self.slots
-            ],
+            "slots": [{name: _plain(getattr(slot, name)) for name in _SLOT_FIELDS} for slot in self.slots],
             "first_slot_s": self.first_slot_s,
         }
 
@@ -65,8 +63,7 @@ class SearchState:
             ending=values["ending"],
             cancelled=bool(values["cancelled"]),
             slots=tuple(_slot(each) for each in values["slots"]),
-            # Earlier versions had no such time.
-            first_slot_s=values.get("first_slot_s", values["began_s"]),
+            first_slot_s=values["first_slot_s"],
         )
 
 
@@ -82,9 +79,9 @@ _SLOT_FIELDS = (
     "executor_seen",
     "leaving",
     "has_trained",
+    "memory_bytes",
+    "executor_id",
 )
-_LATER_FIELDS = {"is_outdated": True, "memory_bytes": 0, "executor_id": ""}
-"""Those that earlier versions do not write, and what holds of their slots."""
 
 
 def _plain(value: Any) -> Any:
@@ -93,7 +90,6 @@ def _plain(value: Any) -> Any:
 
 def _slot(values: Mapping[str, Any]) -> Slot:
     known = {name: values[name] for name in _SLOT_FIELDS}
-    known |= {name: values.get(name, default) for name, default in _LATER_FIELDS.items()}
     devices = tuple(int(device) for device in known["gpu_devices"])
     return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
 
@@ -173,5 +169,3 @@ def restore_runs(
     for slot in by_id.values():
         if slot.current is None:
             slot.current, slot.next = slot.next, None
-        # Such a slot would wait for ever for orders that it can read; a new one takes its place.
-        slot.leaving |= slot.is_outdated and (spec.mode != "min" or bool(spec.stop))

@@ -78,11 +78,10 @@ class Slot:
         status: what it last said of itself; None before.
         heard_s: when that was, on the search's clock.
         inherited: whether it was launched by a service before this one, and has not been heard of since.
-        is_outdated: whether that was of an earlier version, so that its executor refuses what it does not know.
         memory_bytes: its memory, if processes of suspended trials may stay in it; else 0.
         likely: the runs whose processes stand still and that it can go on with, the likeliest to go on first.
-        executor_id: Mesos' id of its executor, which other slots of the search on its agent may share; as in states of
-            earlier versions, empty stands for the task's own id.
+        executor_id: Mesos' id of its executor, which other slots of the search on its agent may share; where none is
+            given, the task's own id.
         hosts_executor: whether what its executor has for itself is a part of its share.
         mates_seen: whether its executor ever reported another slot.
         is_lost: whether its executor is known to have ended, and its own end is still to be said.
@@ -107,7 +106,6 @@ class Slot:
     status: SlotStatus | None = None
     heard_s: float = 0.0
     inherited: bool = False
-    is_outdated: bool = False
     memory_bytes: int = 0
     likely: tuple[RunKey, ...] = ()
     executor_id: str = ""

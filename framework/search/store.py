@@ -235,7 +235,7 @@ class Store:
         """With which options beside the specification the search was begun, or gone on with last."""
         with self._reading() as connection:
             text = connection.execute(select(SEARCHES.c.options).where(SEARCHES.c.id == self._require_id())).scalar()
-        return {} if text is None else dict(json.loads(text))
+        return dict(json.loads(text or "{}"))
 
     def change_search(self, spec: SearchSpec, options: Mapping[str, Any]) -> None:
         """Goes on with the open search in another way; its name and what is searched stay."""
@@ -291,22 +291,10 @@ class Store:
         with self._reading() as connection:
             return self._load_slices(connection)
 
-    def add_losses(self, trial: int, run: int, reports: Sequence[Mapping[str, Any]]) -> None:
-        """Keeps what a run reported; what an earlier run has reported for the same steps stays.
-
-        Args:
-            trial: number of the trial.
-            run: number of its run.
-            reports: contents of `progress` reports (`dike.trial.reports`), oldest first.
-
-        Raises:
-            ValueError: if a report is malformed.
-        """
-        with self._transaction() as connection:
-            _add_losses(connection, self._require_id(), trial, run, reports)
-
     def save_progress(self, record: TrialRecord, reports: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Writes a trial as it is now, and what its runs have reported since the last time; all or nothing.
+
+        What an earlier run has reported for the same steps stays.
 
         Args:
             record: the trial.
@@ -417,11 +405,8 @@ def read_spec(name: str, text: str) -> SearchSpec:
         BadInputError: if another version of Dike wrote it, which has other fields.
     """
     try:
-        values = json.loads(text)
-        # Searches of earlier versions go on as they were begun.
-        values["settings"].setdefault("quantum_growth", 0.0)
-        return _SPEC.validate_python(values)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return _SPEC.validate_python(json.loads(text))
+    except ValueError as error:
         raise BadInputError(
             f"The search '{name}' in this database was written by another version of Dike; use that one, or another "
             "--storage."
@@ -442,7 +427,7 @@ def slice_values(record: SliceRecord) -> dict[str, Any]:
 
 def read_slice(row: RowMapping) -> SliceRecord:
     """The time slice in a row."""
-    return SliceRecord(**_known(row, _SLICE_COLUMNS))
+    return SliceRecord(**{name: row[name] for name in _SLICE_COLUMNS})
 
 
 def read_trial(
@@ -456,7 +441,7 @@ def read_trial(
         reports: what it reported, oldest first.
         from_steps: for each of its time slices, the steps done before.
     """
-    values = _known(row, _TRIAL_COLUMNS)
+    values = {name: row[name] for name in _TRIAL_COLUMNS}
     texts = {name: json.loads(row[name]) for name in ("parameters", "metrics")}
     record = TrialRecord(**{**values, **texts, "state": TrialState(row["state"])})
     record.readings = objective.readings(reports)
@@ -464,11 +449,6 @@ def read_trial(
     for step in from_steps:
         record.slices.append(max([bisect_right(steps, step), *record.slices[-1:]]))
     return record
-
-
-def _known(row: RowMapping, names: Sequence[str]) -> dict[str, Any]:
-    """What is in a row; for the rest a record has its defaults."""
-    return {name: row[name] for name in names if row[name] is not None}
 
 
 # Losses: every report at first, merged evenly as they become many.

@@ -62,8 +62,8 @@ SEARCHES = Table(
     Column("ended_s", Float(53)),
     Column("failure", Text, nullable=False, default=""),
     Column("framework_id", String(NAME_LENGTH)),
-    # With which options beside its specification `dike tune` runs it, as JSON; NULL from an earlier version.
-    Column("options", Text),
+    # With which options beside its specification `dike tune` runs it, as JSON.
+    Column("options", Text, nullable=False),
     *lease_columns(),
 )
 
@@ -77,18 +77,14 @@ def _key(name: str) -> tuple[Column[Any], Column[Any]]:
 
 
 def _columns(record: type, without: Collection[str]) -> list[Column[Any]]:
-    """Columns of a record's fields, less these and the lists, which have tables of their own.
-
-    Where a field has a default its column may be NULL, as in rows that were written before there was such a field.
-    """
+    """Columns of a record's fields, less these and the lists, which have tables of their own."""
     hints = typing.get_type_hints(record)
     columns = []
     for field in dataclasses.fields(record):
         hint = hints[field.name]
         if field.name in without or typing.get_origin(hint) is list:
             continue
-        nullable = field.default is not dataclasses.MISSING
-        columns.append(Column(field.name, _TYPES.get(hint, Text), nullable=nullable))
+        columns.append(Column(field.name, _TYPES.get(hint, Text), nullable=type(None) in typing.get_args(hint)))
     return columns
 
 
@@ -145,3 +141,6 @@ OUTPUT = Table(
     Column("text", Text, nullable=False),
     Index("dike_trial_output_by_trial", "search_id", "trial", "number"),
 )
+
+TABLES = tuple(METADATA.tables)
+"""The names of these tables; those of services, too, are in `METADATA` where they are known."""

@@ -12,11 +12,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
-    model_serializer,
     model_validator,
 )
 
@@ -303,10 +301,6 @@ class TrainingRequest(BaseModel):
     time_limit_s: Annotated[float, Field(gt=0, le=LONGEST_LIVE_S)] | None = None
     measurements: Annotated[list[MeasuredStep], Field(max_length=MAX_MEASUREMENTS)] = []
 
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_news(write(self))
-
     @model_validator(mode="after")
     def _is_consistent(self, info: ValidationInfo) -> TrainingRequest:
         if info.context is _STORED:
@@ -389,10 +383,6 @@ class SearchJobRequest(BaseModel):
     constraints: ConstraintTexts = []
     volumes: VolumeTexts = []
 
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_news(write(self))
-
     @model_validator(mode="after")
     def _is_a_search(self, info: ValidationInfo) -> SearchJobRequest:
         if info.context is _STORED:
@@ -453,27 +443,6 @@ def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
         return _REQUEST.validate_python(record.request, context=_STORED)
     except ValidationError as error:
         raise _refused(error) from error
-
-
-_NEWS: dict[str, Any] = {
-    "name": None,
-    "volumes": [],
-    "isolate_tasks": False,
-    "profile_is_kept": False,
-    "rules": "default",
-    "sharding": "greedy",
-    "gpus_per_task": 1,
-    "task_mem_mb": 0,
-    "time_limit_s": None,
-    "measurements": [],
-    "min_workers": None,
-}
-"""Fields that services of earlier versions do not know -> what says nothing."""
-
-
-def _without_news(values: dict[str, Any]) -> dict[str, Any]:
-    """A request without the fields that services of earlier versions do not know, where they say nothing."""
-    return {field: value for field, value in values.items() if field not in _NEWS or value != _NEWS[field]}
 
 
 def planning_fields(planning: PlanSettings) -> dict[str, Any]:

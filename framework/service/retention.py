@@ -158,7 +158,7 @@ class Checkpoints:
         """
         spec = searches.spec
         folder = Path(spec.checkpoint_dir).name
-        if folder not in self._own_folders(record) or spec.checkpoint_dir.rstrip("/") != f"{self._root}/{folder}":
+        if folder != self._own_folder(record) or spec.checkpoint_dir.rstrip("/") != f"{self._root}/{folder}":
             return None
         try:
             there = set(self._folders.parts(folder))
@@ -179,18 +179,17 @@ class Checkpoints:
         """The old job that the service has made a folder for; None if there is none, or it is not old."""
         for job_id in dict.fromkeys((name, _SUBMITTED.sub("", name))):
             record = self._store.old_job(job_id, self._before_s)
-            if record is not None and name in self._own_folders(record):
+            if record is not None and name == self._own_folder(record):
                 return record
         return None
 
-    def _own_folders(self, record: JobRecord) -> tuple[str, ...]:
-        """What the folder may be called that the service has chosen for a job, below this root."""
+    def _own_folder(self, record: JobRecord) -> str | None:
+        """What the folder is called that the service has chosen for a job, below this root; None if it has not."""
         name = record.folder_name
         if record.kind is JobKind.SEARCH:
-            # An earlier version called it as the job.
-            return () if (record.request.get("spec") or {}).get("checkpoint_dir") else (name, record.id)
+            return None if (record.request.get("spec") or {}).get("checkpoint_dir") else name
         chosen = stored_checkpoint_dir(record.state_data)
-        return (name,) if not record.request.get("checkpoint_dir") and chosen == f"{self._root}/{name}" else ()
+        return name if not record.request.get("checkpoint_dir") and chosen == f"{self._root}/{name}" else None
 
     def _remove_job(self, record: JobRecord) -> int | None:
         name = record.folder_name

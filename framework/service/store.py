@@ -266,10 +266,7 @@ class ServiceStore:
             query = query.where(TASKS.c.ended_s.is_(None))
         with self.database.reading() as connection:
             rows = connection.execute(query).mappings().all()
-        return [
-            TaskRecord(**{**row, "resources": json.loads(row["resources"]), "executor_id": row["executor_id"] or ""})
-            for row in rows
-        ]
+        return [TaskRecord(**{**row, "resources": json.loads(row["resources"])}) for row in rows]
 
 
 def _save_task(connection: Connection, task: TaskRecord) -> None:

@@ -68,8 +68,7 @@ TASKS = Table(
     Column("launched_s", Float(53), nullable=False),
     Column("ended_s", Float(53)),
     Column("message", Text, nullable=False),
-    # NULL in rows of earlier versions, which launched each task into an executor of the same id.
-    Column("executor_id", String(NAME_LENGTH + 64)),
+    Column("executor_id", String(NAME_LENGTH + 64), nullable=False),
     Index("dike_tasks_by_job", "job_id"),
 )
 

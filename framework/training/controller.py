@@ -157,11 +157,6 @@ class TrainingJob:
         """The tasks of the current attempt, in the order of the plan."""
         return self._run.members
 
-    @property
-    def all_tasks(self) -> dict[str, JobTask]:
-        """Id -> task, those too that wait to join the current attempt or have left it."""
-        return dict(self._run.tasks)
-
     def wanted_tasks(self) -> Set[str]:
         """Ids of the tasks that are to run; whatever else of it still does is ended."""
         return {task.task_id for task in self._run.tasks.values() if not task.stop_requested}

@@ -30,7 +30,7 @@ REPEAT_S = 1.0
 LONGEST_REPEAT_S = 60.0
 """As long as nothing is heard, each time takes twice as long, up to this."""
 PATIENCE_S = 15.0
-"""How long an executor may send on without an answer; one of the version before never answers."""
+"""How long an executor may send on without an answer."""
 AHEAD_BYTES = 2**20
 """How much of what it sends meanwhile is kept of each stream, the newest."""
 GAP_REPORT_S = 60.0
@@ -273,9 +273,7 @@ class OutputReader:
         if chunk.end < received:
             return
         self._requests.pop((task.task_id, chunk.stream), None)
-        # Who adopted a task of the version before does not know how much of it was there already.
-        is_known = not task.adopted or chunk.stream in task.received or chunk.skipped
-        if chunk.offset > received and is_known:
+        if chunk.offset > received:
             gap = self._gaps.setdefault((task.task_id, chunk.stream), _Gap())
             gap.missing += chunk.offset - received
             if self._clock() - gap.reported_s >= GAP_REPORT_S:

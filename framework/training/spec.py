@@ -150,8 +150,8 @@ class JobTask:
         member: whether it is part of the job's current attempt; one that waits to join is not yet.
         finished: whether its process has ended well by itself.
         adopted: whether it was started by a service before this one.
-        executor_id: Mesos' id of its executor, which other tasks of the job on its agent may share; as in states of
-            earlier versions, empty stands for the task's own id.
+        executor_id: Mesos' id of its executor, which other tasks of the job on its agent may share; where none is
+            given, the task's own id.
         joined: whether it was launched into an executor that was there already.
         hosts_executor: whether what its executor has for itself is a part of what was planned for this task.
     """

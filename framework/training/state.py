@@ -217,8 +217,8 @@ class _StoredResult:
     failure: str
     failed_tail: str
     resizes: list[Resize]
-    last_words: str = ""
-    checkpoint_step: int | None = None
+    last_words: str
+    checkpoint_step: int | None
 
 
 @dataclass(frozen=True)
@@ -238,12 +238,12 @@ class _Stored:
     used_ports: list[int]
     result: _StoredResult
     elastic: ElasticState | None
+    failures: int
+    failed_step: int | None
+    executors: dict[str, dict[str, Any]]
+    profile: dict[str, Any] | None
+    plain: bool | None
     received: dict[str, dict[str, int]] = field(default_factory=dict)
-    failures: int = 0
-    failed_step: int | None = None
-    executors: dict[str, dict[str, Any]] = field(default_factory=dict)
-    profile: dict[str, Any] | None = None
-    plain: bool | None = None
 
 
 class StateWriter:

@@ -102,11 +102,6 @@ class SpeedModel:
         self._observed: dict[Counts, deque[float]] = {}
         self._table: Floats | None = None
 
-    @property
-    def observations(self) -> int:
-        """How many pairs of counts were observed."""
-        return len(self._observed)
-
     def observe(self, workers: int, ps: int, samples_per_s: float) -> None:
         """Takes a measured speed.
 

@@ -216,8 +216,6 @@ def test_what_is_saved_for_the_page_is_named(folder: Path, capfd: pytest.Capture
     request = TrainingRequest.model_validate_json(text)
     assert request.isolate_tasks
     assert request.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="").isolate_tasks
-    # Services of earlier versions take what does not ask for it.
-    assert "isolate_tasks" not in request.model_copy(update={"isolate_tasks": False}).model_dump_json()
 
 
 def test_ctrl_c_while_the_script_is_read(

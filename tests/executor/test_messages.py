@@ -36,7 +36,8 @@ TASK = TaskSpec(
 
 @pytest.mark.parametrize("devices", [None, (), (0, 2)])
 def test_an_order_survives(devices: tuple[int, ...] | None) -> None:
-    order = LaunchOrder(TASK, "http://host/bundle/token", "train.py", ("--lr", "0.1"), {"A": "b"}, 1.5, devices, True)
+    own = {"cpus": 1.5, "gpu_devices": devices, "stream_logs": True}
+    order = LaunchOrder(TASK, "http://host/bundle/token", "train.py", ("--lr", "0.1"), {"A": "b"}, **own)
     assert LaunchOrder.decode(order.encode()) == order
 
 

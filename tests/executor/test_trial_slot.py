@@ -79,7 +79,7 @@ class SlotProcess(SeenSlot[SlotStatus]):
         leave: bool = False,
         known: tuple[RunKey, ...] = (),
         reports: tuple[KnownReports, ...] = (),
-        output: tuple[KnownOutput, ...] | None = (),
+        output: tuple[KnownOutput, ...] = (),
         stop: bool = False,
         number: int | None = None,
         memory_bytes: int = 0,
@@ -238,12 +238,6 @@ def test_output_is_sent_as_it_comes_and_again_until_it_is_known(slot: SlotProces
     slot.wants(None, leave=True)
     _, status = slot.task_end()
     assert (status.output[-1].end, status.ends[0].output) == (len(printed), len(printed))
-
-
-def test_a_framework_that_takes_no_output_is_sent_none(slot: SlotProcess) -> None:
-    slot.wants(trial(0, "finish"), output=None)
-    assert slot.end_of(0).output == 0
-    assert slot.output == []
 
 
 def test_a_suspended_run_makes_place_and_goes_on_later(slot: SlotProcess) -> None:

@@ -100,7 +100,7 @@ class PlayedMesos:
         try:
             told = Addressed.decode(data)
         except ValueError:
-            # To an executor of an earlier version, whose id is its task's.
+            # To an executor that has one task, such as those that measure the network.
             told = Addressed(executor_id["value"], data)
         if any(info["task_id"]["value"] == told.task_id for info in self.accepted):
             assert self.executor_of(told.task_id) == executor_id["value"]

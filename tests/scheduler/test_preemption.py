@@ -229,7 +229,17 @@ def test_a_training_job_starts_once_an_elastic_one_has_shrunk_and_that_does_not_
 def potential_victim(job_id: str, share: float, cpus: Mapping[str, float], most: int = 9) -> PotentialVictim:
     """A job with tasks on agents; names of tasks are agents' names and a letter."""
     tasks = [
-        TaskRecord(f"{job_id}-{where}", job_id, where[:2], where[:2], "", "worker", "running", {"cpus": amount})
+        TaskRecord(
+            f"{job_id}-{where}",
+            job_id,
+            where[:2],
+            where[:2],
+            "",
+            "worker",
+            "running",
+            {"cpus": amount},
+            executor_id=f"{job_id}-{where}",
+        )
         for where, amount in cpus.items()
     ]
     return PotentialVictim(job_id, share, tasks, most)

@@ -27,7 +27,10 @@ from tests.training.job_stage import spec
 
 
 def live(task_id: str, job_id: str = "job", agent: str = "S0") -> TaskRecord:
-    return TaskRecord(task_id, job_id, agent, "agent-0", "127.0.0.1", "worker:0", "running", {"cpus": 1.0})
+    amounts = {"cpus": 1.0}
+    return TaskRecord(
+        task_id, job_id, agent, "agent-0", "127.0.0.1", "worker:0", "running", amounts, executor_id=task_id
+    )
 
 
 def test_a_launch_is_written_down_before_the_master_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.policies.trials.interface import Milestone, PolicySettings
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
-from framework.search.store import Store
+from framework.search.store import Store, _add_losses
 
 SPEC = SearchSpec(
     name="digits",
@@ -39,7 +39,6 @@ FULL = TrialRecord(
     convergence=0.01,
     checkpoint="/checkpoints/trial-0/run-1-step-120",
     checkpoint_step=120,
-    checkpoint_train_s=12.5,
     agent="node-1",
     slot=3,
     batch_size=64.0,
@@ -56,8 +55,14 @@ def add_search(store: Store, spec: SearchSpec, curves: Sequence[Sequence[float]]
     for number, losses in enumerate(curves):
         trial = TrialRecord(number, {"lr": 0.1}, TrialState.FINISHED, runs=1, step=len(losses), loss=losses[-1])
         store.save_trial(trial)
-        store.add_losses(number, 0, [report(step, loss) for step, loss in enumerate(losses, 1)])
+        add_losses(store, number, 0, [report(step, loss) for step, loss in enumerate(losses, 1)])
     store.finish_search()
+
+
+def add_losses(store: Store, trial: int, run: int, reports: Sequence[Mapping[str, Any]]) -> None:
+    """Keeps what a run has reported, the trial itself being as it was."""
+    with store._transaction() as connection:
+        _add_losses(connection, store._require_id(), trial, run, reports)
 
 
 def report(step: int, loss: float | None = None, **others: Any) -> dict[str, Any]:

@@ -885,38 +885,6 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     assert not resumed.tracker.open
 
 
-@pytest.mark.parametrize(("spec", "leaves"), [({"mode": "max"}, True), ({"stop": "median"}, True), ({}, False)])
-@pytest.mark.parametrize("is_outdated", [True, False])
-def test_a_slot_of_an_earlier_version_leaves_where_it_could_not_read_its_orders(
-    begin: Any, storage: str, spec: dict[str, str], leaves: bool, is_outdated: bool
-) -> None:
-    stage = begin(trials=1, **spec)
-    slot = stage.offer(cpus=1)[0]
-    slot.train()
-    state = stage.search.to_state()
-    if is_outdated:
-        del state["slots"][0]["is_outdated"]
-    records = trials_to_resume(list(stored(storage).values()), {}, live_slots={0})
-    tracker = TrialTracker(stage.search._spec, stage.store, Study.open(storage, stage.search._spec), records)
-    slots = SearchState.from_json(state).slots
-    restore_runs(stage.search._spec, slots, tracker, stage.store.load_slices(), 0.0, 0.0)
-    slots[0].adopt(slot.status)
-    wanted = slots[0].message_due(0.0)
-    assert wanted is not None
-    assert wanted.leave == (leaves and is_outdated)
-    assert (wanted.run is None) == wanted.leave
-    assert wanted.memory_bytes == 1024 * 2**20
-
-
-def test_processes_do_not_stay_in_slots_of_a_version_that_has_not_noted_their_memory(begin: Any) -> None:
-    stage = begin(trials=1)
-    stage.offer(cpus=1)
-    state = stage.search.to_state()
-    del state["slots"][0]["memory_bytes"]
-    (slot,) = SearchState.from_json(state).slots
-    assert slot.memory_bytes == 0
-
-
 def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart(begin: Any, storage: str) -> None:
     stage = begin(trials=1, stop="threshold=3")
     slot = stage.offer(cpus=1)[0]

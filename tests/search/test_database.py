@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sqlite3
 import stat
@@ -13,21 +12,21 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect, text
+from sqlalchemy import create_engine, inspect, text
 
 from dike.exceptions import BadInputError
 from framework.search.database import default_storage, open_database
-from framework.search.records import SliceRecord
 from framework.search.store import Store
+from framework.service.database import ServiceDatabase
 from framework.service.store import ServiceStore
 from framework.service.tables import JOBS, SERVICES
 from tests.search.locks import locked_by
-from tests.search.stored_search import FULL
 from tests.waiting import DEADLINE_S
 
 QUERIES_DURING_THE_FIRST_SEARCH = """
 import sys, threading
 from framework.service.queries import best_values
+from framework.service.database import ServiceDatabase
 from framework.service.store import ServiceStore
 store, ended, errors = ServiceStore(sys.argv[1]), threading.Event(), []
 def ask():
@@ -136,31 +135,39 @@ def test_a_database_is_opened_while_another_program_writes_it(tmp_path: Path, mo
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_a_database_of_an_earlier_version_gets_the_new_columns(store: Store, url: str) -> None:
-    store.save_trial(FULL)
-    begun = SliceRecord(0, 0, slot=1, agent="node-1", start_s=100.0, reason="first slice")
-    store.save_slice(begun)
-    store.close()
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE dike_trials DROP COLUMN batch_size",
+        "ALTER TABLE dike_jobs DROP COLUMN waiting",
+        "ALTER TABLE dike_slices ADD COLUMN of_tomorrow TEXT",
+        "DROP TABLE dike_trial_output",
+    ],
+)
+def test_a_database_of_another_version_is_refused_in_one_sentence(tmp_path: Path, change: str) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
     engine = open_database(url)
     with engine.execution_options(dike_writes=True).begin() as connection:
-        for table, column in (("trials", "batch_size"), ("slices", "kind"), ("slices", "samples_per_s")):
-            connection.execute(text(f"ALTER TABLE dike_{table} DROP COLUMN {column}"))
+        connection.execute(text(change))
+        there = inspect(connection).get_table_names()
     engine.dispose()
-    for must_exist in (True, False):
-        with closing(Store(url, must_exist=must_exist)) as upgraded:
-            upgraded.open_search("digits")
-            assert upgraded.load_trials(readings=False) == [dataclasses.replace(FULL, batch_size=None)]
-            assert upgraded.load_slices() == [begun]
-    with closing(Store(url)) as upgraded:
-        upgraded.open_search("digits")
-        ended = dataclasses.replace(begun, end_s=110.0, kind="k80", samples_per_s=12.5)
-        upgraded.save_slice(ended)
-        upgraded.save_trial(FULL)
-        assert upgraded.load_slices() == [ended]
-        assert upgraded.load_trials(readings=False) == [FULL]
+    for option, opened in (
+        ("--storage", lambda: Store(url, must_exist=True)),
+        ("--storage", lambda: Store(url)),
+        ("--state", lambda: ServiceDatabase(url)),
+    ):
+        with pytest.raises(BadInputError) as caught:
+            opened()
+        assert str(caught.value) == (
+            f"The storage {url} was made by another version of Dike, such as one from before 0.1, and cannot be read "
+            f"by this one; name another with {option}."
+        )
+    engine = create_engine(url)
+    assert inspect(engine).get_table_names() == there
+    engine.dispose()
 
 
-def test_a_database_from_before_there_were_services_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_database_without_a_service_is_read_as_it_is(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     engine = open_database(url)
     for table in (JOBS, SERVICES):

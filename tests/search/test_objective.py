@@ -152,7 +152,7 @@ def test_trials_are_judged_by_what_the_script_reports_alone(capsys: pytest.Captu
     assert "--stop has not judged this trial" in capsys.readouterr().err
     assert judged(*batches, lambda trial: trial.progress(5, value=2.0), *batches) == [[1, 5, 2.0]]
     # Counted on after a suspension.
-    kept = {**dataclasses.asdict(Standing(last=2.0, is_reported=True, stated=3)), "of_tomorrow": 1}
+    kept = Standing(last=2.0, is_reported=True, stated=3).to_json()
     assert judged(lambda trial: trial.restored("/none", 7, 1.0, kept), lambda trial: trial.progress(8, value=1.5)) == [
         [4, 8, 1.5]
     ]

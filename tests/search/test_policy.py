@@ -19,7 +19,7 @@ from framework.search.policy import earlier_trials, policy_of
 from framework.search.records import SearchSpec, TrialRecord, TrialState
 from framework.search.store import Store
 from tests.search.search_stage import search_spec
-from tests.search.stored_search import add_search, report
+from tests.search.stored_search import add_losses, add_search, report
 
 STEPS = 20
 
@@ -75,11 +75,11 @@ def test_only_trials_that_were_trained_to_their_end_say_anything(store: Store, t
     add_search(store, search_spec(tmp_path, name="before"), CURVES)
     for number, state in enumerate((TrialState.STOPPED, TrialState.FAILED, TrialState.SUSPENDED), len(CURVES)):
         store.save_trial(TrialRecord(number, {}, state))
-        store.add_losses(number, 0, [report(1, 0.1)])
+        add_losses(store, number, 0, [report(1, 0.1)])
     # One that has reported nothing, or nothing but its beginning.
     store.save_trial(TrialRecord(len(CURVES) + 3, {}, TrialState.FINISHED))
     store.save_trial(TrialRecord(len(CURVES) + 4, {}, TrialState.FINISHED))
-    store.add_losses(len(CURVES) + 4, 0, [report(0, 0.1)])
+    add_losses(store, len(CURVES) + 4, 0, [report(0, 0.1)])
     assert [one.losses for one in earlier_trials(learning(tmp_path, "before"), store)] == CURVES
 
 
@@ -93,7 +93,7 @@ def test_several_searches_count_together_and_each_once(store: Store, tmp_path: P
 
 def test_what_a_run_repeats_after_going_back_counts_once(store: Store, tmp_path: Path) -> None:
     add_search(store, search_spec(tmp_path, name="before"), CURVES)
-    store.add_losses(0, 1, [report(step, 0.25) for step in (STEPS - 2, STEPS - 1, STEPS, STEPS + 1)])
+    add_losses(store, 0, 1, [report(step, 0.25) for step in (STEPS - 2, STEPS - 1, STEPS, STEPS + 1)])
     one = earlier_trials(learning(tmp_path, "before"), store)[0]
     assert list(one.steps) == list(range(1, STEPS + 2))
     assert list(one.losses) == [*CURVES[0], 0.25]

@@ -23,6 +23,7 @@ from framework.search.objective import Objective
 from framework.search.plots import draw_search, plot_search
 from framework.search.records import Parameter, SearchSpec, SliceRecord, TrialRecord, TrialState
 from framework.search.store import Store
+from tests.search.stored_search import add_losses
 
 Dike = Callable[..., Result]
 BEGIN_S = 1.7e9
@@ -53,7 +54,8 @@ def fill(url: str, name: str, count: int) -> None:
             store.save_trial(trial)
             store.save_slice(record)
             lines = [(step, 2.0 if step < 100 else loss) for step in range(10, 101, 10)]
-            store.add_losses(
+            add_losses(
+                store,
                 number,
                 0,
                 [
@@ -305,7 +307,7 @@ def test_who_leads_in_the_picture_is_who_leads_in_the_table(url: str) -> None:
                 }
                 for step, loss, count, value in lines
             ]
-            store.add_losses(number, run, reports)
+            add_losses(store, number, run, reports)
             for report in reports:
                 objective.take(records[number], report)
         for record in records:
@@ -328,7 +330,7 @@ def test_the_value_that_a_script_states_is_the_one_drawn(url: str) -> None:
     fill(url, "stated", 1)
     with closing(Store(url)) as store:
         spec = store.open_search("stated")
-        store.add_losses(0, 0, [{"step": 100, "train_s": 9.0, "metrics": {}, "value": 0.7}])
+        add_losses(store, 0, 0, [{"step": 100, "train_s": 9.0, "metrics": {}, "value": 0.7}])
         figure = draw_search(spec, store.load_trials(), store.load_slices(), store.load_losses())
     (curve,) = figure.axes[2].get_lines()
     values = list(curve.get_ydata())

@@ -18,26 +18,26 @@ from framework.search.optuna_study import Study
 from framework.search.records import Parameter, TrialRecord
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
-from tests.search.stored_search import SPEC, report
+from tests.search.stored_search import SPEC, add_losses, report
 
 
 def test_losses_become_the_readings_of_the_objective(store: Store) -> None:
     store.save_trial(TrialRecord(0, {}))
-    store.add_losses(0, 0, [report(10, 2.0), report(20, metrics={"accuracy": 0.5}, value=0.5), report(20, 1.5)])
+    add_losses(store, 0, 0, [report(10, 2.0), report(20, metrics={"accuracy": 0.5}, value=0.5), report(20, 1.5)])
     (trial,) = store.load_trials()
     assert trial.readings == [Reading(5.0, 10, 2.0, 2.0, 2.0), Reading(10.0, 20, 1.5, 1.5, 1.5)]
 
     store.create_search(dataclasses.replace(SPEC, name="other", metric="accuracy", mode="max"))
     store.save_trial(TrialRecord(0, {}))
-    store.add_losses(0, 0, [report(10, 2.0), report(20, metrics={"accuracy": 0.5}, value=0.5)])
+    add_losses(store, 0, 0, [report(10, 2.0), report(20, metrics={"accuracy": 0.5}, value=0.5)])
     (trial,) = store.load_trials()
     assert trial.readings == [Reading(10.0, 20, -0.5, -0.5, -0.5)]
 
 
 def test_what_a_run_repeats_is_kept_once(store: Store) -> None:
     store.save_trial(TrialRecord(0, {}))
-    store.add_losses(0, 0, [report(10, 3.0), report(20, 2.0), report(30, 1.0)])
-    store.add_losses(0, 1, [report(20, 7.0), report(40, 0.5)])
+    add_losses(store, 0, 0, [report(10, 3.0), report(20, 2.0), report(30, 1.0)])
+    add_losses(store, 0, 1, [report(20, 7.0), report(40, 0.5)])
     assert [(line["run"], line["step"], line["loss"]) for line in store.load_losses()[0]] == [
         (0, 10, 3.0),
         (0, 20, 2.0),
@@ -49,7 +49,7 @@ def test_what_a_run_repeats_is_kept_once(store: Store) -> None:
 
 def test_the_best_value_outlives_the_merging_of_reports(store: Store) -> None:
     store.save_trial(TrialRecord(0, {}))
-    store.add_losses(0, 0, [report(step, 1.0, value=step, best=1.0) for step in range(1, MAX_REPORTS + 2)])
+    add_losses(store, 0, 0, [report(step, 1.0, value=step, best=1.0) for step in range(1, MAX_REPORTS + 2)])
     lines = store.load_losses()[0]
     assert len(lines) < MAX_REPORTS
     assert {line["best"] for line in lines} == {1.0}
@@ -57,10 +57,10 @@ def test_the_best_value_outlives_the_merging_of_reports(store: Store) -> None:
 
 def test_a_loss_that_comes_twice_is_kept_once(store: Store) -> None:
     store.save_trial(TrialRecord(0, {}))
-    store.add_losses(0, 0, [report(10, 3.0)])
-    store.add_losses(0, 0, [report(10, 3.0)])
-    store.add_losses(0, 0, [report(10, metrics={"accuracy": 0.5}, value=0.5)])
-    store.add_losses(0, 1, [report(10, 3.0), report(20, 2.0)])
+    add_losses(store, 0, 0, [report(10, 3.0)])
+    add_losses(store, 0, 0, [report(10, 3.0)])
+    add_losses(store, 0, 0, [report(10, metrics={"accuracy": 0.5}, value=0.5)])
+    add_losses(store, 0, 1, [report(10, 3.0), report(20, 2.0)])
     lines = store.load_losses()[0]
     assert [(line["step"], line.get("loss"), line.get("value")) for line in lines] == [
         (10, 3.0, None),
@@ -72,7 +72,7 @@ def test_a_loss_that_comes_twice_is_kept_once(store: Store) -> None:
 def test_a_malformed_report_is_refused_whole(store: Store) -> None:
     for wrong in ({"loss": 1.0}, report(2, loss=None, metrics=[1]), {**report(2, 1.0), "loss": []}):
         with pytest.raises(ValueError, match="malformed"):
-            store.add_losses(0, 0, [report(1, 1.0), wrong])
+            add_losses(store, 0, 0, [report(1, 1.0), wrong])
     assert store.load_losses() == {}
 
 
@@ -92,7 +92,7 @@ def test_many_losses_are_merged_evenly_and_lose_neither_mean_nor_extremes(
     store.save_trial(TrialRecord(0, {}))
     values = [1 / (step + 1) for step in range(400)]
     for begin in range(0, 400, 10):
-        store.add_losses(0, 0, [report(step, values[step]) for step in range(begin, begin + 10)])
+        add_losses(store, 0, 0, [report(step, values[step]) for step in range(begin, begin + 10)])
     readings = store.load_trials()[0].readings
     assert 20 <= len(readings) <= 40
     assert [reading.step for reading in readings] == sorted({reading.step for reading in readings})
@@ -155,8 +155,8 @@ def test_the_last_report_of_a_run_is_stored_once(
 def test_losses_can_be_asked_for_thinned(store: Store, limit: int) -> None:
     store.save_trial(TrialRecord(0, {}))
     store.save_trial(TrialRecord(1, {}))
-    store.add_losses(0, 0, [report(step, 1.0) for step in range(1, 11)])
-    store.add_losses(1, 0, [report(step, 1.0) for step in range(1, 4)])
+    add_losses(store, 0, 0, [report(step, 1.0) for step in range(1, 11)])
+    add_losses(store, 1, 0, [report(step, 1.0) for step in range(1, 4)])
     thinned = {trial: [line["step"] for line in lines] for trial, lines in store.load_losses(limit=limit).items()}
     stride = math.ceil(10 / limit)
     assert thinned[0] == [step for step in range(1, 11) if (10 - step) % stride == 0]

@@ -25,7 +25,7 @@ from framework.search.optuna_study import Study
 from framework.search.records import Parameter, TrialRecord
 from framework.search.store import Store
 from framework.search.tables import SEARCHES
-from tests.search.stored_search import FULL, SPEC, report
+from tests.search.stored_search import FULL, SPEC, add_losses, report
 from tests.waiting import DEADLINE_S, wait_until
 
 
@@ -96,7 +96,7 @@ with store.lock("digits"):
     while True:
         step += 1
         numbers = {"loss": 1.0, "low": 1.0, "high": 1.0, "count": 1}
-        store.add_losses(0, 0, [{"step": step, "train_s": 1.0 * step, **numbers}])
+        add_losses(store, 0, 0, [{"step": step, "train_s": 1.0 * step, **numbers}])
         store.save_trial(TrialRecord(0, {"lr": 0.1}, step=step))
 """
 
@@ -133,7 +133,7 @@ def test_searches_that_begin_and_write_at_once_wait_for_each_other(storage: str)
             study = Study.create(storage, spec)
             for step in range(20):
                 store.save_trial(TrialRecord(0, {}, step=step))
-                store.add_losses(0, 0, [report(step, 1.0)])
+                add_losses(store, 0, 0, [report(step, 1.0)])
             study.ask()
             return len(store.load_trials()[0].readings)
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from executor.trial_messages import TrialOutput
 from framework.cli import logs
 from framework.search import output
-from framework.search.database import open_database
 from framework.search.records import SliceRecord
 from framework.search.store import Store
 from tests.search.search_stage import PlayedSlot, SearchStage
@@ -80,14 +78,6 @@ def test_a_piece_that_is_too_large_by_itself_is_cut(store: Store) -> None:
     assert 300 < len(text.encode()) < 671
     assert text.startswith("--- run 0 ---\n--- 4.6 KiB left out ---\n")
     assert text.endswith("004990 ä\n")
-
-
-def test_a_database_of_an_earlier_version_has_no_output_yet(store: Store, url: str) -> None:
-    with open_database(url).begin() as connection:
-        connection.execute(text("DROP TABLE dike_trial_output"))
-    with closing(Store(url, must_exist=True)) as reader:
-        reader.open_search("digits")
-        assert reader.load_output(0) == []
 
 
 def test_whoever_follows_a_search_that_is_removed_is_done(store: Store, url: str) -> None:

@@ -31,7 +31,7 @@ from framework.service.api import outputs as api_outputs
 from framework.service.api.backend import nearest
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
-from tests.search.stored_search import FULL, SPEC, report
+from tests.search.stored_search import FULL, SPEC, add_losses, report
 from tests.service.api_stage import BUNDLE, DEADLINE_S, ApiStage, api_stage, form, training
 from tests.trees import make_deep
 from tests.waiting import wait_until
@@ -280,8 +280,6 @@ def test_a_training_job_is_called_what_its_user_wants(stage: ApiStage, alice: ht
         assert "name" in detail(bob.post("/api/v1/jobs", files=form(training(name=name))), 400)
     for again in ("mnist+1.x-2", "mnist+1.x-3"):
         assert alice.post("/api/v1/jobs/mnist+1.x/again").json()["id"] == again
-    # Services of earlier versions know no names.
-    assert "name" not in alice.get(f"/api/v1/jobs/{stage.submit()}").json()["request"]
 
 
 def test_a_search_that_was_killed_is_resumed_by_its_owner(
@@ -320,7 +318,8 @@ def test_progress_is_thinned_and_holds_only_numbers_that_json_knows(stage: ApiSt
 
 def test_the_cluster_is_shown_with_our_tasks(stage: ApiStage, alice: httpx.Client) -> None:
     job_id = stage.submit("alice")
-    task = TaskRecord("T-1", job_id, "S-1", "agent-1", "127.0.0.1", "worker:0", "running", {"cpus": 1.0, "mem": 64.0})
+    held = {"cpus": 1.0, "mem": 64.0}
+    task = TaskRecord("T-1", job_id, "S-1", "agent-1", "127.0.0.1", "worker:0", "running", held, executor_id="E-1")
     stage.store.save([task], {})
     # Published about once a second.
     wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None, "the agents")
@@ -602,7 +601,7 @@ def test_a_search_shows_trials_slices_and_losses(
     store = Store(stage.store.database.url, engine=stage.store.database.engine)
     store.create_search(dataclasses.replace(SPEC, name="digits"))
     store.save_trial(dataclasses.replace(FULL, loss=math.nan, metrics={"accuracy": math.inf}))
-    store.add_losses(0, 1, [report(step, math.nan if step == 99 else 1.0) for step in range(100)])
+    add_losses(store, 0, 1, [report(step, math.nan if step == 99 else 1.0) for step in range(100)])
     shown = alice.get(path).json()
     assert shown["trials"] == {"suspended": 1}
     listed = {one["id"]: one for one in alice.get("/api/v1/jobs").json()["jobs"]}

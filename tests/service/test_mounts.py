@@ -138,14 +138,6 @@ def test_without_containers_folders_are_free_and_volumes_are_none() -> None:
             mounts.check(request)
 
 
-def test_requests_that_ask_for_none_are_as_they_were() -> None:
-    """Services of the version before, which read the same database, refuse fields that they do not know."""
-    for with_volumes, without in zip(asked("/data"), asked(), strict=True):
-        values = with_volumes.model_dump(mode="json")
-        assert values.pop("volumes") == ["/data"]
-        assert values == without.model_dump(mode="json")
-
-
 @pytest.mark.integration
 def test_who_asks_for_what_is_not_there_is_told(tmp_path: Path) -> None:
     with api_stage(tmp_path) as stage, stage.client() as client:

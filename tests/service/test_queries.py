@@ -65,7 +65,10 @@ def test_a_brief_list_leaves_out_what_is_long(store: ServiceStore) -> None:
 
 def test_tasks_are_counted_and_the_last_progress_is_found(store: ServiceStore) -> None:
     busy, idle = add(store, "busy"), add(store, "idle")
-    tasks = [TaskRecord(f"T-{index}", busy, "S-1", "node", "127.0.0.1", "worker:0", "running") for index in range(3)]
+    tasks = [
+        TaskRecord(f"T-{index}", busy, "S-1", "node", "127.0.0.1", "worker:0", "running", executor_id="E")
+        for index in range(3)
+    ]
     ended = dataclasses.replace(tasks[0], state="failed", ended_s=1e9)
     store.save([ended, *tasks[1:]], {})
     store.history.add_progress(busy, [ProgressPoint(step, 1e9, 1 / step, None) for step in range(1, 101)])
@@ -146,7 +149,7 @@ def test_what_is_open_is_counted_by_user_and_by_state(store: ServiceStore) -> No
     search = add(store, "slots", user="eve", kind=JobKind.SEARCH, state=JobState.RUNNING)
     names = (("a", "running", None), ("b", "running", None), ("c", "unreachable", None), ("d", "failed", 9.0))
     slots = [
-        TaskRecord(name, search, "S-1", "node", "127.0.0.1", f"slot {name}", state, ended_s=ended_s)
+        TaskRecord(name, search, "S-1", "node", "127.0.0.1", f"slot {name}", state, ended_s=ended_s, executor_id="E")
         for name, state, ended_s in names
     ]
     store.save(slots, {})

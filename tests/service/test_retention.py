@@ -36,7 +36,7 @@ def test_a_search_that_cannot_be_read_is_in_no_other_ones_way(tmp_path: Path) ->
             store.add_job(record, b"bundle")
         with store.database.engine.execution_options(dike_writes=True).begin() as connection:
             for name in ("broken", "of dike tune"):
-                values = {"name": name, "spec": '{"field": "of another version"}', "created_s": 0.0}
+                values = {"name": name, "spec": '{"field": "of another version"}', "options": "{}", "created_s": 0.0}
                 connection.execute(insert(SEARCHES).values(values))
         with removing_old_jobs(store, Keeping(7 * DAY_S), every_s=0.05):
             wait_until(lambda: store.job("old") is None, "the end of the old job's records")
@@ -165,7 +165,7 @@ def test_checkpoints_that_somebody_may_want_stay(store: ServiceStore, root: Path
     add_job(store, root, "running", state=JobState.RUNNING, ended_s=None)
     # Its end was written down, and its tasks have not ended.
     add_job(store, root, "ending")
-    store.save([TaskRecord("T", "ending", "S", "node", "127.0.0.1", "worker:0", "running")], {})
+    store.save([TaskRecord("T", "ending", "S", "node", "127.0.0.1", "worker:0", "running", executor_id="E")], {})
     # Users name folders: their own, and those of earlier jobs.
     add_job(store, root, "in-a-folder-of-its-user", request={"checkpoint_dir": f"{root}/in-a-folder-of-its-user"})
     claim(add_job(store, root, "taken-over"), "somebody-else")
@@ -259,7 +259,7 @@ def test_no_tree_is_too_deep_to_be_removed_nor_keeps_others_from_it(
     assert remove_old(store, root, time.time() + DAY_S / 2) == ["young"]
     [event] = store.history.events("a-deep")
     assert event.text == "its checkpoints are removed, 1.1 KiB: they were old"
-    # Of an earlier version, and one that cannot be removed before it.
+    # Left by an earlier removal, and one that cannot be removed before it.
     (root / TRASH / "0123").mkdir(parents=True)
     make_deep(root / TRASH / "0123")
     (root / TRASH / "0000").touch()

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text, update
 
 from framework.scheduler.journal import StorageUnavailableError
-from framework.scheduler.records import JobKind, JobRecord, JobState
+from framework.scheduler.records import JobKind, JobRecord, JobState, dated_folder
 from framework.search.optuna_study import Study
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
 from framework.search.store import SearchSummary, Store, write_spec
@@ -159,7 +159,7 @@ def add_trials(
     """A search that ended ten days ago, its trials each worse than the one before, and their checkpoints."""
     ended_s = NOW_S - 10 * DAY_S
     add_job(store, name, ended_s)
-    folder = folder or name
+    folder = folder or folder_of(name)
     searches = Store(store.database.url, engine=store.database.engine)
     searches.create_search(dataclasses.replace(spec(name), checkpoint_dir=f"{root}/{folder}"))
     for number, state in enumerate(states):
@@ -174,9 +174,14 @@ def add_trials(
     return searches
 
 
-def with_checkpoints(root: Path, name: str) -> list[int]:
+def folder_of(name: str) -> str:
+    """What the folder of a search of `add_trials` is called."""
+    return dated_folder(name, NOW_S - 10 * DAY_S - 10)
+
+
+def with_checkpoints(root: Path, folder: str) -> list[int]:
     """Numbers of the trials that have any."""
-    return sorted(int(path.parent.name[6:]) for path in (root / name).glob("trial-*/run-*-step-*"))
+    return sorted(int(path.parent.name[6:]) for path in (root / folder).glob("trial-*/run-*-step-*"))
 
 
 FAILED, FINISHED, SUSPENDED = TrialState.FAILED, TrialState.FINISHED, TrialState.SUSPENDED
@@ -184,23 +189,24 @@ FAILED, FINISHED, SUSPENDED = TrialState.FAILED, TrialState.FINISHED, TrialState
 
 def test_checkpoints_of_trials_go_but_the_best_one_s_and_what_may_go_on(store: ServiceStore, tmp_path: Path) -> None:
     searches = add_trials(store, tmp_path, "old", (FAILED, FINISHED, FINISHED, SUSPENDED, FAILED))
-    (tmp_path / "old" / "trial-2" / "run-7-step-7").symlink_to(tmp_path)
-    (tmp_path / "old" / "trial-9" / "run-0-step-1").mkdir(parents=True)
+    folder = folder_of("old")
+    (tmp_path / folder / "trial-2" / "run-7-step-7").symlink_to(tmp_path)
+    (tmp_path / folder / "trial-9" / "run-0-step-1").mkdir(parents=True)
     old = Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S)
     with searches.lock("old", last_sign_s=NOW_S - 10 * DAY_S):
         old.remove_old(lambda: False)
         # Somebody runs it.
-        assert with_checkpoints(tmp_path, "old") == [0, 1, 2, 2, 3, 4, 9]
-    os.utime(tmp_path / "old" / "trial-2" / "run-7-step-7", (0, 0), follow_symlinks=False)
+        assert with_checkpoints(tmp_path, folder) == [0, 1, 2, 2, 3, 4, 9]
+    os.utime(tmp_path / folder / "trial-2" / "run-7-step-7", (0, 0), follow_symlinks=False)
     old.remove_old(lambda: False)
-    assert with_checkpoints(tmp_path, "old") == [1, 3, 9]
+    assert with_checkpoints(tmp_path, folder) == [1, 3, 9]
     assert [event.text for event in store.history.events("old")] == [
         f"checkpoints of its trials are removed, {format_bytes(3000 + len(str(tmp_path)))}: they were old"
     ]
-    assert (tmp_path / "old" / "trial-0" / "outputs" / "model").is_file()
+    assert (tmp_path / folder / "trial-0" / "outputs" / "model").is_file()
     # It is as old as before. Once nobody can go on with it any more, only the best trial's are kept.
     assert remove_old_searches(store, NOW_S - 7 * DAY_S, old) == ["old"]
-    assert with_checkpoints(tmp_path, "old") == [1, 9]
+    assert with_checkpoints(tmp_path, folder) == [1, 9]
 
 
 @pytest.mark.parametrize("name", ["digits", "train-20231101-062803-76eec0"])
@@ -223,20 +229,23 @@ def test_checkpoints_of_a_search_that_is_used_or_is_not_the_job_s_stay(store: Se
     add_trials(store, tmp_path, "named", (FINISHED, FAILED))
     add_trials(store, tmp_path, "not-begun", (FINISHED, FAILED)).delete_search()
     add_trials(store, tmp_path, "by-its-user", (FINISHED, FAILED))
-    request = {"kind": "search", "spec": {"checkpoint_dir": f"{tmp_path}/by-its-user"}}
+    request = {"kind": "search", "spec": {"checkpoint_dir": f"{tmp_path}/{folder_of('by-its-user')}"}}
     store.change_job("by-its-user", request=request)
     # `dike tune` has made one of that name before.
-    add_trials(store, tmp_path, "of-dike-tune", (FINISHED, FAILED))
+    of_dike_tune = dated_folder("of-dike-tune", NOW_S + DAY_S)
+    add_trials(store, tmp_path, "of-dike-tune", (FINISHED, FAILED), of_dike_tune)
     store.change_job("of-dike-tune", state_data=None, submitted_s=NOW_S + DAY_S)
     with store.database.engine.begin() as connection:
-        other = write_spec(dataclasses.replace(spec("elsewhere"), checkpoint_dir="/other/root/elsewhere"))
+        other = write_spec(
+            dataclasses.replace(spec("elsewhere"), checkpoint_dir=f"/other/root/{folder_of('elsewhere')}")
+        )
         connection.execute(update(SEARCHES).where(SEARCHES.c.name == "elsewhere").values(spec=other))
         # `dike tune --resume` has gone on with it.
         connection.execute(update(SEARCHES).where(SEARCHES.c.name == "used").values(heartbeat_s=NOW_S))
-    request = {"kind": "training", "checkpoint_dir": f"{tmp_path}/named"}
+    request = {"kind": "training", "checkpoint_dir": f"{tmp_path}/{folder_of('named')}"}
     store.add_job(JobRecord("job", JobKind.TRAINING, "ann", "train.py", request, bundle_token="job"), b"bundle")
     Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
-    names = ("elsewhere", "used", "not-begun", "by-its-user", "of-dike-tune", "named")
+    names = [*map(folder_of, ("elsewhere", "used", "not-begun", "by-its-user")), of_dike_tune, folder_of("named")]
     assert [with_checkpoints(tmp_path, name) for name in names] == [[0, 1]] * 6
     store.change_job("job", state=JobState.KILLED)
     Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
@@ -253,20 +262,20 @@ def test_checkpoints_of_a_search_that_goes_on_at_that_moment_stay(
 
     monkeypatch.setattr(retention, "is_own_search", then_reopened)
     Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
-    assert with_checkpoints(tmp_path, "old") == [0, 1]
+    assert with_checkpoints(tmp_path, folder_of("old")) == [0, 1]
 
 
 def test_links_keep_no_search_from_being_forgotten(store: ServiceStore, tmp_path: Path) -> None:
     root, treasure = tmp_path / "root", tmp_path / "treasure"
     add_trials(store, root, "old", (FINISHED, FAILED, FAILED))
-    (root / "old" / "trial-1").rename(treasure)
-    (root / "old" / "trial-1").symlink_to(treasure)
+    (root / folder_of("old") / "trial-1").rename(treasure)
+    (root / folder_of("old") / "trial-1").symlink_to(treasure)
     old = Checkpoints(store, root, NOW_S - 5 * DAY_S)
     assert remove_old_searches(store, NOW_S - 5 * DAY_S, old) == ["old"]
     assert (treasure / "run-0-step-1" / "dike-trial.json").is_file()
-    assert with_checkpoints(root, "old") == [0, 1], "through the link"
+    assert with_checkpoints(root, folder_of("old")) == [0, 1], "through the link"
     add_trials(store, root, "moved", (FINISHED, FAILED))
-    (root / "moved").rename(tmp_path / "moved")
-    (root / "moved").symlink_to(tmp_path / "moved")
+    (root / folder_of("moved")).rename(tmp_path / "moved")
+    (root / folder_of("moved")).symlink_to(tmp_path / "moved")
     assert remove_old_searches(store, NOW_S - 5 * DAY_S, old) == ["old", "moved"]
-    assert with_checkpoints(root, "moved") == [0, 1]
+    assert with_checkpoints(root, folder_of("moved")) == [0, 1]

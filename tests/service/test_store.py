@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from dike.exceptions import BadInputError
 from framework.scheduler.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
-from framework.search.database import open_database
 from framework.service import history, queries
 from framework.service.store import DELETED_AT_ONCE, ServiceStore
 from framework.service.users import NO_LIMITS, Limits, OverLimitError
@@ -38,7 +37,8 @@ def job(name: str, user: str = "ann", **changes: object) -> JobRecord:
 
 
 def task(name: str, job_id: str = "one", **changes: object) -> TaskRecord:
-    record = TaskRecord(name, job_id, "S0", "agent-0", "127.0.0.1", "worker:0", "intended", {"cpus": 1.5}, 10.0)
+    place = ("S0", "agent-0", "127.0.0.1")
+    record = TaskRecord(name, job_id, *place, "worker:0", "intended", {"cpus": 1.5}, 10.0, executor_id=f"{job_id}.E")
     return replace(record, **changes)  # type: ignore[arg-type]
 
 
@@ -50,21 +50,6 @@ def test_a_job_is_read_as_it_was_written(store: ServiceStore, url: str) -> None:
         assert other.bundle("token-one") == b"archive"
         assert other.bundle("token-two") is None
         assert other.job("two") is None
-
-
-def test_a_task_of_an_earlier_version_has_no_executor_of_another_name(store: ServiceStore, url: str) -> None:
-    store.add_job(job("one"), b"")
-    store.save([task("one.worker-0.0")], {})
-    store.close()
-    engine = open_database(url)
-    with engine.execution_options(dike_writes=True).begin() as connection:
-        connection.execute(text("ALTER TABLE dike_tasks DROP COLUMN executor_id"))
-    engine.dispose()
-    with contextlib.closing(ServiceStore(url)) as upgraded:
-        assert upgraded.tasks() == [task("one.worker-0.0")]
-        later = task("one.worker-1.0", executor_id="one.executor-0.0")
-        upgraded.save([later], {})
-        assert upgraded.tasks()[1] == later
 
 
 def test_who_stands_by_is_told_so_and_who_does_not_how_to(store: ServiceStore, url: str) -> None:

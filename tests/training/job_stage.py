@@ -111,7 +111,7 @@ class Stage:
                 task["host"],
                 "",
                 task["state"],
-                executor_id=task.get("executor_id", ""),
+                executor_id=task["executor_id"],
             )
             for task in (state or {"tasks": ()})["tasks"]
             if not TaskState(task.get("state", "lost")).is_terminal()
@@ -164,7 +164,7 @@ class Stage:
         return {task.name: task for task in self.job.tasks}
 
     def job_task(self, task_id: str) -> JobTask:
-        return self.job.all_tasks[task_id]
+        return self.job._run.tasks[task_id]
 
     def update(self, task: JobTask, state: str, outcome: Outcome | None = None, **more: Any) -> None:
         status = {
@@ -190,7 +190,7 @@ class Stage:
 
     def end_killed(self) -> None:
         """Every task that was asked to end does so."""
-        for task in self.job.all_tasks.values():
+        for task in list(self.job._run.tasks.values()):
             if task.task_id in self.mesos.killed and not task.state.is_terminal():
                 self.update(task, "TASK_KILLED")
         self.wait(0.1)

@@ -18,7 +18,7 @@ from framework.training.launch import launch_operation, place
 from framework.training.spec import JobSpec, JobTask
 from solver import Plan, PlannedTask
 from tests.mesos.played_mesos import PlayedMesos, scalar
-from tests.service.taken_up import another, go_on, subscribe, written
+from tests.service.taken_up import go_on
 from tests.training.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic
 from tests.training.job_stage import Stage, ended, profile, spec
 
@@ -98,27 +98,6 @@ def test_the_next_service_knows_the_executors_as_they_were_launched() -> None:
     (info,) = offered(stage)
     assert executor_of(info) == tasks["ps:0"].executor_id
     assert info["executor"]["command"]["value"] == "python3"
-
-
-def test_tasks_of_an_earlier_version_keep_their_executors_to_themselves() -> None:
-    stage, tasks = training()
-    state = written(stage.job)
-    del state["executors"]
-    for task in state["tasks"]:
-        for field in ("executor_id", "joined", "hosts_executor"):
-            del task[field]
-    stage.mesos = PlayedMesos()
-    another(stage, spec(), state)
-    subscribe(stage)
-    stage.step(tasks["worker:0"], 2)
-    assert {task.task_id: task.executor_id for task in stage.job.tasks} == {
-        task.task_id: task.task_id for task in tasks.values()
-    }
-    # Their executors are told without an address (`PlayedMesos`).
-    assert [task_id for task_id, _ in stage.mesos.messages] == [tasks["worker:0"].task_id]
-    stage.update(tasks["worker:1"], "TASK_FAILED", **TERMINATED)
-    (info,) = offered(stage)
-    assert executor_of(info) not in {task.task_id for task in tasks.values()}
 
 
 @pytest.mark.parametrize(("state", "status"), TOO_LATE)
@@ -218,7 +197,7 @@ def growing() -> tuple[ElasticStage, list[JobTask]]:
     stage = ElasticStage(elastic())
     stage.start_training()
     stage.look(stage.mesos.offer(0))
-    further = [task for task in stage.job.all_tasks.values() if not task.member]
+    further = [task for task in stage.job._run.tasks.values() if not task.member]
     assert further
     return stage, further
 
@@ -241,7 +220,7 @@ def test_growth_that_comes_too_late_for_an_executor_is_tried_again_at_once(state
     began_s = stage.now
     stage.look(stage.mesos.offer(0))
     assert stage.now - began_s < INTERVAL_S
-    again = [task for task in stage.job.all_tasks.values() if not task.member]
+    again = [task for task in stage.job._run.tasks.values() if not task.member]
     assert [task.name for task in again] == [task.name for task in further]
     assert stage.chief.executor_id not in {task.executor_id for task in again}
 

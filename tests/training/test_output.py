@@ -125,15 +125,6 @@ def test_what_came_ahead_precedes_the_end_of_the_output(stage: OutputStage) -> N
     assert stage.watcher.output == b"two three four"
 
 
-def test_it_is_not_known_how_much_a_version_before_has_passed_on(stage: OutputStage) -> None:
-    stage.chief.adopted = True
-    stage.writes(1_000, b"after ")
-    stage.wait(PATIENCE_S)
-    assert (stage.watcher.output, stage.watcher.notes) == (b"after ", [])
-    stage.writes(1_100, b"later", skipped=94)
-    assert [note[:8] for note in stage.watcher.notes] == ["94 bytes"]
-
-
 def test_gaps_in_output_that_comes_too_fast_are_told_together(stage: OutputStage) -> None:
     for number in range(1, 50):
         stage.writes(10 * number, b"x", skipped=10)

@@ -366,7 +366,7 @@ def test_what_is_read_is_what_was_written_and_the_job_goes_on(
         if stage.job.done:
             break
         stage.job.cancel()
-        for task in stage.job.all_tasks.values():
+        for task in stage.job._run.tasks.values():
             if not task.state.is_terminal():
                 stage.update(task, "TASK_KILLED")
         stage.wait(1.0)

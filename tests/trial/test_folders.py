@@ -136,7 +136,7 @@ def test_what_needs_a_damaged_checkpoint_is_damaged(tmp_path: Path) -> None:
     assert folders.newest(str(tmp_path)) == oldest
 
 
-def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_copied_here_without_its_sums_is_gone_on_from(tmp_path: Path) -> None:
     path = _write(tmp_path, 0, 1)
     Path(path, folders.META).write_text('{"kind": "test", "step": 1, "train_s": 1.5}')
     assert folders.newest(str(tmp_path)) == path
@@ -301,22 +301,15 @@ def test_a_checkpoint_that_goes_while_it_is_exported_is_said_to_be_gone(
         assert not (tmp_path / target).exists()
 
 
-@pytest.mark.parametrize("sessions", [1, 2])
-def test_a_session_of_an_earlier_version_is_exported_if_it_is_the_only_one(tmp_path: Path, sessions: int) -> None:
+def test_of_several_sessions_the_one_that_trains_is_exported(tmp_path: Path) -> None:
     path = tmp_path / "trial" / "run-0-step-5"
-    for number in range(sessions):
+    for number in range(2):
         (path / f"session-{number}").mkdir(parents=True)
-        (path / f"session-{number}" / "variables.index").write_bytes(b"1")
-    meta = {"kind": "graph", "step": 5, "train_s": 1.0, "sessions": {str(number): {} for number in range(sessions)}}
+        (path / f"session-{number}" / "variables.index").write_bytes(b"%d" % number)
+    meta = {"kind": "graph", "step": 5, "train_s": 1.0, "sessions": {"0": {}, "1": {}}, "trainee": 1}
     folders.write(str(path), {}, meta)
-    kept, target = export.choose(str(tmp_path / "trial"), None, None), tmp_path / "out"
-    if sessions == 1:
-        export.export(kept, str(target))
-        assert (target / "model.ckpt.index").read_bytes() == b"1"
-        return
-    with pytest.raises(BadInputError, match="written by an earlier version of Dike"):
-        export.export(kept, str(target))
-    assert not target.exists()
+    export.export(export.choose(str(tmp_path / "trial"), None, None), str(tmp_path / "out"))
+    assert (tmp_path / "out" / "model.ckpt.index").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize(("numbers", "newer"), [([90, 101], None), ([101, 120], 120), ([], None)])
@@ -390,6 +383,7 @@ LEFT_BY_OTHERS: dict[str, tuple[object, dict[str, bytes], Callable[[Path], objec
     "endless": (_SCRIPT, {"script/a": b"x"}, lambda at: (at / "script" / "key").symlink_to("/dev/zero")),
     "a script's pipe": (_SCRIPT, {"script/a": b"x"}, lambda at: os.mkfifo(at / "script" / "pipe")),
     "a script's depth": (_SCRIPT, {"script/a": b"x"}, lambda at: make_deep(at / "script", 400)),
+    "no layout": (_KERAS, {"variables.npz": _VALUES}, None),
     "no archive": (_KERAS, {"model.zip": b"garbage"}, None),
     "no places": (_KERAS, {"model.zip": _zipped(a=b"1")}, None),
     "places 5": (_KERAS, {"model.zip": _zipped(**{"dike-places__json": "5"})}, None),
@@ -401,7 +395,8 @@ LEFT_BY_OTHERS: dict[str, tuple[object, dict[str, bytes], Callable[[Path], objec
     "entries in one place": (_KERAS, {"model.zip": _GOOD}, _overlapping),
     "a layout that is a pipe": (_KERAS, {"variables.npz": _VALUES}, lambda at: os.mkfifo(at / "model.zip")),
     "a bomb": (_KERAS, {"model.zip": _zipped(zipfile.ZIP_DEFLATED, x=bytes(10**6)), "variables.npz": _VALUES}, None),
-    "a session elsewhere": ({"kind": "graph", "step": 1, "sessions": {"0/../../secrets": {}}}, {}, None),
+    "a session elsewhere": ({"kind": "graph", "step": 1, "trainee": "0/../../secrets"}, {}, None),
+    "a session that is not named": ({"kind": "graph", "step": 1}, {}, None),
 }
 
 

@@ -29,7 +29,7 @@ from dike.trial.spec import EARLIER_RESULTS
 from dike.trial.train_function import arguments_for
 from dike.trial.tuning import grid_search, tune
 from framework.cli.tune import tune as command
-from framework.search.records import Parameter, TrialRecord
+from framework.search.records import Parameter, TrialRecord, TrialState
 from framework.search.space import read_space
 from framework.search.store import Store
 from framework.service.api.schemas import TrialView
@@ -39,22 +39,20 @@ from tests.trial.slot import Slot, trial
 pytestmark = pytest.mark.integration
 
 
-def trial_json(number: int, lr: float, loss: float | str, value: float | str) -> dict[str, Any]:
+def trial_json(number: int, lr: float, loss: float, value: float) -> dict[str, Any]:
     """A trial as the command prints it."""
-    return {
-        "number": number,
-        "parameters": {"lr": lr},
-        "state": "finished",
-        "step": 3,
-        "loss": loss,
-        "value": value,
-        "metrics": {"f1": value},
-        "checkpoint": None,
-        "train_s": 1.5,
-        "slot_s": 2.0,
-        "runs": 1,
-        "error": "",
-    }
+    return TrialRecord(
+        number,
+        {"lr": lr},
+        TrialState.FINISHED,
+        runs=1,
+        step=3,
+        train_s=1.5,
+        slot_s=2.0,
+        loss=loss,
+        value=value,
+        metrics={"f1": value},
+    ).to_json()
 
 
 RESULT: dict[str, Any] = {
@@ -63,7 +61,7 @@ RESULT: dict[str, Any] = {
     "failure": "",
     "checkpoint_dir": "/checkpoints",
     "best": trial_json(0, 0.1, 0.25, 0.5),
-    "trials": [trial_json(0, 0.1, 0.25, 0.5), trial_json(1, 0.2, "nan", "inf")],
+    "trials": [trial_json(0, 0.1, 0.25, 0.5), trial_json(1, 0.2, math.nan, math.inf)],
 }
 
 

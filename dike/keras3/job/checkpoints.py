@@ -5,7 +5,6 @@ A `fit` goes on where it is, whatever the size of the next attempt.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -175,7 +174,7 @@ class FitCheckpoint:
         """The newest whole checkpoint; None where there is none.
 
         Raises:
-            BadInputError: if the checkpoint is another model's, or cannot be read by this version.
+            BadInputError: if the checkpoint is another model's.
         """
         path = checkpoints.newest_whole(self._manager.directory) if self._manager is not None else None
         if path is None:
@@ -191,15 +190,8 @@ class FitCheckpoint:
                 f"Checkpoint '{path}' is of another model: variable '{different[0]}' differs; "
                 "name another folder with --checkpoint-dir."
             )
-        if "files" not in state:
-            raise BadInputError(
-                f"Checkpoint '{path}' is of an older Dike, which did not save the order of the data; "
-                "name another folder with --checkpoint-dir."
-            )
         files = dict(zip(state["files"], (bytes(content) for content in reader.get_tensor(_FILES_KEY)), strict=True))
-        known = {field.name for field in dataclasses.fields(Position)}
-        position = {name: value for name, value in state["position"].items() if name in known}
-        return Saved(path, Position(**position), files)
+        return Saved(path, Position(**state["position"]), files)
 
     def restore(self, saved: Saved) -> None:
         """Gives the local variables the values that they have in a checkpoint."""

@@ -35,7 +35,7 @@ class FitState:
         randomness: the random state.
         finished: earlier `fit`s by number, and the name of the checkpoint at the end of each.
         standing: what the trial's numbers came to (`Standing.to_json`).
-        epochs: how many the `fit` was asked for; 0 in checkpoints of earlier versions.
+        epochs: how many the `fit` was asked for.
         lost: names of what has changed and could not be saved.
     """
 

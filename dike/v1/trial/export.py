@@ -11,7 +11,7 @@ from typing import Any
 
 from dike import plain_files
 from dike.trial import folders
-from dike.trial.export import CHECKPOINT, too_old
+from dike.trial.export import CHECKPOINT
 
 GRAPH = "graph.meta"
 """File of a checkpoint: the graph of the session that trains."""
@@ -35,7 +35,7 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
     if meta["kind"] == CHECKPOINT:
         folder, _, prefix = path.rpartition("/")
     else:
-        folder, prefix = f"{path}/session-{_trainee(path, meta)}", "variables"
+        folder, prefix = f"{path}/session-{int(meta['trainee'])}", "variables"
     with folders.to_read(folder) as source:
         for name in os.listdir(source):
             if name.startswith(f"{prefix}."):
@@ -52,15 +52,6 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
     problem = _write_saved_model(f"{target}/{NAME}", f"{target}/{SAVED_MODEL}", meta.get("loss"))
     if problem:
         print(f"dike: no SavedModel beside the checkpoint: {problem}", file=sys.stderr, flush=True)
-
-
-def _trainee(path: str, meta: Mapping[str, Any]) -> int:
-    """The number of the session that trains; earlier versions did not note it."""
-    if "trainee" in meta:
-        return int(meta["trainee"])
-    if len(meta.get("sessions", ())) != 1:
-        raise too_old(path)
-    return int(next(iter(meta["sessions"])))
 
 
 def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:

@@ -323,7 +323,7 @@ class GraphTrial:
             resumed.restore(self._sessions)
         self._step = resumed.meta["step"]
         self._saved = resumed.path, self._step
-        self._runtime.restored(resumed.path, self._step, resumed.meta["train_s"], resumed.meta.get("standing", {}))
+        self._runtime.restored(resumed.path, self._step, resumed.meta["train_s"], resumed.meta["standing"])
 
     def _global_step(self, session: Any) -> int | None:
         """The global step; None if there is none, or it has no value yet."""
