@@ -22,7 +22,7 @@ LIMITS_VARIABLE = "DIKE_LIMITS"
 PROCESSES_VARIABLE = "DIKE_MOST_PROCESSES"
 """Optional environment variable of an executor: processes and threads that a run may have at once."""
 LEAST_PROCESSES = 512
-PROCESSES_PER_CPU = 64
+PROCESSES_PER_CPU = 128
 """Without that variable: the machine's CPUs times this, and no fewer than the above."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
