@@ -193,7 +193,11 @@ def dike(
 
 def main() -> None:
     """Entry point of the `dike` console script."""
-    run_command(functools.partial(app, obj=_profile_to_plan_for, prog_name="dike"))
+    run_command(_dike)
+
+
+def _dike() -> None:
+    app(obj=_profile_to_plan_for, prog_name="dike")
 
 
 def run_command(command: Callable[[], object]) -> None:

@@ -31,7 +31,7 @@ PRINTED = ("one\ntwo\nth", "ree\n", "four\nfi", "ve")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the commands are given, with a script."""
-    (tmp_path / "train.py").write_text("print('hello')")
+    (tmp_path / "train.py").write_text("import sys; print('hello', sys.argv)")
     (tmp_path / "profile.json").write_text(profile(Api.GRAPH).dumps())
     monkeypatch.chdir(tmp_path)
     for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_USERS"):
