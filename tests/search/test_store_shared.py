@@ -87,6 +87,7 @@ WRITER = """
 import sys
 from framework.search import store as stores
 from framework.search.records import TrialRecord
+from tests.search.stored_search import add_losses
 # None are merged, however many it gets to write.
 stores.MAX_REPORTS = sys.maxsize
 store = stores.Store(sys.argv[1])

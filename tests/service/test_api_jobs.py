@@ -448,7 +448,14 @@ def owned(stage: ApiStage, alice: httpx.Client, folder: Path, record: dict[str, 
     assert job is not None
     folder.mkdir()
     if not isinstance(record, bytes):
-        whole = {"owner": job.folder_name, "number": 0, "kept": {}, "limit_bytes": None, "left_behind": {}}
+        whole = {
+            "owner": job.folder_name,
+            "number": 0,
+            "kept": {},
+            "limit_bytes": None,
+            "left_behind": {},
+            "deleted": {},
+        }
         record = json.dumps({**whole, **(record or {})}).encode()
     (folder / "dike-outputs.json").write_bytes(record)
     return f"/api/v1/jobs/{job_id}"

@@ -114,7 +114,7 @@ def test_trials_are_counted_by_state(store: ServiceStore) -> None:
         assert queries.best_values(connection, {name: "min"}) == {}
         # Searches of `dike tune` in the same database are not the service's.
         assert queries.trial_counts(connection) == counts
-    task = TaskRecord("T-digits", name, "S-1", "node", "127.0.0.1", "slot-0", "running")
+    task = TaskRecord("T-digits", name, "S-1", "node", "127.0.0.1", "slot-0", "running", executor_id="E")
     store.save([task], {})
     running = len([task for task in store.tasks(live_only=True) if task.state == "running"])
     text = ServiceMetrics(store).text().decode()
