@@ -90,7 +90,7 @@ class Stage:
         return found
 
     def start(self, master: str) -> None:
-        command = [sys.executable, "-m", "tests.faults.service_process", self.url, master, str(self.folder)]
+        command = [sys.executable, "-m", "tests.faults.service_process", self.url, master, str(self.folder), "-"]
         with (self.folder / "service.log").open("ab") as log:
             self._process = Warm(command, cwd=ROOT, stdout=log, stderr=log)
 
