@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from dike.trial.spec import TrialSpec
+from executor import limits
 from executor.limits import PROCESSES_VARIABLE
 from executor.slot_order import LAUNCHER, SlotOrder
 from executor.trial_messages import (
@@ -1041,7 +1042,8 @@ def test_a_trial_that_takes_more_memory_than_its_slot_has_ends_and_names_the_opt
 def test_no_group_stays_behind(limited: SlotProcess) -> None:
     limited.wants(trial(0, "train"))
     limited.trains(0)
-    homes = [path for path in Path("/sys/fs/cgroup").rglob(f"dike-{limited.process.pid}") if path.is_dir()]
+    places = [parent / f"dike-{limited.process.pid}" for _, parent in limits._parents()]
+    homes = [place for place in places if place.is_dir()]
     assert homes
     limited.close()
     skip_without_groups()  # as the next slot process it removes those of dead ones
