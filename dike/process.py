@@ -76,8 +76,8 @@ def limit(groups: Iterable[str], most_processes: int | None) -> None:
 
     Args:
         groups: folders of control groups, which it enters.
-        most_processes: so many processes and threads of this account there may be when it starts another; None for no
-            limit. The kernel does not count for root.
+        most_processes: limit for processes and threads of this account (RLIMIT_NPROC), which root does not have; None
+            for no limit.
 
     Raises:
         OSError: if it may not.

@@ -41,6 +41,7 @@ class AttemptProcess:
         asked: whether a zygote was asked for its process.
         process: its process, once there is one.
         stopped: whether that is to make place.
+        group: its process' control group; None before that is asked for.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class AttemptProcess:
         self.asked = False
         self.process: ForkedProcess | None = None
         self.stopped = False
-        self._group: Group | None = None
+        self.group: Group | None = None
         self._output = output
         self._channel = channel
         self._outputs = outputs
@@ -112,14 +113,14 @@ class AttemptProcess:
             OUTPUT_DIR_VARIABLE: str(folder),
             tasks.VARIABLE: dataclasses.replace(self.task, report_fd=REPORT_FD).dumps(),
         }
-        self._group = self._group or groups.make()
+        self.group = self.group or groups.make()
         request = ForkRequest(
             Path(order.script),
             order.arguments,
             folder,
             environment,
-            groups=self._group.folders if self._group is not None else (),
-            processes=groups.most_processes,
+            groups=self.group.folders,
+            processes=self.group.most_processes,
         )
         return request, self._writers
 
@@ -129,18 +130,10 @@ class AttemptProcess:
         self._channel.started(pid)
         self._close_writers()
 
-    def exceeded(self) -> str:
-        """Which limit of its control group it has exceeded, in words; empty if none."""
-        return "" if self._group is None else self._group.exceeded()
-
-    def remove_group(self) -> None:
-        """Removes its control group, nothing of it being left."""
-        if self._group is not None:
-            self._group.remove()
-
     def abandon(self) -> None:
         """It will never have a process."""
-        self.remove_group()
+        if self.group is not None:
+            self.group.remove()
         self._close_writers()
         self.drain()
 

@@ -158,7 +158,7 @@ class JobSlot:
             if (end := self._conclude(current)) is not None:
                 return end
         elif current is not None and current.process is not None:
-            if current.exceeded():
+            if current.group is not None and current.group.exceeded():
                 current.process.terminate(0.0)
             self._press(current)
             return None
@@ -235,10 +235,11 @@ class JobSlot:
     def _conclude(self, current: AttemptProcess) -> TaskEnd | None:
         """A process has ended: so does the task, unless another was wanted in its place, or none."""
         assert current.process is not None
+        assert current.group is not None
         current.drain(is_killed=self._kill_grace_s is not None)
         exit_code = current.process.exit_code
-        why = current.exceeded() or current.process.describe_end("--task-mem")
-        current.remove_group()
+        why = current.group.exceeded() or current.process.describe_end("--task-mem")
+        current.group.remove()
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request", exit_code)
         if current.ended_as_asked:

@@ -60,41 +60,42 @@ class Group:
     """The control group of one run: a folder, or one for each controller in version 1.
 
     Args:
-        folders: controller -> folder.
+        folders: controller -> folder; empty where no group can be made.
         limits: of the run.
+
+    Attributes:
+        folders: the folders that a process enters (`dike.process.limit`).
+        most_processes: what RLIMIT_NPROC is to be where no group counts processes; None to leave it.
     """
 
     def __init__(self, folders: Mapping[str, Path], limits: Limits) -> None:
-        self._folders = folders
+        self.folders = sorted({str(folder) for folder in folders.values()})
+        self.most_processes = None if "pids" in folders else _named_processes()
         self._limits = limits
+        quota_us = int(limits.cpus * _PERIOD_US)
         values = {
             "pids.max": f"{limits.processes}",
-            "cpu.max": f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}",
-            "cpu.cfs_quota_us": f"{int(limits.cpus * _PERIOD_US)}",
+            "cpu.max": f"{quota_us} {_PERIOD_US}",
+            "cpu.cfs_quota_us": f"{quota_us}",
         }
         if limits.mem_mib:
-            size = str(int(limits.mem_mib * (1 << 20)))
-            values |= {"memory.max": size, "memory.limit_in_bytes": size}
-        for folder in set(folders.values()):
-            for name, value in values.items():
-                if (folder / name).exists():
-                    (folder / name).write_text(value)
-
-    @property
-    def folders(self) -> list[str]:
-        """The folders that a process enters (`dike.process.limit`)."""
-        return sorted(map(str, set(self._folders.values())))
+            values |= dict.fromkeys(("memory.max", "memory.limit_in_bytes"), f"{int(limits.mem_mib * (1 << 20))}")
+        for folder, (name, value) in itertools.product(map(Path, self.folders), values.items()):
+            if (folder / name).exists():
+                (folder / name).write_text(value)
+        memory = folders.get("memory")
+        is_version_1 = memory is not None and (memory / "memory.limit_in_bytes").exists()
+        self._pids_events = folders["pids"] / "pids.events" if "pids" in folders else None
+        self._memory_events = memory and memory / ("memory.oom_control" if is_version_1 else "memory.events")
 
     def exceeded(self) -> str:
         """Which limit the run has exceeded, in words; empty if none."""
-        if self._count("pids", "pids.events", "max"):
+        if _count(self._pids_events, "max"):
             return (
                 f"it had {self._limits.processes} processes and threads at once and asked for more, which its machine "
                 f"does not allow a run ({PROCESSES_VARIABLE} of the agent's executors)"
             )
-        if self._count("memory", "memory.events", "oom_kill") or self._count(
-            "memory", "memory.oom_control", "oom_kill"
-        ):
+        if _count(self._memory_events, "oom_kill"):
             return (
                 f"it needed more memory than the {self._limits.mem_mib:g} MiB that it was given; "
                 f"{self._limits.more_memory} MIB gives it more"
@@ -103,18 +104,18 @@ class Group:
 
     def remove(self) -> None:
         """Removes the group, nothing of its run being left."""
-        for folder in set(self._folders.values()):
-            _remove(folder)
+        for folder in self.folders:
+            _remove(Path(folder))
 
-    def _count(self, controller: str, file: str, event: str) -> int:
-        if controller not in self._folders:
-            return 0
-        with contextlib.suppress(OSError):
-            for line in (self._folders[controller] / file).read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == event:
-                    return int(count)
-        return 0
+
+def _count(events: Path | None, name: str) -> int:
+    """How often something has happened in a group, by the kernel's file of such events."""
+    with contextlib.suppress(OSError):
+        for line in () if events is None else events.read_text().splitlines():
+            event, _, count = line.partition(" ")
+            if event == name:
+                return int(count)
+    return 0
 
 
 class Groups:
@@ -129,10 +130,8 @@ class Groups:
         self._numbers = itertools.count()
         self._homes = _make_homes() if os.environ.get(LIMITS_VARIABLE) else {}
 
-    def make(self) -> Group | None:
-        """The group of a run that is about to begin; None where there are none."""
-        if not self._homes:
-            return None
+    def make(self) -> Group:
+        """The group of a run that is about to begin."""
         name = str(next(self._numbers))
         folders = {controller: home / name for controller, home in self._homes.items()}
         try:
@@ -140,13 +139,8 @@ class Groups:
                 folder.mkdir()
             return Group(folders, self._limits)
         except OSError as error:
-            logger.warning("a run has no limits: %s", error)
-            return None
-
-    @property
-    def most_processes(self) -> int | None:
-        """What RLIMIT_NPROC is to be for a run without a group; None to leave it."""
-        return None if self._homes else _named_processes()
+            logger.warning("a run has no control group: %s", error)
+            return Group({}, self._limits)
 
     def close(self) -> None:
         """Removes all; to be called when nothing of any run is left."""

@@ -100,6 +100,7 @@ class SlotRun:
         asked_s: when it was first asked to end; None before.
         is_to_stay: whether it was asked to stay in memory then, and still may.
         begin_s: seconds from the start of its process to the first report; None before that.
+        exceeded: which limit of its control group it had exceeded when that was last looked at, in words.
         off_gpu: its processes whose GPU memory is on the host meanwhile, or on its way there.
         offload: brings it there; None before.
     """
@@ -134,6 +135,7 @@ class SlotRun:
         self._since_s = time.monotonic()
         self._outputs: Outputs | None = None
         self._process: ForkedProcess | None = None
+        self.exceeded = ""
         self._group: Group | None = None
         if before is not None:
             self._take_over(before)
@@ -290,8 +292,8 @@ class SlotRun:
             self._workspace,
             changes,
             is_supervised=True,
-            groups=self._group.folders if self._group is not None else (),
-            processes=groups.most_processes,
+            groups=self._group.folders,
+            processes=self._group.most_processes,
         )
         return request, (self._output, self._output, self._report_writer, self._control_reader)
 
@@ -320,16 +322,17 @@ class SlotRun:
         return time.monotonic() - self._active_s
 
     def look(self) -> None:
-        """Looks what it uses, and whether it does anything."""
+        """Looks what it uses, whether that is more than it may, and whether it does anything."""
+        self._look_at_limits()
         self.monitor.look(self.processes)
         now, printed = self.monitor.now, self.printed.size
         if (now.cpu or 0.0) >= IDLE_CPUS or (now.gpu_utilisation or 0.0) > 0 or printed != self._printed_bytes:
             self._active_s = time.monotonic()
         self._printed_bytes = printed
 
-    def exceeded(self) -> str:
-        """Which limit of its control group it has exceeded, in words; empty if none."""
-        return "" if self._group is None else self._group.exceeded()
+    def _look_at_limits(self) -> None:
+        if self._group is not None:
+            self.exceeded = self._group.exceeded()
 
     def fail(self, grace_s: float, why: str) -> None:
         """Ends it as a failure, as `terminate` does, for what it has done."""
@@ -438,7 +441,7 @@ class SlotRun:
     def end(self) -> RunEnd:
         """How it ended; to be called once, when nothing of it runs and all is saved."""
         assert self.over_s is not None
-        exceeded = self.exceeded()
+        self._look_at_limits()
         if not self.is_paused:
             self.close()
         reports, process = self.reports, self._process
@@ -446,7 +449,7 @@ class SlotRun:
             reports.settle()
         exit_code = None if process is None else process.exit_code
         how = describe_exit(None) if process is None else process.describe_end("--slot-mem")
-        failure = self._failure or (exceeded if exit_code else "")
+        failure = self._failure or (self.exceeded if exit_code else "")
         if process is not None and exit_code is None and not self.is_paused:
             failure = "its supervisor was not a child of the slot's process, so nobody knows its exit code"
         outcome, message = reports.outcome(exit_code, how, self._reason if self._stopped else "")

@@ -426,8 +426,8 @@ class TrialSlot:
         stall_s = self._order.stall_timeout_s
         if self._kill_grace_s is not None:
             run.terminate(self._kill_grace_s, "its slot was killed")
-        elif why := run.exceeded():
-            run.fail(KILL_GRACE_S, why)
+        elif run.exceeded:
+            run.fail(KILL_GRACE_S, run.exceeded)
         elif run.limit_s is not None and run.age_s >= run.limit_s:
             run.time_out(KILL_GRACE_S, "it has run for as long as a trial may (--trial-timeout)")
         elif stall_s is not None and run.idle_s >= stall_s:

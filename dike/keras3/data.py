@@ -27,7 +27,7 @@ from dike.process import has_busy_threads
 
 _ITERATOR = "iterator"
 _SETTLE_TIMEOUT_S = 10.0
-"""How long code that makes batches ahead may go on, where it fills a buffer or a thread of the script never rests."""
+"""How long to wait for code that makes batches ahead: it may fill a large buffer, or a thread may always be busy."""
 _OWN = ("generators", "functions")
 """The parts of a random state that consist of parts by name."""
 

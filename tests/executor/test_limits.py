@@ -100,8 +100,8 @@ def test_a_machine_without_groups_limits_nothing_but_by_account(monkeypatch: pyt
     monkeypatch.delenv(LIMITS_VARIABLE, raising=False)
     monkeypatch.delenv(PROCESSES_VARIABLE, raising=False)
     groups = Groups(LIMITS)
-    assert groups.make() is None
-    assert groups.most_processes is None
+    group = groups.make()
+    assert (group.folders, group.exceeded(), group.most_processes) == ([], "", None)
     monkeypatch.setenv(PROCESSES_VARIABLE, "300")
-    assert groups.most_processes == 300
+    assert groups.make().most_processes == 300
     assert Limits.of_slot(0, 0.25, "--slot-mem") == Limits(300, 0, 1.0, "--slot-mem")

@@ -100,7 +100,6 @@ def run_as_chief(folder: Path, attempt: int, workers: int, keeper: Keeper | None
     ports = iter(block)
     counts = {Role.PS: 1, Role.WORKER: workers, Role.CHIEF: 1}
     cluster = {str(role): [f"127.0.0.1:{next(ports)}" for _ in range(count)] for role, count in counts.items()}
-    # Kept by hand, the way the executors start the processes of a job.
     task = TaskSpec(
         job_id="test",
         role=Role.CHIEF,

@@ -251,8 +251,8 @@ class Fit:
         """See `Listener`."""
         assert self._batches is not None
         self._states.begin()
-        self._reports.fit_begins(self._steps_before)
         if self._saved is None:
+            self._reports.fit_begins(self._steps_before)
             return
         # Keras' own BackupAndRestore may have had other plans.
         self._model._initial_epoch = None

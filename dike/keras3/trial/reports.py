@@ -37,7 +37,7 @@ class KerasReports:
         self.step = 0
 
     def fit_begins(self, step: int) -> None:
-        """A `fit` begins, or goes on.
+        """A `fit` begins or is resumed.
 
         Args:
             step: batches trained by all loops, those of the running epoch aside.

@@ -263,7 +263,7 @@ def _names_in(advertised: str | None) -> frozenset[str]:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.create_server(address, family=family, backlog=128)
+        listening = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
         raise BadInputError(
             f"Nothing can listen at {host}:{port}: {error.strerror}; choose another address with --listen."
