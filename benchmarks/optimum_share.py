@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.planning_methods import ALL_PLANNERS
+from benchmarks.planning_methods.exhaustive import exhaust
 from dike.profile import Api, ModelProfile
 from dike.profiling.keras_profile import keras_profile
 from framework.project.profiling import load_profile
 from solver import Cluster, NodeClass, PlanRequest
-from solver.baselines.iterative import exhaust
 from solver.baselines.setting import Setting
-from solver.choices import METHODS
 from solver.comparison import compare
 from solver.drawing.figure_files import new_figure, save_figure
 from solver.evaluation import evaluate
@@ -30,7 +30,7 @@ CIFAR10_SIDE = {"IncV3": 75}
 """InceptionV3 takes no images below 75 x 75; 32 x 32 elsewhere."""
 BATCH = 32
 ITERATIVE = "iterative"
-SHOWN = tuple(name for name in METHODS if name not in (ITERATIVE, "plain"))
+SHOWN = tuple(name for name in ALL_PLANNERS if name not in (ITERATIVE, "plain"))
 """Several tasks are asked for."""
 IN_RULES = "best inside the paper's rules"
 MODES = ("sync", "async")
@@ -173,7 +173,7 @@ def _instances(count: int, cpu_only: int) -> Cluster:
 
 
 def _case(label: tuple[str, ...], request: PlanRequest) -> Case:
-    rows = compare(request).rows
+    rows = compare(request, planners=ALL_PLANNERS).rows
     shares = {row.method: row.share for row in rows}
     gap = next(row.gap for row in rows if row.method == "dike")
     if not shares[ITERATIVE]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import BadInputError, InfeasibleError
-from solver.choices import METHODS
-from solver.methods import PLANNERS, check_methods
+from solver.methods import PLANNERS, Planner, check_methods
 from solver.request import PlanRequest, check_request
 
 
@@ -70,42 +69,46 @@ class Comparison:
         return [dataclasses.asdict(row) for row in self.rows]
 
 
-SEARCHES = ("dike", "dike_traffic", "iterative")
+SLOW_METHODS = ("dike", "dike_traffic", "iterative")
 
 
 def compare(
-    request: PlanRequest, methods: Sequence[str] | None = None, on_row: Callable[[Row], None] | None = None
+    request: PlanRequest,
+    methods: Sequence[str] | None = None,
+    on_row: Callable[[Row], None] | None = None,
+    planners: Mapping[str, Planner] = PLANNERS,
 ) -> Comparison:
     """Plans by each method.
 
     Args:
         request: what to plan.
         methods: names; None for all.
-        on_row: told of each row when it is known, its share not yet.
+        on_row: receives each row once it is known, its share not yet.
+        planners: the known methods.
 
     Raises:
-        BadInputError: if there is no such method or the request makes no sense.
+        BadInputError: if a method is unknown or the request invalid.
         InfeasibleError: if none of them finds a placement.
     """
-    names = tuple(METHODS) if methods is None else tuple(methods)
-    check_methods(names)
+    names = tuple(planners) if methods is None else tuple(methods)
+    check_methods(names, planners)
     check_request(request)
     rows = []
-    # Where time is short, a search must not take that of the quick methods.
-    for name in sorted(names, key=lambda name: name in SEARCHES):
-        rows.append(_row(name, request))
+    # Under a short time limit a slow search must not use the time of the quick methods.
+    for name in sorted(names, key=lambda name: name in SLOW_METHODS):
+        rows.append(_row(name, planners[name], request))
         if on_row is not None:
             on_row(rows[-1])
     if all(row.reason for row in rows):
         reasons = {row.method: row.reason for row in rows}
-        raise InfeasibleError(reasons[names[0]] if names else "No method was given; name one at least.")
+        raise InfeasibleError(reasons[names[0]] if names else "No method was given; name at least one.")
     return Comparison.of(rows)
 
 
-def _row(method: str, request: PlanRequest) -> Row:
+def _row(method: str, planner: Planner, request: PlanRequest) -> Row:
     started = time.monotonic()
     try:
-        plan = PLANNERS[method](request)
+        plan = planner(request)
     except BadInputError as error:
         return Row(method, str(error), seconds=time.monotonic() - started)
     option = plan.option

@@ -1,15 +1,14 @@
-"""Every method of planning under its name, and the plans they make."""
+"""The methods of planning by name, and the plans they make."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from dike.exceptions import BadInputError
-from solver.baselines.by_hand import first_fit, sar_basic, sar_tuned
-from solver.baselines.iterative import iterative
+from solver.baselines.by_hand import first_fit, sar_basic
 from solver.baselines.optimus import optimus
 from solver.baselines.setting import Choice, Setting
 from solver.choices import METHODS
@@ -19,15 +18,11 @@ from solver.plan import Option, OptionCounts, Plan
 from solver.planner import PlanProgress, make_plan
 from solver.request import PlanRequest
 
-NOTHING_PROVEN = 1.0
-PROOF_S = 20.0
-"""The gap of a plan that nothing is known of."""
-_ITERATIVE_SEES = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
-"""All plans inside these rules are among the placements that `iterative` tries."""
+UNKNOWN_GAP = 1.0
+"""The gap of a plan whose method gives no bound."""
+GAP_TIME_LIMIT_S = 20.0
 
-
-def _dike(request: PlanRequest) -> Plan:
-    return make_plan(request)
+Planner = Callable[[PlanRequest], Plan]
 
 
 def _dike_traffic(request: PlanRequest) -> Plan:
@@ -41,60 +36,29 @@ def _dike_traffic(request: PlanRequest) -> Plan:
 
 def _plain(request: PlanRequest) -> Plan:
     if request.plain is False:
-        raise BadInputError("Parameter servers are asked for, and one plain task has none.")
+        raise BadInputError("The request asks for parameter servers, and one plain task has none.")
     plan = make_plan(dataclasses.replace(request, objective="throughput", plain=True))
-    # It is the best of its kind; how far it is from others nobody has looked.
-    return dataclasses.replace(plan, method="plain", optimal=False, gap=NOTHING_PROVEN)
+    # The best plain task; nothing is known about its distance from plans with several tasks.
+    return dataclasses.replace(plan, method="plain", optimal=False, gap=UNKNOWN_GAP)
 
 
-def plan_with(method: str, request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None = None) -> Plan:
-    """Plans by the method of that name.
-
-    All but `dike` and `dike_traffic` plan for speed, whatever the request's objective, keep its limits, and know the
-    first two rules only: `Plan.gap` says how far their plans are from the best one inside the request's rules.
+def baseline_plan(
+    method: str, description: str, choose: Callable[[Setting], Choice], request: PlanRequest, *, proven: bool = False
+) -> Plan:
+    """Makes a plan of what a baseline chooses.
 
     Args:
-        method: its name.
+        method: the baseline's name.
+        description: what it does, as a clause for the plan's reasons.
+        choose: the baseline.
         request: what to plan.
-        on_progress: told of the plan before its gap is looked for, which can take longer.
-
-    Raises:
-        BadInputError: if there is no such method, the request makes no sense, or the cluster is too large for it.
-        InfeasibleError: if the method finds no placement.
+        proven: whether no plan inside the request's rules is faster.
     """
-    check_methods([method])
-    plan = PLANNERS[method](request)
-    if on_progress is not None:
-        on_progress(PlanProgress(plan, placed=0))
-    if plan.gap < NOTHING_PROVEN:
-        return plan
-    limit_s = PROOF_S if request.time_limit_s is None else request.time_limit_s
-    best = make_plan(dataclasses.replace(request, objective="throughput", time_limit_s=limit_s))
-    # Of options within 1% the planner takes the calmest; another may be a little faster.
-    fastest = max([best.samples_per_s, *(other.samples_per_s for other in best.alternatives)])
-    why = plan.why
-    ps_nodes = [task.node for task in plan.tasks if task.role == "ps"]
-    if plan.samples_per_s > fastest and len(set(ps_nodes)) < len(ps_nodes):
-        why = (*why, "It is faster than any plan inside the rules: parameter servers share machines here.")
-    gap = max(0.0, 1 - plan.samples_per_s / fastest * (1 - best.gap))
-    return dataclasses.replace(plan, optimal=gap == 0, gap=gap, why=why)
-
-
-def check_methods(names: Sequence[str]) -> None:
-    """Raises `BadInputError` if one of them is not a method."""
-    for name in names:
-        if name not in METHODS:
-            raise BadInputError(f"There is no method '{name}'; there are {', '.join(METHODS)}.")
-
-
-def _plan(method: str, choose: Callable[[Setting], Choice], request: PlanRequest) -> Plan:
     started = time.monotonic()
     setting = Setting.of(request)
     choice = choose(setting)
     scenario, shape, shards = setting.scenario, choice.shape, choice.shards
     worth = evaluate(scenario, shape, shards, choice.assignment)
-    rules = default_rules("throughput") if request.rules is None else request.rules
-    proven = method == "iterative" and rules >= _ITERATIVE_SEES
     sizes = scenario.sizes
     return Plan(
         profile=request.profile,
@@ -112,10 +76,10 @@ def _plan(method: str, choose: Callable[[Setting], Choice], request: PlanRequest
         traffic_bytes=worth.traffic_bytes,
         objective="throughput",
         optimal=proven,
-        gap=0.0 if proven else NOTHING_PROVEN,
+        gap=0.0 if proven else UNKNOWN_GAP,
         solve_time_s=time.monotonic() - started,
         options=OptionCounts(choice.compared, {}, choice.compared, choice.compared),
-        why=tuple(sentence for sentence in (f"{method}: {METHODS[method]}.", choice.note) if sentence) + request.notes,
+        why=tuple(sentence for sentence in (f"{method}: {description}.", choice.note) if sentence) + request.notes,
         formulation=f"method {method}",
         method=method,
         byte_imbalance=shards.byte_imbalance,
@@ -123,14 +87,62 @@ def _plan(method: str, choose: Callable[[Setting], Choice], request: PlanRequest
     )
 
 
-PLANNERS: dict[str, Callable[[PlanRequest], Plan]] = {
-    "dike": _dike,
+def _baseline(method: str, choose: Callable[[Setting], Choice]) -> Planner:
+    return functools.partial(baseline_plan, method, METHODS[method], choose)
+
+
+PLANNERS: Mapping[str, Planner] = {
+    "dike": make_plan,
     "dike_traffic": _dike_traffic,
     "plain": _plain,
-    "iterative": functools.partial(_plan, "iterative", iterative),
-    "sar_tuned": functools.partial(_plan, "sar_tuned", sar_tuned),
-    "sar_basic": functools.partial(_plan, "sar_basic", sar_basic),
-    "first_fit": functools.partial(_plan, "first_fit", first_fit),
-    "optimus": functools.partial(_plan, "optimus", optimus),
+    "sar_basic": _baseline("sar_basic", sar_basic),
+    "first_fit": _baseline("first_fit", first_fit),
+    "optimus": _baseline("optimus", optimus),
 }
-"""Method -> what makes its plan; a plan of another author than Dike does not know how good it is (`NOTHING_PROVEN`)."""
+"""Method -> planner. Plans of baselines have `UNKNOWN_GAP`; benchmarks add further methods."""
+
+
+def plan_with(
+    method: str,
+    request: PlanRequest,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    planners: Mapping[str, Planner] = PLANNERS,
+) -> Plan:
+    """Plans by one method.
+
+    All but `dike` and `dike_traffic` plan for speed whatever the request's objective, keep its limits, and apply the
+    first two rules only. `Plan.gap` is the distance from the best plan inside the request's rules.
+
+    Args:
+        method: its name.
+        request: what to plan.
+        on_progress: receives the plan before its gap is computed, which can take longer.
+        planners: the known methods.
+
+    Raises:
+        BadInputError: if the method is unknown, the request invalid, or the cluster too large for the method.
+        InfeasibleError: if the method finds no placement.
+    """
+    check_methods([method], planners)
+    plan = planners[method](request)
+    if on_progress is not None:
+        on_progress(PlanProgress(plan, placed=0))
+    if plan.gap < UNKNOWN_GAP:
+        return plan
+    limit_s = GAP_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s
+    best = make_plan(dataclasses.replace(request, objective="throughput", time_limit_s=limit_s))
+    # Of options within 1% the planner takes the one with least traffic; another may be a little faster.
+    fastest = max([best.samples_per_s, *(other.samples_per_s for other in best.alternatives)])
+    why = plan.why
+    ps_nodes = [task.node for task in plan.tasks if task.role == "ps"]
+    if plan.samples_per_s > fastest and len(set(ps_nodes)) < len(ps_nodes):
+        why = (*why, "It is faster than any plan inside the rules: parameter servers share machines here.")
+    gap = max(0.0, 1 - plan.samples_per_s / fastest * (1 - best.gap))
+    return dataclasses.replace(plan, optimal=gap == 0, gap=gap, why=why)
+
+
+def check_methods(names: Iterable[str], planners: Mapping[str, Planner] = PLANNERS) -> None:
+    """Raises `BadInputError` if one of them is not a method."""
+    for name in names:
+        if name not in planners:
+            raise BadInputError(f"There is no method '{name}'; there are {', '.join(planners)}.")

@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from solver.baselines.filling import fill_by_turns, fill_first, worker_turns
-from solver.baselines.setting import EQUAL, Choice, On, Setting
-from solver.baselines.speeds import Speeds
+from solver.baselines.setting import Choice, On, Setting
 from solver.capacity import Ints
-from solver.resources import TaskResources, WorkerShape
-from solver.shards import useful_ps_count
+from solver.resources import TaskResources
 
 WORKERS_PER_PS = 4
 
@@ -32,44 +30,8 @@ def sar_basic(setting: Setting) -> Choice:
     """
     free, chief = setting.free_beside_chief()
     ps, ps_on, left, workers = _most_workers(setting, "sar_basic", free, fill_by_turns)
-    turns = worker_turns(setting.worker_rooms(setting.slice, left), _next_turn(ps_on, len(setting.names)))
+    turns = worker_turns(setting.worker_rooms(setting.slice, left), next_turn(ps_on, len(setting.names)))
     return setting.choice(setting.slice, ps, On(ps_on, turns[:workers], chief), 1)
-
-
-def sar_tuned(setting: Setting) -> Choice:
-    """Static allocation by someone who has tried every option: the fastest one, with the tasks by turns as before.
-
-    The paper 'Dike' (section 4), our reading: a worker's size, the number of workers and the number of parameter
-    servers are the best there are by the step-time model; where the tasks go is not tuned. Parameter servers that would
-    leave the largest shard as large are not tried.
-
-    Raises:
-        InfeasibleError: if not even one worker fits.
-    """
-    free, chief = setting.free_beside_chief()
-    most_ps = useful_ps_count(setting.scenario.profile, setting.most_ps, setting.scenario.sharding)
-    speeds_of = {shape: Speeds(setting, shape) for shape in setting.shapes}
-    best, compared = 0.0, 0
-    found: tuple[WorkerShape, int, On] | None = None
-    for ps in range(1, most_ps + 1):
-        shards = setting.scenario.shards(ps)
-        placed = fill_by_turns(free, setting.ps_tasks(shards))
-        if placed is None:
-            continue
-        ps_on, left = placed
-        for shape in setting.shapes:
-            turns = worker_turns(setting.worker_rooms(shape, left), _next_turn(ps_on, len(setting.names)))
-            turns = turns[: setting.at_most(len(turns))]
-            if not len(turns):
-                continue
-            compared += len(turns)
-            speeds = speeds_of[shape].of_prefixes(shards, ps_on, turns, best)
-            fastest = int(speeds.argmax())
-            if speeds[fastest] > best * (1 + EQUAL):
-                best, found = float(speeds[fastest]), (shape, ps, On(ps_on, turns[: fastest + 1], chief))
-    if found is None:
-        raise setting.no_room("sar_tuned", setting.shapes[0])
-    return setting.choice(*found, compared)
 
 
 def first_fit(setting: Setting) -> Choice:
@@ -90,7 +52,7 @@ def first_fit(setting: Setting) -> Choice:
     return setting.choice(setting.slice, ps, On(ps_on, in_order, chief), 1)
 
 
-def _next_turn(ps_on: Ints, machines: int) -> int:
+def next_turn(ps_on: Ints, machines: int) -> int:
     return (int(ps_on[-1]) + 1) % machines
 
 

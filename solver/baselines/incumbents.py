@@ -13,7 +13,7 @@ from solver.resources import CPU_STEP
 from solver.scenario import Scenario
 
 _MOST_MACHINES: dict[Callable[[Setting], Choice], int] = {sar_basic: 100_000, first_fit: 300, optimus: 40}
-"""Baseline -> it is quick on so many machines. `sar_tuned` is inside the rules whose part is always searched."""
+"""Baseline -> it is quick on so many machines."""
 
 
 def incumbents(request: PlanRequest, scenario: Scenario) -> list[Choice]:

@@ -62,34 +62,6 @@ class Speeds:
         self._uplink = None if across is None else across * BYTES_PER_S_PER_GBPS
         self._racks = np.array([kind.rack or "" for kind in kinds])[kind_of]
 
-    def of_prefixes(self, shards: Shards, ps_on: Ints, workers_on: Ints, least: float = 0.0) -> Floats:
-        """Speeds with the first of these workers, the first two, and so on.
-
-        Args:
-            shards: what each ps holds.
-            ps_on: machine of each ps.
-            workers_on: machine of each worker.
-            least: slower ones are of no interest: some speed between their own and this will do.
-        """
-        if not self._model.profile.synchronous:
-            return self._of_asynchronous_prefixes(shards, ps_on, workers_on, least)
-        model, card = self._model, self._card
-        total, counts = model.total_bytes, np.arange(1, len(workers_on) + 1)
-        local = np.bincount(ps_on, weights=shards.sizes, minlength=len(card)).astype(np.float64)
-        here, beside = _occurrences(workers_on), local[workers_on]
-        busy = 2 * np.maximum(here * (total - beside) / card[workers_on], here * beside / model.within_node_bytes_per_s)
-        network = np.maximum.accumulate(busy)
-        for machine in np.flatnonzero(local):
-            away = counts - np.cumsum(workers_on == machine)
-            network = np.maximum(network, 2 * local[machine] * away / card[machine])
-        if self._uplink is not None:
-            for rack in np.unique(self._racks):
-                stored, near = local[self._racks == rack].sum(), np.cumsum(self._racks[workers_on] == rack)
-                crossing = np.maximum(stored * (counts - near), near * (total - stored))
-                network = np.maximum(network, 2 * crossing / self._uplink)
-        work = np.maximum.accumulate(self._work[workers_on])
-        return samples_per_s(model, work, network, model.load(shards), counts)
-
     def of_rows(self, shards: Shards, machines: Ints, local: Floats, rows: Ints, least: float = 0.0) -> Floats:
         """Speeds with these numbers of workers.
 
@@ -98,7 +70,7 @@ class Speeds:
             machines: those in use.
             local: shard bytes on each of them.
             rows: workers on each of them; each row is a placement.
-            least: as of `of_prefixes`.
+            least: slower ones are of no interest: some speed between their own and this will do.
         """
         if not self._model.profile.synchronous:
             own = rows / self._rounds_s(machines, local)
@@ -116,40 +88,6 @@ class Speeds:
         work = np.where(rows > 0, self._work[machines], 0.0).max(axis=1)
         return samples_per_s(model, work, network, model.load(shards), counts)
 
-    def _of_asynchronous_prefixes(self, shards: Shards, ps_on: Ints, workers_on: Ints, least: float) -> Floats:
-        """As `of_prefixes`, by numbers of like machines with equally many workers."""
-        local: Floats = np.bincount(ps_on, weights=shards.sizes, minlength=len(self._card)).astype(np.float64)
-        here = _occurrences(workers_on)
-        racks = np.unique(self._racks, return_inverse=True)[1] * (self._uplink is not None)
-        _, example, alike = np.unique(
-            np.stack([self._card, self._work, local, racks]), axis=1, return_index=True, return_inverse=True
-        )
-        most: Ints = np.zeros(int(alike.max()) + 1, dtype=np.int64)
-        np.maximum.at(most, alike[workers_on], here)
-        # A column for each number of workers that machines of a class have at some time.
-        first = np.cumsum(most + 1) - most - 1
-        columns = first[alike]
-        held: Ints = np.bincount(columns, minlength=int(first[-1] + most[-1]) + 1)
-        machines = np.repeat(example, most + 1)
-        workers = np.arange(len(held)) - np.repeat(first, most + 1)
-        own = workers / self._rounds_s(machines, local[machines])
-        stored, cards, shared = local[machines], self._card[machines], self._shared(shards)
-        members = self._racks_of(machines)
-        speeds = []
-        step = max(1, CELLS // len(held))
-        for start in range(0, len(workers_on), step):
-            end = min(start + step, len(workers_on))
-            now = columns[workers_on[start:end]] + here[start:end]
-            changes: Ints = np.zeros((end - start, len(held)), dtype=np.int64)
-            rows = np.arange(end - start)
-            changes[rows, now] = 1
-            changes[rows, now - 1] = -1
-            counts = held + np.cumsum(changes, axis=0)
-            held = counts[-1]
-            placements = PlacementArrays(own, stored, cards, shared, counts, members)
-            speeds.append(total_rates(placements, least / self._model.samples_per_step))
-        return np.concatenate(speeds) * self._model.samples_per_step
-
     def _shared(self, shards: Shards) -> Shared:
         return self._model.shared(self._model.load(shards), np.inf if self._uplink is None else self._uplink)
 
@@ -166,12 +104,3 @@ class Speeds:
         waited = waits_s(local, cards, float((local / cards).max()))
         remote = 2 * np.maximum((self._model.total_bytes - local) / cards, waited)
         return self._work[machines] + remote + 2 * local / self._model.within_node_bytes_per_s
-
-
-def _occurrences(values: Ints) -> Ints:
-    """For each element how often its value has been there up to and including it."""
-    order = np.argsort(values, kind="stable")
-    first = np.searchsorted(values[order], values[order])
-    ranks = np.empty(len(values), dtype=np.int64)
-    ranks[order] = np.arange(len(values)) - first + 1
-    return ranks

@@ -97,14 +97,6 @@ class Answers:
                     made = Comparison.of([*rows, *late])
         self._print(made, print_comparison)
 
-    def exploration(self, request: PlanRequest) -> None:
-        """What each rule costs."""
-        from solver.cli.comparison_tables import print_exploration
-        from solver.explore import explore
-
-        made = self._within("looking outside the rules", explore, self._limited(request))
-        self._print(made, print_exploration)
-
     def jobs(self, jobs: Sequence[Job], cluster: Cluster, order: Order) -> None:
         """Many jobs together."""
         from solver.cli.jobs_tables import print_jobs_plan

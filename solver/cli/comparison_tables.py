@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from solver.choices import METHODS, RULES
+from solver.choices import METHODS
 from solver.cli.output import new_table
-from solver.cli.tables import print_plan
 from solver.comparison import Comparison
-from solver.explore import Exploration
 from solver.plan import Plan
 from solver.units import format_bytes
 from solver.variants import Variant, shared_guesses
@@ -48,29 +46,6 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     console.print(table)
     for row in comparison.rows:
         console.print(f"- {row.method}: {row.reason or METHODS[row.method]}")
-
-
-def print_exploration(console: Console, exploration: Exploration) -> None:
-    """Prints what each rule costs, then the best plan of all."""
-    traffic = exploration.inside.objective == "traffic"
-    measure = "traffic (Eq. 1)" if traffic else "samples/s"
-    table = new_table("What the rules cost", "rule", "applies", f"{measure} with it", "without it", "cost")
-    for price in exploration.prices:
-        worth = [_worth(value, traffic=traffic) for value in (price.inside, price.outside)]
-        cost = "-" if price.cost is None else f"{price.cost:.1%}"
-        table.add_row(price.rule, "yes" if price.applied else "no", *worth, cost)
-    console.print(table)
-    for sentence in exploration.sentences:
-        console.print(f"- {sentence}")
-    rules = ",".join(rule for rule in RULES if rule in exploration.best_rules) or "none"
-    console.print(f"The best plan found, with --rules {rules}:")
-    print_plan(console, exploration.best)
-
-
-def _worth(value: float | None, *, traffic: bool) -> str:
-    if value is None:
-        return "-"
-    return format_bytes(value) if traffic else f"{value:,.0f}"
 
 
 def _option(plan: Plan) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ PANELS = {
         "method",
         "time_limit",
     ),
-    "More questions": ("compare", "explore", "what_if", "sweep", "jobs", "order"),
+    "More questions": ("compare", "what_if", "sweep", "jobs", "order"),
     "Output": ("picture", "output_format"),
 }
 """How `--help` shows the options."""
@@ -122,9 +122,6 @@ def plan(
     network: Annotated[Path | None, network_option()] = None,
     method: Annotated[str, typer.Option(help=f"Planning method: {', '.join(METHODS)}.")] = "dike",
     compare: Annotated[bool, typer.Option("--compare", help="Show all planning methods side by side.")] = False,
-    explore: Annotated[
-        bool, typer.Option("--explore", help="Plan without each rule and show what the rule costs.")
-    ] = False,
     what_if: Annotated[
         list[str] | None, typer.Option(help="'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE'; repeatable.")
     ] = None,
@@ -141,15 +138,13 @@ def plan(
     Shows where they would run and how fast they would be, too. It needs a YAML file that describes it, not the cluster.
     """
     load_profile: LoadProfile = context.obj
-    chosen = _mode(
-        compare=compare, explore=explore, what_if=bool(what_if), sweep=sweep is not None, jobs=jobs is not None
-    )
+    chosen = _mode(compare=compare, what_if=bool(what_if), sweep=sweep is not None, jobs=jobs is not None)
     if cluster is None:
         raise BadInputError("--cluster is missing; name the cluster file (YAML).")
     if method not in METHODS:
         raise BadInputError(f"There is no method '{method}'; there are {', '.join(METHODS)}.")
     if picture is not None:
-        if chosen in ("--compare", "--explore", "--jobs"):
+        if chosen in ("--compare", "--jobs"):
             raise BadInputError(f"--picture draws a plan, a sweep or a what-if, nothing for {chosen}; leave one out.")
         check_picture_path(picture)
     # Late, here and below: who asks for the options does not wait for the planner, nor a plan for other questions.
@@ -172,7 +167,7 @@ def plan(
         answers.jobs(many, settings.cluster(machines), order)
         return
     _refuse(context, "a single job", ("order",))
-    if chosen in ("--compare", "--explore"):
+    if compare:
         _refuse(context, chosen, ("method",))
     if model is None:
         raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
@@ -182,12 +177,10 @@ def plan(
     )
     if chosen and not profile.is_measurable:
         raise BadInputError(f"{chosen} compares speeds. {profile.why_alone}")
-    if profile.why_alone and chosen in ("--compare", "--explore"):
+    if profile.why_alone and compare:
         raise BadInputError(f"{chosen} compares plans of several tasks. {profile.why_alone}")
     if compare:
         answers.comparison(request)
-    elif explore:
-        answers.exploration(request)
     elif sweep is not None:
         from solver.variants import sweep as sweep_requests
 

@@ -6,17 +6,13 @@ from dataclasses import dataclass
 
 from dike.exceptions import BadInputError
 from solver.formulations.class_counts import ClassCounts
-from solver.formulations.instance import Formulation, Instance, Objective, RackCosts, Solution, UniformCosts
-from solver.formulations.min_max import MinMaxCounts, MinMaxShards
+from solver.formulations.instance import Formulation, Instance, RackCosts, Solution, UniformCosts
 from solver.formulations.node_costs import AnyNodeCosts
 from solver.formulations.racks import TwoLevelRacks
 from solver.formulations.unequal import UnequalShards
 
-PREFERRED: dict[Objective, tuple[Formulation, ...]] = {
-    "traffic": (ClassCounts(), UnequalShards(), TwoLevelRacks(), AnyNodeCosts()),
-    "network": (MinMaxCounts(), MinMaxShards()),
-}
-"""By objective, the smallest program first."""
+PREFERRED: tuple[Formulation, ...] = (ClassCounts(), UnequalShards(), TwoLevelRacks(), AnyNodeCosts())
+"""The smallest program first."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +28,14 @@ class Choice:
     why: str
 
 
-def choose(instance: Instance, objective: Objective = "traffic") -> Choice:
+def choose(instance: Instance) -> Choice:
     """Picks a formulation.
 
     Raises:
         BadInputError: if the instance is too large for all that are exact for it; says why each refuses.
     """
     refusals = []
-    for formulation in PREFERRED[objective]:
+    for formulation in PREFERRED:
         refusal = formulation.refusal(instance)
         if refusal is None:
             return Choice(formulation, f"{formulation.name}: {_shape(instance)}")
@@ -50,9 +46,7 @@ def choose(instance: Instance, objective: Objective = "traffic") -> Choice:
     )
 
 
-def solve(
-    instance: Instance, time_limit_s: float | None = None, objective: Objective = "traffic"
-) -> tuple[Solution | None, Choice]:
+def solve(instance: Instance, time_limit_s: float | None = None) -> tuple[Solution | None, Choice]:
     """Solves an instance by the formulation that suits it.
 
     Returns:
@@ -62,7 +56,7 @@ def solve(
         BadInputError: if no formulation takes it.
         OutOfTimeError: if the time was over before there was any answer.
     """
-    choice = choose(instance, objective)
+    choice = choose(instance)
     return choice.formulation.solve(instance, time_limit_s), choice
 
 

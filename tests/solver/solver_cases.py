@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dike.profile import Api, ModelProfile, VariableSpec
-from solver import Cluster, NodeClass
+from solver import Cluster, NodeClass, Plan
 from solver.units import GIB
 
 MB = 10**6
@@ -63,3 +63,30 @@ def k80(count: int = 5, **changes: object) -> Cluster:
 def machines(count: int, cpus: float = 2.0, mem_gib: float = 3.0) -> Cluster:
     """Machines without GPUs, each a class of its own, as offers come."""
     return Cluster(tuple(NodeClass(name=f"m{i}", cpus=cpus, mem_bytes=int(mem_gib * GIB)) for i in range(count)))
+
+
+def k80_node(name: str, cpus: float = 8, gpus: int = 4, gbps: float = 10, rack: str | None = None) -> NodeClass:
+    return NodeClass(
+        name=name,
+        cpus=cpus,
+        mem_bytes=32 * GIB,
+        gpus=gpus,
+        gpu_model="K80" if gpus else None,
+        disk_bytes=100 * GIB,
+        network_gbps=gbps,
+        rack=rack,
+    )
+
+
+def four_variables(**changes: object) -> ModelProfile:
+    return profile([40 * MB, 30 * MB, 20 * MB, 10 * MB], **{"api": Api.GRAPH, **changes})  # type: ignore[arg-type]
+
+
+def places_by_role(plan: Plan) -> dict[str, list[str]]:
+    return {
+        role: [task.node for task in sorted(plan.tasks, key=lambda task: task.index) if task.role == role]
+        for role in ("chief", "ps", "worker")
+    }
+
+
+MIXED = Cluster((k80_node("a"), k80_node("cpu", gpus=0), k80_node("b")))

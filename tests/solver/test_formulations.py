@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.programs import FORMULATIONS
+from benchmarks.programs.literal import Literal
 from dike.exceptions import BadInputError
-from solver.formulations import FORMULATIONS, Formulation, Literal, Solution, auto, configurations, programs
+from solver.formulations import Formulation, Solution, auto, configurations, programs
 from solver.formulations.instance import (
     Instance,
     NodeCosts,
@@ -198,7 +200,7 @@ def _hard() -> dict[str, tuple[Instance, float]]:
     """Instances that are not proven in the time given, and the least by the formulation's objective."""
     homogeneous = instance((kind(8, 32, 4, 10, *(f"n{i}" for i in range(10))),), 30, (10 * MB,) * 8, ps_per_node=None)
     least, _ = auto.solve(homogeneous)
-    quickest, _ = auto.solve(homogeneous, objective="network")
+    quickest = FORMULATIONS["busiest card, class counts"].solve(homogeneous)
     names = [f"n{i}" for i in range(20)]
     racks = RackCosts({name: f"r{i % 5}" for i, name in enumerate(names)})
     spread = instance((kind(8, 32, 4, 10, *names),), 38, (10 * MB,) * 9, costs=racks)
@@ -302,52 +304,34 @@ def test_many_configurations_are_refused_also_when_each_machine_has_few(monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "objective", "name", "why"),
+    ("case", "name", "why"),
     [
-        (instance(_fleet(5), 9, (MB, MB)), "traffic", "class counts", "equal shards, uniform cost"),
-        (instance(_fleet(5), 9, (2 * MB, MB)), "traffic", "class counts", "unequal shards, uniform cost"),
+        (instance(_fleet(5), 9, (MB, MB)), "class counts", "equal shards, uniform cost"),
+        (instance(_fleet(5), 9, (2 * MB, MB)), "class counts", "unequal shards, uniform cost"),
         (
             instance(_fleet(5), 9, tuple(range(40, 0, -1)), ps_per_node=None),
-            "traffic",
             "unequal shards",
             "unequal shards, uniform cost",
         ),
         (
             instance(_fleet(5), 9, (MB, MB), costs=RackCosts(dict.fromkeys(["n0", "n1", "n2", "n3", "n4"], "r"))),
-            "traffic",
             "two-level racks",
             "equal shards, costs within and across racks",
         ),
         (
             instance(_fleet(5), 9, (2 * MB, MB), costs=RackCosts(dict.fromkeys(["n0", "n1", "n2", "n3", "n4"], "r"))),
-            "traffic",
             "node-to-node costs",
             "unequal shards, costs within and across racks",
         ),
         (
             instance(_fleet(5), 9, (MB, MB), costs=NodeCosts({("n0", "n1"): 3.0})),
-            "traffic",
             "node-to-node costs",
             "equal shards, costs by pair of machines",
         ),
-        (
-            instance(_fleet(5), 9, (MB, MB)),
-            "network",
-            "busiest card, class counts",
-            "equal shards, uniform cost",
-        ),
-        (
-            instance(_fleet(5), 9, tuple(range(40, 0, -1)), ps_per_node=None),
-            "network",
-            "busiest card, unequal shards",
-            "unequal shards, uniform cost",
-        ),
     ],
 )
-def test_auto_takes_the_smallest_that_is_exact_and_says_why(
-    case: Instance, objective: str, name: str, why: str
-) -> None:
-    choice = auto.choose(case, objective)  # type: ignore[arg-type]
+def test_auto_takes_the_smallest_that_is_exact_and_says_why(case: Instance, name: str, why: str) -> None:
+    choice = auto.choose(case)
     assert choice.formulation == FORMULATIONS[name]
     assert choice.why == f"{name}: {why}"
 
@@ -358,7 +342,7 @@ def test_auto_says_why_nothing_is_exact() -> None:
         auto.choose(case)
     message = str(caught.value)
     assert "9 workers and 2 ps on 500 machines" in message
-    assert all(f"{f.name}: {f.refusal(case)}" in message for f in auto.PREFERRED["traffic"])
+    assert all(f"{f.name}: {f.refusal(case)}" in message for f in auto.PREFERRED)
     assert "\n" not in message
 
 

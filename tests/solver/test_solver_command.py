@@ -101,14 +101,6 @@ def test_rules_can_be_chosen(model: Path, run: Run) -> None:
     assert plans["all"].options.considered < 20 < plans["default"].options.considered
 
 
-@pytest.mark.slow
-def test_exploring_prices_each_rule(model: Path, run: Run) -> None:
-    done = run(model, "--cluster", CLUSTERS / "laptop.yaml", "--explore")
-    assert done.code == 0, done.stderr
-    assert all(rule in done.stdout for rule in RULES)
-    assert "The best plan found" in done.stdout
-
-
 def test_a_sweep_is_printed_and_drawn(model: Path, run: Run, tmp_path: Path) -> None:
     picture = tmp_path / "sweep.svg"
     done = run(model, "--cluster", FIVE, "--sweep", "network_gbps=1,10", "--picture", picture)
@@ -175,7 +167,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: P
         (["keras:ResNet50", *two], "dike profile"),
         ([model, *two, "--rules", "beauty"], "'beauty' is not a rule"),
         ([model, *two, "--method", "magic"], "There is no method 'magic'"),
-        ([model, *two, "--compare", "--explore"], "do not go together"),
+        ([model, *two, "--compare", "--sweep", "batch_size=1"], "do not go together"),
         ([model, *two, "--time-limit", "0"], "more than 0"),
         ([model, *two, "--sweep", "taste=1"], "cannot be swept"),
         ([model, *two, "--what-if", "add 2 x moon"], "no machines 'moon'"),
@@ -229,4 +221,4 @@ def test_a_time_limit_that_is_over_keeps_what_there_is(model: Path, run: Run, mo
         rows = {row["method"]: row for row in json.loads(run(*slow, "--compare").stdout)}
     assert rows["optimus"]["samples_per_s"] > 0
     assert set(rows) == set(METHODS)
-    assert "no result within 300 s" in rows["iterative"]["reason"]
+    assert "no result within 300 s" in rows["dike"]["reason"]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning_methods.exhaustive import iterative
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Objective, PlanRequest, make_plan
-from solver.baselines.iterative import iterative
 from solver.baselines.setting import Setting
 from solver.evaluation import evaluate
 from solver.placement.fastest import calmest_placement, fastest_placement

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dike.exceptions import BadInputError
-from solver.baselines.layouts import (
+from benchmarks.planning_methods.layouts import (
     Layout,
     Shelf,
     layout_count,
@@ -18,6 +17,7 @@ from solver.baselines.layouts import (
     shard_layouts,
     worker_rows,
 )
+from dike.exceptions import BadInputError
 from solver.baselines.setting import EQUAL, Choice, Setting
 from solver.baselines.speeds import card_s, samples_per_s
 from solver.capacity import Ints

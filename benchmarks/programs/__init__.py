@@ -1,0 +1,19 @@
+"""All integer programs of the placement problem by name: the paper's own, those of the planner, and min-max ones."""
+
+from __future__ import annotations
+
+from benchmarks.programs.literal import Literal
+from benchmarks.programs.min_max import MinMaxCounts, MinMaxShards
+from solver.formulations import FORMULATIONS as PLANNERS_OWN
+from solver.formulations import Formulation
+
+FORMULATIONS: dict[str, Formulation] = {
+    formulation.name: formulation
+    for formulation in (
+        Literal(),
+        Literal(strengthened=True),
+        *PLANNERS_OWN.values(),
+        MinMaxCounts(),
+        MinMaxShards(),
+    )
+}
