@@ -28,7 +28,7 @@ from framework.policies.jobs.registry import POLICIES
 from framework.project import bundle
 from framework.scheduler.records import JobState
 from framework.service.api.client import ServiceClient
-from framework.service.requests import TrainingRequest
+from framework.service.requests import TrainingRequest, training_request
 from solver.choices import Sharding
 from solver.shards import DEFAULT_SHARDING
 
@@ -186,7 +186,7 @@ def serving(folder: Path, master: str, allocation: str) -> Iterator[ServiceClien
 
 def request(steps: int) -> TrainingRequest:
     """One of the jobs."""
-    return TrainingRequest(
+    return training_request(
         script=SCRIPT.name,
         arguments=[str(steps)],
         profile=paced_profile().to_json(),

@@ -199,7 +199,7 @@ def _of_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
     trials = _draw_bin(curves, kinds, setup.models, seed)
     quantum_s = QUANTUM_SHARE * median(curve.length_s for curve in curves)
     world = WorldSettings(len(kinds), OVERHEAD_S, quantum_s / REPORTS_PER_QUANTUM, kinds=kinds)
-    settings = PolicySettings(quantum_s=quantum_s, jobs_per_slot=TRIALS_PER_GPU, seed=seed, switch_s=OVERHEAD_S)
+    settings = PolicySettings(quantum_s=quantum_s, trials_per_slot=TRIALS_PER_GPU, seed=seed, switch_s=OVERHEAD_S)
     figures = {}
     for name in setup.policies:
         outcome = World(trials, {**POLICIES, **RULES}[name](trials, settings), world).run()

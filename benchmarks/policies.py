@@ -47,7 +47,7 @@ OTHERS = ("fifo", "asha", "hermes")
 GP = "GP, as DyHPO"
 WITHOUT_RUNGS = "dike, without rungs"
 TOLD = "told the family"
-LEARNED = "dike, --learn-from"
+LEARNED = "dike, --warm-start-from"
 DIKES = ("dike", WITHOUT_RUNGS)
 PATIENCE_BEFORE = 16
 """Of the rule without rungs."""

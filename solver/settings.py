@@ -6,11 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
-from solver.choices import Objective, Sharding
+from solver.choices import MOST_TASK_MEM_MIB, RULES, Objective, Sharding
+from solver.described import MAX_ITEMS, Text, UserOption, values_of
 
 if TYPE_CHECKING:
     from solver.calibration import Calibration, Measurement
@@ -28,37 +31,87 @@ CACHE_SIZE = 8
 """Calibrations remembered: a job may be planned again and again, on whatever is free."""
 
 
-@dataclass(frozen=True)
-class PlanSettings:
-    """How to plan.
+_PANEL = "The plan"
 
-    Attributes:
-        objective: `throughput` for the shortest step, `traffic` for the least of the paper's Eq. 1 alone.
-        rules: the pruning rules that apply, as `solver.options.parse_rules` reads them.
-        sharding: how the variables are dealt out to the parameter servers.
-        time_limit_s: plan for at most so many seconds, whatever the solver does (`solver.deadline`); None for
-            `TIME_LIMIT_S`, which the planner keeps by itself, roughly.
-        measurements: measured steps, to calibrate the prediction with.
-        network: what is known of the links besides what the machines say; None for nothing.
-        gpus_per_task: most GPUs one plain task may have.
-        task_mem_mb: memory of each task at least, in MiB; 0 for what its role needs.
-    """
 
-    objective: Objective = "throughput"
-    rules: str = "default"
-    sharding: Sharding = "greedy"
-    time_limit_s: float | None = None
-    measurements: tuple[Measurement, ...] = ()
-    network: Network | None = None
-    gpus_per_task: int = 1
-    task_mem_mb: int = 0
+@dataclass(frozen=True, kw_only=True)
+class WorkerBounds:
+    """How many workers a user allows."""
 
-    def check(self) -> None:
+    min_workers: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_ITEMS),
+        UserOption(_PANEL, "Use parameter servers and at least N workers.", default="one task alone if that is faster"),
+    ] = None
+    max_workers: Annotated[int | None, Field(ge=1, le=MAX_ITEMS), UserOption(_PANEL, "Use at most N workers.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How a user asks for a plan, offline and live."""
+
+    objective: Annotated[Objective, UserOption(_PANEL, "What to plan for: speed, or the paper's Eq. 1 (traffic).")] = (
+        "throughput"
+    )
+    rules: Annotated[
+        Text,
+        UserOption(
+            _PANEL, f"Rules that prune the options: default, all, none, paper, -NAME, or some of {', '.join(RULES)}."
+        ),
+    ] = "default"
+    sharding: Annotated[Sharding, UserOption(_PANEL, "How variables are distributed over the parameter servers.")] = (
+        "greedy"
+    )
+    gpus_per_task: Annotated[
+        int,
+        Field(ge=1, le=MAX_ITEMS),
+        UserOption(_PANEL, "GPUs that one plain task may have: they share the batches of Keras' fit."),
+    ] = 1
+    task_mem_mb: Annotated[
+        int,
+        Field(ge=0, le=MOST_TASK_MEM_MIB),
+        UserOption(_PANEL, "Minimum memory of each task, MiB.", default="what its role needs"),
+    ] = 0
+    time_limit_s: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False),
+        UserOption(_PANEL, "Maximum planning time, seconds.", default="30, kept roughly"),
+    ] = None
+
+    def check_rules(self) -> None:
         """Raises `BadInputError` if there is no such rule."""
         if self.rules != "default":
             from solver.options import parse_rules
 
             parse_rules(self.rules, self.objective)
+
+    def check_live(self) -> None:
+        """Raises `BadInputError` if planning may take longer than offers can be locked."""
+        if self.time_limit_s is not None and self.time_limit_s > LONGEST_LIVE_S:
+            raise BadInputError(
+                f"--time-limit is {self.time_limit_s:g} s; {LONGEST_LIVE_S:g} s is the maximum for a job that runs, "
+                "because the agents' offers are locked meanwhile."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings(PlanOptions):
+    """How to plan.
+
+    Attributes:
+        measurements: measured steps that calibrate the prediction.
+        network: what is known of the links besides the machines' own speeds; None for nothing.
+    """
+
+    measurements: tuple[Measurement, ...] = ()
+    network: Network | None = None
+
+    @classmethod
+    def of(
+        cls, options: PlanOptions, measurements: tuple[Measurement, ...] = (), network: Network | None = None
+    ) -> PlanSettings:
+        """The options of a user, with what is known of the cluster."""
+        return cls(**values_of(PlanOptions, options), measurements=measurements, network=network)
 
     def check_tasks(self, profile: ModelProfile, min_workers: int | None) -> None:
         """Raises `BadInputError` if several tasks are wanted of a script that can be one only."""

@@ -149,7 +149,7 @@ class _Stage:
         scenario = self.scenario
         settings = PolicySettings(
             quantum_s=scenario.quantum_s,
-            jobs_per_slot=scenario.jobs_per_gpu,
+            trials_per_slot=scenario.trials_per_slot,
             seed=SEED,
             switch_s=scenario.world.overhead_s,
         )

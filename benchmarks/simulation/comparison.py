@@ -46,7 +46,7 @@ class SimulationSettings:
         quantum_s: the policies' quantum, in seconds of the curves.
         overhead_s: seconds that putting a trial into a slot costs.
         report_s: seconds of training between two readings.
-        jobs_per_gpu: trials bound to one slot at most.
+        trials_per_slot: trials bound to one slot at most.
         milestones: longer quanta for trials that have come far.
         quantum_growth: by this share a trial's quantum grows with each preemption.
         arrival_s: seconds from one trial's arrival to the next.
@@ -64,7 +64,7 @@ class SimulationSettings:
     quantum_s: float | None = None
     overhead_s: float | None = None
     report_s: float | None = None
-    jobs_per_gpu: int = 4
+    trials_per_slot: int = 4
     milestones: tuple[Milestone, ...] = MILESTONES
     quantum_growth: float = QUANTUM_GROWTH
     arrival_s: float = 0.0
@@ -82,7 +82,7 @@ class Scenario:
         target: the loss to reach.
         recorded: how many trials there are to draw from.
         recorded_good: how many of them reach the target.
-        quantum_s, jobs, good, jobs_per_gpu, milestones, quantum_growth, table_jobs: as in `SimulationSettings`.
+        quantum_s, jobs, good, trials_per_slot, milestones, quantum_growth, table_jobs: as in `SimulationSettings`.
         world: what the policies decide in.
     """
 
@@ -92,7 +92,7 @@ class Scenario:
     quantum_s: float
     jobs: int
     good: int
-    jobs_per_gpu: int
+    trials_per_slot: int
     milestones: tuple[Milestone, ...]
     quantum_growth: float
     world: WorldSettings
@@ -174,7 +174,7 @@ def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
         quantum_s=quantum_s,
         jobs=settings.jobs,
         good=settings.good,
-        jobs_per_gpu=settings.jobs_per_gpu,
+        trials_per_slot=settings.trials_per_slot,
         milestones=settings.milestones,
         quantum_growth=settings.quantum_growth,
         world=world,
@@ -188,7 +188,7 @@ def _check(settings: SimulationSettings) -> None:
             f"--good {settings.good} of --jobs {settings.jobs} cannot be; of the trials of a bin one at least is good, "
             "and at most all are."
         )
-    for option, count in (("--gpus", settings.gpus), ("--jobs-per-gpu", settings.jobs_per_gpu)):
+    for option, count in (("--gpus", settings.gpus), ("--trials-per-slot", settings.trials_per_slot)):
         if count < 1:
             raise BadInputError(f"{option} {count} cannot be; give 1 or more.")
     for option, seconds in (("--quantum", settings.quantum_s), ("--report-every", settings.report_s)):
@@ -236,7 +236,7 @@ def simulate(
             trials = replace(trials, jobs=draw_jobs(scenario.table_jobs, scenario.jobs, seed))
         settings = PolicySettings(
             quantum_s=scenario.quantum_s,
-            jobs_per_slot=scenario.jobs_per_gpu,
+            trials_per_slot=scenario.trials_per_slot,
             milestones=scenario.milestones,
             quantum_growth=scenario.quantum_growth,
             seed=seed,

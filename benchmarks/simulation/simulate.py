@@ -43,7 +43,7 @@ PANELS = {
     "Trials": ("jobs", "good", "seeds", "first_seed", "arrival_every"),
     "Policies": (
         *("policies", "quantum", "overhead", "move_overhead", "report_every"),
-        *("jobs_per_gpu", "milestones", "quantum_growth"),
+        *("trials_per_slot", "milestones", "quantum_growth"),
     ),
     "Output": ("plot", "output_format"),
 }
@@ -97,7 +97,9 @@ def simulate_policies(
         typer.Option(help="Seconds of training between two reports.", show_default="a quarter of --quantum"),
     ] = None,
     arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0 means all at once.")] = 0.0,
-    jobs_per_gpu: Annotated[int, typer.Option(help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")] = 4,
+    trials_per_slot: Annotated[
+        int, typer.Option(help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
+    ] = 4,
     milestones: Annotated[
         str,
         typer.Option(help="Longer quanta for trials that have come far (hermes, hermes2): 50%:2x or 50%:20s, or none."),
@@ -134,7 +136,7 @@ def simulate_policies(
         simulate,
     )
     from benchmarks.simulation.plots import plot_comparison
-    from framework.cli.search_options import milestones_of
+    from framework.policies.trials.interface import read_milestones
 
     bins = seed_range(first_seed, seeds)
     if plot is not None:
@@ -155,8 +157,8 @@ def simulate_policies(
         quantum_s=quantum,
         overhead_s=overhead,
         report_s=report_every,
-        jobs_per_gpu=jobs_per_gpu,
-        milestones=milestones_of(milestones),
+        trials_per_slot=trials_per_slot,
+        milestones=read_milestones(milestones),
         quantum_growth=quantum_growth,
         arrival_s=arrival_every,
         until=until.value,
@@ -316,7 +318,7 @@ def _to_json(
             "overhead_s": scenario.world.overhead_s,
             "report_s": scenario.world.report_s,
             "arrival_s": scenario.world.arrival_s,
-            "jobs_per_gpu": scenario.jobs_per_gpu,
+            "trials_per_slot": scenario.trials_per_slot,
             "milestones": ",".join(map(str, scenario.milestones)) or "none",
             "quantum_growth": scenario.quantum_growth,
             "until": scenario.world.until,

@@ -22,14 +22,14 @@ SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
 """Asks an Optuna trial for parameters and returns them by name, or nothing where these are what it asked for."""
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
-REPEATED = ("constraint", "env", "learn_from", "volume")
+REPEATED = ("constraint", "env", "warm_start_from", "volume")
 """Options that may be given several times: as a list, or as a mapping for NAME=VALUE."""
 OPTIONS = frozenset(
     {
         *REPEATED,
-        *("advertise_address", "agent_python", "agents", "attributes", "blacklist_for", "bundle_port"),
+        *("advertise_address", "agent_python", "agents", "attributes", "agent_cooldown", "bundle_port"),
         *("checkpoint_dir", "checkpoint_interval", "quantum_growth"),
-        *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
+        *("connect_timeout", "image", "trials_per_slot", "logdir", "master", "metric", "milestones", "mode", "name"),
         *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
         *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend"),
         *("stall_timeout", "suspend_timeout", "timeout", "trial_timeout", "trials", "value"),

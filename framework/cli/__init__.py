@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -17,13 +18,14 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.exceptions import TyperException
 from typer.main import get_command
 
 from dike._version import __version__
@@ -79,13 +81,40 @@ class _Subcommand(TyperCommand):
             command = with_panels(getattr(module, "PANELS", {}))
             group.command(self.name, cls=command, context_settings=self._settings)(getattr(module, self._function))
         words = list(settings["args"] if "args" in settings else arguments[1])  # typer empties it
-        context: Any = get_command(group).make_context(*arguments, **settings)
+        with _one_sentence(f"dike {self.name}"):
+            context: Any = get_command(group).make_context(*arguments, **settings)
         context.meta[OPTIONS_ENDED] = ("--", str(context.params.get("script"))) in pairwise(words)
         for param in context.command.params:
             value = context.params.get(param.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise BadInputError(f"{param.opts[0]} {value} cannot be; give a finite number.")
         return context
+
+
+@contextlib.contextmanager
+def _one_sentence(command: str) -> Iterator[None]:
+    """Says what is wrong with a command line as a service says it of a request.
+
+    Raises:
+        BadInputError: in the place of typer's errors.
+    """
+    try:
+        yield
+    except typer.BadParameter as error:
+        raise BadInputError(f"{_refusal(error)}.") from error
+    except TyperException as error:
+        raise BadInputError(f"{error.format_message().rstrip('.')}; see {command} --help.") from error
+
+
+def _refusal(error: Any) -> str:
+    from pydantic import ValidationError
+
+    from solver.described import refusal
+
+    cause = error.__cause__
+    if isinstance(cause, ValidationError) and error.param is not None:
+        return refusal(error.param.opts[0], cause.errors()[0])
+    return str(error.format_message()).rstrip(".")
 
 
 SUBCOMMANDS = {

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dike.exceptions import BadInputError, JobFailedError
-from framework.cli.job_options import constraint_option
 from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import with_options
 from framework.cli.service_options import ServiceAccess, service_access
+from framework.scheduler.task_options import AgentOptions
 from solver.cli.help import with_panels
+from solver.cli.option_groups import options_of, panels_of
 from solver.cli.output import Format, console, new_table, print_json, say
 
 if TYPE_CHECKING:
@@ -57,14 +58,15 @@ def agents(
 
 
 PANELS = {
-    "The transfers": ("size", "seconds", "constraint"),
+    "The transfers": ("size", "seconds"),
+    **panels_of(AgentOptions),
     "Output": ("output", "output_format"),
     **MESOS_PANELS,
 }
 
 
 @app.command(cls=with_panels(PANELS))
-@with_options(mesos=mesos_access)
+@with_options(mesos=mesos_access, chosen=options_of(AgentOptions))
 def measure(
     *,
     output: Annotated[
@@ -72,7 +74,7 @@ def measure(
     ] = Path("network.yaml"),
     size: Annotated[str, typer.Option(metavar="SIZE", help="Most that one transfer sends.")] = "64MiB",
     seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Longest that one transfer takes.")] = 2.0,
-    constraint: Annotated[list[str] | None, constraint_option()] = None,
+    chosen: AgentOptions,
     mesos: MesosAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
@@ -95,7 +97,7 @@ def measure(
         raise BadInputError(f"The network file {output} cannot be written; name a file in a folder that there is.")
     as_json = output_format is Format.JSON
     tell = functools.partial(say, console(stderr=True))
-    report = measure_network(mesos, limits, constraint or (), lambda text: None if as_json else tell(text))
+    report = measure_network(mesos, limits, chosen.constraints, lambda text: None if as_json else tell(text))
     for problem in report.problems:
         tell(problem)
     if not report.transfers:

@@ -2,68 +2,56 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dike.exceptions import BadInputError
 from framework.cli import OPTIONS_ENDED
-from framework.mesos.containers import parse_volumes
 from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
-from framework.scheduler.constraints import parse_constraints
-from solver.cli.plan import again_option, module_option
-from solver.cli.planning_options import PLANNING, min_workers_option
+from framework.training.spec import TrainingOptions
+from solver.cli.option_groups import merged_panels, options_of, panels_of, with_options
+from solver.cli.plan import module_option, refresh_profile_option
+from solver.cli.planning_options import PLAN_PANELS
+from solver.described import values_of
+from solver.settings import PlanSettings
 from solver.text_files import read_text
+
+Logs = Literal["chief", "all"]
 
 if TYPE_CHECKING:
     from dike.profile import ModelProfile
     from framework.scheduler.mesos_access import MesosAccess
     from framework.training.run import RunRequest
-    from framework.training.spec import Stragglers
-    from solver.settings import PlanSettings
 
 
-@dataclass(frozen=True)
-class JobOptions:
-    """What was said of a training job; its script has not been looked at yet.
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(TrainingOptions):
+    """What was said of a training job; its script has not been read yet.
 
     Attributes:
         script, is_module, arguments: the script, or the name of a module, and its own arguments.
         plan_file: a plan to follow; None to make one.
-        min_workers, max_workers, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
-            resize_interval_s, stragglers, constraints, environment, volumes, isolate_tasks: see `RunRequest`.
+        stream_all_logs: see `JobSpec`.
         batch_size: what to plan for; None for the script's own.
         outputs_limit: how much of what the script writes is brought back, as it was typed; None for the default.
         saved_profile: a profile of the script; None to make one.
-        profile_again: whether one is made even if one is kept.
+        refresh_profile: whether one is made even if one is kept.
     """
 
     script: Path
     is_module: bool
     arguments: tuple[str, ...]
     plan_file: Path | None
-    min_workers: int | None
-    max_workers: int | None
-    checkpoint_dir: str | None
-    checkpoint_interval_s: float
-    max_restarts: int
     stream_all_logs: bool
     batch_size: int | None
-    elastic: tuple[int, int] | None
-    resize_interval_s: float
-    stragglers: Stragglers
-    constraints: tuple[str, ...]
-    environment: dict[str, str]
     outputs_limit: str | None
-    volumes: tuple[str, ...]
-    isolate_tasks: bool
     saved_profile: Path | None
-    profile_again: bool
+    refresh_profile: bool
 
     def request(
         self,
@@ -137,7 +125,7 @@ class JobOptions:
                 self.batch_size,
                 self.checkpoint_dir,
                 forks,
-                again=self.profile_again,
+                again=self.refresh_profile,
                 serves=serves,
                 tell=tell,
             )
@@ -148,42 +136,24 @@ class JobOptions:
             handed_over.unlink(missing_ok=True)
         check_plan(profile)
         return RunRequest(
+            **{**values_of(TrainingOptions, self), "environment": environment},
             entry=entry,
             archive=archive,
             arguments=self.arguments,
             profile=profile,
             kept_profile=known if known is not None and known.is_kept else None,
-            checkpoint_dir=self.checkpoint_dir,
-            checkpoint_interval_s=self.checkpoint_interval_s,
-            max_restarts=self.max_restarts,
             planning=planning,
-            min_workers=self.min_workers,
-            max_workers=self.max_workers,
             plan=plan,
             stream_all_logs=self.stream_all_logs,
-            environment=environment,
-            elastic=self.elastic,
-            resize_interval_s=self.resize_interval_s,
-            stragglers=self.stragglers,
-            constraints=self.constraints,
-            volumes=self.volumes,
-            isolate_tasks=self.isolate_tasks,
         )
 
     def _check(self, planning: PlanSettings) -> None:
-        from solver.settings import LONGEST_LIVE_S, PlanSettings
-
         if self.plan_file is not None and planning != PlanSettings():
             raise BadInputError(
                 f"The plan {self.plan_file} is made already; leave out --plan, or what says how to make one: "
-                f"{', '.join('--' + name.replace('_', '-') for name in (*PLANNING, 'network'))}."
+                f"{', '.join('--' + name.replace('_', '-') for name in (*PLAN_PANELS['The plan'], 'network'))}."
             )
-        limit_s = planning.time_limit_s
-        if limit_s is not None and limit_s > LONGEST_LIVE_S:
-            raise BadInputError(
-                f"--time-limit is {limit_s:g} s; {LONGEST_LIVE_S:g} s is the most for a job that runs, because the "
-                "agents' offers wait meanwhile."
-            )
+        planning.check_live()
 
     def _entry_point(self) -> EntryPoint:
         name = str(self.script)
@@ -194,27 +164,15 @@ class JobOptions:
         return entry
 
 
-JOB_PANELS = {
-    "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile", "profile_again"),
-    "The plan": ("plan", "min_workers", "max_workers", *PLANNING, "constraint", "volume", "isolate_tasks"),
-    "Change the size while it trains": ("elastic", "resize_interval", "stragglers"),
-    "Checkpoints and restarts": ("checkpoint_dir", "checkpoint_interval", "max_restarts"),
-}
+JOB_PANELS = merged_panels(
+    {
+        "The script": ("module", "outputs_limit", "batch_size", "saved_profile", "refresh_profile"),
+        "The plan": ("plan",),
+    },
+    panels_of(TrainingOptions),
+    PLAN_PANELS,
+)
 """How `--help` shows the options of a training job."""
-
-
-def constraint_option() -> Any:
-    """How `--constraint` is declared."""
-    return typer.Option(
-        metavar="FIELD:OPERATOR:VALUE", help="Which agents to use, as in rack:IN:r1,r2 or hostname:LIKE:gpu-.*."
-    )
-
-
-def env_option() -> Any:
-    """How `--env` is declared."""
-    return typer.Option(
-        metavar="NAME[=VALUE]", help="Set a variable for the script, or pass this shell's value on; repeatable."
-    )
 
 
 def outputs_limit_option() -> Any:
@@ -223,14 +181,6 @@ def outputs_limit_option() -> Any:
         metavar="SIZE",
         help="Most that is brought back of the files the script writes, such as 500M, 20G or none.",
         show_default="1G; none of dike run and dike tune on a private Mesos",
-    )
-
-
-def volume_option() -> Any:
-    """How `--volume` is declared."""
-    return typer.Option(
-        metavar="HOST[:CONTAINER][:ro]",
-        help="Mount a folder of the agents into the tasks' container; a service allows the same path, /mnt and /data.",
     )
 
 
@@ -272,6 +222,7 @@ def script_arguments(
     return tuple(arguments)
 
 
+@with_options(options=options_of(TrainingOptions))
 def job_options(
     *,
     context: typer.Context,
@@ -284,99 +235,40 @@ def job_options(
         ),
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
-    min_workers: Annotated[int | None, min_workers_option()] = None,
-    max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
-    constraint: Annotated[list[str] | None, constraint_option()] = None,
-    checkpoint_dir: Annotated[
-        str | None, typer.Option(help="Folder for checkpoints, and to resume from; the same path on all agents.")
-    ] = None,
-    checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between checkpoints.")] = 60.0,
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts after failures, counted anew at each new checkpoint.")
-    ] = 3,
-    logs: Annotated[str, typer.Option(help="Whose output to show: chief or all.")] = "chief",
+    options: TrainingOptions,
+    logs: Annotated[Logs, typer.Option(help="Whose output to show.")] = "chief",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Plan for this batch size.", show_default="the script's own")
     ] = None,
-    elastic: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:MAX", help="Change the number of workers between MIN and MAX while it trains."),
-    ] = None,
-    resize_interval: Annotated[
-        float, typer.Option(min=1, help="Least time between two changes of size, in seconds.")
-    ] = 60.0,
-    stragglers: Annotated[
-        str | None, typer.Option(help="Workers of half the usual speed: replace (elastic only), report or ignore.")
-    ] = None,
-    env: Annotated[list[str] | None, env_option()] = None,
     outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
-    volume: Annotated[list[str] | None, volume_option()] = None,
-    isolate_tasks: Annotated[
-        bool, typer.Option("--isolate-tasks", help="Give each task a container of its own, also on one agent.")
-    ] = False,
     saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
-    profile_again: Annotated[bool, again_option()] = False,
+    refresh_profile: Annotated[bool, refresh_profile_option()] = False,
 ) -> JobOptions:
     """Checks the options and puts them together.
 
     Raises:
         BadInputError: if they contradict each other or cannot be used.
     """
-    from framework.training.elastic.options import read_bounds, read_stragglers
-
-    if logs not in ("chief", "all"):
-        raise BadInputError(f"'{logs}' is not a value of --logs; say chief or all.")
     if str(script).startswith("-"):
-        # Whatever is not an option of ours belongs to the script, and this stands where the script should.
+        # Whatever is not an option of Dike belongs to the script, and this stands in the script's place.
         option = str(script).partition("=")[0]
         raise BadInputError(f"There is no option {option}; see dike {context.info_name} --help.")
-    if profile_again and saved_profile is not None:
-        raise BadInputError(f"--profile-again reads the model again, --profile takes {saved_profile}; leave one out.")
+    if refresh_profile and saved_profile is not None:
+        raise BadInputError(f"--refresh-profile reads the model again, --profile takes {saved_profile}; leave one out.")
     own_arguments = script_arguments(context, script, arguments or (), is_module=module)
-    parse_constraints(constraint or ())
-    parse_volumes(volume or ())
-    bounds = read_bounds(elastic, min_workers=min_workers, max_workers=max_workers, has_plan=plan is not None)
+    options.check(has_plan=plan is not None)
     return JobOptions(
+        **values_of(TrainingOptions, options),
         script=script,
         is_module=module,
         arguments=own_arguments,
         plan_file=plan,
-        min_workers=min_workers,
-        max_workers=max_workers,
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_interval_s=checkpoint_interval,
-        max_restarts=max_restarts,
         stream_all_logs=logs == "all",
         batch_size=batch_size,
-        elastic=bounds,
-        resize_interval_s=resize_interval,
-        stragglers=read_stragglers(stragglers, is_elastic=bounds is not None),
-        constraints=tuple(constraint or ()),
-        environment=variables(env or ()),
         outputs_limit=outputs_limit,
-        volumes=tuple(volume or ()),
-        isolate_tasks=isolate_tasks,
         saved_profile=saved_profile,
-        profile_again=profile_again,
+        refresh_profile=refresh_profile,
     )
-
-
-def variables(texts: Iterable[str]) -> dict[str, str]:
-    """What `--env` was given.
-
-    Raises:
-        BadInputError: if one is no variable.
-    """
-    return dict(map(_variable, texts))
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name:
-        raise BadInputError(f"'{text}' is not a value of --env; write NAME=VALUE, or NAME for its value here.")
-    if not equals and name not in os.environ:
-        raise BadInputError(f"--env {name} takes the value of {name} here, which is not set; write {name}=VALUE.")
-    return name, value if equals else os.environ[name]
 
 
 def outputs_limit_for(limit: str | None, mesos: MesosAccess, checkpoint_dir: str | None) -> str | None:

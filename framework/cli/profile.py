@@ -11,7 +11,7 @@ import typer
 
 from dike.exceptions import BadInputError
 from solver.cli.output import Format, console, print_json, say
-from solver.cli.plan import again_option, module_option
+from solver.cli.plan import module_option, refresh_profile_option
 
 
 def profile(
@@ -20,7 +20,7 @@ def profile(
         list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
     ] = None,
     module: Annotated[bool, module_option("MODEL")] = False,
-    profile_again: Annotated[bool, again_option()] = False,
+    refresh_profile: Annotated[bool, refresh_profile_option()] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the profile in this file.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.", show_default="the script's own")] = None,
     format: Annotated[Format, typer.Option(help="How to print the result.")] = Format.TABLE,  # noqa: A002
@@ -32,7 +32,7 @@ def profile(
     from framework.project.profiling import load_profile
 
     tell = functools.partial(say, console(stderr=True))
-    found = load_profile(model, arguments or (), batch_size, is_module=module, again=profile_again, tell=tell)
+    found = load_profile(model, arguments or (), batch_size, is_module=module, again=refresh_profile, tell=tell)
     if output is not None:
         try:
             output.write_text(found.dumps() + "\n", encoding="utf-8")

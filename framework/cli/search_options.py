@@ -5,54 +5,145 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
 from dike.checkpoints import make_private
 from dike.exceptions import BadInputError
 from dike.trial.pickled import FUNCTION_SUFFIX
 from framework.cli.mesos_options import MASTER_OPTIONS, MESOS_OPTIONS, PRIVATE_MESOS_OPTIONS
 from framework.cli.option_groups import is_given
-from framework.policies.trials.interface import Milestone, PolicySettings
+from framework.policies.trials.interface import PolicySettings
 from framework.policies.trials.registry import check_learning, make_policy
-from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
+from framework.project.entry_point import RUNS_FOLDER, EntryPoint, environment_for_tasks, find_entry_point
 from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
 from framework.project.script_flags import ParamStyle
+from framework.scheduler.task_options import check_name
 from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
-from framework.search.records import Mode, SearchSpec, Suspend
+from framework.search.records import MAX_TRIALS, Mode, SearchOptions, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size, write_object
 from framework.search.space import check_space, parse_parameter, read_space
+from solver.described import Text, UserOption, described_fields, values_of
 
 DEFAULT_TRIALS = 20
-_MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<length>\d+(\.\d+)?)(?P<unit>[sx]?)")
+_SEARCHED = "What is searched"
 _GAIN = re.compile(r"accuracy|(^|_)acc(\d|_|$)|auc|(^|_)f1|precision|recall|reward|score", re.IGNORECASE)
 """Metrics that nobody wants the least of."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
-RUN_OPTIONS = {
-    "slots": "max_slots",
-    "slot_cpus": "slot_cpus",
-    "slot_mem": "slot_mem_mib",
-    "slot_gpus": "slot_gpus",
-    "checkpoint_interval": "checkpoint_interval_s",
-    "suspend": "suspend",
-    "suspend_timeout": "suspend_timeout_s",
-    "blacklist_for": "blacklist_s",
-    "on_failure": "on_failure",
-    "timeout": "timeout_s",
-    "trial_timeout": "trial_timeout_s",
-    "stall_timeout": "stall_timeout_s",
+@dataclass(frozen=True, kw_only=True)
+class AskedOptions:
+    """What a user says of a search that only the script, or its space, makes complete."""
+
+    param_style: Annotated[
+        ParamStyle | None,
+        UserOption(
+            "The script",
+            "How the script takes parameters: as flags (--lr=0.1), as key=value (lr=0.1), or by dike.params().",
+            default="what its source shows",
+        ),
+    ] = None
+    param: Annotated[
+        tuple[str, ...],
+        UserOption(
+            _SEARCHED,
+            "NAME=a,b,c, NAME=1e-5:1e-1:log or NAME=2:8:int; repeatable.",
+            metavar="NAME=VALUES",
+            read=tuple,
+            reads=list[str],
+        ),
+    ] = ()
+    space: Annotated[
+        Path | None, UserOption(_SEARCHED, "YAML file of parameters, NAME: [a, b] or NAME: 1e-5:1e-1:log.")
+    ] = None
+    trials: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_TRIALS),
+        UserOption(_SEARCHED, "Number of trials.", default=f"{DEFAULT_TRIALS}; of a grid, all its points"),
+    ] = None
+    sampler: Annotated[
+        str | None,
+        UserOption(
+            _SEARCHED,
+            "How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's.",
+            default="grid for lists, else tpe",
+        ),
+    ] = None
+    metric: Annotated[
+        Text | None,
+        UserOption(
+            _SEARCHED,
+            "The metric to optimise, such as loss, the training loss.",
+            default="val_loss if the script calls fit with validation data, else loss",
+        ),
+    ] = None
+    mode: Annotated[
+        Mode | None,
+        UserOption(_SEARCHED, "Whether the least or the greatest value is best.", default="min, for a loss"),
+    ] = None
+    name: Annotated[str | None, UserOption("The search", "The search's name.", default="made from the script's")] = None
+    checkpoint_dir: Annotated[
+        Text | None,
+        UserOption("Checkpoints", "Folder for checkpoints, each search in its own; the same path on all agents."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """How `dike.tune` in a script or a notebook calls this command.
+
+    Attributes:
+        number: which of the script's calls this is; None for a search over a whole script.
+        function: pickled function that the trials call; None for the script.
+        earlier_results: what the calls before returned.
+        sampler_object, space_function: pickled; empty for none.
+        for_notebook: whether the view is that of a notebook.
+    """
+
+    number: int | None
+    function: Path | None
+    earlier_results: tuple[dict[str, Any], ...]
+    sampler_object: bytes
+    space_function: bytes
+    for_notebook: bool
+
+
+def function_call(
+    *,
+    function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
+    earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    function: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    for_notebook: Annotated[bool, typer.Option("--for-notebook", hidden=True)] = False,
+    sampler_object: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    space_function: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> FunctionCall:
+    """Reads the files of a call."""
+    results = () if earlier_results is None else json.loads(earlier_results.read_text(encoding="utf-8"))
+    return FunctionCall(
+        function_call,
+        function,
+        tuple(results),
+        b"" if sampler_object is None else sampler_object.read_bytes(),
+        b"" if space_function is None else space_function.read_bytes(),
+        for_notebook,
+    )
+
+
+CHANGEABLE = {
+    field.parameter: field.name for field in described_fields(SearchOptions).values() if field.option.settable_on_resume
 }
-"""Options that `--resume` may be given anew, and their fields of a search: how it is run, not what is searched."""
+"""Options that `--resume` takes anew, and their fields of a search: how it is run, not what is searched."""
 _REMEMBERED = ("logdir", "constraint", "volume", *sorted(MESOS_OPTIONS))
 """Options that are no part of a search, but are the same again when it goes on."""
 
@@ -78,98 +169,63 @@ def run_options(context: typer.Context, before: Mapping[str, Any]) -> dict[str, 
     return {**kept, **given}
 
 
-def changed_spec(context: typer.Context, spec: SearchSpec) -> SearchSpec:
+def changed_spec(context: typer.Context, spec: SearchSpec, options: SearchOptions) -> SearchSpec:
     """A search that goes on, with what its user has now said of how it is to run."""
-    fields = {field: name for name, field in RUN_OPTIONS.items() if is_given(context, name)}
-    return dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
-
-
-def milestones_of(text: str) -> tuple[Milestone, ...]:
-    """Reads `50%:20s,75%:40s`, `50%:2x,75%:4x` (multiples of the quantum), or `none`.
-
-    Raises:
-        BadInputError: if it is something else.
-    """
-    milestones = []
-    for part in () if text == "none" else filter(None, text.split(",")):
-        match = _MILESTONE.fullmatch(part.strip())
-        if match is None or not 0 < float(match["percent"]) <= 100 or float(match["length"]) <= 0:
-            raise BadInputError(
-                f"'{part}' in --milestones is no milestone; write a decrease of the loss and a quantum, as in 50%:20s "
-                "or 50%:2x, or none."
-            )
-        decrease, length = float(match["percent"]) / 100, float(match["length"])
-        milestones.append(Milestone(decrease, times=length) if match["unit"] == "x" else Milestone(decrease, length))
-    return tuple(sorted(milestones, key=lambda milestone: milestone.decrease))
+    given = {field: getattr(options, field) for name, field in CHANGEABLE.items() if is_given(context, name)}
+    return dataclasses.replace(spec, **given)
 
 
 def search_spec(
-    *,
     script: Path | None,
+    arguments: tuple[str, ...],
+    asked: AskedOptions,
+    options: SearchOptions,
+    settings: PolicySettings,
+    call: FunctionCall,
+    *,
     is_module: bool,
     on_this_machine: bool,
-    param: Sequence[str],
-    space_file: Path | None,
-    trials: int | None,
-    sampler: str | None,
-    sampler_object: bytes,
-    space_function: bytes,
-    stop: str,
-    seed: int,
-    policy: str,
-    learn_from: tuple[str, ...],
-    quantum_s: float,
-    jobs_per_slot: int,
-    milestones: tuple[Milestone, ...],
-    quantum_growth: float,
-    metric: str | None,
-    mode: Mode | None,
-    name: str | None,
-    param_style: ParamStyle | None,
-    checkpoint_dir: str | None,
     environment: Mapping[str, str],
-    suspend: Suspend,
-    slot_gpus: int | None,
-    **others: Any,
 ) -> SearchSpec:
-    """Checks what was asked for and puts it together; `others` go into the search as they are.
+    """Checks what was asked for and puts it together.
 
     Raises:
         BadInputError: if it cannot be used.
     """
+    name, trials, metric, mode = asked.name, asked.trials, asked.metric, asked.mode
     if name is not None:
-        check_name(name)
+        check_name(name, "search")
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
-    space = (*(() if space_file is None else read_space(space_file)), *map(parse_parameter, param))
-    chosen = sampler or default_sampler(space, trials)
-    if not sampler_object:
+    space = (*(() if asked.space is None else read_space(asked.space)), *map(parse_parameter, asked.param))
+    chosen = asked.sampler or default_sampler(space, trials)
+    if not call.sampler_object:
         check_sampler(chosen)
-    if stop:
-        parse_stop(stop)
-    if not space_function:
+    if options.stop:
+        parse_stop(options.stop)
+    if not call.space_function:
         check_space(space)
     elif chosen == "grid":
         raise BadInputError("A function has no grid to try; leave the sampler out, or take bruteforce.")
-    if chosen in EXHAUSTIVE and not space_function and not sampler_object:
+    if chosen in EXHAUSTIVE and not call.space_function and not call.sampler_object:
         size = grid_size(space)
         trials = size if trials is None else min(trials, size)
     name = name or new_job_id(entry.script)
-    settings = PolicySettings(
-        quantum_s, jobs_per_slot, milestones, seed, move_s=DEFAULT_MOVE_S, quantum_growth=quantum_growth
-    )
-    make_policy(policy, settings)
-    check_learning(policy, learn_from)
+    settings = dataclasses.replace(settings, seed=options.seed, move_s=DEFAULT_MOVE_S)
+    make_policy(options.policy, settings)
+    check_learning(options.policy, options.warm_start_from)
+    param_style = asked.param_style if call.number is None else ParamStyle.NONE
     facts = script_facts(entry, {one.name: one.choices for one in space}, param_style)
     metric = metric or ("val_loss" if facts.validates else "loss")
     if mode is None and _GAIN.search(metric):
         raise BadInputError(
             f"More of the metric {metric} seems to be better; say --mode max, or --mode min if the least is best."
         )
-    if mode == "max" and metric == "loss" and others.get("call") is None:
+    if mode == "max" and metric == "loss" and call.number is None:
         raise BadInputError("--mode max would look for the greatest training loss; name another figure by --metric.")
     return SearchSpec(
+        **values_of(SearchOptions, options),
         name=name,
         script=str(entry.script),
         folder=str(entry.folder),
@@ -177,26 +233,26 @@ def search_spec(
         reads_params=facts.reads_params,
         space=space,
         sampler=chosen,
-        sampler_object=write_object(sampler_object, "sampler", str(entry.folder)) if sampler_object else "",
-        space_function=write_object(space_function, "space", str(entry.folder)) if space_function else "",
-        stop=stop,
+        sampler_object=_signed(call.sampler_object, "sampler", entry),
+        space_function=_signed(call.space_function, "space", entry),
         trial_count=trials or DEFAULT_TRIALS,
-        seed=seed,
-        policy=policy,
-        learn_from=learn_from,
         settings=settings,
         metric=metric,
         mode=mode or "min",
-        suspend=suspend,
-        slot_gpus=slot_gpus,
-        checkpoint_dir=absolute_folder(f"{(checkpoint_dir or RUNS_FOLDER).rstrip('/')}/{name}"),
+        checkpoint_dir=absolute_folder(f"{(asked.checkpoint_dir or RUNS_FOLDER).rstrip('/')}/{name}"),
         environment={
             **environment_for_tasks(entry, on_this_machine=on_this_machine),
             **entry.environment,
             **environment,
         },
-        **others,
+        arguments=arguments,
+        call=call.number,
+        earlier_results=call.earlier_results,
     )
+
+
+def _signed(pickled: bytes, kind: str, entry: EntryPoint) -> str:
+    return write_object(pickled, kind, str(entry.folder)) if pickled else ""
 
 
 @contextlib.contextmanager
@@ -220,7 +276,7 @@ def kept_function(function: Path | None, name: str | None, storage: str) -> Iter
         yield None
         return
     name = name or new_job_id(function)
-    check_name(name)
+    check_name(name, "search")
     data = function.read_bytes()
     # Another search of that name may be there, and this one be refused.
     kept = Path(RUNS_FOLDER, name, "function", f"{function.stem}-{hashlib.sha256(data).hexdigest()[:12]}")
@@ -271,13 +327,3 @@ def _is_needed(function: Path, name: str, storage: str) -> bool:
             return any(Path(search.spec.script).resolve() == function.resolve() for search in store.searches(name))
     except BadInputError:
         return False  # there is no such database, or none that can be used
-
-
-def check_name(name: str) -> None:
-    """Refuses what is no name for a search.
-
-    Raises:
-        BadInputError: if it is none.
-    """
-    if not _NAME.fullmatch(name):
-        raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")

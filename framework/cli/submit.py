@@ -11,6 +11,7 @@ from dike.exceptions import BadInputError, InterruptedByUserError
 from framework.cli.job_options import JOB_PANELS, JobOptions, job_options
 from framework.cli.option_groups import with_options
 from framework.cli.service_options import SERVICE_PANELS, ServiceAccess, service_access
+from framework.scheduler.task_options import check_name
 from solver.cli.output import Format, console, say
 from solver.cli.planning_options import plan_settings
 
@@ -47,13 +48,9 @@ def submit(
     The service runs it when its turn comes, whatever happens to this terminal.
     """
     from framework.cli.following import Staying
-    from framework.service.requests import check_name
 
     if name is not None:
-        try:
-            check_name(name)
-        except ValueError as error:
-            raise BadInputError(f"'{name}' is no name for a job: it {error}.") from None
+        check_name(name)
     as_json = output_format is Format.JSON
     staying = Staying(wait, follow, as_json)
     if save is not None:
@@ -87,7 +84,7 @@ def _save(folder: Path, request: TrainingRequest, archive: bytes) -> tuple[Path,
     request_file, bundle_file = folder / "request.json", folder / "bundle.tar.gz"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        request_file.write_text(request.model_dump_json(indent=2), encoding="utf-8")
+        request_file.write_text(request.dumps(), encoding="utf-8")
         bundle_file.write_bytes(archive)
     except OSError as error:
         raise BadInputError(f"The request cannot be written to {folder}: {error.strerror}.") from error
@@ -99,32 +96,24 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
     from dike import checkpoints
     from framework.project.run_folders import absolute_folder
     from framework.project.script_facts import script_facts
-    from framework.service.requests import planning_fields, training_request
+    from framework.service.requests import MeasuredStep, training_request
+    from framework.training.spec import TrainingOptions
+    from solver.described import values_of
+    from solver.settings import PlanOptions
 
     folder = request.checkpoint_dir
     if folder is not None:
         folder = absolute_folder(folder)
         checkpoints.check_folder(folder, request.profile)
     return training_request(
+        **{**values_of(TrainingOptions, request), **values_of(PlanOptions, request.planning), "checkpoint_dir": folder},
         name=name,
         script=request.entry.path,
         arguments=list(request.arguments),
         profile=request.profile.to_json(),
         profile_is_kept=request.kept_profile is not None,
-        checkpoint_dir=folder,
-        checkpoint_interval_s=request.checkpoint_interval_s,
-        max_restarts=request.max_restarts,
-        **planning_fields(request.planning),
-        min_workers=request.min_workers,
-        max_workers=request.max_workers,
+        measurements=[MeasuredStep.of(row) for row in request.planning.measurements],
         plan=None if request.plan is None else request.plan.to_json(),
         stream_all_logs=request.stream_all_logs,
-        environment=request.environment,
-        elastic=None if request.elastic is None else "{}:{}".format(*request.elastic),
-        resize_interval_s=request.resize_interval_s,
-        stragglers=request.stragglers,
         preload=list(script_facts(request.entry).preload),
-        constraints=list(request.constraints),
-        volumes=list(request.volumes),
-        isolate_tasks=request.isolate_tasks,
     )

@@ -87,7 +87,7 @@ def load_profile(
     _check_batch_size(batch_size)
     if not is_module and model.endswith(".json"):
         if again:
-            raise BadInputError(f"{model} is a saved profile, which --profile-again cannot read again; leave it out.")
+            raise BadInputError(f"{model} is a saved profile, which --refresh-profile cannot read again; leave it out.")
         return load_saved_profile(model, batch_size)
     if not is_module and model.startswith(_KERAS_PREFIX):
         reading = _Reading(model, (), batch_size, _environment(os.environ))
@@ -209,7 +209,7 @@ def _inputs(entry: EntryPoint, content: str | None, call: Sequence[str], batch_s
 
 def _as_it_was(found: KnownProfile, entry: EntryPoint) -> str:
     read = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.read_s))
-    return f"the model of {entry.path} is as it was on {read} (--profile-again reads it again)"
+    return f"the model of {entry.path} is as it was on {read} (--refresh-profile reads it again)"
 
 
 def _check_batch_size(batch_size: int | None) -> None:

@@ -296,7 +296,7 @@ class SearchController:
         if not self._learns:
             return min(self._spec.trial_count, MAX_OPEN)
         slots = len(self._pool.active) or self._spec.max_slots or 1
-        return slots * self._spec.settings.jobs_per_slot
+        return slots * self._spec.settings.trials_per_slot
 
     def _decide(self, now: float) -> None:
         self._must_decide = False

@@ -40,8 +40,8 @@ def policy_of(
         BadInputError: if there is no such policy, or nothing can be learned from the searches that are named.
     """
     settings = with_measured_migration_cost(spec.settings, slices)
-    check_learning(spec.policy, spec.learn_from)
-    if not spec.learn_from:
+    check_learning(spec.policy, spec.warm_start_from)
+    if not spec.warm_start_from:
         return make_policy(spec.policy, settings)
     try:
         earlier = earlier_trials(spec, store)
@@ -57,7 +57,7 @@ def policy_of(
 
 
 def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
-    """The trials of the searches in `spec.learn_from` that were trained to their end.
+    """The trials of the searches in `spec.warm_start_from` that were trained to their end.
 
     Args:
         spec: the search that learns from them.
@@ -69,7 +69,7 @@ def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
     found: list[EarlierTrial] = []
     silent = 0
     objective = Objective(spec.metric, spec.mode, spec.value)
-    for name in dict.fromkeys(spec.learn_from):
+    for name in dict.fromkeys(spec.warm_start_from):
         if not store.has_search(name):
             raise BadInputError(f"There is no search '{name}' to learn from here; {store.hint(name)}")
         other = store.other_search(name)
@@ -97,4 +97,4 @@ def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
 
 
 def _named(spec: SearchSpec) -> str:
-    return " and ".join(dict.fromkeys(spec.learn_from))
+    return " and ".join(dict.fromkeys(spec.warm_start_from))

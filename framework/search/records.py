@@ -8,17 +8,26 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from dike.main_script import MODULE_VARIABLE
 from dike.trial.spec import Value
 from framework.policies.trials.interface import PolicySettings, Reading
+from framework.policies.trials.registry import POLICIES
 from framework.project.entry_point import EntryPoint
+from framework.scheduler.task_options import Environment, JobName
+from solver.described import MAX_ITEMS, Text, UserOption
 
 Mode = Literal["min", "max"]
 ValueKind = Literal["last", "best"]
 OnFailure = Literal["continue", "abort"]
 Suspend = Literal["auto", "memory", "checkpoint"]
+MAX_PARAMETERS = 1000
+MAX_TRIALS = 100 * MAX_ITEMS
+MAX_EARLIER = 20
+"""Searches to warm-start from."""
 MAX_FAILURES = 3
 """Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
 
@@ -46,6 +55,9 @@ class TrialState(enum.StrEnum):
         return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
 
+Bound = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One dimension of a search space.
@@ -58,94 +70,173 @@ class Parameter:
         log: whether a range is searched by orders of magnitude.
     """
 
-    name: str
-    choices: tuple[Value, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
+    name: Text
+    choices: Annotated[tuple[Value, ...], Field(max_length=MAX_ITEMS)] = ()
+    low: Bound = 0.0
+    high: Bound = 0.0
     is_integer: bool = False
     log: bool = False
 
 
+_SEARCHED = "What is searched"
+_ORDER = "Which trials run first, and which are stopped"
+_FAILURES = "Failures"
+_SLOTS = "Slots"
+_CHECKPOINTS = "Checkpoints"
+Seconds = Annotated[float, Field(ge=0.1, le=1e9, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """What a user says of a search besides its script, its space and its objective: `dike tune` and the REST API."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63), UserOption(_SEARCHED, "Seed of the sampler and the policy.")] = 0
+    value: Annotated[
+        ValueKind,
+        UserOption(_SEARCHED, "Judge a trial by the last value of the metric that it reports, or by its best."),
+    ] = "last"
+    policy: Annotated[
+        Text,
+        UserOption(
+            _ORDER,
+            "Which trials run first: all are trained to their end, unless --stop is given. One of "
+            f"{', '.join(sorted(POLICIES))}.",
+        ),
+    ] = "dike"
+    warm_start_from: Annotated[
+        tuple[JobName, ...],
+        Field(max_length=MAX_EARLIER),
+        UserOption(
+            _ORDER,
+            "An earlier search of the same model: its finished trials say which trials of this one are likely to "
+            "succeed (dike); repeatable.",
+            metavar="NAME",
+            read=tuple,
+            reads=list[str],
+        ),
+    ] = ()
+    stop: Annotated[
+        Text,
+        UserOption(
+            _ORDER,
+            "Stop unpromising trials: asha, asha=N, median, patience=N or threshold=X, in epochs or reports. By "
+            "default no trial is stopped.",
+        ),
+    ] = ""
+    timeout_s: Annotated[
+        Seconds | None,
+        UserOption(
+            _ORDER,
+            "End the search after X seconds, its trials suspended. With --detach they count from the first slot.",
+            settable_on_resume=True,
+        ),
+    ] = None
+    on_failure: Annotated[
+        OnFailure,
+        UserOption(_FAILURES, "Whether the search continues when a trial fails.", settable_on_resume=True),
+    ] = "continue"
+    trial_timeout_s: Annotated[
+        Seconds | None,
+        UserOption(_FAILURES, "A trial that has run for X seconds, suspensions aside, fails.", settable_on_resume=True),
+    ] = None
+    stall_timeout_s: Annotated[
+        Seconds | None,
+        UserOption(
+            _FAILURES,
+            "A trial that reports and prints nothing and uses no CPU for X seconds fails.",
+            settable_on_resume=True,
+        ),
+    ] = None
+    agent_cooldown_s: Annotated[
+        float,
+        Field(ge=0, le=1e9, allow_inf_nan=False),
+        UserOption(_FAILURES, "Seconds for which an agent is not used after failures.", settable_on_resume=True),
+    ] = 300.0
+    max_slots: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_ITEMS),
+        UserOption(_SLOTS, "Use at most N slots.", flag="--slots", settable_on_resume=True),
+    ] = None
+    slot_cpus: Annotated[
+        float,
+        Field(ge=0.1, le=1e9, allow_inf_nan=False),
+        UserOption(_SLOTS, "CPUs of a slot. With GPUs: minimum.", settable_on_resume=True),
+    ] = 1.0
+    slot_mem_mib: Annotated[
+        float,
+        Field(ge=64, le=1e9, allow_inf_nan=False),
+        UserOption(_SLOTS, "Memory of a slot, MiB. With GPUs: minimum.", settable_on_resume=True),
+    ] = 2048.0
+    slot_gpus: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_ITEMS),
+        UserOption(_SLOTS, "GPUs of a slot.", default="1 where agents have GPUs", settable_on_resume=True),
+    ] = None
+    checkpoint_interval_s: Annotated[
+        float,
+        Field(ge=1, le=1e9, allow_inf_nan=False),
+        UserOption(_CHECKPOINTS, "Seconds between a trial's checkpoints.", settable_on_resume=True),
+    ] = 60.0
+    suspend: Annotated[
+        Suspend,
+        UserOption(
+            _CHECKPOINTS,
+            "Whether a suspended trial's process is paused in memory beside its checkpoint, or ends (checkpoint). On "
+            "GPUs, auto: whichever is expected to resume sooner; memory: paused, if the driver can.",
+            settable_on_resume=True,
+        ),
+    ] = "auto"
+    suspend_timeout_s: Annotated[
+        Seconds,
+        UserOption(_CHECKPOINTS, "Seconds a trial may take to save before it is killed.", settable_on_resume=True),
+    ] = 30.0
+
+
 @dataclass(frozen=True)
-class SearchSpec:
-    """What was asked for. Kept in the database, so that `--resume` needs nothing but the name.
+class SearchSpec(SearchOptions):
+    """A search as it is stored, so that `--resume` needs nothing but the name.
 
     Attributes:
         name: the search's name, unique in its storage.
-        script: absolute path of the script on the user's machine.
+        script: absolute path of the script on the user's machine; inside its bundle on a service.
         arguments: arguments that every trial gets.
-        flags: parameter -> how it is written (`framework.project.script_flags`); one without reaches the script by
-            `dike.params` alone.
-        space: what is searched; empty where `space_function` says it.
+        flags: parameter -> how it is written (`framework.project.script_flags`); a parameter that is missing here
+            reaches the script by `dike.params` alone.
+        space: what is searched; empty with `space_function`.
         sampler: how points of the space are chosen (`framework.search.samplers`).
-        trial_count: how many trials.
-        seed: of sampler and policy.
-        policy: name of the policy.
-        settings: what it is told.
+        trial_count: number of trials.
+        settings: of the policy.
         metric, mode: the objective; `loss` is the training loss.
-        value: whether a trial's value is what it reported of the objective last, or the best of it.
-        slot_cpus, slot_mem_mib: what a slot gets; on agents with GPUs a GPU's share at least, of memory only where
-            processes may stay in it.
-        slot_gpus: GPUs of a slot; 0 where slots are shares of CPUs. None: 1 on agents that have GPUs, else 0.
-        max_slots: at most this many slots; None for as many as there is use and room for.
         checkpoint_dir: folder for the trials' folders; the same path on all agents.
-        checkpoint_interval_s: seconds between periodic checkpoints.
-        suspend_timeout_s: how long a trial may take to give its slot back before it is stopped.
-        suspend: whether the process of a trial that has given its slot back stays in memory beside its checkpoint
-            (`memory`) or ends (`checkpoint`); `auto`: it stays, unless it holds GPU memory and a new one is sooner.
-        blacklist_s: how long an agent is left out after a trial has failed twice.
-        on_failure: whether one failed trial ends the search.
-        timeout_s: end of the search after this time, trials suspended; None for none.
         call: which call of `dike.tune` in the script this is; None for a search over a whole script.
         earlier_results: what the calls before it returned.
         environment: variables for the trials' processes.
         folder: absolute path of the folder that travels with the script, and in which trials work; empty for the
             script's own.
-        stop: what ends trials for good (`framework.search.pruners`); empty for nothing.
         sampler_object: the sampler, pickled and signed (`framework.search.samplers.own_object`); empty for the one that
             `sampler` names.
         space_function: a function that asks an Optuna trial for its parameters, in the same way; empty for `space`.
-        learn_from: names of earlier searches in the same database, from whose trials the policy learns.
         reads_params: whether the script calls `dike.params`, by its source.
-        trial_timeout_s: a trial that has held slots for so long has failed; None for no limit.
-        stall_timeout_s: so has one that reports and prints nothing and uses no CPU for so long; None for no limit.
     """
 
-    name: str
-    script: str
-    arguments: tuple[str, ...]
-    flags: dict[str, str]
-    space: tuple[Parameter, ...]
-    sampler: str
-    trial_count: int
-    seed: int = 0
-    policy: str = "hermes"
+    name: JobName
+    script: Text
+    arguments: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS)]
+    flags: Annotated[dict[Text, Text], Field(max_length=MAX_PARAMETERS)]
+    space: Annotated[tuple[Parameter, ...], Field(max_length=MAX_PARAMETERS)]
+    sampler: Text
+    trial_count: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
     settings: PolicySettings = field(default_factory=PolicySettings)
-    metric: str = "loss"
+    metric: Text = "loss"
     mode: Mode = "min"
-    value: ValueKind = "last"
-    slot_cpus: float = 1.0
-    slot_mem_mib: float = 2048.0
-    slot_gpus: int | None = None
-    max_slots: int | None = None
-    checkpoint_dir: str = ""
-    checkpoint_interval_s: float = 60.0
-    suspend_timeout_s: float = 30.0
-    blacklist_s: float = 300.0
-    on_failure: OnFailure = "continue"
-    timeout_s: float | None = None
-    call: int | None = None
+    checkpoint_dir: Text = ""
+    call: Annotated[int | None, Field(ge=0, lt=2**31)] = None
     earlier_results: tuple[dict[str, Any], ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Environment = field(default_factory=dict)
     folder: str = ""
-    stop: str = ""
     sampler_object: str = ""
     space_function: str = ""
-    suspend: Suspend = "auto"
-    learn_from: tuple[str, ...] = ()
     reads_params: bool = False
-    trial_timeout_s: float | None = None
-    stall_timeout_s: float | None = None
 
     @property
     def goal(self) -> str:

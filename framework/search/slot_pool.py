@@ -123,7 +123,7 @@ class SlotPool:
         self._blamed: dict[str, str] = {}
         """Executor that has ended -> the task of the slot whose run took most memory."""
         self._connection = Connection(observer.notify)
-        self._exclusions = Exclusions(self._spec.blacklist_s)
+        self._exclusions = Exclusions(self._spec.agent_cooldown_s)
         self._slot_gpus = self._spec.slot_gpus
         self._unknown_models: set[str] = set()
         self._first_slot = first_slot
@@ -298,7 +298,7 @@ class SlotPool:
         excluded = [agent.node for agent in agents if self._exclusions.excludes(agent.agent_id, now_s)]
         if excluded:
             self._observer.waiting(
-                f"Offers come only from {', '.join(excluded)}, left out after failures (--blacklist-for)."
+                f"Offers come only from {', '.join(excluded)}, left out after failures (--agent-cooldown)."
             )
             return
         self._observer.waiting(
@@ -402,7 +402,7 @@ class SlotPool:
             self._observer.notify(f"{reason} on {slot.node}; there is no other agent to go to")
             return
         self._exclusions.exclude(slot.agent_id, self._clock())
-        self._observer.notify(f"{reason}: agent {slot.node} is left out for {self._spec.blacklist_s:g} s")
+        self._observer.notify(f"{reason}: agent {slot.node} is left out for {self._spec.agent_cooldown_s:g} s")
         for other in self.endable(other for other in self.slots if other.agent_id == slot.agent_id):
             other.leave()
 

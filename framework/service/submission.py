@@ -65,7 +65,7 @@ class Submissions:
         asked = request.to_spec() if isinstance(request, SearchJobRequest) else request
         if isinstance(asked, SearchSpec):
             self._check_trials(asked.trial_count, user)
-            if asked.learn_from:
+            if asked.warm_start_from:
                 earlier_trials(asked, Store(self.store.database.url, engine=self.store.database.engine))
         script, name = asked.script, asked.name
         check(bundle, script)
@@ -77,7 +77,7 @@ class Submissions:
             kind=JobKind(request.kind),
             user=user,
             script=script,
-            request=request.model_dump(mode="json"),
+            request=request.to_json(),
             constraints=tuple(request.constraints),
             submitted_s=time.time(),
             bundle_token=new_token(),

@@ -127,7 +127,7 @@ class TrainingJob:
         self._planner = Planner(spec, run, observer, self._all_agents, self._background, clock(), patient=self._patient)
         self._replacement = WorkerReplacement(spec, run, observer)
         self._resizer: Resizer | None = None
-        listener: ReportListener = StragglerReporter(observer) if spec.stragglers != "ignore" else ReportListener()
+        listener: ReportListener = StragglerReporter(observer) if spec.on_straggler != "ignore" else ReportListener()
         if spec.elastic is not None:
             # Late: most jobs keep their size, and what decides on another takes half a second to import.
             from framework.training.elastic.resizer import Resizer
@@ -515,9 +515,7 @@ class TrainingJob:
         if self.result.profile is None:
             # What it has read was lost on its way. It reads again, but not for ever.
             if not self._state.may_fail(max(1, self._spec.max_restarts)):
-                return (
-                    f"{task.failure}; the model of {script} has changed, --profile-again reads it{task.place_of_output}"
-                )
+                return f"{task.failure}; the model of {script} changed; give --refresh-profile{task.place_of_output}"
             self._state.count_failure()
         self._observer.notify(
             f"the model of {script} is not what it was, though the script is: it reads something that does not travel; "

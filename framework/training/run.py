@@ -29,16 +29,17 @@ from framework.training.controller import TrainingJob
 from framework.training.elastic.options import elastic_notes
 from framework.training.launch import kill_grace_s
 from framework.training.observer import JobObserver
-from framework.training.spec import JobResult, JobSpec, Stragglers
+from framework.training.spec import JobResult, JobSpec, TrainingOptions
 from solver import Plan
+from solver.described import values_of
 from solver.settings import PlanSettings
 
 CANCEL_MARGIN_S = 12.0
 """How much longer than its processes a job may take to end after Ctrl-C."""
 
 
-@dataclass(frozen=True)
-class RunRequest:
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(TrainingOptions):
     """What `dike run` was asked to do.
 
     Attributes:
@@ -49,11 +50,7 @@ class RunRequest:
         kept_profile: the same, where they were read for an earlier command; None if they were read for this one.
         mesos: where to run it.
         checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
-        checkpoint_interval_s, max_restarts, planning, min_workers, max_workers, plan, plan_only, stream_all_logs,
-            elastic, resize_interval_s, stragglers, isolate_tasks: see `JobSpec`.
-        environment: variables for the script's processes.
-        constraints: which agents it may use (`framework.scheduler.constraints`).
-        volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
+        planning, plan, plan_only, stream_all_logs: see `JobSpec`.
     """
 
     entry: EntryPoint
@@ -62,22 +59,10 @@ class RunRequest:
     profile: ModelProfile
     kept_profile: KnownProfile | None = None
     mesos: MesosAccess = field(default_factory=MesosAccess)
-    checkpoint_dir: str | None = None
-    checkpoint_interval_s: float = 60.0
-    max_restarts: int = 3
     planning: PlanSettings = field(default_factory=PlanSettings)
-    min_workers: int | None = None
-    max_workers: int | None = None
     plan: Plan | None = None
     plan_only: bool = False
     stream_all_logs: bool = False
-    environment: dict[str, str] = field(default_factory=dict)
-    elastic: tuple[int, int] | None = None
-    resize_interval_s: float = 60.0
-    stragglers: Stragglers = "report"
-    constraints: tuple[str, ...] = ()
-    volumes: tuple[str, ...] = ()
-    isolate_tasks: bool = False
 
 
 def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
@@ -153,30 +138,21 @@ def _job_spec(
     master: LeadingMaster,
 ) -> JobSpec:
     return JobSpec(
+        **{**values_of(TrainingOptions, request), "checkpoint_dir": checkpoint_dir},
         job_id=job_id,
         script=request.entry.path,
         arguments=request.arguments,
         profile=request.profile,
         profile_is_kept=request.kept_profile is not None,
-        checkpoint_dir=checkpoint_dir,
         bundle_url=bundle_url,
         python=request.mesos.python(master),
-        checkpoint_interval_s=request.checkpoint_interval_s,
-        max_restarts=request.max_restarts,
         planning=request.planning,
-        min_workers=request.min_workers,
-        max_workers=request.max_workers,
         plan=request.plan,
         container=container,
         plan_only=request.plan_only,
         hand_out_gpus=is_on_this_machine(master),
         stream_all_logs=request.stream_all_logs,
-        environment=request.environment,
-        elastic=request.elastic,
-        resize_interval_s=request.resize_interval_s,
-        stragglers=request.stragglers,
         preload=script_facts(request.entry).preload,
-        isolate_tasks=request.isolate_tasks,
     )
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from dike.exceptions import BadInputError
 from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_LAYOUT, EXIT_CODE_OTHER_MODEL
@@ -16,49 +19,140 @@ from executor.messages import Outcome
 from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
 from framework.project.last_words import error_words, same_again
+from framework.scheduler.task_options import TaskOptions
 from solver import Plan, PlannedTask
+from solver.described import Text, UserOption
 from solver.plain import can_share
-from solver.settings import GPUS_PER_WORKER, PlanSettings
+from solver.settings import GPUS_PER_WORKER, PlanSettings, WorkerBounds
 
 logger = logging.getLogger(__name__)
 
 Stragglers = Literal["replace", "report", "ignore"]
+MAX_ELASTIC_WORKERS = 1024
 MORE_MEMORY = "--task-mem MIB gives each task at least that"
 MAX_VARIABLES = 20_000
 """Of a model that somebody has sent: planning more takes longer than a service can wait for it."""
 
 
-@dataclass(frozen=True)
-class JobSpec:
-    """What was asked for.
+def read_bounds(value: Any) -> tuple[int, int] | None:
+    """Minimum and maximum number of workers of an elastic job, from the text `MIN:MAX` or a pair.
+
+    Raises:
+        BadInputError: if it is neither.
+    """
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else ":".join(map(str, value))
+    parts = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", text)
+    if parts is None:
+        raise BadInputError(f"'{text}' is not a value of --elastic; say MIN:MAX workers, such as 1:4.")
+    least, most = int(parts[1]), int(parts[2])
+    if not 1 <= least <= most <= MAX_ELASTIC_WORKERS:
+        raise BadInputError(
+            f"--elastic {text} makes no sense; it takes MIN:MAX workers with 1 <= MIN <= MAX <= {MAX_ELASTIC_WORKERS}."
+        )
+    return least, most
+
+
+_SIZE = "Change the size while it trains"
+_CHECKPOINTS = "Checkpoints and restarts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(WorkerBounds, TaskOptions):
+    """What a user says of a training job besides its script and its plan: `dike run`, `dike submit`, the REST API."""
+
+    isolate_tasks: Annotated[
+        bool, UserOption("Where tasks run", "Give each task a container of its own, even on one agent.")
+    ] = False
+    elastic: Annotated[
+        tuple[int, int] | None,
+        BeforeValidator(read_bounds),
+        UserOption(
+            _SIZE,
+            "Change the number of workers between MIN and MAX while it trains.",
+            metavar="MIN:MAX",
+            read=read_bounds,
+        ),
+    ] = None
+    resize_interval_s: Annotated[
+        float,
+        Field(ge=1, le=1e9, allow_inf_nan=False),
+        UserOption(_SIZE, "Minimum time between two changes of size, seconds."),
+    ] = 60.0
+    stragglers: Annotated[
+        Stragglers | None,
+        UserOption(
+            _SIZE,
+            "What to do about workers of half the usual speed; replace needs --elastic.",
+            default="replace with --elastic, else report",
+        ),
+    ] = None
+    checkpoint_dir: Annotated[
+        Text | None,
+        UserOption(_CHECKPOINTS, "Folder for checkpoints, and to resume from; the same path on all agents."),
+    ] = None
+    checkpoint_interval_s: Annotated[
+        float, Field(ge=1, le=1e9, allow_inf_nan=False), UserOption(_CHECKPOINTS, "Seconds between checkpoints.")
+    ] = 60.0
+    max_restarts: Annotated[
+        int,
+        Field(ge=0, le=1000),
+        UserOption(_CHECKPOINTS, "Restarts after failures; each new checkpoint resets the count."),
+    ] = 3
+
+    def check(self, *, has_plan: bool) -> None:
+        """Refuses options that contradict each other.
+
+        Args:
+            has_plan: whether the job follows a given plan.
+
+        Raises:
+            BadInputError: names the options and what to change.
+        """
+        least, most = self.min_workers, self.max_workers
+        if least is not None and has_plan:
+            raise BadInputError("The plan (--plan) says how many workers there are; leave --min-workers out.")
+        if least is not None and most is not None and least > most:
+            raise BadInputError(f"--min-workers is {least}, more than --max-workers {most}; change one.")
+        if self.stragglers == "replace" and self.elastic is None:
+            raise BadInputError("Only an elastic job can replace a worker; add --elastic MIN:MAX.")
+        if self.elastic is None:
+            return
+        if has_plan:
+            raise BadInputError("A job that follows a plan (--plan) keeps its size; leave --elastic out.")
+        for name, count, bound in (("--min-workers", least, "least"), ("--max-workers", most, "most")):
+            if count is not None:
+                raise BadInputError(f"--elastic already says how many workers there are at {bound}; leave {name} out.")
+
+    @property
+    def on_straggler(self) -> Stragglers:
+        """What is done about stragglers."""
+        return self.stragglers or ("report" if self.elastic is None else "replace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec(TrainingOptions):
+    """A training job as its controller runs it: the user's options, and what the command or the service adds.
 
     Attributes:
         job_id: unique identifier, part of its tasks' names.
         script, arguments: path of the script inside its bundle, and its arguments.
         profile: the model's numbers.
         profile_is_kept: whether they were read for an earlier command, so that the chief has to compare them.
-        checkpoint_dir, checkpoint_interval_s: where checkpoints go, the same path on all agents, and every how many s.
-        max_restarts: how many failures are survived without a newer checkpoint in between.
+        checkpoint_dir: where checkpoints go, the same path on all agents.
         planning: how it is planned.
-        min_workers: least workers of a job with parameter servers; None where one plain task may do as well.
-        max_workers: upper bound on workers; None for none.
         plain: whether it is one plain task without parameter servers, as its checkpoints are; None where there are
             none yet.
-        plan: a plan to follow instead of making one; None to make one.
+        plan: a plan to follow; None to make one.
         bundle_url: where executors fetch the script's folder.
         python: interpreter that runs the executor on the agents.
         container: what tasks run in; None for the agent's own file system.
         plan_only: whether the job ends with its plan, without a launch.
-        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
-        stream_all_logs: whether every task's output is sent to us, not only the chief's.
-        environment: variables for the script's processes.
-        elastic: fewest and most workers of a job that changes its size while it trains; None for one that does not.
-        resize_interval_s: least seconds between two changes of size.
-        stragglers: what is done about workers that are much slower than the others.
-        preload: what the zygotes of its tasks may import before its script does; None for what its API needs.
+        hand_out_gpus: whether the framework assigns GPU devices, for agents that neither isolate nor announce them.
+        stream_all_logs: whether every task's output is sent to the framework, not only the chief's.
+        preload: modules that the zygotes of its tasks import before its script does; None for what its API needs.
         claims_as: what its chiefs claim the checkpoint folder as, never another job's; empty for `job_id`.
-        isolate_tasks: whether each task has a Mesos executor of its own, and so a container; else the tasks on an agent
-            share one.
     """
 
     job_id: str
@@ -68,24 +162,15 @@ class JobSpec:
     checkpoint_dir: str
     bundle_url: str
     python: str
-    checkpoint_interval_s: float = 60.0
-    max_restarts: int = 3
     planning: PlanSettings = field(default_factory=PlanSettings)
-    min_workers: int | None = None
-    max_workers: int | None = None
     plain: bool | None = None
     plan: Plan | None = None
     container: Container | None = None
     plan_only: bool = False
     hand_out_gpus: bool = False
     stream_all_logs: bool = False
-    environment: dict[str, str] = field(default_factory=dict)
-    elastic: tuple[int, int] | None = None
-    resize_interval_s: float = 60.0
-    stragglers: Stragglers = "report"
     preload: tuple[str, ...] | None = None
     claims_as: str = ""
-    isolate_tasks: bool = False
     profile_is_kept: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once."""
+"""Options that several commands share: declared once, or derived from the fields that describe them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-Command = Callable[..., None]
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from dike.exceptions import BadInputError
+from solver.described import MAX_ITEMS, DescribedField, described_fields, refusal
+
+Command = Callable[..., Any]
+Described = TypeVar("Described")
 
 
 def with_options(**groups: Callable[..., Any]) -> Callable[[Command], Command]:
-    """Gives a command the parameters of each group in the place of the parameter that has the group's name.
+    """Gives a command the parameters of each group in place of the parameter that has the group's name.
 
     Args:
-        groups: parameter of the command -> what checks a group of options and puts them together; its parameters are
-            declared as typer's. What it returns need not be known to the command's module but to type checkers.
+        groups: parameter of the command -> function that checks a group of options and puts them together; its
+            parameters are declared as typer's. Its return type need not be imported by the command's module.
 
     Returns:
-        A decorator.
+        A decorator; what it makes is a command, or a group itself.
     """
     options = {name: inspect.signature(group).parameters for name, group in groups.items()}
     hints = {key: hint for group in groups.values() for key, hint in _hints(group).items()}
@@ -34,11 +41,11 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Command], Command]:
             parameters += options[parameter.name].values() if parameter.name in groups else [parameter]
 
         @functools.wraps(command)
-        def with_groups(**values: Any) -> None:
+        def with_groups(**values: Any) -> Any:
             made = {}
             for name, group in groups.items():
                 made[name] = group(**{option: values.pop(option) for option in options[name]})
-            command(**values, **made)
+            return command(**values, **made)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         signature = own.replace(
@@ -50,6 +57,73 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Command], Command]:
         return with_groups
 
     return decorate
+
+
+def options_of(described: type[Described]) -> Callable[..., Described]:
+    """A group of options, one for each described field of a dataclass, that makes an instance of it."""
+    fields = described_fields(typing.cast("typing.Hashable", described))
+
+    def group(**values: Any) -> Described:
+        return described(**{name: _value(field, values[field.parameter]) for name, field in fields.items()})
+
+    parameters = [
+        inspect.Parameter(field.parameter, inspect.Parameter.KEYWORD_ONLY, default=_typed_default(field))
+        for field in fields.values()
+    ]
+    group.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    group.__annotations__ = {field.parameter: _declared(field) for field in fields.values()}
+    return group
+
+
+def panels_of(*described: type) -> dict[str, tuple[str, ...]]:
+    """Title -> parameters, for `--help`."""
+    panels: dict[str, tuple[str, ...]] = {}
+    for one in described:
+        for field in described_fields(one).values():
+            panels[field.option.panel] = (*panels.get(field.option.panel, ()), field.parameter)
+    return panels
+
+
+def merged_panels(*panels: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Panels of several groups, in the order in which their titles are first named."""
+    merged: dict[str, tuple[str, ...]] = {}
+    for one in panels:
+        for title, names in one.items():
+            merged[title] = (*merged.get(title, ()), *names)
+    return merged
+
+
+def _typed_default(field: DescribedField) -> Any:
+    return None if field.option.read is not None else field.default
+
+
+def _declared(field: DescribedField) -> Any:
+    option = field.option
+    shown: dict[str, Any] = {"show_default": option.default} if option.default else {}
+    if option.metavar is not None:
+        shown["metavar"] = option.metavar
+    if field.type is bool:
+        # Without its name typer would add --no-NAME.
+        return Annotated[bool, typer.Option(field.flag, help=option.help, **shown)]
+    if field.minimum is not None:
+        shown["min"] = field.minimum
+    if field.maximum is not None and field.maximum < MAX_ITEMS:
+        # Bounds that only guard against nonsense would hide the others in --help.
+        shown["max"] = field.maximum
+    typed = field.type if option.read is None else option.reads
+    return Annotated[
+        typed if _typed_default(field) is not None else typed | None, typer.Option(help=option.help, **shown)
+    ]
+
+
+def _value(field: DescribedField, typed: Any) -> Any:
+    if typed is None or typed == _typed_default(field) or typed == []:
+        return field.default
+    value = typed if field.option.read is None else field.option.read(typed)
+    try:
+        return TypeAdapter(field.hint).validate_python(value)
+    except ValidationError as error:
+        raise BadInputError(f"{refusal(field.flag, error.errors()[0])}.") from error
 
 
 def _hints(function: Callable[..., Any], left_out: typing.Collection[str] = ()) -> dict[str, Any]:

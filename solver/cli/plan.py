@@ -13,10 +13,11 @@ import typer
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from solver.choices import METHODS, Order
-from solver.cli.option_groups import with_options
+from solver.cli.option_groups import merged_panels, options_of, panels_of, with_options
 from solver.cli.output import Format
-from solver.cli.planning_options import min_workers_option, network_option, plan_settings, read_network_option
+from solver.cli.planning_options import PLAN_PANELS, network_option, plan_settings, read_network_option
 from solver.drawing.figure_files import check_picture_path
+from solver.settings import WorkerBounds
 
 if TYPE_CHECKING:
     from solver.settings import PlanSettings
@@ -38,23 +39,16 @@ NOT_FOR_MANY_JOBS = (
 )
 """A file of jobs says these of each job, or nobody can say them of its jobs."""
 
-PANELS = {
-    "Model and cluster": ("module", "profile_again", "cluster", "network", "batch_size", "measurements"),
-    "The plan": (
-        "objective",
-        "min_workers",
-        "max_workers",
-        "gpus_per_worker",
-        "rules",
-        "sharding",
-        "gpus_per_task",
-        "task_mem",
-        "method",
-        "time_limit",
-    ),
-    "More questions": ("compare", "what_if", "sweep", "jobs", "order"),
-    "Output": ("picture", "output_format"),
-}
+PANELS = merged_panels(
+    {"Model and cluster": ("module", "refresh_profile", "cluster", "network", "batch_size")},
+    panels_of(WorkerBounds),
+    PLAN_PANELS,
+    {
+        "The plan": ("gpus_per_worker", "method"),
+        "More questions": ("compare", "what_if", "sweep", "jobs", "order"),
+        "Output": ("picture", "output_format"),
+    },
+)
 """How `--help` shows the options."""
 
 
@@ -67,9 +61,9 @@ def module_option(argument: str) -> Any:
     return typer.Option("-m", "--module", help=f"{argument} is the name of a module, as for python -m.")
 
 
-def again_option() -> Any:
-    """How `--profile-again` is declared."""
-    return typer.Option("--profile-again", help="Read the script's model even if it is as it was.")
+def refresh_profile_option() -> Any:
+    """How `--refresh-profile` is declared."""
+    return typer.Option("--refresh-profile", help="Read the script's model again, even if the script is unchanged.")
 
 
 class LoadProfile(Protocol):
@@ -96,7 +90,7 @@ class LoadProfile(Protocol):
         """
 
 
-@with_options(settings=plan_settings)
+@with_options(settings=plan_settings, workers=options_of(WorkerBounds))
 def plan(
     *,
     context: typer.Context,
@@ -110,12 +104,11 @@ def plan(
         list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
     ] = None,
     module: Annotated[bool, module_option("MODEL")] = False,
-    profile_again: Annotated[bool, again_option()] = False,
+    refresh_profile: Annotated[bool, refresh_profile_option()] = False,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML). Required.", show_default=False)] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
     settings: PlanSettings,
-    min_workers: Annotated[int | None, min_workers_option()] = None,
-    max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
+    workers: WorkerBounds,
     gpus_per_worker: Annotated[
         int, typer.Option(min=1, help="What if a worker could use N GPUs? One that runs uses 1.")
     ] = 1,
@@ -163,7 +156,7 @@ def plan(
         _refuse(context, "--jobs", NOT_FOR_MANY_JOBS)
         from solver.jobs import read_jobs
 
-        many = read_jobs(jobs, functools.partial(load_profile, again=profile_again))
+        many = read_jobs(jobs, functools.partial(load_profile, again=refresh_profile))
         answers.jobs(many, settings.cluster(machines), order)
         return
     _refuse(context, "a single job", ("order",))
@@ -171,9 +164,13 @@ def plan(
         _refuse(context, chosen, ("method",))
     if model is None:
         raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
-    profile = load_profile(model, batch_size, arguments=arguments or (), is_module=module, again=profile_again)
+    profile = load_profile(model, batch_size, arguments=arguments or (), is_module=module, again=refresh_profile)
     request = settings.request(
-        profile, machines, min_workers=min_workers, max_workers=max_workers, gpus_per_worker=gpus_per_worker
+        profile,
+        machines,
+        min_workers=workers.min_workers,
+        max_workers=workers.max_workers,
+        gpus_per_worker=gpus_per_worker,
     )
     if chosen and not profile.is_measurable:
         raise BadInputError(f"{chosen} compares speeds. {profile.why_alone}")

@@ -7,22 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dike.exceptions import BadInputError
-from solver.choices import MOST_TASK_MEM_MIB, RULES, Objective, Sharding
+from solver.cli.option_groups import merged_panels, options_of, panels_of, with_options
+from solver.settings import PlanOptions, PlanSettings
 
 if TYPE_CHECKING:
     from solver.network import Network
-    from solver.settings import PlanSettings
-
-PLANNING = ("objective", "rules", "sharding", "gpus_per_task", "task_mem", "time_limit", "measurements")
-"""Names of the parameters of `plan_settings`."""
-
-
-def min_workers_option() -> Any:
-    """How `--min-workers` is declared."""
-    return typer.Option(
-        min=1, help="Use parameter servers and at least N workers.", show_default="one task alone if that is faster"
-    )
 
 
 def network_option() -> Any:
@@ -45,32 +34,10 @@ def read_network_option(path: Path | None) -> Network | None:
     return read_network(path)
 
 
+@with_options(options=options_of(PlanOptions))
 def plan_settings(
     *,
-    objective: Annotated[
-        Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
-    ] = "throughput",
-    rules: Annotated[
-        str,
-        typer.Option(
-            help=f"Rules that prune the options: default, all, none, paper, -NAME, or some of {', '.join(RULES)}."
-        ),
-    ] = "default",
-    sharding: Annotated[
-        Sharding, typer.Option(help="How variables are distributed over the parameter servers.")
-    ] = "greedy",
-    gpus_per_task: Annotated[
-        int, typer.Option(min=1, help="One plain task may have N GPUs: they share the batches of Keras' fit.")
-    ] = 1,
-    task_mem: Annotated[
-        int,
-        typer.Option(
-            min=0, max=MOST_TASK_MEM_MIB, help="Memory of each task, MiB: at least.", show_default="what its role needs"
-        ),
-    ] = 0,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Plan for at most X seconds.", show_default="30, kept roughly")
-    ] = None,
+    options: PlanOptions,
     measurements: Annotated[
         Path | None, typer.Option(help="Measured step times (CSV), to calibrate the prediction with.")
     ] = None,
@@ -80,17 +47,14 @@ def plan_settings(
     Raises:
         BadInputError: if one of them cannot be used.
     """
-    from solver.settings import PlanSettings
-
-    if time_limit is not None and not 0 < time_limit < float("inf"):
-        raise BadInputError(f"--time-limit is {time_limit:g} s; it must be more than 0.")
+    options.check_rules()
     rows: tuple[Any, ...] = ()
     if measurements is not None:
         from solver.calibration import read_measurements
 
         rows = read_measurements(measurements)
-    settings = PlanSettings(
-        objective, rules, sharding, time_limit, rows, gpus_per_task=gpus_per_task, task_mem_mb=task_mem
-    )
-    settings.check()
-    return settings
+    return PlanSettings.of(options, rows)
+
+
+PLAN_PANELS = merged_panels(panels_of(PlanOptions), {"The plan": ("measurements",)})
+"""How `--help` shows the options of `plan_settings`."""

@@ -58,7 +58,7 @@ def test_measured_speeds(table: Path) -> None:
 def test_a_model_is_expected_to_scale_as_the_others_do(table: Path) -> None:
     models = [MeasuredModel(table, Machines(count=8, gpus=2)) for _ in range(3)]
     assert models[0].expected_samples_per_s(2, 0, 80) == 2
-    models[0].learn_from(models[1:])
+    models[0].warm_start_from(models[1:])
     # In four parts of 20 samples, and in two.
     assert models[1].gain(2) == pytest.approx((4 * 2.0) / (2.2 + 2.0))
     assert models[0].expected_samples_per_s(2, 0, 80) == pytest.approx(models[1].gain(2))

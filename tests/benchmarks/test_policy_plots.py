@@ -33,7 +33,7 @@ def straight(number: int, length_s: float) -> Curve:
 def test_what_is_drawn_is_what_happened(policy: str) -> None:
     lengths_s = (90.0, 150.0, 210.0, 130.0, 170.0)
     trials = Bin(tuple(straight(*one) for one in enumerate(lengths_s)), tuple(length_s / 2 for length_s in lengths_s))
-    recorder = Recorder(make_policy(policy, PolicySettings(quantum_s=20.0, jobs_per_slot=3)))
+    recorder = Recorder(make_policy(policy, PolicySettings(quantum_s=20.0, trials_per_slot=3)))
     outcome = World(trials, recorder, WorldSettings(2, OVERHEAD_S, 5.0, until="target")).run()
     slices = recorder.slices(outcome.reached_s[-1])
     for slot in (0, 1):

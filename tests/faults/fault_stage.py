@@ -152,7 +152,7 @@ class FaultStage:
             slot_cpus=0.5,
             max_slots=slots,
             # Whoever fails here was killed: no agent is to blame.
-            blacklist_s=1.0,
+            agent_cooldown_s=1.0,
         )
         request = search_request(spec, self.trial_script.name, self.preload)
         return self._submissions.submit(request, pack(self.trial_script), "user").id

@@ -14,7 +14,7 @@ from framework.policies.trials.slaq import LossPrediction, SlaqPolicy
 from framework.policies.trials.slaq_curves import SHAPES, predicted_fall
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
-SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)
+SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=4)
 
 
 def plans(count: int, length_s: float = 25.0) -> list[PlannedTrial]:

@@ -11,8 +11,8 @@ from framework.policies.trials.interface import SlotView, TrialView
 class Bench:
     """A binding with trials and slots that the test changes; each change is followed at once."""
 
-    def __init__(self, jobs_per_slot: int = 2) -> None:
-        self.binding = Binding(jobs_per_slot)
+    def __init__(self, trials_per_slot: int = 2) -> None:
+        self.binding = Binding(trials_per_slot)
         self.trials: dict[int, TrialView] = {}
         self.slots: dict[int, SlotView] = {}
 
@@ -91,7 +91,7 @@ def test_a_trial_that_now_refuses_its_slot_leaves_it() -> None:
 
 
 def test_an_idle_slot_takes_its_share_from_the_fullest() -> None:
-    bench = Bench(jobs_per_slot=4)
+    bench = Bench(trials_per_slot=4)
     bench.come(0)
     bench.arrive(0, 1, 2, 3)
     bench.run(slot0=0)

@@ -16,7 +16,7 @@ from framework.policies.trials.registry import POLICIES, make_policy
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 from tests.properties import examples
 
-SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=3, milestones=(Milestone(0.5, 20.0), Milestone(0.9, 40.0)))
+SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=3, milestones=(Milestone(0.5, 20.0), Milestone(0.9, 40.0)))
 each_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 each_that_sees_losses = pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"fifo", "rr"}))
 each_that_takes_turns = pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"fifo", "asha"}))

@@ -12,8 +12,8 @@ from framework.policies.trials.hermes import HermesPolicy
 from framework.policies.trials.interface import Choice, Milestone, PolicySettings, Reading, SlotView, TrialView
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
-SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)
-FIXED = PolicySettings(quantum_s=10.0, jobs_per_slot=4, milestones=(), quantum_growth=0.0)
+SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=4)
+FIXED = PolicySettings(quantum_s=10.0, trials_per_slot=4, milestones=(), quantum_growth=0.0)
 
 
 def after_one_quantum(number: int, fall: float, runnable: bool = True, preemptible: bool = True) -> TrialView:

@@ -11,8 +11,8 @@ from framework.policies.trials.interface import Choice, PolicySettings, Reading,
 from framework.policies.trials.registry import make_policy
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
-SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)
-FIXED = PolicySettings(quantum_s=10.0, jobs_per_slot=4, milestones=(), quantum_growth=0.0)
+SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=4)
+FIXED = PolicySettings(quantum_s=10.0, trials_per_slot=4, milestones=(), quantum_growth=0.0)
 ON_K80 = {"k80": 90.0, "p100": 40.0, "v100": 45.0}
 ON_V100 = {"k80": 10.0, "p100": 40.0, "v100": 80.0}
 EVEN = {"k80": 50.0, "p100": 50.0, "v100": 50.0}
@@ -77,7 +77,7 @@ def test_equation_2_on_relative_speeds_and_as_printed() -> None:
 def test_as_printed_large_batches_that_never_ran_go_to_the_faster_kind() -> None:
     known = [waiting(number, {"k80": 100.0, "v100": 400.0}, 32.0) for number in (0, 1)]
     new = [waiting(2, {}, 16.0, started=False), waiting(3, {}, 128.0, started=False)]
-    policy = Hermes2Policy(PolicySettings(jobs_per_slot=2), PAPER)
+    policy = Hermes2Policy(PolicySettings(trials_per_slot=2), PAPER)
     assert chosen([*known, *new], "v100", "k80", policy=policy) == {"v100": 3, "k80": 2}
 
 

@@ -110,7 +110,7 @@ def test_it_is_said_when_it_was_read_and_read_again_for_who_asks(scripts: Script
     assert scripts.job().is_kept
     kept = "the model of train.py is as it was on "
     assert [text.partition("20")[0] for text in scripts.told] == [kept, "reading the model of train.py", kept]
-    assert scripts.told[0].endswith(" (--profile-again reads it again)")
+    assert scripts.told[0].endswith(" (--refresh-profile reads it again)")
     scripts.here(again=True)
     assert not scripts.job(again=True).is_kept
     assert scripts.times == 4
@@ -162,7 +162,7 @@ def test_a_saved_profile_cannot_be_read_again(scripts: Scripts) -> None:
     saved = scripts.folder / "saved.json"
     saved.write_text(made_up_profile({"w": (2, 2)}, flops=1e6).dumps())
     assert load_profile("saved.json").parameters == 4
-    with pytest.raises(BadInputError, match="--profile-again"):
+    with pytest.raises(BadInputError, match="--refresh-profile"):
         load_profile("saved.json", again=True)
 
 

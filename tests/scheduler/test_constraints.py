@@ -75,8 +75,8 @@ def test_a_malformed_constraint_is_refused_in_one_sentence(text: str, message: s
 
 
 def test_a_request_with_a_malformed_constraint_is_refused() -> None:
-    values = TrainingRequest(script="train.py", profile=profile().to_json()).model_dump(mode="json")
-    assert read_request({**values, "constraints": ["rack:IS:r1"]}).constraints == ["rack:IS:r1"]
+    values = TrainingRequest(script="train.py", profile=profile().to_json()).to_json()
+    assert read_request({**values, "constraints": ["rack:IS:r1"]}).constraints == ("rack:IS:r1",)
     with pytest.raises(BadInputError, match="rack:IZ:r1"):
         read_request({**values, "constraints": ["rack:IZ:r1"]})
 

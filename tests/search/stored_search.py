@@ -17,6 +17,7 @@ SPEC = SearchSpec(
     space=(Parameter("lr", (0.1, 2, True, "x")), Parameter("units", low=2, high=64, is_integer=True, log=True)),
     sampler="tpe",
     trial_count=4,
+    policy="hermes",
     settings=PolicySettings(milestones=(Milestone(0.5, 20.0),)),
     earlier_results=({"loss": 0.5, "nested": [1, 2]},),
     environment={"A": "b"},

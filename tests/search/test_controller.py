@@ -505,7 +505,7 @@ def test_an_end_that_is_repeated_counts_once(begin: Any) -> None:
 
 
 def test_failures_cost_first_the_executor_then_the_agent_then_the_trial(begin: Any) -> None:
-    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1, blacklist_s=100.0)
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1, agent_cooldown_s=100.0)
     slot = stage.offer(cpus=1)[0]
     fail(stage, slot)
     assert slot.wanted.leave

@@ -46,7 +46,7 @@ def store(storage: str) -> Iterator[Store]:
 
 
 def learning(tmp_path: Path, *names: str, **changes: Any) -> SearchSpec:
-    return search_spec(tmp_path, name="new", policy="dike", learn_from=names, **changes)
+    return search_spec(tmp_path, name="new", policy="dike", warm_start_from=names, **changes)
 
 
 def chosen(store: Store, spec: SearchSpec, *, resumed: bool = False, told: list[str] | None = None) -> int:
@@ -140,8 +140,8 @@ def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store:
 
 
 def test_a_policy_that_cannot_learn_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="--learn-from is for --policy dike; 'fifo' looks at"):
-        policy_of(search_spec(tmp_path, learn_from=("before",)), store, [], resumed=False, notify=print)
+    with pytest.raises(BadInputError, match="--warm-start-from is for --policy dike; 'fifo' uses its own search only"):
+        policy_of(search_spec(tmp_path, warm_start_from=("before",)), store, [], resumed=False, notify=print)
 
 
 def test_trials_that_reported_nothing_on_the_way_are_named(store: Store, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_without_a_name_the_searches_are_listed(dike: Dike, url: str) -> None:
     with running(url):
         shown = dike("trials").stdout
         (search,) = json.loads(dike("trials", "--format", "json").stdout)["searches"]
-    for word in ("digits", "/scripts/train.py", "hermes", "running", "3: 1 running, 1 finished, 1 failed"):
+    for word in ("digits", "/scripts/train.py", "dike", "running", "3: 1 running, 1 finished, 1 failed"):
         assert word in shown
     assert "--resume" not in shown
     assert (search["name"], search["state"], search["trials"]["running"]) == ("digits", "running", 1)
@@ -253,7 +253,7 @@ def test_a_search_is_drawn(dike: Dike, tmp_path: Path, suffix: str) -> None:
     if suffix == ".svg":
         text = content.decode()
         for word in (
-            "digits: 3 trials, policy hermes",
+            "digits: 3 trials, policy dike",
             "0: lr=0.1",
             "slot 3",
             "best loss so far",

@@ -253,7 +253,7 @@ def test_silence_while_the_master_was_away_is_not_held_against_slots(begin: Any)
 
 
 def test_an_agent_is_tried_again_after_its_cool_down(begin: Any) -> None:
-    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1, blacklist_s=100.0)
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1, agent_cooldown_s=100.0)
     for _ in range(2):
         slot = stage.offer(cpus=1)[0]
         fail(stage, slot)

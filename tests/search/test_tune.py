@@ -186,7 +186,7 @@ def kinds_of_slices(tune: Tune) -> set[tuple[str, bool]]:
     return {(piece["process"], piece["run"] > 0) for piece in slices_of(tune)}
 
 
-@pytest.mark.parametrize("policy", [("dike", "--learn-from", "before"), ("hermes",)], ids=" ".join)
+@pytest.mark.parametrize("policy", [("dike", "--warm-start-from", "before"), ("hermes",)], ids=" ".join)
 def test_every_policy_brings_all_trials_to_their_end(tune: Tune, policy: tuple[str, ...]) -> None:
     database = tune.folder / "dike-runs" / "searches.db"
     database.parent.mkdir()

@@ -50,7 +50,7 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
         (("--param", "lr=0.1", "--metric", "val_accuracy"), "--mode max"),
         (("--param", "lr=0.1", "--mode", "max"), "--metric"),
         (("--param", "lr=0.1", "--milestones", "half:20s"), "--milestones"),
-        (("--param", "lr=0.1", "--learn-from", "x", "--policy", "asha"), "--policy dike"),
+        (("--param", "lr=0.1", "--warm-start-from", "x", "--policy", "asha"), "--policy dike"),
         (("--param", "lr=0.1", "--storage", "nonsense://x"), "nonsense"),
         (("--param", "lr=0.1", "--storage", "sqlite:////no/such/folder/x.db"), "/no/such/folder"),
         (("--param", "lr=0.1", "--name", "a/b"), "a/b"),

@@ -274,10 +274,10 @@ def test_at_submit_time_it_is_said_what_can_never_fit(stage: SchedulerStage) -> 
         TrainingRequest(script="train.py", profile=large.to_json()), stage.scheduler.snapshot
     )
     assert "admits no agent" in can_ever_fit(
-        request.model_copy(update={"constraints": ["hostname:IS:elsewhere"]}), stage.scheduler.snapshot
+        dataclasses.replace(request, constraints=("hostname:IS:elsewhere",)), stage.scheduler.snapshot
     )
     with pytest.raises(BadInputError, match="FIELD:OPERATOR:VALUE"):
-        can_ever_fit(request.model_copy(update={"constraints": ["rack"]}), stage.scheduler.snapshot)
+        can_ever_fit(dataclasses.replace(request, constraints=("rack",)), stage.scheduler.snapshot)
 
 
 def node(name: str, cpus: float, gpus: int = 0) -> NodeClass:

@@ -60,7 +60,7 @@ def request(**changes: Any) -> dict[str, Any]:
         "max_workers": 1,
         "environment": {"PYTHONPATH": f"{ROOT / 'tests/faults/scripts'}{os.pathsep}{ROOT}"},
     }
-    return TrainingRequest(**{**values, **changes}).model_dump(mode="json")
+    return TrainingRequest(**{**values, **changes}).to_json()
 
 
 def test_a_job_is_submitted_watched_and_killed(

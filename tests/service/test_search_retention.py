@@ -51,7 +51,7 @@ def spec(name: str) -> SearchSpec:
 
 
 def add_job(store: ServiceStore, name: str, ended_s: float) -> None:
-    request = search_request(spec(name), "train.py", ()).model_dump()
+    request = search_request(spec(name), "train.py", ()).to_json()
     record = JobRecord(
         name, JobKind.SEARCH, "ann", "train.py", request, submitted_s=ended_s - 10, state=JobState.FINISHED
     )

@@ -62,9 +62,9 @@ def test_a_search_learns_from_one_that_the_service_knows_and_goes_on_when_that_i
 ) -> None:
     with contextlib.closing(Store(stage.store.database.url)) as store:
         add_search(store, search_spec(tmp_path, name="before"), [[3.0, 2.0 - 0.1 * number] for number in range(8)])
-        asked = search_spec(tmp_path, policy="dike", learn_from=("before",))
+        asked = search_spec(tmp_path, policy="dike", warm_start_from=("before",))
         with pytest.raises(BadInputError, match="There is no search 'later' to learn from here"):
-            stage.submit(dataclasses.replace(asked, learn_from=("later",)))
+            stage.submit(dataclasses.replace(asked, warm_start_from=("later",)))
         stage.submit(asked)
         stage.launch("s")
         store.delete_search()

@@ -17,11 +17,13 @@ import pytest
 from framework.cli import main
 from framework.mesos.offers import AgentOffer, by_agent
 from framework.scheduler.records import JobKind, JobRecord
-from framework.service.requests import TrainingRequest, planning_fields, stored_request, training_request
+from framework.service.requests import MeasuredStep, TrainingRequest, stored_request, training_request
 from framework.training.planning import plan_for
 from solver import Plan
 from solver.cli.planning_options import plan_settings
 from solver.cluster_file import read_network
+from solver.described import values_of
+from solver.settings import PlanOptions
 from tests.mesos.played_mesos import PlayedMesos
 from tests.solver.solver_cases import profile
 
@@ -126,6 +128,9 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, tmp_path: Path) -> No
         ([model, "--cluster", tiny], "short"),
         ([model, "--cluster", good, "--picture", "plan.gif"], ".png or .svg"),
         ([tmp_path / "none.json", "--cluster", good], "none.json"),
+        ([model, "--cluster", good, "--objective", "fame"], "--objective is 'fame'; it must be one of"),
+        ([model, "--cluster", good, "--max-workers", "0"], "--max-workers is 0; it must be at least 1"),
+        ([model, "--cluster", good, "--no-such"], "No such option: --no-such; see dike plan --help"),
     ]
     for arguments, says in cases:
         done = _plan(*arguments)
@@ -134,11 +139,6 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, tmp_path: Path) -> No
         assert says in done.stderr
         assert "Traceback" not in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
-    # What the command line itself cannot read comes with a line on its usage.
-    done = _plan(model, "--cluster", good, "--objective", "fame")
-    assert done.returncode == 2
-    assert "'fame' is not one of 'throughput', 'traffic'" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 CLUSTER = """
@@ -204,10 +204,12 @@ def test_what_is_planned_offline_is_what_runs(
     assert done.returncode == 0, done.stderr
     offline = Plan.from_json(json.loads(done.stdout))
 
-    asked = {**{name: parameter.default for name, parameter in signature(plan_settings).parameters.items()}, **settings}
-    planning = plan_settings(**asked)
-    request = training_request(script="train.py", profile=offline.profile.to_json(), **planning_fields(planning))
-    stored = JobRecord("job", JobKind.TRAINING, "user", "train.py", request.model_dump(mode="json"), (), 0.0, "token")
+    typed = {**{name: parameter.default for name, parameter in signature(plan_settings).parameters.items()}, **settings}
+    planning = plan_settings(**typed)
+    asked = values_of(PlanOptions, planning)
+    asked["measurements"] = tuple(MeasuredStep.of(row) for row in planning.measurements)
+    request = training_request(script="train.py", profile=offline.profile.to_json(), **asked)
+    stored = JobRecord("job", JobKind.TRAINING, "user", "train.py", request.to_json(), (), 0.0, "token")
     wanted = stored_request(stored)
     assert isinstance(wanted, TrainingRequest)
     links_known = read_network(network) if has_network else None

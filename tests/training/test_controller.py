@@ -366,7 +366,7 @@ def test_a_model_that_got_lost_on_its_way_is_read_again_but_not_for_ever() -> No
         assert not stage.job.done
         find_other_model(stage, nonsense)
     assert stage.job.done
-    assert "--profile-again" in stage.job.result.failure
+    assert "--refresh-profile" in stage.job.result.failure
 
 
 def test_a_plan_of_the_users_is_not_made_anew() -> None:

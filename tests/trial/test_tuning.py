@@ -141,14 +141,11 @@ def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_value_that_an_option_cannot_have_is_named(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(search_command, "own_program", lambda: ("train.py", ""))
-    with pytest.raises(BadInputError, match="Invalid value for '--quantum'"):
+    with pytest.raises(BadInputError, match="--quantum is 'long'; it must be a finite number"):
         search_command.search(print, "lr: [1]", {"quantum": "long"}, ())
-    said = capfd.readouterr().err
-    assert "Usage: dike tune" in said
-    assert "python" not in said
 
 
 def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +441,7 @@ def space(trial):
     return {"lr": lr}
 
 try:
-    dike.tune(lambda lr: lr, space, trials=4, name="late", slots=1, slot_mem=256, jobs_per_gpu=1)
+    dike.tune(lambda lr: lr, space, trials=4, name="late", slots=1, slot_mem=256, trials_per_slot=1)
 except BadInputError as error:
     print(error)
 """

@@ -70,7 +70,7 @@ class Sources:
         }
         measured = {folder.name: MeasuredModel(folder, machines) for folder in folders}
         for model in measured.values():
-            model.learn_from([other for other in measured.values() if other is not model])
+            model.warm_start_from([other for other in measured.values() if other is not model])
         return cls(measured, of_profiles, machines)
 
     def models(self, seed: int) -> dict[str, JobModel]:

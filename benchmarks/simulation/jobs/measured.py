@@ -119,7 +119,7 @@ class MeasuredModel:
         )
         return all_ / one
 
-    def learn_from(self, others: Sequence[MeasuredModel]) -> None:
+    def warm_start_from(self, others: Sequence[MeasuredModel]) -> None:
         """Says which other models have run on the machines before."""
         self._others = tuple(others)
         self._expected.clear()

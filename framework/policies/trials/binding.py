@@ -14,7 +14,7 @@ Rank = Callable[[TrialView], Any]
 class Binding:
     """Binds trials to slots.
 
-    As in the paper, a trial goes to the slot with the fewest bound trials, if fewer than `jobs_per_slot` are bound to
+    As in the paper, a trial goes to the slot with the fewest bound trials, if fewer than `trials_per_slot` are bound to
     it; of equal ones to one where its process stands still, else to the one with the lowest number. If there is none it
     waits in the queue, which is in order of arrival. A trial that ends makes place for the first of the queue that may
     use the slot.
@@ -27,11 +27,11 @@ class Binding:
           that the policy would run first. (Trials carry their checkpoints with them.)
 
     Args:
-        jobs_per_slot: how many trials are bound to a slot at most (the paper's G_thres).
+        trials_per_slot: how many trials are bound to a slot at most (the paper's G_thres).
     """
 
-    def __init__(self, jobs_per_slot: int) -> None:
-        self._jobs_per_slot = jobs_per_slot
+    def __init__(self, trials_per_slot: int) -> None:
+        self._jobs_per_slot = trials_per_slot
         self._slot_of: dict[int, int] = {}
         self._bound: dict[int, list[int]] = {}
 

@@ -45,7 +45,7 @@ class BoundPolicy(ABC):
         self.settings = settings
         self.passed_over: dict[int, int] = {}
         """Trial -> how often another was chosen in its slot since it last was."""
-        self._binding = binding or Binding(settings.jobs_per_slot)
+        self._binding = binding or Binding(settings.trials_per_slot)
         self._turns: dict[int, Turn] = {}
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:

@@ -52,7 +52,7 @@ class MetaScheduler(Binding):
     """
 
     def __init__(self, settings: PolicySettings, rules: MetaRules) -> None:
-        super().__init__(settings.jobs_per_slot)
+        super().__init__(settings.trials_per_slot)
         self._rules = rules
         self._settings = settings
         self._speeds = SpeedEstimates(explores=rules.explores, by_ratio=rules.by_ratio)

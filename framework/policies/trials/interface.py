@@ -6,9 +6,15 @@ decides for all slots at once; one that binds trials to slots, as the paper 'Her
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
+
+from dike.exceptions import BadInputError
+from solver.described import MAX_ITEMS, UserOption
 
 
 @dataclass(frozen=True)
@@ -152,9 +158,9 @@ class Milestone:
         times: how many times as long as the search's quantum it is from then on.
     """
 
-    decrease: float
-    quantum_s: float | None = None
-    times: float = 1.0
+    decrease: Annotated[float, Field(gt=0, le=1)]
+    quantum_s: Annotated[float | None, Field(gt=0, le=1e9, allow_inf_nan=False)] = None
+    times: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1.0
 
     def __str__(self) -> str:
         """As `--milestones` has it: `50%:2x` or `50%:20s`."""
@@ -166,10 +172,31 @@ class Milestone:
         return self.times * quantum_s if self.quantum_s is None else self.quantum_s
 
 
+_MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<length>\d+(\.\d+)?)(?P<unit>[sx]?)")
+PANEL = "Which trials run first, and which are stopped"
 MILESTONES = (Milestone(0.5, times=2.0), Milestone(0.75, times=4.0))
 """Where the quantum of `hermes` grows unless it is told otherwise."""
 QUANTUM_GROWTH = 0.25
 """By this share it grows with each preemption."""
+
+
+def read_milestones(text: str) -> tuple[Milestone, ...]:
+    """Reads `50%:20s,75%:40s`, `50%:2x,75%:4x` (multiples of the quantum), or `none`.
+
+    Raises:
+        BadInputError: if it is something else.
+    """
+    milestones = []
+    for part in () if text == "none" else filter(None, text.split(",")):
+        match = _MILESTONE.fullmatch(part.strip())
+        if match is None or not 0 < float(match["percent"]) <= 100 or float(match["length"]) <= 0:
+            raise BadInputError(
+                f"'{part}' is not a value of --milestones; write a decrease of the loss and a quantum, as in 50%:20s "
+                "or 50%:2x, or none."
+            )
+        decrease, length = float(match["percent"]) / 100, float(match["length"])
+        milestones.append(Milestone(decrease, times=length) if match["unit"] == "x" else Milestone(decrease, length))
+    return tuple(sorted(milestones, key=lambda milestone: milestone.decrease))
 
 
 @dataclass(frozen=True)
@@ -178,7 +205,7 @@ class PolicySettings:
 
     Attributes:
         quantum_s: seconds between two decisions on a slot.
-        jobs_per_slot: how many trials are bound to one slot at most (the paper's G_thres).
+        trials_per_slot: how many trials are bound to one slot at most (the paper's G_thres).
         milestones: longer quanta for trials that have come far, by ascending decrease.
         quantum_growth: by this share a trial's quantum grows with each preemption.
         seed: for policies with something random in them.
@@ -186,10 +213,30 @@ class PolicySettings:
         move_s: how many seconds more it takes if the trial ran in another slot before: its checkpoint moves.
     """
 
-    quantum_s: float = 10.0
-    jobs_per_slot: int = 4
-    milestones: tuple[Milestone, ...] = MILESTONES
-    seed: int = 0
-    switch_s: float = 1.0
-    move_s: float = 0.0
-    quantum_growth: float = QUANTUM_GROWTH
+    quantum_s: Annotated[
+        float,
+        Field(ge=0.1, le=1e9, allow_inf_nan=False),
+        UserOption(PANEL, "Seconds between two decisions on a slot."),
+    ] = 10.0
+    trials_per_slot: Annotated[
+        int,
+        Field(ge=1, le=MAX_ITEMS),
+        UserOption(PANEL, "Trials that share a slot: bound to it, or asked of a sampler that learns."),
+    ] = 4
+    milestones: Annotated[
+        tuple[Milestone, ...],
+        UserOption(
+            PANEL,
+            "Longer quanta for trials whose loss has decreased much (hermes, hermes2): 50%:2x or 50%:20s, or none.",
+            default=",".join(map(str, MILESTONES)),
+            read=read_milestones,
+        ),
+    ] = MILESTONES
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    switch_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 1.0
+    move_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
+    quantum_growth: Annotated[
+        float,
+        Field(ge=0, le=100, allow_inf_nan=False),
+        UserOption(PANEL, "Share by which each preemption lengthens a trial's quantum (hermes, hermes2)."),
+    ] = QUANTUM_GROWTH

@@ -35,17 +35,15 @@ def make_policy(name: str, settings: PolicySettings) -> Policy:
     return POLICIES[name](settings)
 
 
-def check_learning(name: str, learn_from: Sequence[str]) -> None:
+def check_learning(name: str, warm_start_from: Sequence[str]) -> None:
     """Refuses a policy that is to learn from other searches and cannot.
 
     Args:
         name: of the policy.
-        learn_from: names of searches.
+        warm_start_from: names of searches.
 
     Raises:
         BadInputError: if it is one.
     """
-    if learn_from and name != DikePolicy.name:
-        raise BadInputError(
-            f"--learn-from is for --policy {DikePolicy.name}; '{name}' looks at the trials of its own search alone."
-        )
+    if warm_start_from and name != DikePolicy.name:
+        raise BadInputError(f"--warm-start-from is for --policy {DikePolicy.name}; '{name}' uses its own search only.")

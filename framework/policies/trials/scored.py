@@ -11,7 +11,7 @@ from framework.policies.trials.bound import BoundPolicy
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 
 PATIENCE = 10
-"""A trial passed over this many times `jobs_per_slot` times gets a quantum."""
+"""A trial passed over this many times `trials_per_slot` times gets a quantum."""
 
 
 class Scorer(Protocol):
@@ -39,7 +39,7 @@ class ScoredPolicy(BoundPolicy):
       a running one until its first report, which is not interrupted for another that is unknown.
     * Of equal trials the running one goes on; then one that never ran comes first, then the one that arrived first.
     * A score of -inf (NaN or infinite losses) comes last: such a trial runs if nothing else can.
-    * Nobody starves: a trial that has been passed over 10 x `jobs_per_slot` times gets one quantum, whatever its score.
+    * Nobody starves: a trial that has been passed over 10 x `trials_per_slot` times gets one quantum, at any score.
       With G trials at a slot, at most G - 1 of 10 G quanta go this way: less than a tenth is what justice may cost
       here. A trial whose newest loss is NaN or infinite has no claim to it.
 
@@ -61,7 +61,7 @@ class ScoredPolicy(BoundPolicy):
         self._new_scorer = scorer
         self._best = best
         self._scorers: dict[int, Scorer] = {}
-        self._limit = PATIENCE * settings.jobs_per_slot
+        self._limit = PATIENCE * settings.trials_per_slot
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         """See `framework.policies.trials.interface.Policy`."""

@@ -83,7 +83,7 @@ class ServiceClient:
         return self._http.post(
             "/jobs",
             Submitted,
-            data={"request": request.model_dump_json()},
+            data={"request": request.dumps()},
             files={"bundle": ("bundle.tar.gz", io.BytesIO(bundle), "application/gzip")},
         )
 

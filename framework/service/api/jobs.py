@@ -19,6 +19,7 @@ from starlette.datastructures import UploadFile
 from framework.mesos.offers import NO_OFFER
 from framework.scheduler.records import JobKind, JobRecord, JobState
 from framework.scheduler.snapshot import JobFacts, Snapshot
+from framework.scheduler.task_options import MAX_NAME
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, is_of
 from framework.service.api.outputs import checkpoint_folder
@@ -37,7 +38,6 @@ from framework.service.api.schemas import (
 from framework.service.explain import can_ever_fit, explain
 from framework.service.explanation import Explanation
 from framework.service.requests import (
-    MAX_NAME,
     Resumption,
     SearchJobRequest,
     TrainingRequest,

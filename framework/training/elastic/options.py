@@ -1,74 +1,9 @@
-"""The options of an elastic job, and what its user is notified of."""
+"""What the user of an elastic job is notified of before it starts."""
 
 from __future__ import annotations
 
-import difflib
-import re
-from typing import get_args
-
-from dike.exceptions import BadInputError
 from dike.profile import Api
-from framework.training.spec import JobSpec, Stragglers
-
-MOST_WORKERS = 1024
-
-
-def read_bounds(
-    text: str | None, *, min_workers: int | None, max_workers: int | None, has_plan: bool
-) -> tuple[int, int] | None:
-    """Fewest and most workers of an elastic job, from `MIN:MAX`.
-
-    Args:
-        text: the value of `--elastic`; None if it was not given.
-        min_workers: the value of `--min-workers`.
-        max_workers: the value of `--max-workers`.
-        has_plan: whether `--plan` was given.
-
-    Raises:
-        BadInputError: if it cannot be read, makes no sense, or contradicts another option.
-    """
-    if min_workers is not None and has_plan:
-        raise BadInputError("The plan (--plan) says how many workers there are; leave --min-workers out.")
-    if min_workers is not None and max_workers is not None and min_workers > max_workers:
-        raise BadInputError(f"--min-workers is {min_workers}, more than --max-workers {max_workers}; change one.")
-    if text is None:
-        return None
-    if has_plan:
-        raise BadInputError("A job that follows a plan (--plan) keeps its size; leave --elastic out.")
-    for name, count, bound in (("--min-workers", min_workers, "least"), ("--max-workers", max_workers, "most")):
-        if count is not None:
-            raise BadInputError(f"--elastic already says how many workers there are at {bound}; leave {name} out.")
-    parts = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", text)
-    if parts is None:
-        raise BadInputError(f"'{text}' is not a value of --elastic; say MIN:MAX workers, such as 1:4.")
-    least, most = int(parts[1]), int(parts[2])
-    if not 1 <= least <= most <= MOST_WORKERS:
-        raise BadInputError(
-            f"--elastic {text} makes no sense; it takes MIN:MAX workers with 1 <= MIN <= MAX <= {MOST_WORKERS}."
-        )
-    return least, most
-
-
-def read_stragglers(text: str | None, *, is_elastic: bool) -> Stragglers:
-    """What is done about stragglers.
-
-    Args:
-        text: the value of `--stragglers`; None if it was not given.
-        is_elastic: whether the job can change while it trains.
-
-    Raises:
-        BadInputError: if it is not one of the values, or cannot be done.
-    """
-    if text is None:
-        return "replace" if is_elastic else "report"
-    for value in get_args(Stragglers):
-        if value == text:
-            if value == "replace" and not is_elastic:
-                raise BadInputError("Only an elastic job can replace a worker; add --elastic MIN:MAX.")
-            return value
-    near = difflib.get_close_matches(text, get_args(Stragglers), 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise BadInputError(f"'{text}' is not a value of --stragglers{hint}; say replace, report or ignore.")
+from framework.training.spec import JobSpec
 
 
 def elastic_notes(spec: JobSpec) -> list[str]:

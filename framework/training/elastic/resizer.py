@@ -227,11 +227,11 @@ class Resizer(ReportListener):
         self._autoscaler.total_steps = steps
 
     def rates(self, task: JobTask, workers: Mapping[int, float]) -> None:
-        if not task.member or self._resize is not None or self._spec.stragglers == "ignore":
+        if not task.member or self._resize is not None or self._spec.on_straggler == "ignore":
             return
         slow = self._stragglers.find(workers, self._clock())
         # A chief elsewhere might not find the checkpoints.
-        if slow is not None and self._spec.stragglers == "replace" and not self._spec.is_chief(slow.planned):
+        if slow is not None and self._spec.on_straggler == "replace" and not self._spec.is_chief(slow.planned):
             self._straggler = slow
 
     def progressed(self, task: JobTask) -> None:

@@ -1,37 +1,45 @@
-"""`--elastic` and `--stragglers`: what makes no sense is one sentence."""
+"""Options of a training job that contradict each other are one sentence, on the command line and in a request."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from dike.exceptions import BadInputError
-from framework.training.elastic.options import read_bounds, read_stragglers
+from framework.training.spec import TrainingOptions, read_bounds
 
 
 def test_bounds_are_read() -> None:
-    assert read_bounds(None, min_workers=None, max_workers=None, has_plan=False) is None
-    assert read_bounds("1:4", min_workers=None, max_workers=None, has_plan=False) == (1, 4)
-    assert read_bounds(" 3:3 ", min_workers=None, max_workers=None, has_plan=False) == (3, 3)
+    assert read_bounds(None) is None
+    assert read_bounds("1:4") == (1, 4)
+    assert read_bounds(" 3:3 ") == (3, 3)
+    assert read_bounds((1, 4)) == (1, 4)
 
 
 @pytest.mark.parametrize("text", ["4:1", "0:4", "4", "1:", "a:b", "1:4:8", "-1:4", "1:1025", ""])
 def test_bounds_that_make_no_sense(text: str) -> None:
     with pytest.raises(BadInputError, match="MIN:MAX"):
-        read_bounds(text, min_workers=None, max_workers=None, has_plan=False)
+        read_bounds(text)
 
 
-def test_bounds_beside_what_contradicts_them() -> None:
-    with pytest.raises(BadInputError, match="--plan"):
-        read_bounds("1:4", min_workers=None, max_workers=None, has_plan=True)
-    with pytest.raises(BadInputError, match="--max-workers"):
-        read_bounds("1:4", min_workers=None, max_workers=4, has_plan=False)
+@pytest.mark.parametrize(
+    ("options", "has_plan", "says"),
+    [
+        ({"elastic": (1, 4)}, True, "--plan"),
+        ({"elastic": (1, 4), "max_workers": 4}, False, "--max-workers"),
+        ({"elastic": (1, 4), "min_workers": 1}, False, "--min-workers"),
+        ({"min_workers": 4, "max_workers": 2}, False, "--min-workers is 4, more than --max-workers 2"),
+        ({"min_workers": 2}, True, "leave --min-workers out"),
+        ({"stragglers": "replace"}, False, "add --elastic"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, Any], has_plan: bool, says: str) -> None:
+    with pytest.raises(BadInputError, match=says):
+        TrainingOptions(**options).check(has_plan=has_plan)
 
 
-def test_stragglers() -> None:
-    assert read_stragglers(None, is_elastic=True) == "replace"
-    assert read_stragglers(None, is_elastic=False) == "report"
-    assert read_stragglers("ignore", is_elastic=False) == "ignore"
-    with pytest.raises(BadInputError, match="--elastic"):
-        read_stragglers("replace", is_elastic=False)
-    with pytest.raises(BadInputError, match="did you mean report"):
-        read_stragglers("reprot", is_elastic=True)
+def test_stragglers_are_replaced_where_that_is_possible() -> None:
+    assert TrainingOptions(elastic=(1, 4)).on_straggler == "replace"
+    assert TrainingOptions().on_straggler == "report"
+    assert TrainingOptions(stragglers="ignore").on_straggler == "ignore"
