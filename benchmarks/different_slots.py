@@ -58,7 +58,7 @@ def measure() -> Iterator[str]:
         cells += [f"{statistics.median(map(value, its)):g}" for value in counts]
         yield f"| {policy} | {' | '.join(cells)} |"
     yield ""
-    yield "Samples a second as Dike has recorded them (`dike slices`), medians over all searches:"
+    yield "Samples a second as Dike has recorded them (`dike timeline`), medians over all searches:"
     yield ""
     yield f"| width | batch size | {' | '.join(SHARES)} |"
     yield f"|---|---|{'---|' * len(SHARES)}"

@@ -40,6 +40,7 @@ class UserOption:
         flag: the option on the command line; empty for the field's name without its unit.
         metavar: what stands for the value in `--help`; None for its type's.
         default: the default in words; empty to show the value.
+        variable: environment variable that gives the value too; empty for none.
         read: reads what is typed; None for fields whose type the command line knows.
         reads: type of what `read` takes, `str` or `list[str]`.
         settable_on_resume: whether a search that is resumed can be given another value.
@@ -50,6 +51,7 @@ class UserOption:
     flag: str = ""
     metavar: str | None = None
     default: str = ""
+    variable: str = ""
     read: Callable[[Any], Any] | None = None
     reads: Any = str
     settable_on_resume: bool = False

@@ -71,7 +71,7 @@ def test_the_page_of_commands_is_what_their_help_says() -> None:
             "dike profile",
             "dike tune",
             "dike trials",
-            "dike slices",
+            "dike timeline",
             "dike plot",
             "dike clean",
         ),

@@ -125,7 +125,7 @@ SUBCOMMANDS = {
     "Search hyper-parameters": (
         _Subcommand("tune", "framework.cli.tune:tune"),
         _Subcommand("trials", "framework.cli.trials:trials"),
-        _Subcommand("slices", "framework.cli.slices:slices"),
+        _Subcommand("timeline", "framework.cli.timeline:timeline"),
         _Subcommand("export", "framework.cli.export:export_model"),
         _Subcommand("plot", "framework.cli.plot:plot"),
     ),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dike.exceptions import BadInputError, DikeError
-from framework.cli.option_groups import read_age
 from framework.cli.trials import StorageOption
 from framework.project.entry_point import RUNS_FOLDER
+from framework.service.options import read_age
 from solver.cli.output import Format, console, new_table, print_json, say
 from solver.units import format_bytes
 
@@ -85,7 +85,7 @@ def clean(
     """
     from framework.project.run_folders import RunFolders
 
-    before_s = time.time() - read_age("--older-than", older_than)
+    before_s = time.time() - read_age("--older-than")(older_than)
     if not folder.is_dir():
         raise BadInputError(f"There is no folder {folder}; name the one that the runs' folders are in.")
     folders = RunFolders(folder, results_too=outputs)

@@ -11,8 +11,6 @@ import typer
 from framework.service.access import DEFAULT_SERVICE, SERVICE_VARIABLE, TOKEN_VARIABLE
 from framework.service.access import ServiceAccess as ServiceAccess
 
-USERS_VARIABLE = "DIKE_USERS"
-
 
 def service_access(
     *,

@@ -10,7 +10,7 @@ import typer
 
 from dike.exceptions import BadInputError
 from framework.cli.mesos_options import warn
-from framework.cli.service_options import USERS_VARIABLE
+from framework.service.options import USERS_VARIABLE
 from solver.cli.output import Format, console, print_json
 
 if TYPE_CHECKING:

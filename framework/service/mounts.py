@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dike.exceptions import BadInputError
-from framework.mesos.containers import READ_ONLY, Container, Volume, needs_mount, parse_volume, parse_volumes
+from framework.mesos.containers import Container, Volume, needs_mount, parse_volumes
 from framework.service.requests import SearchJobRequest, TrainingRequest
 
 PLACES = ("/mnt/", "/data/")
@@ -119,21 +119,6 @@ class Mounts:
 
 NO_CONTAINERS = Mounts(image=None, checkpoint_root="")
 """Jobs run in their agents' own file systems."""
-
-
-def read_allowed(texts: Sequence[str]) -> tuple[Volume, ...]:
-    """Reads the folders that users may ask for, `FOLDER` or `FOLDER:ro`.
-
-    Raises:
-        BadInputError: if one is something else.
-    """
-    volumes = []
-    for text in texts:
-        folder = text.removesuffix(f":{READ_ONLY}")
-        if ":" in folder:
-            raise BadInputError(f"'{text}' is not a value of --allow-volume; write FOLDER or FOLDER:ro.")
-        volumes.append(parse_volume(text))
-    return tuple(volumes)
 
 
 def _check_nesting(volumes: Sequence[Volume]) -> None:

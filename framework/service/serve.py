@@ -13,7 +13,6 @@ from pathlib import Path
 from dike.exceptions import BadInputError, JobFailedError
 from framework.mesos import events
 from framework.mesos.connection import FrameworkRemovedError, MesosLostError
-from framework.mesos.containers import Volume
 from framework.mesos.driver import Driver
 from framework.mesos.master import LeadingMaster, leading_for_s
 from framework.project.run_folders import absolute_folder
@@ -28,6 +27,7 @@ from framework.search.optuna_study import load_optuna
 from framework.service.election import elected, end_at_once
 from framework.service.job_factory import JobContext
 from framework.service.mounts import Mounts
+from framework.service.options import ServiceOptions
 from framework.service.retention import Keeping, removing_old_jobs
 from framework.service.service import Service
 from framework.service.store import ServiceStore
@@ -38,7 +38,6 @@ from solver.network import Network
 
 logger = logging.getLogger(__name__)
 
-WEEK_S = 7 * 24 * 3600.0
 CANCEL_TIMEOUT_S = 5.0
 NAME = "dike"
 LEAVES = "ending; tasks go on and are found again by the next service"
@@ -48,46 +47,23 @@ LEAVES_WITH_MESOS = (
 )
 
 
-@dataclass(frozen=True)
-class ServeRequest:
+@dataclass(frozen=True, kw_only=True)
+class ServeRequest(ServiceOptions):
     """What `dike serve` was asked to do.
 
     Attributes:
-        state: URL of the database.
         mesos: where jobs run.
-        checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
-        failover_timeout_s: how long Mesos keeps tasks while no service is there.
         webui_url: where the web page is; None if there is none.
-        ha: ZooKeeper of an election between several services (`framework.service.election`); None without election.
-        standby: whether to wait while another service runs on the database; with `ha` that is so anyway.
         weight: user -> weight in the queue.
         limits: user -> how much of the service that user may have.
-        allowed_volumes: what users may ask for in their containers.
         network: what is known of the links between agents; None for nothing.
-        allocation: policy of `framework.policies.jobs` that decides on the sizes of all elastic jobs; None: each
-            decides for itself.
-        allocation_interval_s: from one of its rounds to the next.
-        sample_runs: at how many other sizes a job is measured before the first decision on it.
-        keep_s: how long jobs that have ended are kept, in seconds; None for ever.
-        keep_checkpoints_s: how long their checkpoints are, in folders that the service has made; None for ever.
     """
 
-    state: str
     mesos: MesosAccess = field(default_factory=MesosAccess)
-    checkpoint_root: str = "dike-runs"
-    failover_timeout_s: float = WEEK_S
     webui_url: str | None = None
-    ha: str | None = None
-    standby: bool = False
     weight: Callable[[str], float] = lambda user: 1.0
     limits: Callable[[str], Limits] = no_limits
-    allowed_volumes: tuple[Volume, ...] = ()
     network: Network | None = None
-    allocation: str | None = None
-    allocation_interval_s: float = 60.0
-    sample_runs: int = 2
-    keep_s: float | None = None
-    keep_checkpoints_s: float | None = None
 
 
 Front = Callable[[Submissions, Service, LeadingMaster], AbstractContextManager[None]]

@@ -100,6 +100,8 @@ def _typed_default(field: DescribedField) -> Any:
 def _declared(field: DescribedField) -> Any:
     option = field.option
     shown: dict[str, Any] = {"show_default": option.default} if option.default else {}
+    if option.variable:
+        shown["envvar"] = option.variable
     if option.metavar is not None:
         shown["metavar"] = option.metavar
     if field.type is bool:

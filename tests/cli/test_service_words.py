@@ -101,7 +101,7 @@ def dike(command: str) -> int:
         ("run --master a:1 --advertise-address [::1] train.py", "write a host name or an IPv4 address"),
         ("tune --resume rv", "and goes on by dike tune --resume NAME --detach"),
         ("trials rv", "shown by dike jobs NAME"),
-        ("slices rv", "shown by dike jobs NAME"),
+        ("timeline rv", "shown by dike jobs NAME"),
     ],
 )
 def test_what_is_refused(command: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:

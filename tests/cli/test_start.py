@@ -97,7 +97,7 @@ def searches(tmp_path: Path) -> str:
     return url
 
 
-LISTED = (("trials",), ("trials", "lrs"), ("slices", "lrs"), ("clean", "."))
+LISTED = (("trials",), ("trials", "lrs"), ("timeline", "lrs"), ("clean", "."))
 
 
 @pytest.mark.parametrize("arguments", LISTED, ids=" ".join)

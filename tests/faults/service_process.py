@@ -58,4 +58,4 @@ if __name__ == "__main__":
     users = Users(lambda: {digest(token): User(name) for name, token in TOKENS.items()})
     front: Front = no_front if listen == "-" else ApiFront(listen, users)
     with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
-        serve(ServeRequest(state, MesosAccess(master=master), checkpoint_root), front, say)
+        serve(ServeRequest(state=state, mesos=MesosAccess(master=master), checkpoint_root=checkpoint_root), front, say)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulation.jobs.scheduler import scheduler_named
-from framework.cli.serve import AllocationName
 from framework.policies.jobs.interface import Allocate, Allocation, JobView, TaskNeeds, share_of
 from framework.policies.jobs.registry import POLICIES
 from framework.policies.jobs.rules import worth_the_change
 from framework.policies.jobs.users import user_limits
+from framework.service.options import AllocationName
 from solver.jobs.free_capacity import NOTHING, Amounts, plus
 from tests.properties import examples
 

@@ -71,7 +71,7 @@ def test_trials_share_a_gpu_one_after_the_other(tmp_path: Path, suspend: str) ->
     )
     assert result["complete"]
     assert [trial["step"] for trial in result["trials"]] == [STEPS] * len(HELD_MIB)
-    slices = json.loads(dike(tmp_path, "slices", "gpu", "--format", "json"))["slices"]
+    slices = json.loads(dike(tmp_path, "timeline", "gpu", "--format", "json"))["slices"]
     assert len(slices) > len(HELD_MIB)
     assert all(later["start_s"] >= earlier["end_s"] for earlier, later in itertools.pairwise(slices))
 
@@ -115,7 +115,7 @@ def test_pytorch_trials_train_the_same_however_they_are_suspended(tmp_path: Path
         )
         figures = ("step", "value", "best_value", "best_step")
         losses[name] = [[trial[figure] for figure in figures] for trial in json.loads(text)["trials"]]
-        slices = json.loads(dike(tmp_path, "slices", name, "--format", "json"))["slices"]
+        slices = json.loads(dike(tmp_path, "timeline", name, "--format", "json"))["slices"]
         assert (len(slices) > 2) == (policy == "rr")
         if name == "memory":
             assert {one["process"] for one in slices} == {"new", "continued"}

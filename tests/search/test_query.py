@@ -1,4 +1,4 @@
-"""`dike trials`, `dike slices` and `dike plot`, and what they say of a search that is not there."""
+"""`dike trials`, `dike timeline` and `dike plot`, and what they say of a search that is not there."""
 
 from __future__ import annotations
 
@@ -211,29 +211,29 @@ def test_the_trials_of_a_search_are_shown(dike: Dike, url: str) -> None:
 
 
 def test_the_slices_of_a_search_are_shown(dike: Dike, url: str) -> None:
-    shown = dike("slices", "digits").stdout
+    shown = dike("timeline", "digits").stdout
     for word in ("+5:00", "10.0 s", "node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "lost"):
         assert word in shown
     assert "GPU" not in shown
     with running(url):
-        assert "lost" not in dike("slices", "digits").stdout
-    slices = json.loads(dike("slices", "digits", "--format", "json").stdout)["slices"]
+        assert "lost" not in dike("timeline", "digits").stdout
+    slices = json.loads(dike("timeline", "digits", "--format", "json").stdout)["slices"]
     assert [(piece["trial"], piece["run"]) for piece in slices] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     assert slices[-1]["end_s"] is None
 
 
 @pytest.mark.slow
 def test_kinds_of_slots_and_speeds_are_shown(dike: Dike, url: str) -> None:
-    assert "kind" not in dike("slices", "digits").stdout
+    assert "kind" not in dike("timeline", "digits").stdout
     with closing(Store(url)) as store:
         store.open_search("digits")
         for piece, kind, speed in zip(store.load_slices(), ("k80", "v100", "v100"), (40.0, 1234.5, 0.25), strict=False):
             store.save_slice(dataclasses.replace(piece, kind=kind, samples_per_s=speed))
     wide = {"COLUMNS": "160"}
-    shown = dike("slices", "digits", env=wide).stdout
+    shown = dike("timeline", "digits", env=wide).stdout
     for word in ("kind", "samples/s", "k80", "v100", "1,234", "0.25"):
         assert word in shown
-    slices = json.loads(dike("slices", "digits", "--format", "json").stdout)["slices"]
+    slices = json.loads(dike("timeline", "digits", "--format", "json").stdout)["slices"]
     assert [(piece["kind"], piece["samples_per_s"]) for piece in slices[:2]] == [("k80", 40.0), ("v100", 1234.5)]
     assert "v100 1,234" in dike("trials", "digits", env=wide).stdout
     trials = json.loads(dike("trials", "digits", "--format", "json").stdout)["trials"]
@@ -362,7 +362,7 @@ def test_a_search_that_has_not_begun_can_be_shown_and_drawn(dike: Dike, url: str
     with closing(Store(url)) as store:
         store.create_search(SearchSpec("new", "/t.py", (), {}, (Parameter("lr", (1,)),), "grid", 1))
     assert dike("trials", "new").exit_code == 0
-    assert "No trial has run yet" in dike("slices", "new").stdout
+    assert "No trial has run yet" in dike("timeline", "new").stdout
     assert dike("plot", "new").exit_code == 0
     assert (tmp_path / "new.png").exists()
 
@@ -371,7 +371,7 @@ def test_a_search_that_has_not_begun_can_be_shown_and_drawn(dike: Dike, url: str
     ("arguments", "message"),
     [
         (("trials", "digit"), "did you mean 'digits'"),
-        (("slices", "digit"), "did you mean 'digits'"),
+        (("timeline", "digit"), "did you mean 'digits'"),
         (("plot", "digit"), "did you mean 'digits'"),
         (("plot", "digits", "-o", "x.gif"), "ends in .pdf, .png or .svg"),
         (("plot", "digits", "-o", "none/x.png"), "folder of the picture"),

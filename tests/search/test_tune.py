@@ -167,7 +167,7 @@ def test_trials_take_turns_and_lose_nothing(tune: Tune, suspend: str, script: tu
     assert ("new", False) in kinds_of_slices(tune)
     assert (("continued", True) in kinds_of_slices(tune)) == (suspend == "memory")
     if suspend == "memory":
-        assert "continued" in tune.run("slices", "count").stdout
+        assert "continued" in tune.run("timeline", "count").stdout
     outcomes = [piece["outcome"] for piece in slices_of(tune)]
     assert outcomes.count("finished") == 4
     assert set(outcomes) == {"finished", "suspended"}
@@ -177,7 +177,7 @@ def test_trials_take_turns_and_lose_nothing(tune: Tune, suspend: str, script: tu
 
 
 def slices_of(tune: Tune) -> list[dict[str, Any]]:
-    slices = tune.json("slices", "count")
+    slices = tune.json("timeline", "count")
     return slices["slices"] if isinstance(slices, dict) else slices
 
 
@@ -404,7 +404,7 @@ class Readers:
         self._over = threading.Event()
         reads: list[Callable[[], object]] = [
             lambda: self._command("trials", searches[0]),
-            lambda: self._command("slices", searches[1]),
+            lambda: self._command("timeline", searches[1]),
             self.finished,
             self.finished,
             self._optuna,

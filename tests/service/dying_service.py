@@ -51,7 +51,9 @@ def main() -> None:
     serving.Driver = DyingDriver  # type: ignore[misc]
     mesos = MesosAccess(master=master, agent_python=python[0] if python else None)
     serve(
-        ServeRequest(state, mesos, checkpoint_root=str(Path(state.removeprefix("sqlite:///")).parent)), no_front, note
+        ServeRequest(state=state, mesos=mesos, checkpoint_root=str(Path(state.removeprefix("sqlite:///")).parent)),
+        no_front,
+        note,
     )
 
 

@@ -52,7 +52,7 @@ def main() -> None:
     secret = options.secret_file.read_text().strip() if options.secret_file else None
     mesos = MesosAccess(master=options.master, principal=options.principal, secret=secret)
     try:
-        serve(ServeRequest(options.state, mesos, ha=options.ha), no_front, note)
+        serve(ServeRequest(state=options.state, mesos=mesos, ha=options.ha), no_front, note)
     except DikeError as error:
         print(error)
         sys.exit(error.exit_code)

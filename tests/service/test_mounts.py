@@ -14,7 +14,8 @@ from dike.exceptions import BadInputError
 from framework.mesos import events
 from framework.mesos.containers import parse_volume
 from framework.search.records import SearchSpec
-from framework.service.mounts import Mounts, read_allowed
+from framework.service.mounts import Mounts
+from framework.service.options import read_allowed
 from framework.service.requests import SearchJobRequest, TrainingRequest, read_request, search_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore

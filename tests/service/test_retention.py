@@ -278,7 +278,7 @@ def test_no_tree_is_too_deep_to_be_removed_nor_keeps_others_from_it(
     ],
 )
 def test_what_cannot_be_kept_so_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    request = ServeRequest(f"sqlite:///{tmp_path}/service.db", **{"keep_s": 30 * DAY_S, **changes})
+    request = ServeRequest(state=f"sqlite:///{tmp_path}/service.db", **changes)
     with pytest.raises(BadInputError, match=told):
         serve(request, lambda *_: contextlib.nullcontext(), print)
     assert list(tmp_path.iterdir()) == []

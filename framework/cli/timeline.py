@@ -1,4 +1,4 @@
-"""`dike slices NAME`: which trial held which slot, when, and why."""
+"""`dike timeline NAME`: which trial held which slot, when, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from framework.search.records import SliceRecord
 
 
-def slices(
+def timeline(
     name: Annotated[str, typer.Argument(help="The search.", show_default=False)],
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
