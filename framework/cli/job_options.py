@@ -13,7 +13,7 @@ import typer
 from dike.exceptions import BadInputError
 from framework.cli import OPTIONS_ENDED
 from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
-from framework.training.spec import TrainingOptions
+from framework.training.options import TrainingOptions
 from solver.cli.option_groups import merged_panels, options_of, panels_of, with_options
 from solver.cli.plan import module_option, refresh_profile_option
 from solver.cli.planning_options import PLAN_PANELS

@@ -33,7 +33,6 @@ from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
 from framework.search.records import MAX_TRIALS, Mode, SearchOptions, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size, write_object
-from framework.search.space import check_space, parse_parameter, read_space
 from solver.described import Text, UserOption, described_fields, values_of
 
 DEFAULT_TRIALS = 20
@@ -192,6 +191,9 @@ def search_spec(
     Raises:
         BadInputError: if it cannot be used.
     """
+    # Late: it reads YAML, which --help need not wait for.
+    from framework.search.space import check_space, parse_parameter, read_space
+
     name, trials, metric, mode = asked.name, asked.trials, asked.metric, asked.mode
     if name is not None:
         check_name(name, "search")

@@ -97,7 +97,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
     from framework.project.run_folders import absolute_folder
     from framework.project.script_facts import script_facts
     from framework.service.requests import MeasuredStep, training_request
-    from framework.training.spec import TrainingOptions
+    from framework.training.options import TrainingOptions
     from solver.described import values_of
     from solver.settings import PlanOptions
 

@@ -27,7 +27,8 @@ from framework.search.records import MAX_TRIALS, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
 from framework.search.store import SearchSummary
-from framework.training.spec import MAX_VARIABLES, JobSpec, TrainingOptions, check_can_run
+from framework.training.options import TrainingOptions
+from framework.training.spec import MAX_VARIABLES, JobSpec, check_can_run
 from solver import Plan
 from solver.described import MAX_ITEMS, Text, refusal, values_of
 from solver.settings import PlanOptions, PlanSettings

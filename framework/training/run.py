@@ -29,7 +29,8 @@ from framework.training.controller import TrainingJob
 from framework.training.elastic.options import elastic_notes
 from framework.training.launch import kill_grace_s
 from framework.training.observer import JobObserver
-from framework.training.spec import JobResult, JobSpec, TrainingOptions
+from framework.training.options import TrainingOptions
+from framework.training.spec import JobResult, JobSpec
 from solver import Plan
 from solver.described import values_of
 from solver.settings import PlanSettings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dike.exceptions import BadInputError
-from framework.training.spec import TrainingOptions, read_bounds
+from framework.training.options import TrainingOptions, read_bounds
 
 
 def test_bounds_are_read() -> None:
