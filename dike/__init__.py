@@ -1,9 +1,8 @@
 """TensorFlow under the name `dike`: `import dike as tf` gives TensorFlow's own objects.
 
-TensorFlow is imported when its first name is asked for. `dike.__version__` is TensorFlow's, as a drop-in's must be;
-Dike's own is in `dike._version`. Dike's own modules, such as `dike.profile`, do not import TensorFlow, nor do the
-functions for hyper-parameter searches - `params`, `report`, `checkpoint`, `tune`, `grid_search` - and `Client`, which
-asks a service.
+TensorFlow is imported when its first name is used. `dike.__version__` is TensorFlow's, so that `dike` is a drop-in
+replacement; Dike's own version is in `dike._version`. Dike's own modules, such as `dike.profile`, do not import
+TensorFlow; neither do `params`, `report`, `checkpoint`, `tune`, `grid_search` and `Client`.
 """
 
 from __future__ import annotations

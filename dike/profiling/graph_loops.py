@@ -1,4 +1,4 @@
-"""How often the loops of a TensorFlow graph go round, where that can be read without running it."""
+"""Trip counts of loops in a TensorFlow graph, if they can be read without running it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOOPS = ("While", "StatelessWhile")
 
 
 def constant(tensor: Any) -> Any | None:
-    """The value of a tensor that depends on constants alone, else None."""
+    """The value of a tensor that depends on constants only, else None."""
     from tensorflow.python.client import pywrap_tf_session
     from tensorflow.python.framework import tensor_util
 
@@ -24,11 +24,11 @@ def constant(tensor: Any) -> Any | None:
 
 
 def while_trips(loop: Any, condition: Any) -> int | None:
-    """Rounds of a `While` op, at most, or None where they are not known.
+    """Maximum number of trips of a `While` op, or None if unknown.
 
     Args:
         loop: the op.
-        condition: the graph of its condition, whose inputs stand for the op's.
+        condition: the graph of its condition, whose inputs correspond to the op's.
     """
     arguments = dict(zip((tensor.name for tensor in condition.inputs), loop.inputs, strict=False))
     found = []
@@ -42,7 +42,7 @@ def while_trips(loop: Any, condition: Any) -> int | None:
 
 
 def _loop_result(tensor: Any) -> Any | None:
-    """A constant, or how often another loop went round: a gradient's loop counts what its forward loop counted."""
+    """The value of a constant, or the trips of another loop: a gradient's loop runs as often as its forward loop."""
     if tensor.op.type in _LOOPS and tensor.value_index == 0:
         condition = tensor.graph._get_function(tensor.op.get_attr("cond").name)
         return while_trips(tensor.op, condition.graph) if hasattr(condition, "graph") else None
@@ -50,7 +50,7 @@ def _loop_result(tensor: Any) -> Any | None:
 
 
 def _comparisons(operation: Any) -> list[Any]:
-    """The comparisons that must all hold for a loop to go on."""
+    """The comparisons that must all hold for a loop to continue."""
     if operation.type in ("Identity", "LogicalAnd", "LoopCond"):
         return [found for tensor in operation.inputs for found in _comparisons(tensor.op)]
     return [operation] if operation.type in ("Less", "LessEqual", "GreaterEqual", "Greater") else []
@@ -85,7 +85,7 @@ class Frames:
                 self._conditions[frames[-1]] = operation
 
     def trips(self, operation: Any) -> int | None:
-        """How often the op runs: 1 outside of loops, None inside a loop of unknown length."""
+        """How often the op runs: 1 outside loops, None inside a loop of unknown length."""
         total = 1
         for frame in self._frames_of.get(operation, ()):
             rounds = self._rounds_of(frame)
@@ -95,7 +95,7 @@ class Frames:
         return total
 
     def _follow(self, operations: list[Any]) -> None:
-        """Hands each op the frames of its inputs until nothing changes; back edges lead nowhere new."""
+        """Propagates frames from inputs to ops until nothing changes."""
         pending = list(operations)
         while pending:
             operation = pending.pop()
@@ -110,7 +110,7 @@ class Frames:
                 pending.extend(operation._control_outputs)
 
     def _after(self, operation: Any) -> tuple[str, ...]:
-        """Frames in which the op's results are."""
+        """Frames that the op's results are in."""
         frames = self._frames_of.get(operation, ())
         return frames[:-1] if operation.type in _EXIT else frames
 
@@ -122,7 +122,7 @@ class Frames:
         for comparison in _comparisons(condition):
             counter, limit = (self._entering(tensor) for tensor in comparison.inputs)
             if counter.op.type in _EXIT:
-                # The gradient's loop counts down what the forward loop has counted up.
+                # The gradient's loop counts down from the forward loop's trips.
                 forward = self._frames_of.get(counter.op, ())
                 found.append(self._rounds_of(forward[-1]) if forward and forward[-1] != frame else None)
             else:
@@ -131,7 +131,7 @@ class Frames:
 
     @staticmethod
     def _entering(tensor: Any) -> Any:
-        """The tensor outside of the loop that a loop's tensor begins as."""
+        """The initial value, outside the loop, of a loop variable."""
         if tensor.op.type in ("Merge", "RefMerge"):
             tensor = tensor.op.inputs[0]
         return tensor.op.inputs[0] if tensor.op.type in _ENTER else tensor

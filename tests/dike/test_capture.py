@@ -794,7 +794,7 @@ def test_own_coordinator(captured: Captured) -> None:
         ("v1_untrainable", "has no trainable parameters"),
         ("v1_evaluates_only", "ended without a training session or a call of fit"),
         ("v1_supervisor", "uses tf.compat.v1.train.Supervisor"),
-        ("v1_parameter_server", "plays a parameter server"),
+        ("v1_parameter_server", "runs as a parameter server"),
         ("keras_own_strategy", "under its own ParameterServerStrategy"),
         ("multi_worker_mirrored_cluster", "makes a MultiWorkerMirroredStrategy for 2 tasks"),
         ("never_trains", "never_trains.py ended without a training session or a call of fit"),
