@@ -64,16 +64,16 @@ def test_containers_are_what_they_were(value: Any) -> None:
     assert (type(other.value), other.value) == (type(value), value)
     assert getattr(other.value, "maxlen", None) == getattr(value, "maxlen", None)
     assert getattr(other.value, "default_factory", None) == getattr(value, "default_factory", None)
-    assert attributes.lost == []
+    assert attributes.unsaved == []
 
 
 def test_what_has_changed_and_is_not_plain_is_named() -> None:
     target = SimpleNamespace(model=object(), samples=[object()], same=[object()], late=None)
     attributes = ChangedAttributes(target)
     attributes.save([])
-    assert attributes.lost == []
+    assert attributes.unsaved == []
     target.samples.append(object())
     target.late = object()
     target.new = open
     attributes.save([])
-    assert attributes.lost == ["samples", "late", "new"]
+    assert attributes.unsaved == ["samples", "late", "new"]
