@@ -1,8 +1,7 @@
 """TensorFlow under the name `dike`: `import dike as tf` gives TensorFlow's own objects.
 
-TensorFlow is imported when its first name is used. `dike.__version__` is TensorFlow's, so that `dike` is a drop-in
-replacement; Dike's own version is in `dike._version`. Dike's own modules, such as `dike.profile`, do not import
-TensorFlow; neither do `params`, `report`, `checkpoint`, `tune`, `grid_search` and `Client`.
+TensorFlow is imported when its first name is used; Dike's modules, `params`, `report`, `checkpoint`, `tune`,
+`grid_search` and `Client` do not need it. `dike.__version__` is TensorFlow's; Dike's is in `dike._version`.
 """
 
 from __future__ import annotations

@@ -20,11 +20,7 @@ def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
 
 
 def load_arrays(content: bytes) -> dict[str, Any]:
-    """Reads what `dump_arrays` wrote.
-
-    Raises:
-        ValueError: if it is something else, such as an archive that expands when it is unpacked.
-    """
+    """Raises ValueError if the content is something else, or expands when it is unpacked."""
     found = {}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         plain_files.check_archive(archive, len(content))

@@ -1,6 +1,6 @@
-"""Checkpoint folders: which model and which job they belong to, and which checkpoints in them are intact.
+"""Checkpoint folders: their model, their owner, and which checkpoints in them are intact.
 
-For local folders TensorFlow is not needed, except by `newest_intact`.
+For local folders only `newest_intact` needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dike.profile import ModelProfile, VariableSpec
 from dike.task import TaskSpec
 
 FINGERPRINT_FILE = "dike-model.json"
-"""File in a checkpoint folder: the fingerprint of its model."""
+"""Fingerprint of the folder's model."""
 
 OWNER_FILE = "dike-claim.json"
-"""File in a checkpoint folder: job and attempt that may write there."""
+"""Job and attempt that may write to the folder."""
 
 FIRST_STEP_FILE = "dike-job.json"
-"""File in a checkpoint folder: the step at which the job began to train there."""
+"""Step at which the job began to train."""
 
 JOB_CHECKPOINT_PATTERNS = ("fit-*/*.index", "model.ckpt-*.index")
-"""File names of the checkpoints of jobs with parameter servers."""
+"""Of jobs with parameter servers."""
 
 CHECKSUMS_FILE = "dike-sums.json"
-"""File in a checkpoint folder: size and CRC-32 of each checkpoint file."""
+"""Size and CRC-32 of each checkpoint file."""
 _READ_BLOCK_BYTES = 1 << 20
 _MAX_SMALL_FILE_BYTES = 1 << 24
-"""Limit for the JSON files above, which scripts can write too."""
+"""Scripts can write the JSON files above too."""
 _DISK_FULL = re.compile(r"no space left|quota", re.IGNORECASE)
 DISK_FULL_TIMEOUT_S = 600.0
 DISK_FULL_RETRY_S = 5.0
@@ -56,21 +56,13 @@ def fingerprint_of(variables: Iterable[VariableSpec]) -> str:
 
 
 def check_folder(path: str, profile: ModelProfile) -> None:
-    """Rejects a local checkpoint folder of another model. The chief checks remote folders.
-
-    Raises:
-        BadInputError: if the folder's fingerprint is another model's, or `path` is not a folder.
-    """
+    """Raises BadInputError if a local checkpoint folder is another model's, or a file. The chief checks remote ones."""
     if not _is_remote(path):
         check_fingerprint(path, fingerprint(profile))
 
 
 def check_fingerprint(path: str, expected: str) -> None:
-    """Does what `check_folder` does, for a known fingerprint.
-
-    Raises:
-        BadInputError: if the folder's fingerprint is another one, or `path` is not a folder.
-    """
+    """Does what `check_folder` does, for a known fingerprint."""
     if not _is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
         raise BadInputError(f"Checkpoint folder '{path}' is a file; name a folder with --checkpoint-dir.")
     text = _read(_file_path(path, FINGERPRINT_FILE))
@@ -94,24 +86,20 @@ def mark_folder(path: str, value: str) -> None:
 
 
 def check_model(task: TaskSpec) -> None:
-    """Checks that the task's checkpoint folder is not another model's, then writes the model's fingerprint into it.
-
-    Raises:
-        BadInputError: if the folder holds another model's checkpoints.
-    """
+    """Writes the model's fingerprint into the task's folder; raises BadInputError if another model's is in it."""
     if task.fingerprint:
         check_fingerprint(task.checkpoint_dir, task.fingerprint)
         mark_folder(task.checkpoint_dir, task.fingerprint)
 
 
 def write_owner(task: TaskSpec) -> None:
-    """Makes this attempt of the task's job the owner of its checkpoint folder (see `dike.roles.fencing`)."""
+    """Makes the task's attempt the owner of its folder (see `dike.roles.fencing`)."""
     owner = {"job": task.job_id, "attempt": task.attempt}
     retry_while_disk_full(lambda: _write(task.checkpoint_dir, OWNER_FILE, owner))
 
 
 def checkpoint_owner(task: TaskSpec) -> tuple[str, int] | None:
-    """Job and attempt that own the task's checkpoint folder; None if there is no owner or its file is damaged."""
+    """Job and attempt that own the task's folder; None if there is no owner or its file is damaged."""
     text = _read(_file_path(task.checkpoint_dir, OWNER_FILE))
     try:
         owner = json.loads(text) if text is not None else {}
@@ -121,12 +109,7 @@ def checkpoint_owner(task: TaskSpec) -> tuple[str, int] | None:
 
 
 def first_step(task: TaskSpec, step: int) -> int:
-    """The step at which the job's first attempt began to train; the chief of that attempt writes it into the folder.
-
-    Args:
-        task: the process' task.
-        step: the current step.
-    """
+    """The step at which the job's first attempt began; the first chief that asks records the current step."""
     if task.attempt:
         text = _read(_file_path(task.checkpoint_dir, FIRST_STEP_FILE))
         try:
@@ -141,10 +124,7 @@ def first_step(task: TaskSpec, step: int) -> int:
 
 
 def write_checkpoint(write: Callable[[], object], *, is_last: bool) -> bool:
-    """Writes a checkpoint and returns whether it was written.
-
-    On a full disk the last checkpoint waits for space; any other is skipped, as another one follows.
-    """
+    """Returns whether it was written: on a full disk the last checkpoint waits for space, any other is skipped."""
     if not is_last:
         return skip_if_disk_full(write)
     retry_while_disk_full(write)
@@ -152,7 +132,7 @@ def write_checkpoint(write: Callable[[], object], *, is_last: bool) -> bool:
 
 
 def skip_if_disk_full(write: Callable[[], object]) -> bool:
-    """Calls `write` and returns whether it succeeded; on a full disk, logs that and returns False."""
+    """Calls `write`; returns False if the disk is full."""
     try:
         write()
     except Exception as error:
@@ -164,11 +144,7 @@ def skip_if_disk_full(write: Callable[[], object]) -> bool:
 
 
 def retry_while_disk_full(write: Callable[[], object]) -> None:
-    """Calls `write`; on a full disk, retries for `DISK_FULL_TIMEOUT_S`.
-
-    Raises:
-        OSError, tf.errors.ResourceExhaustedError: if the disk is still full then.
-    """
+    """Calls `write`; on a full disk, retries for `DISK_FULL_TIMEOUT_S`, then raises its error."""
     deadline, is_logged = time.monotonic() + DISK_FULL_TIMEOUT_S, False
     while True:
         try:
@@ -203,7 +179,7 @@ def _first_line(error: Exception) -> str:
 
 
 def forget_checksums(path: str) -> None:
-    """Removes the checksums of a checkpoint that is about to be overwritten."""
+    """Must be called before a checkpoint is overwritten."""
     folder, name = os.path.split(path)
     if not _is_remote(path) and (sums := _checksums(folder)):
         kept = {file: noted for file, noted in sums.items() if not file.startswith(f"{name}.")}
@@ -212,11 +188,7 @@ def forget_checksums(path: str) -> None:
 
 
 def record_checksums(path: str) -> None:
-    """Flushes a checkpoint of TensorFlow to the disk and records the checksums of its files.
-
-    Args:
-        path: its path, without `.index`. A remote one is left to its storage.
-    """
+    """Flushes a local checkpoint, named without `.index`, to the disk and records its files' checksums."""
     if _is_remote(path):
         return
     folder = os.path.dirname(path)
@@ -227,7 +199,7 @@ def record_checksums(path: str) -> None:
 
 
 def has_checkpoints(folder: str) -> bool:
-    """Whether a job with parameter servers has written checkpoints to a folder, intact or damaged."""
+    """Whether a job with parameter servers has written checkpoints to the folder, intact or damaged."""
     if not _is_remote(folder):
         return any(glob.glob(f"{glob.escape(folder.rstrip('/'))}/{pattern}") for pattern in JOB_CHECKPOINT_PATTERNS)
     import tensorflow as tf
@@ -260,7 +232,7 @@ def make_private(folder: str) -> None:
 
 
 def file_checksum(path: str, *, sync: bool = False) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of a local file, which is flushed to the disk first if `sync`."""
+    """Size and CRC-32 of a local file, which is flushed to the disk first if `sync`."""
     with open(path, "rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -268,7 +240,7 @@ def file_checksum(path: str, *, sync: bool = False) -> tuple[int, int]:
 
 
 def checksum_of(file: BinaryIO) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of an open file, from its current position."""
+    """Size and CRC-32 of an open file, from its current position."""
     size, checksum = 0, 0
     while block := file.read(_READ_BLOCK_BYTES):
         size += len(block)
@@ -277,7 +249,7 @@ def checksum_of(file: BinaryIO) -> tuple[int, int]:
 
 
 def sync(path: str) -> None:
-    """Flushes a local file or folder to the disk, where its file system supports that."""
+    """Flushes a file or folder to the disk, where its file system supports that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -319,11 +291,7 @@ def step_of(path: str) -> int:
 
 
 def _damage_of(path: str) -> str:
-    """Why a checkpoint cannot be restored; empty if it can.
-
-    Raises:
-        OSError, tf.errors.OpError: if the storage is unavailable.
-    """
+    """Why a checkpoint cannot be restored; empty if it can. Raises if the storage is unavailable."""
     import tensorflow as tf
 
     files, damaged = _files(path), f"checkpoint '{path}' is damaged"
@@ -366,7 +334,7 @@ def _files(path: str) -> list[str]:
 
 
 def _checksums(folder: str) -> dict[str, tuple[int, int]]:
-    """File -> size and CRC-32; empty if the file that holds them is missing or damaged."""
+    """Empty if the file is missing or damaged."""
     text = _read(_file_path(folder, CHECKSUMS_FILE))
     try:
         return {str(name): (int(size), int(crc)) for name, (size, crc) in json.loads(text or "{}").items()}
@@ -375,7 +343,7 @@ def _checksums(folder: str) -> dict[str, tuple[int, int]]:
 
 
 def _write(folder: str, name: str, values: dict[str, Any]) -> None:
-    """Writes a small file atomically; the folder is created if missing."""
+    """Writes a small file atomically, into a folder that may be missing."""
     text, path = json.dumps(values) + "\n", _file_path(folder, name)
     if _is_remote(folder):
         import tensorflow as tf
@@ -402,7 +370,7 @@ def _file_path(folder: str, name: str) -> str:
 
 
 def _read(path: str) -> str | None:
-    """The file's text; empty if it is not text, None if there is no such file."""
+    """Empty if it is not text, None if there is no such file."""
     if _is_remote(path):
         import tensorflow as tf
 

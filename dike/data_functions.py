@@ -1,9 +1,8 @@
 """Saves the state of the script's Python functions behind `tf.data`, so that another process can continue with it.
 
-`Dataset.from_generator`, `tf.numpy_function` and `tf.py_function` call functions of the script. Such a function may
-count its epochs or shuffle a list in place, so the batches of an epoch depend on the epochs before. Saved are the plain
-values (`dike.plain_values`) reachable through its closure, its globals, its object, and the script's functions that it
-calls.
+Functions called by `Dataset.from_generator`, `tf.numpy_function` and `tf.py_function` may count epochs or shuffle a
+list in place, so that an epoch depends on those before. Saved are the plain values (`dike.plain_values`) reachable
+through a function's closure, its globals, its object, and the script's functions that it calls.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class _Variable:
     """A variable that a function of the script reaches, with its value at registration.
 
     Args:
-        name: its name, with the object that it is an attribute of.
-        read: returns its value; None where it has none.
+        name: includes the object that it is an attribute of.
+        read: returns its value; None if it has none.
         write: sets its value.
     """
 
@@ -144,7 +143,6 @@ class DataFunctions:
             variables[key].restore(self._pending.pop(key))
 
     def unsaved(self) -> list[str]:
-        """Names of the variables that cannot be saved."""
         return sorted({each.name for each in self._variables.values() if each.is_unsavable})
 
 
@@ -152,7 +150,7 @@ functions = DataFunctions()
 
 
 def watch(script_ops: ModuleType) -> None:
-    """Registers all functions given to `script_ops`, TensorFlow's module, from now on, and wraps their calls."""
+    """Registers all functions given to TensorFlow's module `script_ops` from now on, and wraps their calls."""
     registry: Any = script_ops.FuncRegistry
     insert, call = registry.insert, registry.__call__
 
@@ -170,18 +168,18 @@ def watch(script_ops: ModuleType) -> None:
     registry.insert, registry.__call__ = own_insert, own_call
 
 
-def _is_script_functions(path: str | None) -> bool:
+def _is_script_file(path: str | None) -> bool:
     if path is None or path.startswith(("<", *_LIBRARIES)):
         return False
     return not {"site-packages", "dist-packages"} & set(Path(path).parts)
 
 
 def _is_script_class(kind: type) -> bool:
-    """Whether the script defines it. Models and layers are excluded: their variables are saved elsewhere."""
+    """Whether the script defines it, models and layers excluded: their variables are saved elsewhere."""
     modules = {each.__module__.partition(".")[0] for each in kind.__mro__}
     if modules & {"tensorflow", "keras", "tf_keras"}:
         return False
-    return _is_script_functions(getattr(sys.modules.get(kind.__module__), "__file__", None))
+    return _is_script_file(getattr(sys.modules.get(kind.__module__), "__file__", None))
 
 
 def _code_of(function: Any) -> CodeType:
@@ -201,7 +199,7 @@ def _script_functions(value: Any, seen: set[int]) -> Iterator[Any]:
         if next(_script_functions(value.func, seen), None) is not None:
             yield value
     elif isinstance(value, FunctionType | MethodType):
-        if _is_script_functions(_code_of(value).co_filename):
+        if _is_script_file(_code_of(value).co_filename):
             yield value
             return
         for cell in getattr(value, "__closure__", None) or ():
@@ -215,13 +213,7 @@ def _script_functions(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _reachable_variables(value: Any, seen: set[int], name: str) -> Iterator[_Variable]:
-    """Yields the variables that a function or object of the script reaches.
-
-    Args:
-        value: the function or object.
-        seen: ids of what has been visited.
-        name: how it is reached.
-    """
+    """Variables that a function or object of the script reaches; `seen` are ids of visited values."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -232,7 +224,7 @@ def _reachable_variables(value: Any, seen: set[int], name: str) -> Iterator[_Var
         yield from _reachable_variables(value.__self__, seen, name)
         yield from _reachable_variables(value.__func__, seen, name)
     elif isinstance(value, FunctionType):
-        if _is_script_functions(value.__code__.co_filename):
+        if _is_script_file(value.__code__.co_filename):
             yield from _function_variables(value, seen)
     elif _is_script_class(type(value)):
         yield from _object_variables(value, seen, name or type(value).__name__)
@@ -291,7 +283,7 @@ def _visit_variable(
 
 
 def _names(code: CodeType) -> set[str]:
-    """Global names that code refers to, including nested functions."""
+    """Global names in code, including nested functions."""
     instructions = (each for one in nested_code(code) for each in dis.get_instructions(one))
     return {each.argval for each in instructions if each.opname.endswith(("_GLOBAL", "_NAME"))}
 

@@ -20,11 +20,7 @@ class DikeError(Exception):
 
 
 class BadInputError(DikeError):
-    """The user's input cannot be used; nothing has been started.
-
-    Args:
-        message: the sentence; control characters in it are escaped, so that it stays one line.
-    """
+    """The user's input cannot be used; nothing has been started. Control characters in the message are escaped."""
 
     exit_code = 2
 

@@ -1,7 +1,7 @@
-"""Runs hooks when a script imports a module, such as TensorFlow, and not before.
+"""Runs an action as soon as a script imports a module, such as TensorFlow.
 
 TensorFlow reads some settings (`TF_USE_LEGACY_KERAS`) at import, and scripts set them on their first lines, so Dike
-must not import it ahead of the script.
+must not import it first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _is_loading(module: ModuleType) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module through the other finders, with a loader that calls the action after the import."""
+    """Finds a module through the other finders, with a loader that calls the action after the import."""
 
     def __init__(self, name: str, action: Action) -> None:
         self._name = name
@@ -59,7 +59,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def run_action(self, module: ModuleType) -> None:
-        """Runs the action. Called after the import, since a found spec does not mean that the module gets imported."""
+        """Called after the import, since a found spec does not mean that the module gets imported."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             _executed.add(self._name)
@@ -86,7 +86,7 @@ class _Loader(importlib.abc.Loader):
 
 @contextlib.contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Pauses garbage collection: an import leaves no garbage, and collections take a fifth of its time."""
+    """An import leaves no garbage, and collections take a fifth of its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,8 @@
 """Starts the process of a training job that `DIKE_TASK` describes: `python -P -m dike.launch SCRIPT [ARGS...]`.
 
 A ps, and a worker whose chief hands out the steps, run a TensorFlow server. Any other process runs the user's script as
-`python SCRIPT ARGS` would, with TensorFlow intercepted for its role; the only task of a job without parameter servers
-gets no cluster (`dike.plain_task`).
-
-A zygote's forks call `run` instead. Exit code: the script's own; 2 for bad input; 143 after SIGTERM.
+`python SCRIPT ARGS` would, with TensorFlow intercepted for its role. A zygote's forks call `run` instead. Exit code:
+the script's own; 2 for bad input; 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ COMPANIONS = {
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Runs the task in the environment and ends the process."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         # All forks of a zygote would draw the same numbers. Python reseeds its own generator in a fork.
@@ -54,7 +51,7 @@ def run(argv: Sequence[str]) -> NoReturn:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the task in the environment; returns the exit code."""
+    """Returns the exit code."""
     task = tasks.current()
     if task is None:
         print(f"dike: {tasks.VARIABLE} is not set; start jobs with 'dike run'.", file=sys.stderr)
@@ -80,11 +77,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
-    """Runs `argv[0]` with the arguments after it; returns the exit code.
-
-    Raises:
-        DikeError: if Dike raised it inside the script.
-    """
     if task.is_chief:
         process.termination.install()
     if task.is_plain or task.api.has_separate_chief:

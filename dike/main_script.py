@@ -33,9 +33,7 @@ class ScriptSyntaxError(ScriptFailedError):
 def run_as_main(script: str, arguments: Sequence[str]) -> None:
     """Runs the script in this process to its end; or the module in `DIKE_MODULE`, as `python -m` does.
 
-    Args:
-        script: its path, which becomes `sys.argv[0]` unchanged.
-        arguments: its arguments.
+    `sys.argv[0]` becomes `script`, unchanged.
 
     Raises:
         ScriptSyntaxError: if the script is not valid Python.
@@ -65,15 +63,7 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
 
 
 def become_main(argv: Sequence[str], folder: str) -> ModuleType:
-    """Replaces `__main__`, `sys.argv` and the first entry of `sys.path` of this process.
-
-    Args:
-        argv: the new `sys.argv`.
-        folder: the folder to import modules from first.
-
-    Returns:
-        The new, empty module `__main__`.
-    """
+    """Replaces `sys.argv`, the first entry of `sys.path` and `__main__`; returns the new, empty module."""
     module = ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins)
     sys.modules["__main__"] = module
@@ -86,11 +76,7 @@ def become_main(argv: Sequence[str], folder: str) -> ModuleType:
 
 
 def _code_of_module(name: str, module: ModuleType) -> CodeType:
-    """The code of a module, after its package has been imported; sets the attributes of `module` from its spec.
-
-    Raises:
-        BadInputError: if there is no such module, or it is not written in Python.
-    """
+    """The code of a module, whose package gets imported; sets the attributes of `module` from its spec."""
 
     def find() -> ModuleSpec | None:
         spec = importlib.util.find_spec(name)
@@ -113,7 +99,7 @@ def _code_of_module(name: str, module: ModuleType) -> CodeType:
 def running_program() -> tuple[str, str] | None:
     """The file that this process runs, and its module name if started by `python -m`, else empty.
 
-    None if there is no such file, as in a notebook or at a prompt, or if the module is outside the working folder.
+    None in a notebook, at a prompt, or if the module is outside the working folder.
     """
     if hasattr(sys, "ps1"):
         return None  # python -i: what is typed is not in the file
@@ -125,17 +111,14 @@ def running_program() -> tuple[str, str] | None:
     if spec is None:
         return os.path.abspath(path), ""
     expected = os.path.join(os.getcwd(), *spec.name.split(".")) + ".py"
-    is_ours = os.path.isfile(expected) and os.path.samefile(path, expected)
-    return (os.path.abspath(path), spec.name.removesuffix(".__main__")) if is_ours else None
+    is_in_working_folder = os.path.isfile(expected) and os.path.samefile(path, expected)
+    return (os.path.abspath(path), spec.name.removesuffix(".__main__")) if is_in_working_folder else None
 
 
 def call_script(function: Callable[[], T]) -> T:
     """Calls code of the script and returns its result.
 
-    Raises:
-        ScriptFailedError: if it raises anything but what follows.
-        SystemExit, KeyboardInterrupt: if it raises it.
-        DikeError: if Dike raised it inside.
+    Raises ScriptFailedError for any exception but DikeError, SystemExit and KeyboardInterrupt.
     """
     try:
         return function()
@@ -157,7 +140,7 @@ def exit_code_of(request: SystemExit) -> int:
 
 
 def join_threads() -> None:
-    """Waits for the script's non-daemon threads, as Python does at exit."""
+    """Waits for non-daemon threads, as Python does at exit."""
     for function in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
         function()  # ends idle threads of pools
     while living := [
@@ -168,13 +151,13 @@ def join_threads() -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Type and first line of an error's message, without a full stop."""
+    """Type and first line of the message, without a full stop."""
     first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def nested_code(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of all functions nested in it."""
+    """A function's code and that of all functions nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

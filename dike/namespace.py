@@ -1,8 +1,7 @@
 """Makes every spelling of a TensorFlow import work under the name `dike`.
 
-Attributes come from TensorFlow by PEP 562. Submodules (`import dike.keras`, `from dike.compat.v1 import train`) come
-from a finder that returns proxy modules: given TensorFlow's own module, the import machinery would overwrite its name
-and spec.
+Attributes come from TensorFlow by PEP 562. Submodules (`import dike.keras`, `from dike.compat.v1 import train`) are
+proxies: the import machinery would overwrite name and spec of TensorFlow's own modules.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _TENSORFLOW_DUNDERS = frozenset(
 
 
 def install() -> None:
-    """Makes `dike` an alias of TensorFlow for the import machinery; called once, when `dike` is imported."""
+    """Called once, when `dike` is imported."""
     sys.modules[_PACKAGE].__class__ = _Package
     sys.meta_path.insert(0, _Finder())
     if os.environ.get("DIKE_MASTER") and not (os.environ.get("DIKE_TASK") or os.environ.get("DIKE_TRIAL")):
@@ -54,11 +53,7 @@ def install() -> None:
 
 
 def attribute(name: str) -> Any:
-    """The value of `dike.NAME`: our own function or module of that name, else TensorFlow's attribute.
-
-    Raises:
-        AttributeError: if TensorFlow has no such name either.
-    """
+    """`dike.NAME`: our own function or module of that name, else TensorFlow's attribute."""
     if name == "__all__":
         return [public for public in names() if not public.startswith("_")]
     if name == "_mock_name" or (name.startswith("__") and name not in _TENSORFLOW_DUNDERS):
@@ -91,7 +86,7 @@ def _hand_over_to_cluster(_: ModuleType) -> None:
 
 
 class _Package(ModuleType):
-    """The module `dike`: keeps proxies out of its attributes, so that `dike.keras` is TensorFlow's own module."""
+    """Keeps proxies out of its attributes, so that `dike.keras` is TensorFlow's own module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not isinstance(value, _Proxy):

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 MAX_DEPTH = 64
-"""Maximum depth of a folder tree that is read or copied; removing has no limit."""
+"""Of a folder tree that is read or copied; removing has no limit."""
 MAX_FILES = 100_000
-"""Maximum number of files of a folder that is copied or sent."""
+"""In a folder that is copied or sent."""
 _MAX_LINKS = 8
 _MIN_BYTES_PER_VALUE = 6
 """Minimum size of a value in the JSON that Dike writes. Hostile JSON may use two, which take a hundred in memory."""
@@ -40,15 +40,9 @@ class NotPlainError(OSError):
 
 
 def open_plain(name: str, folder: int | None = None) -> BinaryIO:
-    """Opens a plain file.
+    """Opens a plain file, relative to the open folder `folder` if given.
 
-    Args:
-        name: its path, whose last part must not be a link.
-        folder: an open folder that the path is relative to.
-
-    Raises:
-        NotPlainError: if it is something else, such as a link.
-        OSError: if it cannot be opened.
+    Raises NotPlainError if it is something else, such as a link; OSError if it cannot be opened.
     """
     try:
         # O_NONBLOCK: it may be a pipe.
@@ -72,15 +66,9 @@ def open_plain(name: str, folder: int | None = None) -> BinaryIO:
 
 
 def open_below(folder: str | int, path: str) -> BinaryIO:
-    """Opens a plain file below a folder. Links to other places below it are followed.
+    """Opens a plain file below a folder, which must not be a link, following links that stay below it.
 
-    Args:
-        folder: its path, which must not be a link, or the open folder.
-        path: relative to it.
-
-    Raises:
-        NotPlainError: if it is not a plain file, or outside the folder.
-        OSError: if it cannot be opened.
+    Raises NotPlainError if it is not a plain file, or outside the folder; OSError if it cannot be opened.
     """
     if isinstance(folder, int):
         return _opened_below(folder, path)
@@ -147,23 +135,13 @@ def _folder_at(top: int, at: Sequence[str]) -> int:
 
 
 def read_below(folder: str | int, path: str, limit_bytes: int) -> bytes:
-    """Reads a plain file below a folder; see `open_below`.
-
-    Raises:
-        NotPlainError: also if it is larger than `limit_bytes`.
-        OSError: if it cannot be read.
-    """
+    """Reads a plain file below a folder; see `open_below`. Raises NotPlainError if it is larger than `limit_bytes`."""
     with open_below(folder, path) as file:
         return read(file, path, limit_bytes)
 
 
 def read(file: BinaryIO, name: str, limit_bytes: int) -> bytes:
-    """Reads an open plain file, up to its size at the time of the call.
-
-    Raises:
-        NotPlainError: if it is larger than `limit_bytes`.
-        OSError: if it cannot be read.
-    """
+    """Reads an open plain file, up to its current size. Raises NotPlainError if it is larger than `limit_bytes`."""
     size = os.fstat(file.fileno()).st_size
     if size > limit_bytes:
         raise NotPlainError(name, f"is larger than {limit_bytes} bytes")
@@ -171,10 +149,9 @@ def read(file: BinaryIO, name: str, limit_bytes: int) -> bytes:
 
 
 def parse_json(content: bytes) -> Any:
-    """Parses JSON that Dike has written, or claims to have; bounds its memory to a few times its size.
+    """Parses JSON that Dike has written, or claims to have, with bounded memory.
 
-    Raises:
-        ValueError: if it is not JSON, nested too deeply, or has more values than Dike writes in that size.
+    Raises ValueError if it is not JSON, nested too deeply, or has more values than Dike writes in that size.
     """
     if (
         len(content) > 1 << 16
@@ -188,33 +165,18 @@ def parse_json(content: bytes) -> Any:
 
 
 def check_archive(archive: zipfile.ZipFile, size_bytes: int) -> None:
-    """Rejects a zip archive that expands: Dike does not compress.
-
-    Args:
-        archive: the archive.
-        size_bytes: size of its file.
-
-    Raises:
-        ValueError: if its content is larger than its file.
-    """
+    """Raises ValueError if a zip archive expands beyond the size of its file: Dike does not compress."""
     if sum(info.file_size for info in archive.infolist()) > size_bytes:
         raise ValueError("an archive that expands when it is unpacked")
 
 
 def walk(folder: int, name: str) -> Iterator[tuple[Sequence[str], str, os.stat_result]]:
-    """Walks a folder tree, each folder before its content; no link is followed.
+    """Walks a folder tree in the open folder `folder`, each folder before its content; no link is followed.
 
-    At most two folders are open at a time, at any depth.
-
-    Args:
-        folder: an open folder.
-        name: of an entry in it; if that is not a folder, it alone is yielded.
+    At most two folders are open at a time, at any depth. If `name` is not a folder, it alone is yielded.
 
     Yields:
         The names of the folders above the entry, from `name` on; the entry's name and status.
-
-    Raises:
-        OSError: if something cannot be read, or is moved meanwhile.
     """
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     yield [], name, found
@@ -267,16 +229,7 @@ def _identity(folder: int) -> tuple[int, int]:
 
 
 def check_bounds(name: str, depth: int, count: int) -> None:
-    """Rejects a tree that is too deep or has too many files to be copied or sent.
-
-    Args:
-        name: the tree's.
-        depth: depth of a file.
-        count: number of files found before.
-
-    Raises:
-        NotPlainError: if it exceeds `MAX_DEPTH` or `MAX_FILES`.
-    """
+    """Raises NotPlainError for a file deeper than `MAX_DEPTH`, or after `count` others if these reach `MAX_FILES`."""
     if depth > MAX_DEPTH:
         raise NotPlainError(name, f"has folders more than {MAX_DEPTH} deep")
     if count >= MAX_FILES:
@@ -286,14 +239,7 @@ def check_bounds(name: str, depth: int, count: int) -> None:
 def copy_tree(folder: str, target: str) -> None:
     """Copies the content of a folder: plain files, links to plain files, and folders. Checks all before it writes.
 
-    Args:
-        folder: its path, which must not be a link.
-        target: an existing folder.
-
-    Raises:
-        NotPlainError: if something else is in it, or it is too deep, has too many files, or more bytes than are free on
-            the target's disk.
-        OSError: if something cannot be read or written.
+    Raises NotPlainError if it has something else, exceeds `check_bounds`, or is larger than the target's free space.
     """
     top = os.open(folder, _FOLDER)
     try:
@@ -317,7 +263,7 @@ def copy_tree(folder: str, target: str) -> None:
                 count += 1
                 found.append((path, is_file))
         if size_bytes > shutil.disk_usage(target).free:
-            raise NotPlainError(folder, "is larger than what is free on the disk")
+            raise NotPlainError(folder, "is larger than the free space on the disk")
         for path, is_file in found:
             if is_file:
                 copy_file(top, path, f"{target}/{path}")
@@ -328,11 +274,7 @@ def copy_tree(folder: str, target: str) -> None:
 
 
 def copy_file(folder: str | int, path: str, target: str) -> None:
-    """Copies a plain file below a folder, with its mode and times; see `open_below`.
-
-    Raises:
-        OSError: if it cannot be read or written.
-    """
+    """Copies a plain file below a folder, with its mode and times; see `open_below`."""
     with open_below(folder, path) as source, open(target, "wb") as copy:
         found = os.fstat(source.fileno())
         shutil.copyfileobj(source, copy)
@@ -342,15 +284,7 @@ def copy_file(folder: str | int, path: str, target: str) -> None:
 
 
 def remove(folder: int, name: str) -> None:
-    """Removes a folder tree of any depth; no link is followed.
-
-    Args:
-        folder: an open folder.
-        name: of the folder in it.
-
-    Raises:
-        OSError: if something cannot be removed.
-    """
+    """Removes a folder tree of any depth, in the open folder `folder`; no link is followed."""
     place = os.open(name, _FOLDER, dir_fd=folder)
     try:
         while names := os.listdir(place):

@@ -105,10 +105,9 @@ class JobRuntime(TrialRuntime):
 
 
 def install(task: TaskSpec) -> Callable[[], None]:
-    """Makes the script's training loops report and save. Must be called before the script runs.
+    """Makes the script's training loops report and save; must be called before the script runs.
 
-    Returns:
-        A function to call when the script has ended well.
+    Returns a function to call when the script has ended well.
     """
     made: list[JobRuntime] = []
 
@@ -137,10 +136,7 @@ def install(task: TaskSpec) -> Callable[[], None]:
 
 
 def check_layout(task: TaskSpec) -> None:
-    """Ends the process if its checkpoint folder is of the other kind of job, with or without parameter servers.
-
-    The checkpoints of a job with parameter servers hold its variables; those of one without, the state of a process.
-    """
+    """Ends the process if its checkpoint folder is of the other kind of job, with or without parameter servers."""
     is_plain = folders.last_written(task.checkpoint_dir)[0] is not None
     is_distributed = not is_plain and has_checkpoints(task.checkpoint_dir)
     if is_distributed if task.is_plain else is_plain:

@@ -87,7 +87,6 @@ def _pack_items(value: Mapping[Any, Any], arrays: list[Any], limit_bytes: float)
 
 
 def unpack(packed: Any, arrays: list[Any]) -> Any:
-    """Converts back what `pack` returned."""
     if isinstance(packed, list):
         return [unpack(part, arrays) for part in packed]
     if not isinstance(packed, dict):
@@ -115,11 +114,7 @@ def _unpack_items(items: Any, arrays: list[Any]) -> dict[Any, Any]:
 
 
 def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
-    """Hash of a value; None if it is not plain.
-
-    Raises:
-        LargeArrayError: see `pack`.
-    """
+    """None if the value is not plain. Raises LargeArrayError as `pack` does."""
     arrays: list[Any] = []
     try:
         text = json.dumps(pack(value, arrays, limit_bytes))
@@ -140,14 +135,14 @@ def identities(value: Any) -> Any:
 
 
 class ChangedAttributes:
-    """Plain attributes of an object that change after this is created; large arrays are taken for data and ignored.
+    """Plain attributes of an object that change after this is created; large arrays count as data and are ignored.
 
     Args:
         target: the object, as the script has created it.
         is_data_set: whether a value that replaces data is data as well.
 
     Attributes:
-        unsaved: names of changed attributes that the last `save` could not save.
+        unsaved: changed attributes that the last `save` could not save.
     """
 
     def __init__(self, target: Any, *, is_data_set: bool = False) -> None:
@@ -166,7 +161,6 @@ class ChangedAttributes:
                 self._data[name] = value
 
     def save(self, arrays: list[Any]) -> dict[str, Any]:
-        """The changed attributes, packed."""
         changed = {}
         self.unsaved = []
         for name, value in vars(self._target).items():
@@ -180,7 +174,6 @@ class ChangedAttributes:
         return changed
 
     def digests(self) -> dict[str, str | None]:
-        """Attribute -> hash of its value."""
         return {name: digest(value) for name, value in vars(self._target).items() if name not in self._data}
 
     def restore(self, saved: Mapping[str, Any], arrays: list[Any]) -> None:
@@ -202,9 +195,7 @@ class CallbackStates:
     def save(self, arrays: list[Any], limit_bytes: float = math.inf) -> list[tuple[str, dict[str, Any]]]:
         """For each callback its type's name and its changed attributes, packed.
 
-        Args:
-            arrays: receives their arrays.
-            limit_bytes: maximum size of one callback's arrays; a callback with more is not saved.
+        A callback whose arrays exceed `limit_bytes` is not saved.
         """
         saved = []
         for callback, attributes in zip(self._callbacks, self._attributes, strict=True):
@@ -217,7 +208,7 @@ class CallbackStates:
         return saved
 
     def unsaved(self) -> list[str]:
-        """Attributes of the script's own callbacks that the last `save` left out, as `Callback.attribute`."""
+        """Attributes of the script's own callbacks that the last `save` left out."""
         own = [
             (type(callback), attributes)
             for callback, attributes in zip(self._callbacks, self._attributes, strict=True)
@@ -232,14 +223,14 @@ class CallbackStates:
 
 
 def dump_groups(groups: Mapping[str, Sequence[Any]]) -> bytes:
-    """Does what `dump_arrays` does, for lists of arrays by name."""
+    """Like `dump_arrays`, for lists of arrays by name."""
     return dump_arrays(
         {f"{name}-{number}": array for name, group in groups.items() for number, array in enumerate(group)}
     )
 
 
 def load_groups(content: bytes) -> Mapping[str, list[Any]]:
-    """Reads what `dump_groups` wrote; a missing name gives an empty list."""
+    """A missing name gives an empty list."""
     groups: defaultdict[str, list[Any]] = defaultdict(list)
     named = load_arrays(content)
     for key in sorted(named, key=lambda key: int(key.rpartition("-")[2])):

@@ -17,23 +17,23 @@ from typing import NoReturn
 
 EXIT_CODE_TERMINATED = 128 + signal.SIGTERM
 EXIT_CODE_FENCED = 76
-"""Of a chief whose checkpoint folder belongs to a later attempt or another job (`dike.roles.fencing`)."""
+"""The checkpoint folder belongs to a later attempt or another job (`dike.roles.fencing`)."""
 EXIT_CODE_OTHER_MODEL = 77
-"""Of a chief that has found and reported another model than the planned one (`dike.roles.planned_model`)."""
+"""The model is not the planned one, and has been reported (`dike.roles.planned_model`)."""
 EXIT_CODE_OTHER_LAYOUT = 78
-"""Of a chief with parameter servers whose checkpoint folder is of a job without them, or vice versa."""
+"""The task has parameter servers and the checkpoint folder is of a job without them, or vice versa."""
 OWN_EXIT_CODES = (EXIT_CODE_FENCED, EXIT_CODE_OTHER_MODEL, EXIT_CODE_OTHER_LAYOUT)
 SAVE_TIMEOUT_S = 5.0
 """Maximum time after SIGTERM for a chief to end its step and save."""
 
 SAVE_TIMEOUT_VARIABLE = "DIKE_SAVE_TIMEOUT_S"
-"""Environment variable that overrides SAVE_TIMEOUT_S."""
+"""Overrides SAVE_TIMEOUT_S."""
 
 TEARDOWN_TIMEOUT_S = 10.0
-"""Maximum time for TensorFlow's own exit handlers."""
+"""For TensorFlow's own exit handlers."""
 
 PARENT_VARIABLE = "DIKE_PARENT_PID"
-"""Environment variable: pid of the process whose death ends this one; default is the parent."""
+"""Pid of the process whose death ends this one; default is the parent."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -42,11 +42,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Makes the kernel kill this process when its parent ends; Linux only.
-
-    Args:
-        parent: pid of the expected parent; None for the one in `PARENT_VARIABLE`.
-    """
+    """Makes the kernel kill this process when its parent ends (the one in `PARENT_VARIABLE` if None); Linux only."""
     if not sys.platform.startswith("linux"):
         return
     import ctypes  # not at the top: the `dike` command needs only `end_process`
@@ -59,11 +55,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every orphaned descendant; Linux only.
-
-    Raises:
-        OSError: if the kernel refuses.
-    """
+    """Makes this process the parent of every orphaned descendant; Linux only. Raises OSError if the kernel refuses."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -71,14 +63,11 @@ def adopt_orphans() -> None:
 
 
 def apply_limits(groups: Iterable[str], max_processes: int | None) -> None:
-    """Limits the resources of this process and its future children.
+    """Limits the resources of this process and its future children. Raises OSError if not permitted.
 
     Args:
         groups: folders of control groups, which it enters.
         max_processes: maximum processes and threads of this account (RLIMIT_NPROC; root is exempt); None for no limit.
-
-    Raises:
-        OSError: if not permitted.
     """
     for folder in groups:
         Path(folder, "cgroup.procs").write_text("0", encoding="utf-8")
@@ -92,8 +81,8 @@ def supervise() -> None:
     """Continues in a child; this process becomes its supervisor, and ends as the child does.
 
     The supervisor adopts all descendants of the child and kills those that outlive it, so that all processes are below
-    one pid. The child is in the same process group; SIGTERM is forwarded to one that has left it. The supervisor
-    ignores all other signals that can be ignored. Must be called before any thread starts.
+    one pid. It forwards SIGTERM to a child that has left its process group, and ignores all other signals that can be
+    ignored. Must be called before any thread starts.
     """
     adopt_orphans()
     supervisor = os.getpid()
@@ -154,7 +143,7 @@ def _exit_with_status(status: int) -> NoReturn:
 
 
 def set_name(name: str) -> None:
-    """Sets the name in `top` and `ps -o comm`, of which 15 bytes are shown: forks have their zygote's command line."""
+    """Sets the name in `top` and `ps -o comm` (15 bytes): forks have their zygote's command line."""
     if sys.platform.startswith("linux"):
         import ctypes
 
@@ -187,12 +176,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def end_if_forked(parent: int, code: int) -> None:
-    """Ends the process if the script has forked it and let it run to its end; no-op in the task itself.
-
-    Args:
-        parent: pid of the task.
-        code: the exit code.
-    """
+    """Ends the process if the script has forked it, from the task with pid `parent`, and let it run to its end."""
     if os.getpid() != parent:
         atexit._run_exitfuncs()
         end_process(code)
@@ -213,11 +197,9 @@ def before_exit(finish: Callable[[], object]) -> None:
 class Termination:
     """Records SIGTERM, so that a training loop can save between two steps.
 
-    A loop checks `requested` after each step, saves and calls `exit`. A thread ends the process when the loop does not
-    do so in time: a Python handler alone does not run while a step blocks inside TensorFlow.
-
-    Processes that the script forks, such as those of `multiprocessing`, get back the default action of SIGTERM, which
-    their pools use to end them.
+    A loop checks `requested` after each step, saves and calls `exit`. If it does not in time, a thread ends the
+    process: a Python handler alone does not run while a step blocks inside TensorFlow. Processes that the script forks
+    get back the default action of SIGTERM, by which `multiprocessing` ends its pools.
     """
 
     def __init__(self) -> None:
@@ -229,7 +211,7 @@ class Termination:
         self._armed = threading.Event()
 
     def install(self) -> None:
-        """Handles SIGTERM from now on. Must be called in the main thread."""
+        """Must be called in the main thread."""
         self._pid = os.getpid()
         reader, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
@@ -241,7 +223,6 @@ class Termination:
         threading.Thread(target=self._watch, args=(reader,), name="dike-sigterm", daemon=True).start()
 
     def exit(self) -> NoReturn:
-        """Ends the process, after a save."""
         from dike.reporting import reporter
 
         reporter().close()
@@ -312,13 +293,11 @@ class Teardown:
         self._deadline: threading.Timer | None = None
 
     def begin(self) -> None:
-        """Starts the timeout."""
         self._deadline = threading.Timer(self._timeout_s, lambda: os._exit(self.exit_code))
         self._deadline.daemon = True
         self._deadline.start()
 
     def end(self) -> None:
-        """Cancels the timeout."""
         if self._deadline is not None:
             self._deadline.cancel()
 

@@ -44,7 +44,6 @@ class VariableSpec:
 
     Attributes:
         name: unique in the model, without the `:0`.
-        shape: dimensions.
         dtype: TensorFlow's name of the type, such as `float32`.
         size_bytes: without optimizer slots.
         trainable: whether gradients are computed for it.
@@ -72,18 +71,17 @@ class ModelProfile:
     """What the planner needs to know of a model and its training script.
 
     Attributes:
-        name: its source: a script's file name or `keras:NAME`.
-        api: how the script trains.
+        name: a script's file name or `keras:NAME`.
         parameters: number of trainable parameters.
         parameter_bytes: their size.
-        variables: all variables that have to live on a parameter server, trainable or not, largest first.
+        variables: all that have to live on a parameter server, trainable or not, largest first.
         flops_forward_per_sample: FLOPs of one forward pass for one sample; a multiply-add counts as two.
         flops_step_per_sample: FLOPs of one training step (forward, backward, update) divided by the batch size.
         longest_path_flops: largest sum of forward FLOPs per sample along one path of the graph.
         batch_size: samples per step of one worker.
         sample_bytes: size of one input sample; 0 if unknown.
         layers: layer (or op) type -> count.
-        optimizer: its name; empty if there is none.
+        optimizer: empty if there is none.
         optimizer_slots: variables the optimizer keeps per trainable parameter (SGD 0, momentum 1, Adam 2).
         dtype: most frequent type of the parameters.
         synchronous: whether the script aggregates the workers' gradients before each update.
@@ -132,11 +130,11 @@ class ModelProfile:
 
     @property
     def variable_bytes(self) -> int:
-        """Size of all variables, trainable or not, without optimizer slots."""
+        """Trainable or not, without optimizer slots."""
         return sum(variable.size_bytes for variable in self.variables)
 
     def with_batch_size(self, batch_size: int) -> ModelProfile:
-        """The same model with another batch size. FLOPs are per sample and stay unchanged."""
+        """FLOPs are per sample and stay unchanged."""
         return dataclasses.replace(self, batch_size=batch_size)
 
     def to_json(self) -> dict[str, Any]:
@@ -144,11 +142,7 @@ class ModelProfile:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ModelProfile:
-        """Reads what `to_json` returned.
-
-        Raises:
-            BadInputError: if a key is missing or unknown, or a value is invalid.
-        """
+        """Raises BadInputError if a key is missing or unknown, or a value is invalid."""
         try:
             profile = typed.read(cls, {key: value for key, value in data.items() if key != "longest_path_share"})
             minimum = 1 if profile.is_measurable else 0
@@ -162,18 +156,14 @@ class ModelProfile:
                     raise ValueError(f"'{name}' must be a number of at least 0")
             sizes = [profile.sample_bytes, profile.optimizer_slots, *(one.size_bytes for one in profile.variables)]
             if min(sizes) < 0 or profile.variable_bytes > typed.MAX_INT:
-                raise ValueError("a size is negative, or they are too large together")
+                raise ValueError("a size is negative, or their sum is too large")
         except (ValueError, AttributeError) as error:
             raise BadInputError(f"This is not a model profile of Dike: {error}.") from error
         return profile
 
     @classmethod
     def loads(cls, text: str) -> ModelProfile:
-        """Reads a profile from JSON text.
-
-        Raises:
-            BadInputError: if the text is not the JSON of a profile.
-        """
+        """Raises BadInputError if the text is not the JSON of a profile."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:

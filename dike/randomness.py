@@ -1,10 +1,9 @@
 """Saves the random state of a trial's process with its checkpoints, and restores it when the trial resumes.
 
-Covered are Python's `random`, NumPy's global state, every generator made with `random.Random`,
-`numpy.random.default_rng` or `numpy.random.RandomState`, TensorFlow's eager global seed and global generator, PyTorch's
-default generators, and the state of Python functions behind `tf.data` (`dike.data_functions`). Another run of the
-script recognises a generator by the line that made it and the number that this line had made before. Generators that
-no longer exist are dropped.
+Covered are Python's `random`, NumPy's global state, generators made with `random.Random`, `numpy.random.default_rng` or
+`numpy.random.RandomState`, TensorFlow's eager global seed and global generator, PyTorch's default generators, and
+Python functions behind `tf.data` (`dike.data_functions`). A resumed run recognises a generator by the line that made it
+and the number that this line had made before.
 """
 
 from __future__ import annotations
@@ -25,15 +24,12 @@ from typing import Any
 from dike.interception import after_import
 
 State = dict[str, Any]
-"""JSON values."""
 
 _IGNORED_MODULES = ("tempfile", "tensorflow.python.eager.context")
 """Modules whose generators are ignored: the first names files, the second's is part of TensorFlow's own state."""
 
 
 class _Generators:
-    """All living generators, by the place that made them."""
-
     def __init__(self) -> None:
         self._living: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._counts: Counter[str] = Counter()
@@ -82,9 +78,7 @@ _tensorflow_seeds: list[int] = []
 def install(seed: int) -> None:
     """Tracks all generators made from now on. Must be called before the script runs.
 
-    Args:
-        seed: at least 0; seeds everything that the script does not seed itself, so that a resumed run splits its data
-            in the same way.
+    `seed`, at least 0, seeds everything that the script does not seed, so that a resumed run splits its data as before.
     """
     random.seed(seed)
     _watch_python()
@@ -186,7 +180,7 @@ def _set_python_state(generator: random.Random, state: list[Any]) -> None:
 
 
 def _encode(value: Any) -> Any:
-    """Converts NumPy's state dictionaries of integers, text and integer arrays to JSON values."""
+    """Converts NumPy's state dictionaries to JSON values."""
     if isinstance(value, dict):
         return {key: _encode(inner) for key, inner in value.items()}
     return {"dtype": value.dtype.name, "values": value.tolist()} if hasattr(value, "dtype") else value
@@ -275,11 +269,10 @@ _SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "tensorflow": (_tensorflow_state, _set_tensorflow_state),
     "torch": (_torch_state, _set_torch_state),
 }
-"""Module -> functions to read and set its global state, if the script has imported the module."""
+"""Module -> functions to read and set its global state."""
 
 
 def state() -> State:
-    """The state of all known generators."""
     return {
         **_global_states(),
         "generators": _generators.states(),
@@ -289,16 +282,14 @@ def state() -> State:
 
 
 def has_data_functions() -> bool:
-    """Whether `tf.data` may call Python functions of the script."""
     return "tensorflow" in sys.modules and bool(_functions())
 
 
 @contextlib.contextmanager
 def watch_data_draws() -> Iterator[Callable[[], set[str]]]:
-    """Watches the calls of Python functions behind the data; yields a function that returns the global states they use.
+    """Yields a function that returns which global states the Python functions behind the data use.
 
-    A global state counts as used if at least half of the calls change it: code that shuffles at the start of an epoch
-    changes it in a call or two.
+    A state counts as used if at least half of the calls change it: a shuffle as an epoch starts is a call or two.
     """
     calls = 0
     changed: Counter[str] = Counter()

@@ -38,33 +38,31 @@ SPEED_WINDOW_S = 10.0
 
 
 class _Speed:
-    """Samples per second over the last `SPEED_WINDOW_S`."""
-
     def __init__(self) -> None:
         self._total = 0.0
-        self._known: deque[tuple[float, float]] = deque()
+        self._points: deque[tuple[float, float]] = deque()
         """(time, samples until then): the last one before the window, then at most one each half second."""
 
     def add(self, samples: float, now_s: float) -> float | None:
         """Adds samples trained since the last call and returns the speed; None at the first call."""
         self._total += samples
-        if not self._known:
+        if not self._points:
             # The first samples include the start of the process.
-            self._known.append((now_s, self._total))
+            self._points.append((now_s, self._total))
             return None
-        begin_s, before = self._known[0]
+        begin_s, before = self._points[0]
         rate = (self._total - before) / (now_s - begin_s) if now_s > begin_s else None
-        if now_s - self._known[-1][0] >= PROGRESS_INTERVAL_S:
-            self._known.append((now_s, self._total))
-        while len(self._known) > 1 and now_s - self._known[1][0] >= SPEED_WINDOW_S:
-            self._known.popleft()
+        if now_s - self._points[-1][0] >= PROGRESS_INTERVAL_S:
+            self._points.append((now_s, self._total))
+        while len(self._points) > 1 and now_s - self._points[1][0] >= SPEED_WINDOW_S:
+            self._points.popleft()
         return rate
 
 
 class EpochLosses:
     """Smooths the losses of a `fit`: Keras gives the mean since the epoch began, which jumps at each epoch's start.
 
-    Reported is a mean over about one epoch of batches: the previous epoch's loss fills in for batches still to come.
+    The previous epoch's loss fills in for the batches of the epoch still to come.
     """
 
     def __init__(self) -> None:
@@ -73,12 +71,7 @@ class EpochLosses:
         self._now: tuple[float, int] | None = None
 
     def smoothed(self, loss: float, batches: int) -> float:
-        """The smoothed loss.
-
-        Args:
-            loss: mean since the epoch began.
-            batches: batches of the epoch done so far.
-        """
+        """Smooths `loss`, the mean over the first `batches` of the epoch."""
         self._now = loss, batches
         if self._before is None or not math.isfinite(loss):
             return loss
@@ -93,12 +86,7 @@ class EpochLosses:
 
 
 class Reporter:
-    """Writes lines in a thread of its own, so that a slow or absent reader does not block training.
-
-    Args:
-        fd: file descriptor to write to; None reports nothing.
-        clock: seconds, monotonic.
-    """
+    """Writes lines to `fd`, if any, in a thread of its own, so that a slow or absent reader does not block training."""
 
     def __init__(self, fd: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._fd = fd
@@ -111,7 +99,6 @@ class Reporter:
         self._speed = _Speed()
 
     def started(self) -> None:
-        """Reports that the user's script is about to run, or that the server serves."""
         self.send({"type": "started"})
 
     def placement(self, variables: Mapping[str, str]) -> None:
@@ -129,11 +116,9 @@ class Reporter:
         self.send({"type": "total", "steps": int(steps)})
 
     def rates(self, workers: Mapping[int, float]) -> None:
-        """Reports each worker's own speed in steps per second."""
         self.send({"type": "rates", "workers": {str(index): rate for index, rate in workers.items()}})
 
     def profile(self, profile: ModelProfile) -> None:
-        """Reports the script's model, which is not the planned one."""
         self.send({"type": "profile", "profile": profile.to_json()}, wait_s=_FLUSH_TIMEOUT_S)
 
     def progress(self, step: int, samples: float | None = None, **numbers: float | None) -> None:
@@ -141,8 +126,7 @@ class Reporter:
 
         Args:
             step: training steps done, counted over all workers and restarts.
-            samples: trained since the last call, delayed or not; reported as `samples_per_s`, a mean over the last
-                `SPEED_WINDOW_S`. None if unknown.
+            samples: trained since the last call, from which `samples_per_s` is computed; None if unknown.
             numbers: other values, such as `loss`; None is left out.
         """
         known = {name: float(number) for name, number in numbers.items() if number is not None}
@@ -202,7 +186,7 @@ class Reporter:
                 self._try_write((json.dumps(_jsonable(message)) + "\n").encode())
 
     def _try_write(self, line: bytes) -> bool:
-        """Writes the line if that does not block, whole: a pipe takes up to PIPE_BUF bytes atomically."""
+        """A pipe takes up to PIPE_BUF bytes atomically."""
         assert self._fd is not None
         if self._lines.unfinished_tasks or len(line) > select.PIPE_BUF:
             return False
@@ -245,7 +229,6 @@ _reporter: Reporter | None = None
 
 
 def reporter() -> Reporter:
-    """The reporter of this process, for the task in its environment."""
     from dike import task
 
     global _reporter

@@ -35,22 +35,17 @@ class TaskSpec:
     """One process of a training job.
 
     Attributes:
-        job_id: the job's identifier.
-        role: the process' role.
-        index: its number among the processes of that role.
         cluster: role -> `host:port` of each of its processes, by index.
-        api: how the script trains.
         variables: variable name -> index of its ps. A variable not in it goes to the ps given by `ps_of`.
         checkpoint_dir: any path that `tf.io.gfile` understands, the same in all processes.
         checkpoint_interval_s: seconds between periodic checkpoints.
-        attempt: number of attempts of the job before this one.
+        attempt: number of earlier attempts of the job.
         fingerprint: `dike.checkpoints.fingerprint` of the planned model; empty for no check.
         cached_batch_size: planned samples per step if the model's profile was cached by an earlier command, so that the
             chief has to compare the model with it; None if the profile was read for this job.
         batch_size: planned samples per step; 0 if unknown.
         replicas: gradients per step of a synchronous job, so that the global batch stays the same when the number of
             workers changes; None for one per worker.
-        gpus: number of its GPUs.
         report_fd: file descriptor for `dike.reporting`; None to report nothing.
     """
 
@@ -72,7 +67,7 @@ class TaskSpec:
 
     @property
     def name(self) -> str:
-        """Role and index, such as `worker:0`."""
+        """Such as `worker:0`."""
         return f"{self.role}:{self.index}"
 
     @property
@@ -82,7 +77,6 @@ class TaskSpec:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process initialises variables and writes checkpoints."""
         return self.is_plain or is_chief(self.api, self.role, self.index)
 
     @property
@@ -112,6 +106,6 @@ class TaskSpec:
 
 
 def current(environ: Mapping[str, str] = os.environ) -> TaskSpec | None:
-    """The task of this process; None if it is not part of a Dike job."""
+    """None if this process is not part of a Dike job."""
     text = environ.get(VARIABLE)
     return TaskSpec.loads(text) if text else None

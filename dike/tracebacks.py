@@ -12,12 +12,9 @@ _NOTEBOOK = f"{os.sep}IPython{os.sep}"
 
 
 def error_lines(error: BaseException, *, is_deliberate: bool = False) -> list[str]:
-    """Formats an error of a script as Python does, without Dike's frames.
+    """Formats an error of a script as Python does, without Dike's frames unless Dike's own code raised it.
 
-    Args:
-        error: the error. If Dike's own code raised it, those frames stay.
-        is_deliberate: whether Dike raised it on purpose with a complete message: then the traceback ends at the user's
-            line.
+    With `is_deliberate`, Dike raised it on purpose with a complete message: then the traceback ends at the user's line.
     """
     report = traceback.TracebackException.from_exception(error)
     if is_deliberate:

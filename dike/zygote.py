@@ -45,7 +45,6 @@ during a fork and works without its background thread afterwards (`background_th
 """
 
 Run = Callable[[Sequence[str]], NoReturn]
-"""Runs the script `argv[0]` with the arguments after it, and ends the process."""
 
 
 _isolated: list[str] = []
@@ -53,7 +52,6 @@ _isolated: list[str] = []
 
 
 def main() -> None:
-    """Imports the modules, reports that, and forks until the other end is closed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("launcher")
     parser.add_argument("fd", type=int)
@@ -83,15 +81,12 @@ def main() -> None:
 
 
 def fork_zygote(launcher: str, log: Path, closed: Sequence[int]) -> tuple[socket.socket, int]:
-    """Forks a zygote off this process, which must be a zygote's fork without threads.
+    """Forks a zygote off this process, a zygote's fork without threads; returns the socket to it and its pid.
 
     Args:
         launcher: its LAUNCHER.
         log: receives its output.
         closed: file descriptors that it closes.
-
-    Returns:
-        The socket to it, and its pid.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
@@ -167,7 +162,7 @@ def _why_unfit() -> str:
 
 
 def preload(names: Sequence[str], companions: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Imports modules and their companions; returns those imported, and those that could not be."""
+    """Returns the modules imported, and those that could not be."""
     loaded, skipped = [], []
     for name in names:
         try:
@@ -195,7 +190,6 @@ def _reserve_descriptors(fd: int) -> socket.socket:
 
 
 def _fork(run: Run, connection: socket.socket, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
-    """Forks the process; returns the answer."""
     sys.stdout.flush()
     reader, writer = os.pipe()
     try:

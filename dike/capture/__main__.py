@@ -48,23 +48,19 @@ _REMOVED = {
     "examples": "was removed in TensorFlow 2.1; tf.keras.datasets has MNIST",
     "layers": _KERAS_2,
     "nn.rnn_cell": _KERAS_2,
-    "train.Supervisor": "is gone since TensorFlow 2.0; use tf.compat.v1.train.MonitoredTrainingSession",
+    "train.Supervisor": "was removed in TensorFlow 2.0; use tf.compat.v1.train.MonitoredTrainingSession",
 }
 """Name below `tf` -> since when it is removed, and the replacement."""
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Captures a model in a fork of a zygote (`dike.zygote`), and ends the process."""
+    """Called in a fork of a zygote (`dike.zygote`)."""
     set_name("dike profile")
     main(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Parses the arguments, captures the model and ends the process.
-
-    Args:
-        argv: the arguments; None for those of the command line.
-    """
+    """Ends the process. `argv` is by default the command line's."""
     parser = argparse.ArgumentParser(prog="python -m dike.capture", description="Writes a script's model profile.")
     goal = parser.add_mutually_exclusive_group(required=True)
     goal.add_argument("--output", type=Path, help="file that gets the profile or the error")
@@ -140,9 +136,7 @@ def _removed_name(error: BaseException | None) -> str:
             return f"tf.{name}, which {advice}"
     if _is_in_v1(parts):
         old = ".".join(parts)
-        return (
-            f"tf.{old}, which is gone since TensorFlow 2.0; use tf.compat.v1.{old} or import tensorflow.compat.v1 as tf"
-        )
+        return f"tf.{old}, which was removed in TensorFlow 2.0; use tf.compat.v1.{old} or import tensorflow.compat.v1 as tf"
     return ""
 
 

@@ -1,8 +1,7 @@
 """Captures the model of a script with its own `ClusterCoordinator`, at the first step that it schedules.
 
-The client has no cluster, so the strategy is replaced by a local one and the coordinator by a stub. Both are replaced
-at the class, so every spelling is covered. A loop over `tf.GradientTape` without a coordinator is detected before its
-first step changes a variable.
+The client has no cluster, so the classes of strategy and coordinator are patched to local stubs. A loop over
+`tf.GradientTape` without a coordinator is detected before its first step changes a variable.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ _state: dict[str, Any] = {"strategy": None, "optimizer": None, "trace": None, "f
 
 
 def install(sink: Sink) -> None:
-    """Replaces `ParameterServerStrategy` and `ClusterCoordinator`, and watches gradient tapes."""
     from tensorflow.python.distribute import parameter_server_strategy_v2
     from tensorflow.python.distribute.coordinator import cluster_coordinator
     from tensorflow.python.eager import backprop
@@ -53,12 +51,9 @@ def fit_begins() -> None:
 
 
 def capture_own_loop(sink: Sink, step: str, trainable: Callable[[], Iterable[Any]] | None = None) -> None:
-    """Captures a script with a training loop of its own, before the step. Returns if a step is captured instead.
+    """Captures a script with a training loop of its own, before the call `step`. Returns if a step is captured instead.
 
-    Args:
-        sink: receives the profile.
-        step: what the script calls.
-        trainable: returns the trained variables; None for those whose gradients a tape has computed.
+    `trainable` returns the trained variables, by default those whose gradients a tape has computed.
     """
     from tensorflow.python.framework import ops
 
@@ -165,7 +160,6 @@ def watch_optimizers(sink: Sink, keras: ModuleType) -> None:
 
 
 def script_has_strategy() -> bool:
-    """Whether the script has created a `ParameterServerStrategy`."""
     return _state["strategy"] is not None
 
 

@@ -1,6 +1,6 @@
 """Captures the model of a TensorFlow 1 script at its first training session.
 
-Classes and their methods are wrapped, not the names they are exported under, so every spelling is covered.
+Classes are patched, not the names they are exported under.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from dike.v1.graphs import fetched_operations
 _PASS_THROUGH_OPS = frozenset({"ReadVariableOp", "Identity", "Cast", "Add", "AddV2", "Squeeze", "Reshape"})
 """Types of ops between the global step and what a script fetches to read it."""
 MAX_VISITED_OPS = 100
-"""Maximum number of ops searched for the global step."""
+"""In the search for the global step."""
 
 
 def install(sink: Sink) -> None:
-    """Wraps optimizers, sessions and servers of TensorFlow 1."""
     training.install(synchronous=True, before_update=lambda optimizer: coordinator.capture_optimizer(sink, optimizer))
     capture = _GraphCapture(sink)
     capture.wrap_sessions()

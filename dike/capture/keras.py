@@ -18,7 +18,6 @@ from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
 
 def install(sink: Sink, keras: ModuleType) -> None:
-    """Wraps `Model.fit` of the module `keras` or `tf_keras`."""
     api = Api.TF_KERAS if keras.__name__ == "tf_keras" else Api.KERAS
     owner = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
     original = owner.fit

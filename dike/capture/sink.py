@@ -30,7 +30,7 @@ class Sink:
 
     Attributes:
         script: the script's file name, which becomes the profile's name.
-        batch_size: samples per step in place of the script's own; None for the script's.
+        batch_size: samples per step in place of the script's own, if any.
         deliver: takes the profile and ends the process.
         refuse: takes one sentence on why there is none, and ends the process.
     """
@@ -43,9 +43,7 @@ class Sink:
     def loop_profile(self, how: str, trainable: Iterable[Any]) -> ModelProfile:
         """The profile of a script that trains in a way of its own: one task, with at most its variables known.
 
-        Args:
-            how: completes "it trains".
-            trainable: the variables that it trains, if they exist already.
+        `how` completes "it trains"; `trainable` are its trained variables, if they exist already.
         """
         specs = []
         if variables := list(trainable):

@@ -23,9 +23,7 @@ class StepTrace:
     """A scheduled step and what was recorded while it was traced.
 
     Attributes:
-        function: the scheduled function, a `tf.function` or a plain one.
-        args: its arguments.
-        kwargs: its keyword arguments.
+        function: a `tf.function` or a plain one.
         datasets: the script's per-worker datasets.
         targets: tensors whose gradients were computed.
         sources: variables with respect to which they were computed, by id.
@@ -39,7 +37,6 @@ class StepTrace:
     sources: dict[int, Any] = field(default_factory=dict)
 
     def add_gradient(self, target: Any, sources: Any) -> None:
-        """Records one call of a gradient tape."""
         import tensorflow as tf
 
         self.targets += [tensor for tensor in tf.nest.flatten(target) if hasattr(tensor, "op")]
@@ -49,7 +46,6 @@ class StepTrace:
                 self.sources[id(variable)] = variable
 
     def graph(self) -> Any:
-        """Traces the step and returns its graph."""
         import tensorflow as tf
 
         function = self.function if hasattr(self.function, "get_concrete_function") else tf.function(self.function)
@@ -62,16 +58,13 @@ class StepTrace:
 def coordinator_profile(
     name: str, trace: StepTrace, optimizer_of: Callable[[], Any], batch_size: int | None = None
 ) -> ModelProfile:
-    """Profiles a scheduled step.
+    """Traces and profiles a scheduled step; raises BadInputError if nothing is trainable or the batch size is unknown.
 
     Args:
         name: the profile's name.
-        trace: the step; it is traced here.
+        trace: the step.
         optimizer_of: returns the Keras optimizer that the step has used, or None; called after tracing.
         batch_size: samples per step in place of the script's own.
-
-    Raises:
-        BadInputError: if nothing is trainable or the batch size cannot be determined.
     """
     graph = trace.graph()
     size = batch_size or _batch_size(trace)
@@ -131,7 +124,6 @@ def _is_inside(graph: Any, outer: Any) -> bool:
 
 
 def _by_graph(targets: Sequence[Any]) -> list[list[Any]]:
-    """The losses, grouped by graph."""
     groups: dict[int, list[Any]] = {}
     for target in targets:
         groups.setdefault(id(target.graph), []).append(target)

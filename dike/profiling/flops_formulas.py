@@ -13,7 +13,6 @@ from typing import Any
 Dims = Callable[[Any], tuple[int, ...]]
 """Tensor -> its dimensions; raises `UnknownShapeError`."""
 Formula = Callable[[Any, Dims], float]
-"""Operation, Dims -> FLOPs."""
 
 
 class UnknownShapeError(Exception):
@@ -21,7 +20,6 @@ class UnknownShapeError(Exception):
 
 
 def formula_of(op_type: str) -> Formula | None:
-    """The formula for a type of op, or None."""
     return _FORMULAS.get(op_type)
 
 

@@ -135,13 +135,7 @@ def _function_batch(graph: Any, name: str) -> int | None:
 def with_batch_size(graph: Any, size: int, fed: Mapping[str, tuple[int, ...]]) -> Any:
     """A copy of the graph in which placeholders and iterators have a known batch dimension.
 
-    Args:
-        graph: a TensorFlow 1 graph, which is not changed.
-        size: samples per step.
-        fed: placeholder's op name -> shape of its feed, if known.
-
-    Raises:
-        ValueError: if the graph contradicts these shapes.
+    Raises ValueError if the graph contradicts it or the fed shapes.
     """
     import tensorflow as tf
 

@@ -31,12 +31,7 @@ NeededOutputs = dict[Any, set[int]]
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs of an op, including the functions that it calls.
-
-    Attributes:
-        total: the sum.
-        longest: along the most expensive path of dependent ops.
-    """
+    """Total FLOPs of an op or a function, and FLOPs along its most expensive path of dependent ops."""
 
     total: float = 0.0
     longest: float = 0.0
@@ -65,20 +60,13 @@ class FlopsReader:
 
     def graph_cost(self, graph: Any) -> Cost:
         """Cost of all results and side effects of a traced function."""
-        return self._cost(self._body(graph, frozenset(range(len(graph.outputs))))[0])
+        return self._cost(self._needed_in_function(graph, frozenset(range(len(graph.outputs))))[0])
 
     def cost(self, fetches: Iterable[Any], control: bool = True, fed: Collection[str] = ()) -> Cost:
-        """Cost of computing tensors and running operations of one graph.
-
-        Args:
-            fetches: the tensors and operations.
-            control: whether control dependencies count as well.
-            fed: names of ops whose values are given.
-        """
+        """Cost of computing tensors and running operations of one graph; ops in `fed` have given values."""
         return self._cost(self._needed_ops(fetches, control, fed))
 
     def _needed_ops(self, fetches: Iterable[Any], control: bool = True, fed: Collection[str] = ()) -> NeededOutputs:
-        """All that has to run for the fetches."""
         found: NeededOutputs = {}
         pending: list[Any] = []
 
@@ -112,7 +100,7 @@ class FlopsReader:
         """Indices of the inputs that an op needs for these outputs; usually all."""
         kind = operation.type
         if kind in _LOOPS:
-            return self._carried(operation, outputs)
+            return self._needed_loop_variables(operation, outputs)
         if kind in _BRANCHES:
             needed = {
                 index + 1
@@ -125,7 +113,7 @@ class FlopsReader:
             return self._arguments(operation, name, list(operation.inputs), outputs)
         return range(len(operation.inputs))
 
-    def _carried(self, loop: Any, outputs: set[int]) -> set[int]:
+    def _needed_loop_variables(self, loop: Any, outputs: set[int]) -> set[int]:
         """Loop variables of a `While` that these outputs need."""
         inputs = list(loop.inputs)
         if _NO_OUTPUT in outputs:
@@ -142,9 +130,9 @@ class FlopsReader:
         graph = self._function_graph(operation, name, arguments)
         if graph is None or len(graph.inputs) != len(arguments):
             return range(len(arguments))
-        return self._body(graph, frozenset(outputs - {_NO_OUTPUT}))[1]
+        return self._needed_in_function(graph, frozenset(outputs - {_NO_OUTPUT}))[1]
 
-    def _body(self, graph: Any, outputs: frozenset[int]) -> tuple[NeededOutputs, frozenset[int]]:
+    def _needed_in_function(self, graph: Any, outputs: frozenset[int]) -> tuple[NeededOutputs, frozenset[int]]:
         """Ops that have to run in a function for these results, and the arguments that they need."""
         known = self._bodies.get((id(graph), outputs))
         if known is None:
@@ -172,14 +160,14 @@ class FlopsReader:
         return Cost(sum(cost.total for cost in costs.values()), float(longest))
 
     def _cost_of_all_trips(self, operation: Any, outputs: set[int], frames: Frames) -> Cost:
-        cost = self._of(operation, outputs)
+        cost = self._op_cost(operation, outputs)
         trips = frames.trips(operation) if cost.total else 1
         if trips is None:
             self.uncounted["while_loop of unknown length"] += 1
             return cost
         return cost.times(trips)
 
-    def _of(self, operation: Any, outputs: set[int]) -> Cost:
+    def _op_cost(self, operation: Any, outputs: set[int]) -> Cost:
         kind = operation.type
         if kind in _LOOPS:
             return self._loop(operation, outputs)
@@ -211,7 +199,7 @@ class FlopsReader:
     def _dims(self, tensor: Any) -> tuple[int, ...]:
         shape = tensor.shape
         if self.reference is not None and not shape.is_fully_defined():
-            shape = _filled(shape, self.reference.get_tensor_by_name(tensor.name).shape)
+            shape = _merged_shape(shape, self.reference.get_tensor_by_name(tensor.name).shape)
         if shape.rank is None:
             raise UnknownShapeError(tensor.name)
         dims = shape.as_list()
@@ -223,7 +211,9 @@ class FlopsReader:
 
     def _loop(self, operation: Any, outputs: set[int]) -> Cost:
         inputs = list(operation.inputs)
-        body = self._function(operation, _function_name(operation, "body"), inputs, self._carried(operation, outputs))
+        body = self._function(
+            operation, _function_name(operation, "body"), inputs, self._needed_loop_variables(operation, outputs)
+        )
         condition = self._function(operation, _function_name(operation, "cond"), inputs, {0})
         once = Cost(body.total + condition.total, body.longest + condition.longest)
         test = self._function_graph(operation, _function_name(operation, "cond"), inputs)
@@ -246,7 +236,7 @@ class FlopsReader:
         if graph is None:
             self.uncounted[operation.type] += 1
             return Cost()
-        return self._cost(self._body(graph, frozenset(outputs - {_NO_OUTPUT}))[0])
+        return self._cost(self._needed_in_function(graph, frozenset(outputs - {_NO_OUTPUT}))[0])
 
     def _function_graph(self, operation: Any, name: str, arguments: list[Any]) -> Any | None:
         if (operation, name) not in self._graphs:
@@ -259,7 +249,6 @@ def _function_name(operation: Any, attribute: str) -> str:
 
 
 def _called(operation: Any) -> str | None:
-    """The function that an op calls."""
     if operation.type in _CALLS:
         return _function_name(operation, "f")
     return operation.type if operation.graph._get_function(operation.type) is not None else None
@@ -279,13 +268,13 @@ def _branch_names(operation: Any) -> list[str]:
     return [names[int(chosen)] if 0 <= int(chosen) < len(names) else names[-1]]
 
 
-def _filled(shape: Any, other: Any) -> Any:
+def _merged_shape(shape: Any, other: Any) -> Any:
     """The shape, with its unknown dimensions taken from the other."""
     if shape.rank is None:
         return other
     if other.rank != shape.rank:
         return shape
-    return type(shape)([mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True)])
+    return type(shape)([dim if dim is not None else known for dim, known in zip(shape, other, strict=True)])
 
 
 def _computes_floats(operation: Any) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 _ENTER = ("Enter", "RefEnter")
 _EXIT = ("Exit", "RefExit")
-_BACK = ("NextIteration", "RefNextIteration")
 _LOOPS = ("While", "StatelessWhile")
 
 
@@ -24,12 +23,7 @@ def constant(tensor: Any) -> Any | None:
 
 
 def while_trips(loop: Any, condition: Any) -> int | None:
-    """Maximum number of trips of a `While` op, or None if unknown.
-
-    Args:
-        loop: the op.
-        condition: the graph of its condition, whose inputs correspond to the op's.
-    """
+    """Maximum number of trips of a `While` op, or None if unknown. `condition` is the graph of its condition."""
     arguments = dict(zip((tensor.name for tensor in condition.inputs), loop.inputs, strict=False))
     found = []
     for comparison in _comparisons(condition.outputs[0].op):
@@ -37,7 +31,7 @@ def while_trips(loop: Any, condition: Any) -> int | None:
         start = arguments.get(counter.name)
         end = arguments.get(limit.name, limit)
         if start is not None:
-            found.append(_rounds(comparison.type, _loop_result(start), _loop_result(end)))
+            found.append(_trip_count(comparison.type, _loop_result(start), _loop_result(end)))
     return _smallest(found)
 
 
@@ -56,17 +50,17 @@ def _comparisons(operation: Any) -> list[Any]:
     return [operation] if operation.type in ("Less", "LessEqual", "GreaterEqual", "Greater") else []
 
 
-def _rounds(kind: str, start: Any | None, end: Any | None) -> int | None:
+def _trip_count(kind: str, start: Any | None, end: Any | None) -> int | None:
     if start is None or end is None or getattr(start, "ndim", 0) != 0 or getattr(end, "ndim", 0) != 0:
         return None
-    rounds = int(end) - int(start) if kind.startswith("Less") else int(start) - int(end)
-    rounds += int(kind.endswith("Equal"))
+    trips = int(end) - int(start) if kind.startswith("Less") else int(start) - int(end)
+    trips += int(kind.endswith("Equal"))
     # A loop without `maximum_iterations` carries -1 for it.
-    return rounds if rounds > 0 else None
+    return trips if trips > 0 else None
 
 
 def _smallest(candidates: Iterable[int | None]) -> int | None:
-    return min((rounds for rounds in candidates if rounds is not None), default=None)
+    return min((trips for trips in candidates if trips is not None), default=None)
 
 
 class Frames:
@@ -79,7 +73,7 @@ class Frames:
         pending = [operation for operation in operations if operation.type in _ENTER]
         if not pending:
             return
-        self._follow(operations)
+        self._propagate(operations)
         for operation, frames in self._frames_of.items():
             if operation.type == "LoopCond" and frames:
                 self._conditions[frames[-1]] = operation
@@ -88,19 +82,19 @@ class Frames:
         """How often the op runs: 1 outside loops, None inside a loop of unknown length."""
         total = 1
         for frame in self._frames_of.get(operation, ()):
-            rounds = self._rounds_of(frame)
-            if rounds is None:
+            trips = self._frame_trips(frame)
+            if trips is None:
                 return None
-            total *= rounds
+            total *= trips
         return total
 
-    def _follow(self, operations: list[Any]) -> None:
+    def _propagate(self, operations: list[Any]) -> None:
         """Propagates frames from inputs to ops until nothing changes."""
         pending = list(operations)
         while pending:
             operation = pending.pop()
-            frames = max((self._after(tensor.op) for tensor in operation.inputs), key=len, default=())
-            controls = max((self._after(control) for control in operation.control_inputs), key=len, default=())
+            frames = max((self._result_frames(tensor.op) for tensor in operation.inputs), key=len, default=())
+            controls = max((self._result_frames(control) for control in operation.control_inputs), key=len, default=())
             frames = max(frames, controls, key=len)
             if operation.type in _ENTER:
                 frames = (*frames, operation.get_attr("frame_name").decode())
@@ -109,28 +103,28 @@ class Frames:
                 pending.extend(consumer for output in operation.outputs for consumer in output.consumers())
                 pending.extend(operation._control_outputs)
 
-    def _after(self, operation: Any) -> tuple[str, ...]:
+    def _result_frames(self, operation: Any) -> tuple[str, ...]:
         """Frames that the op's results are in."""
         frames = self._frames_of.get(operation, ())
         return frames[:-1] if operation.type in _EXIT else frames
 
-    def _rounds_of(self, frame: str) -> int | None:
+    def _frame_trips(self, frame: str) -> int | None:
         condition = self._conditions.get(frame)
         if condition is None:
             return None
         found = []
         for comparison in _comparisons(condition):
-            counter, limit = (self._entering(tensor) for tensor in comparison.inputs)
+            counter, limit = (self._initial_value(tensor) for tensor in comparison.inputs)
             if counter.op.type in _EXIT:
                 # The gradient's loop counts down from the forward loop's trips.
                 forward = self._frames_of.get(counter.op, ())
-                found.append(self._rounds_of(forward[-1]) if forward and forward[-1] != frame else None)
+                found.append(self._frame_trips(forward[-1]) if forward and forward[-1] != frame else None)
             else:
-                found.append(_rounds(comparison.type, constant(counter), constant(limit)))
+                found.append(_trip_count(comparison.type, constant(counter), constant(limit)))
         return _smallest(found)
 
     @staticmethod
-    def _entering(tensor: Any) -> Any:
+    def _initial_value(tensor: Any) -> Any:
         """The initial value, outside the loop, of a loop variable."""
         if tensor.op.type in ("Merge", "RefMerge"):
             tensor = tensor.op.inputs[0]

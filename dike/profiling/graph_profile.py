@@ -31,18 +31,15 @@ def graph_profile(
     batch_size: int | None = None,
     fetched: Sequence[Any] = (),
 ) -> ModelProfile:
-    """Profiles a graph.
+    """Profiles a graph; raises BadInputError if nothing is trainable or the batch size is unknown.
 
     Args:
         name: the profile's name.
-        graph: the graph, which is not changed.
+        graph: is not changed.
         training: its losses and updates.
         fed: placeholder's op name -> shape of its feed.
         batch_size: samples per step in place of the graph's own.
         fetched: operations that the first training step runs, if known.
-
-    Raises:
-        BadInputError: if nothing is trainable or the batch size cannot be determined.
     """
     losses = _losses_of(training, fetched, fed) if fetched else training.losses
     synchronous = _is_synchronous(training)
@@ -118,7 +115,6 @@ def _trainable(graph: Any, training: TrainingGraph) -> list[Any]:
 
 
 def _sample_bytes(forward: list[Any], by_name: Any, size: int) -> int:
-    """Bytes that one sample feeds into the graph."""
     total = 0
     for operation in forward:
         if not operation.type.startswith(("Placeholder", "IteratorGetNext", "QueueDequeue")):

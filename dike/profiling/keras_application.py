@@ -14,11 +14,7 @@ _BATCH_SIZE = 32
 
 
 def application_profile(name: str, batch_size: int | None = None) -> ModelProfile:
-    """Profiles `keras.applications.NAME` at its default input size, trained by plain SGD.
-
-    Raises:
-        BadInputError: if there is no such model; the message suggests the nearest name.
-    """
+    """Profiles `keras.applications.NAME` at its default input size, trained by plain SGD."""
     import tensorflow as tf
 
     from dike.keras3.mirrored import why_not

@@ -16,18 +16,14 @@ STEP_PER_FORWARD = 3.0
 
 
 def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int | None = None) -> ModelProfile:
-    """Profiles a built and compiled model.
+    """Profiles a built and compiled model; raises BadInputError if it has no trainable parameters.
 
     Args:
         name: the profile's name.
         api: `KERAS` or `TF_KERAS`.
         model: the model.
-        batch: one batch of training data as `train_step` takes it: x, (x, y) or (x, y, sample_weight), of tensors
-            or tensor specs.
+        batch: as `train_step` takes it: x, (x, y) or (x, y, sample_weight), of tensors or tensor specs.
         batch_size: samples per step in place of the batch's own.
-
-    Raises:
-        BadInputError: if the model has no trainable parameters.
     """
     own_size = _first_dim(batch)
     size = batch_size or own_size

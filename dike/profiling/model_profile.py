@@ -39,11 +39,7 @@ class Findings:
     synchronous: bool = False
 
     def profile(self) -> ModelProfile:
-        """Builds the profile.
-
-        Raises:
-            BadInputError: if nothing is trainable.
-        """
+        """Raises BadInputError if nothing is trainable."""
         trainable_ids = {id(variable) for variable in self.trainable}
         specs = [
             VariableSpec.of(name, variable, is_trained=id(variable) in trainable_ids)

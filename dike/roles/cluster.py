@@ -23,8 +23,8 @@ _CONNECT_TIMEOUT_S = 1.0
 class Cluster:
     """Connects to the job's servers, once.
 
-    Connecting discards TensorFlow's local variables, datasets and functions, so it has to happen before the script
-    creates any; and settings (`tf.config`) can only be changed before it. Hence `connect_at_first_use`.
+    Connecting discards TensorFlow's local variables, datasets and functions, and fixes settings (`tf.config`), so it
+    has to happen after the script's settings and before its first variable: see `connect_at_first_use`.
     """
 
     def __init__(self, task: TaskSpec) -> None:
@@ -34,7 +34,6 @@ class Cluster:
 
     @property
     def strategy(self) -> Any:
-        """The `ParameterServerStrategy` over the job's ps and workers."""
         with self._lock:
             if self._strategy is None:
                 self._strategy = self._connect()
@@ -42,7 +41,6 @@ class Cluster:
 
     @functools.cached_property
     def coordinator(self) -> Any:
-        """The `ClusterCoordinator` that hands out steps."""
         import tensorflow as tf
 
         watch_coordinators()
@@ -96,11 +94,7 @@ def _accepts(address: str) -> bool:
 def install(task: TaskSpec, *, reports_steps: bool = True) -> None:
     """Supports a `ClusterCoordinator` outside Dike, the script's own or tf_keras': places variables and reports speeds.
 
-    Called when TensorFlow is imported.
-
-    Args:
-        task: the chief's task.
-        reports_steps: whether to report the steps that are handed out, where nothing more is known of progress.
+    With `reports_steps`, reports the steps that are handed out too, where nothing more is known of progress.
     """
     _place_as_planned(task)
     watch_coordinators()
@@ -156,12 +150,6 @@ def log(text: str) -> None:
 
 
 def log_restored(path: str, epoch: int, batch: int) -> None:
-    """Logs where a `fit` resumes, or that it has ended.
-
-    Args:
-        path: the checkpoint.
-        epoch: the current or next epoch, from 0.
-        batch: number of batches done in it.
-    """
+    """`epoch` is the current or next one, from 0; `batch` the number of its batches done."""
     where = f"after epoch {epoch}" if epoch and not batch else f"epoch {epoch + 1}, after batch {batch}"
     log(f"restored '{path}': {where}.")

@@ -16,17 +16,14 @@ from dike.task import TaskSpec
 
 
 def take_ownership(task: TaskSpec) -> None:
-    """Makes the task the owner of its checkpoint folder. Chiefs must call it before they read or write checkpoints.
+    """Makes the task the owner of its checkpoint folder; ends the process if a later attempt owns it.
 
-    Ends the process if a later attempt owns the folder.
-
-    Raises:
-        BadInputError: if another model's checkpoints are in the folder.
+    Chiefs must call it before they use checkpoints. Raises BadInputError if another model's are in the folder.
     """
     checkpoints.check_model(task)
     owner = checkpoints.checkpoint_owner(task)
     if owner is not None and owner[0] == task.job_id and owner[1] > task.attempt:
-        _leave(task)
+        _exit_fenced(task)
     checkpoints.write_owner(task)
 
 
@@ -36,12 +33,12 @@ def check(task: TaskSpec) -> None:
     if owner == (task.job_id, task.attempt):
         return
     if owner is not None and (owner[0] != task.job_id or owner[1] > task.attempt):
-        _leave(task)
+        _exit_fenced(task)
     # An earlier attempt that was slow to start has overwritten the owner, or the folder was emptied.
     checkpoints.write_owner(task)
 
 
-def _leave(task: TaskSpec) -> NoReturn:
+def _exit_fenced(task: TaskSpec) -> NoReturn:
     # Without exit handlers, so that the script does not write what its successor will write.
     print(
         f"dike: a later attempt, or another job, has taken over the checkpoint folder '{task.checkpoint_dir}'; attempt "

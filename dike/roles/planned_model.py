@@ -20,8 +20,6 @@ from dike.task import VARIABLE, TaskSpec
 
 @dataclass(frozen=True)
 class _Start:
-    """Command, folder and environment that this process started the script with."""
-
     command: tuple[str, ...]
     folder: str
     environment: dict[str, str]
@@ -31,25 +29,17 @@ _start: _Start | None = None
 
 
 def remember_start(argv: Sequence[str]) -> None:
-    """Records how the script is started. Must be called before the script runs, which may change all of it.
-
-    Args:
-        argv: the script and its arguments.
-    """
+    """Must be called before the script, which is `argv[0]`, runs, as it may change all of it."""
     global _start
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "TF_CONFIG")}
     _start = _Start(tuple(argv), os.getcwd(), environment)
 
 
 def check(task: TaskSpec, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-    """Compares the model's variables with the planned ones. Must be called by the chief before it uses checkpoints.
+    """Compares the variables, by unique name, with the planned ones. Chiefs call it before they use checkpoints.
 
-    If they differ, it does not return: `dike.capture` replaces this process, reports the script's model, and ends with
+    If they differ, `dike.capture` replaces this process, reports the script's model, and ends with
     `EXIT_CODE_OTHER_MODEL`.
-
-    Args:
-        task: the chief's task.
-        variables: returns the unique names and the variables that a profile would contain.
     """
     if task.cached_batch_size is None or task.report_fd is None or not task.is_chief or _start is None:
         return

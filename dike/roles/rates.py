@@ -13,7 +13,6 @@ from typing import Any
 from dike.reporting import reporter
 
 REPORT_INTERVAL_S = 2.0
-"""Interval between two reports."""
 
 
 @dataclass
@@ -21,35 +20,29 @@ class _Pace:
     """Progress of one worker.
 
     Attributes:
-        steps: steps done since the last report.
+        steps: done since the last report.
         busy_s: seconds it worked on them.
-        begun_s: when it began the current call; None if there is none.
-        steps_per_call: steps of the current call.
-        known: values of `steps_per_call` seen before. A first call includes tracing and is not counted.
+        begun_s: start of the current call.
+        traced: values of `steps_per_call` seen before. A first call includes tracing and is not counted.
     """
 
     steps: int = 0
     busy_s: float = 0.0
     begun_s: float | None = None
     steps_per_call: int = 1
-    known: set[int] = field(default_factory=set)
+    traced: set[int] = field(default_factory=set)
 
     def rate(self, now_s: float) -> float | None:
         """Steps per second; None if no step is done and the current one is not slow yet."""
         if self.steps:
             return self.steps / self.busy_s if self.busy_s > 0 else None
-        if self.steps_per_call in self.known and self.begun_s is not None and now_s - self.begun_s > REPORT_INTERVAL_S:
+        if self.steps_per_call in self.traced and self.begun_s is not None and now_s - self.begun_s > REPORT_INTERVAL_S:
             return self.steps_per_call / (now_s - self.begun_s)
         return None
 
 
 class WorkerRates:
-    """Sums up workers' steps and reports their speeds every `REPORT_INTERVAL_S`. Thread-safe.
-
-    Args:
-        report: receives worker index -> steps per second of working time.
-        clock: seconds, monotonic.
-    """
+    """Reports each worker's steps per second of working time, every `REPORT_INTERVAL_S`. Thread-safe."""
 
     def __init__(
         self,
@@ -70,22 +63,17 @@ class WorkerRates:
             pace.begun_s, pace.steps_per_call = now_s, steps
 
     def done(self, worker: int, busy_s: float | None = None) -> None:
-        """Ends the worker's call.
-
-        Args:
-            worker: its index.
-            busy_s: seconds that it took; None for the time since `begin`.
-        """
+        """Ends the worker's call, which took `busy_s`, by default the time since `begin`."""
         now_s = self._clock()
         with self._lock:
             pace = self._paces.setdefault(worker, _Pace())
             if busy_s is None and pace.begun_s is not None:
                 busy_s = now_s - pace.begun_s
             pace.begun_s = None
-            if pace.steps_per_call in pace.known and busy_s is not None:
+            if pace.steps_per_call in pace.traced and busy_s is not None:
                 pace.steps += pace.steps_per_call
                 pace.busy_s += busy_s
-            pace.known.add(pace.steps_per_call)
+            pace.traced.add(pace.steps_per_call)
             if now_s - self._reported_s < REPORT_INTERVAL_S:
                 return
             self._reported_s = now_s
@@ -100,7 +88,6 @@ _steps_per_call: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary
 
 
 def set_steps_per_call(function: Any, steps: int) -> None:
-    """Sets the number of steps that a call of the concrete function computes."""
     _steps_per_call[function] = steps
 
 
@@ -108,7 +95,7 @@ def set_steps_per_call(function: Any, steps: int) -> None:
 def watch_coordinators() -> None:
     """Reports the speeds of all workers of every `ClusterCoordinator` of this process from now on.
 
-    TensorFlow has no public API for which worker computes a step; only this function uses the private one.
+    TensorFlow's API for which worker computes a step is private; only this function uses it.
     """
     from tensorflow.python.distribute.coordinator import cluster_coordinator
 

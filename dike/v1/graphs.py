@@ -41,7 +41,7 @@ def fetched_operations(graph: Any, fetches: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def unfinalized(graph: Any) -> Iterator[None]:
-    """Adds ops to `graph`, even if the script has finalised it."""
+    """Allows ops to be added to a finalised graph."""
     finalised = graph.finalized
     if finalised:
         graph._unsafe_unfinalize()

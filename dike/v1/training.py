@@ -25,7 +25,6 @@ class Gradients:
     """Gradients that an optimizer or the script has computed.
 
     Attributes:
-        loss: the differentiated tensor.
         operations: the ops that compute them.
         of_variables: whether with respect to variables, as in scripts that clip gradients; others have another purpose,
             such as a penalty on the gradients of the inputs. Optimizers differentiate with respect to tensors.
@@ -38,12 +37,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Update:
-    """An op that applies gradients.
-
-    Attributes:
-        optimizer: the v1 optimizer that created it.
-        variables: those that it updates.
-    """
+    """An op that applies gradients to variables."""
 
     optimizer: Any
     variables: list[Any]
@@ -59,16 +53,17 @@ class TrainingGraph:
     """The training in one graph.
 
     Attributes:
-        given: tensors passed to optimizers, the outermost optimizer's first: a loss-scaling one passes on another.
-        unnamed: tensors differentiated before the first update, if no optimizer had been given one.
+        optimizer_losses: tensors passed to optimizers, the outermost optimizer's first: a loss-scaling one passes on
+            another.
+        gradient_losses: tensors differentiated before the first update, if no optimizer had been given one.
         gradients: all gradients computed.
         updates: ops that optimizers returned; a run that needs one of them is a training step.
         arrivals: synchronous update -> when this worker's gradients had all arrived, seconds since 1970.
         closures: cache of fetched names -> ops that the run needs.
     """
 
-    given: list[Any] = field(default_factory=list)
-    unnamed: list[Any] = field(default_factory=list)
+    optimizer_losses: list[Any] = field(default_factory=list)
+    gradient_losses: list[Any] = field(default_factory=list)
     gradients: list[Gradients] = field(default_factory=list)
     updates: dict[Any, Update] = field(default_factory=dict)
     arrivals: dict[Any, Any] = field(default_factory=dict)
@@ -76,24 +71,23 @@ class TrainingGraph:
 
     @property
     def losses(self) -> list[Any]:
-        return [*self.unnamed, *self.given]
+        return [*self.gradient_losses, *self.optimizer_losses]
 
     @property
     def loss(self) -> Any:
         """The loss to report; None if there is none yet."""
         of_variables = (each.loss for each in self.gradients if each.of_variables)
-        return self.given[0] if self.given else next(of_variables, None)
+        return self.optimizer_losses[0] if self.optimizer_losses else next(of_variables, None)
 
     @property
     def optimizers(self) -> list[Any]:
-        """Optimizers whose updates change variables."""
         return [update.optimizer for update in self.updates.values() if not update.is_synchronous]
 
     def extra_fetches(self, graph: Any, fetches: Any) -> dict[str, Any] | None:
         """Tensors to fetch beside `fetches` to report progress; None if the run does not train.
 
-        Keys are `step`, `loss` and, for synchronous updates, `arrived`: a list, see `arrivals`. The loss is left out if
-        it needs an input that the run does not.
+        Keys are `step`, `loss` (unless it needs an input that the run does not) and, for synchronous updates,
+        `arrived`: a list, see `arrivals`.
         """
         ops = fetched_operations(graph, fetches)
         if not self.trains(ops):
@@ -111,7 +105,6 @@ class TrainingGraph:
         return extra
 
     def trains(self, ops: Iterable[Any]) -> bool:
-        """Whether a run that needs `ops` is a training step."""
         return bool(self.updates) and not self.updates.keys().isdisjoint(self._closure(ops))
 
     def fetchable_loss(self, ops: Iterable[Any]) -> Any:
@@ -123,14 +116,13 @@ class TrainingGraph:
         return None if any(_is_input(op) for op in added) else loss
 
     def note_loss(self, loss: Any) -> None:
-        """Records a loss passed to an optimizer, which may pass it on to another of its methods."""
-        if all(loss is not known for known in self.given):
-            self.given.append(loss)
+        """The same loss may be passed to several methods of an optimizer."""
+        if all(loss is not known for known in self.optimizer_losses):
+            self.optimizer_losses.append(loss)
 
     def note_update(self, operation: Any, update: Update) -> None:
-        """Records an op of an optimizer that applies gradients."""
         if not self.losses:
-            self.unnamed.extend(each.loss for each in self.gradients)
+            self.gradient_losses.extend(each.loss for each in self.gradients)
         self.updates[operation] = update
 
     def _closure(self, ops: Iterable[Any]) -> frozenset[Any]:

@@ -9,7 +9,7 @@ from dike.task import TaskSpec
 
 
 def install(task: TaskSpec) -> None:
-    """Adapts the script's sessions, devices and optimizers to the task. Called when TensorFlow is imported."""
+    """Called when TensorFlow is imported."""
     # Not at the top: these modules import TensorFlow.
     from dike.v1 import training
     from dike.v1.job import cluster, monitored, plain, progress, synchronous

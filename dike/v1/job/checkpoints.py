@@ -15,11 +15,7 @@ from dike.task import TaskSpec
 
 
 def write(task: TaskSpec, saver: Any, session: Any, step: int, *, is_last: bool = False) -> bool:
-    """Writes the job's checkpoint of a step. Must be called by the chief, after `fencing.check`.
-
-    Returns:
-        Whether it was written; False on a full disk.
-    """
+    """Writes the job's checkpoint; returns False on a full disk. The chief must call `fencing.check` before."""
     prefix = f"{task.checkpoint_dir.rstrip('/')}/model.ckpt"
 
     def save() -> None:
@@ -41,10 +37,9 @@ def track_earlier_checkpoints(task: TaskSpec, saver: Any) -> None:
 
 
 def check_newest(task: TaskSpec) -> str | None:
-    """Path of the job's newest intact checkpoint, None if there is none; checks it against the default graph.
+    """Path of the job's newest intact checkpoint, None if there is none.
 
-    Raises:
-        BadInputError: if a variable is missing in the checkpoint or has another shape there.
+    Raises BadInputError if a variable of the default graph is missing in it or has another shape.
     """
     path = checkpoints.newest_intact(task.checkpoint_dir)
     if path is None:

@@ -20,7 +20,6 @@ _VARIABLE_OPS = frozenset(device_setter.STANDARD_PS_OPS)
 
 
 def install(task: TaskSpec) -> None:
-    """Replaces the script's servers and places its ops as planned."""
     _replace_servers(task)
     _place_all(task)
 
@@ -32,7 +31,7 @@ def _server(task_json: str) -> Any:
 
 
 def server(task: TaskSpec) -> Any:
-    """The server of this process, started at the first call."""
+    """Started at the first call."""
     return _server(task.dumps())
 
 
@@ -80,7 +79,7 @@ class Placement:
         self._creating = threading.local()
 
     def device_of(self, op: Any) -> str:
-        """The device for `op`, which may already have one of the script's."""
+        """`op` may already have a device of the script's."""
         if op.type in _VARIABLE_OPS and not getattr(self._creating, "local", False):
             return f"/job:ps/task:{self._task.ps_of(op.name)}/device:CPU:0"
         requested = op.device
@@ -107,7 +106,6 @@ class Placement:
 
 
 def _place_all(task: TaskSpec) -> None:
-    """Applies the placement to all graphs, including later ones."""
     placement = Placement(task)
     apply_device_functions = ops.Graph._apply_device_functions
     create_variable = variable_v1.default_variable_creator

@@ -34,12 +34,8 @@ _STOP_GRACE_S = 2
 class ProgressHook(tf.compat.v1.train.SessionRunHook):
     """Reports step and loss of every training run; the chief's also saves.
 
-    It saves when a session begins that was not restored, every interval, at SIGTERM, and when the session ends.
-
-    Args:
-        task: the process' task.
-        creator: the session's creator, whose scaffold has the saver.
-        others: the session's other hooks.
+    It saves when a session begins that was not restored, every interval, at SIGTERM, and when the session ends. The
+    scaffold of `creator`, the session's creator, has the saver; `others` are the session's other hooks.
     """
 
     def __init__(self, task: TaskSpec, creator: Any, others: Sequence[Any]) -> None:
@@ -56,7 +52,6 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         self._saved_step = -1
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Reports the variables' devices, the restored step and the last step."""
         if not _is_job_state(self._task, self._creator):
             return
         restored = getattr(self._creator, _RESTORED, None)
@@ -77,7 +72,6 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
             termination.enable_saving()
 
     def before_run(self, run_context: Any) -> Any:
-        """Fetches step and loss if the run trains."""
         graph = run_context.session.graph
         arguments = run_context.original_args
         extra = trained.of(graph).extra_fetches(graph, arguments.fetches)

@@ -80,10 +80,10 @@ def _split(graph: Any, fetches: Any) -> _Split | None:
     is_rest = []
     for fetch in tf.nest.flatten(fetches):
         leaves = _leaves(_operation(graph, fetch))
-        mine = [initialisers[leaf] for leaf in leaves if leaf in initialisers]
-        is_rest.append(not mine)
-        if mine:
-            variables.update(dict.fromkeys(mine))
+        own_variables = [initialisers[leaf] for leaf in leaves if leaf in initialisers]
+        is_rest.append(not own_variables)
+        if own_variables:
+            variables.update(dict.fromkeys(own_variables))
             others.update(dict.fromkeys(leaf for leaf in leaves if leaf not in initialisers))
         else:
             rest.append(fetch)
@@ -102,7 +102,6 @@ def _operation(graph: Any, fetch: Any) -> Any:
 
 
 def _leaves(op: Any) -> list[Any]:
-    """The ops in a group (`NoOp`) and its nested groups."""
     if op is None:
         return []
     if op.type != "NoOp":
@@ -123,8 +122,6 @@ def _leaves(op: Any) -> list[Any]:
 
 
 class PlainSession:
-    """Tracks one session that the script has created itself."""
-
     def __init__(self, task: TaskSpec, session: Any) -> None:
         self._task = task
         self._session = session
@@ -146,7 +143,7 @@ class PlainSession:
         """Runs the script's fetches, or initialises for the job; `run` is TensorFlow's own method."""
         if self.is_inside:
             return run(self._session, fetches, feed_dict, options, run_metadata)
-        with self._entered():
+        with self._inside_method():
             graph = self._session.graph
             split = _split(graph, fetches)
             if split is not None:
@@ -166,13 +163,8 @@ class PlainSession:
             return result
 
     def restore(self, restore: Callable[[], None], variables: Sequence[Any]) -> None:
-        """Restores the script's checkpoint, on the chief only and if the job has no checkpoint of its own.
-
-        Args:
-            restore: restores as the script requests.
-            variables: global variables that get a value.
-        """
-        with self._entered():
+        """Calls the script's `restore` of `variables`, on the chief only and if the job has no checkpoint yet."""
+        with self._inside_method():
             if not self._task.is_chief:
                 self._wait_until_initialised(variables)
             elif self._trained or not self._restore():
@@ -182,7 +174,7 @@ class PlainSession:
         """Saves for the last time, unless a run or the script has failed."""
         self.note_failure(sys.exc_info()[0])
         if self._trained and not self._failed and not self.is_inside:
-            with self._entered():
+            with self._inside_method():
                 self._save(is_last=True)
 
     def note_failure(self, kind: type[BaseException] | None) -> None:
@@ -192,11 +184,10 @@ class PlainSession:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is inside one of the methods."""
         return getattr(self._inside, "value", False)
 
     @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
+    def _inside_method(self) -> Iterator[None]:
         self._inside.value = True
         try:
             yield
@@ -287,7 +278,6 @@ class PlainSession:
 
 
 def install(task: TaskSpec) -> None:
-    """Connects all sessions to the cluster and tracks plain ones."""
     open_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
     base = sessions.BaseSession
     initialise, run, close = base.__init__, base.run, base.close

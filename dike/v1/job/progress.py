@@ -15,12 +15,6 @@ from dike.task import TaskSpec
 
 
 class StepReports:
-    """Reports the training steps of one session.
-
-    Args:
-        worker: this worker's index.
-    """
-
     def __init__(self, worker: int) -> None:
         self._worker = worker
         self._rates = WorkerRates()

@@ -17,10 +17,10 @@ _optimizers: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictiona
 
 
 class CloseTokens(tf.compat.v1.train.SessionRunHook):
-    """Ends the other workers when this one ends.
+    """Ends the other workers when this one ends; they would wait forever for a gradient or a token of it.
 
-    Otherwise they would wait forever for a gradient or a token of this worker. Closing the queue of tokens ends their
-    last step with `OutOfRangeError`, which a monitored session treats as the end.
+    Closing the queue of tokens ends their last step with `OutOfRangeError`, which a monitored session treats as the
+    end.
     """
 
     def begin(self) -> None:

@@ -6,11 +6,7 @@ from dike.trial.runtime import TrialRuntime
 
 
 def install(runtime: TrialRuntime) -> None:
-    """Watches the script's optimizers and sessions. Called when TensorFlow has been imported.
-
-    Raises:
-        BadInputError: if the checkpoint to resume from cannot be read.
-    """
+    """Called when TensorFlow has been imported. Raises BadInputError if the checkpoint cannot be read."""
     # Not at the top: these modules import TensorFlow.
     from dike.v1 import training
     from dike.v1.trial import hooks, sessions

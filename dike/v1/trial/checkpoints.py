@@ -1,7 +1,6 @@
 """Checkpoints of trials that train with TensorFlow 1 sessions.
 
-A folder `session-N` for each open session, the script's N-th; the random state; for a script that is replayed, the
-results of its runs.
+A folder `session-N` for each open session, the script's N-th; the random state; the run log of a replayed script.
 """
 
 from __future__ import annotations
@@ -29,13 +28,7 @@ _RANDOMNESS = "randomness.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint to resume from.
-
-    Attributes:
-        path: its folder.
-        meta: its metadata, see `write`.
-        read: returns the content of one of its files, by name.
-    """
+    """A checkpoint to resume from; `meta` is its metadata, `read` returns the content of a file by name."""
 
     path: str
     meta: dict[str, Any]
@@ -44,8 +37,7 @@ class Checkpoint:
     def restore(self, sessions: Mapping[int, Any]) -> None:
         """Restores the sessions that were open, and the random state.
 
-        Raises:
-            BadInputError: if a session is missing or has another graph.
+        Raises BadInputError if a session is missing or has another graph.
         """
         for number, saved in self.meta["sessions"].items():
             session = sessions.get(int(number))
@@ -56,12 +48,12 @@ class Checkpoint:
                 )
             tracked = session._dike_trial
             tracked.state.restore(session, f"{self.path}/session-{number}", saved)
-            tracked.counts = saved["counts"]
+            tracked.increments_global_step = saved["counts"]
         randomness.restore(json.loads(self.read(_RANDOMNESS)))
 
 
 def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee: int, log: RunLog | None) -> str:
-    """Writes a checkpoint.
+    """Writes a checkpoint and returns its path.
 
     Args:
         runtime: the trial.
@@ -69,9 +61,6 @@ def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee
         sessions: number -> session, those to save.
         trainee: number of the session that trains.
         log: results of all runs, if the script is to be replayed.
-
-    Returns:
-        The checkpoint's path.
     """
     path = runtime.spec.checkpoint_path(step)
     random_state = json.dumps(randomness.state()).encode()
@@ -80,7 +69,7 @@ def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee
         folder = f"{path}/session-{number}"
         tf.io.gfile.makedirs(folder)
         tracked = session._dike_trial
-        saved[str(number)] = {**tracked.state.save(session, folder), "counts": tracked.counts}
+        saved[str(number)] = {**tracked.state.save(session, folder), "counts": tracked.increments_global_step}
     files = {_RANDOMNESS: random_state}
     meta: dict[str, Any] = {
         "kind": KIND,

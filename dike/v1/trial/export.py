@@ -23,14 +23,10 @@ _LOGITS = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits
 
 
 def write(path: str, meta: Mapping[str, Any], target: str) -> None:
-    """Writes the variables of the session that trains, `model.ckpt`, and its graph, `model.ckpt.meta`.
+    """Exports the session that trains: its variables, `model.ckpt`, and its graph, `model.ckpt.meta`.
 
-    Also writes a SavedModel if TensorFlow is installed and the graph can be loaded without the script's code.
-
-    Args:
-        path: a trial's checkpoint, or one of TensorFlow (`CHECKPOINT`).
-        meta: its metadata.
-        target: an existing folder.
+    Also writes a SavedModel if TensorFlow is installed and the graph can be loaded without the script's code. `path` is
+    a trial's checkpoint, or one of TensorFlow (`CHECKPOINT`).
     """
     if meta["kind"] == CHECKPOINT:
         folder, _, prefix = path.rpartition("/")
@@ -57,8 +53,7 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
 def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:
     """Writes a SavedModel with a signature from placeholders to logits, or to the loss if there are none.
 
-    Returns:
-        Why it cannot be written; empty on success.
+    Returns why it cannot be written; empty on success.
     """
     try:
         import tensorflow as tf

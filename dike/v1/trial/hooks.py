@@ -25,7 +25,6 @@ def install(trial: GraphTrial, spec: TrialSpec) -> None:
 
 
 def _watch_sessions(trial: GraphTrial) -> None:
-    """Wraps the methods that all kinds of TensorFlow 1 sessions share."""
     base = sessions.BaseSession
     initialise, run, do_run, close, set_up_partial_run = (
         base.__init__,
@@ -104,7 +103,6 @@ class SaveHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _watch_monitored_sessions(trial: GraphTrial) -> None:
-    """Wraps the base class of all monitored sessions."""
     base = monitored_session._MonitoredSession
     initialise, run, run_step_fn = base.__init__, base.run, base.run_step_fn
 

@@ -1,7 +1,6 @@
 """Log of the results of all session runs, to replay a script up to a checkpoint without training.
 
-A script with a loop of its own has state that no checkpoint has: its counters, its lists, its position in its data. To
-resume it, the script is executed from the top, and its session runs return their logged results.
+A script with a loop of its own has state that no checkpoint has: its counters, its lists, its position in its data.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 MAX_LOG_BYTES = 64 << 20
-"""Maximum size of the log; scripts that fetch large arrays at every step reach it."""
+"""Scripts that fetch large arrays at every step reach it."""
 
 _RUN_OVERHEAD_BYTES = 64
 """Approximate size of a run besides its results."""
@@ -24,12 +23,6 @@ _END = "end of the data"
 
 
 class RunLog:
-    """Results of the runs, in order.
-
-    Attributes:
-        size_bytes: its approximate size.
-    """
-
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._new: list[tuple[str, Sequence[Any] | None]] = []
@@ -39,12 +32,7 @@ class RunLog:
         return len(self._lines) + len(self._new)
 
     def add(self, key: str, results: Sequence[Any] | None) -> None:
-        """Adds a run.
-
-        Args:
-            key: identifies the ops of the run.
-            results: its results; None if it reached the end of the data.
-        """
+        """`key` identifies the ops of the run; `results` is None at the end of the data."""
         kept = []
         self.size_bytes += _RUN_OVERHEAD_BYTES
         for result in results or ():
@@ -66,13 +54,11 @@ class RunLog:
         return log
 
     def get(self, number: int) -> tuple[str, list[Any] | None]:
-        """Key and results of a run."""
         key, results = json.loads(self._lines[number])
         return key, None if results == _END else [_decode(result) for result in results]
 
 
 def key_of(names: Sequence[str]) -> str:
-    """A hash of the names of what is run."""
     return f"{zlib.crc32(chr(0).join(names).encode()):08x}"
 
 

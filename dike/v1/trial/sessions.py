@@ -1,9 +1,8 @@
 """The sessions of a trial: counts and reports their training steps, saves and restores their state.
 
-There are two ways to resume. A script that trains in a monitored session is made for restarts (it checks `should_stop`,
-which uses the global step), so its session is restored when it is created. Any other script has state of its own, its
-loop: it is executed from the top, its session runs return their logged results (`RunLog`), and its sessions are
-restored after the last of these.
+A script that trains in a monitored session is made for restarts (it checks `should_stop`, which uses the global step):
+its session is restored when it is created. Any other script has a loop with state of its own: to resume, it is executed
+from the top, its session runs return their logged results (`RunLog`), and its sessions are restored after the last.
 """
 
 from __future__ import annotations
@@ -53,11 +52,10 @@ class TrackedSession:
 
     Attributes:
         number: number of sessions that the script created before.
-        state: saves and restores it.
         run_infos: names of what is run -> properties of the run.
         is_monitored: whether a monitored session owns it.
         has_run: whether it may have state.
-        counts: whether a training step of it has incremented the global step.
+        increments_global_step: whether a training step of it has incremented the global step.
     """
 
     number: int
@@ -65,10 +63,9 @@ class TrackedSession:
     run_infos: dict[tuple[str, ...], RunInfo] = field(default_factory=dict)
     is_monitored: bool = False
     has_run: bool = False
-    counts: bool = False
+    increments_global_step: bool = False
 
     def run_info(self, graph: Any, targets: list[Any], fetches: list[Any]) -> RunInfo:
-        """Properties of a run, cached."""
         names = (*[op.name for op in targets], *[tensor.name for tensor in fetches])
         info = self.run_infos.get(names)
         if info is None:
@@ -83,11 +80,7 @@ class TrackedSession:
 
 
 class GraphTrial:
-    """A trial that trains with TensorFlow 1 sessions.
-
-    Raises:
-        BadInputError: if the checkpoint to resume from cannot be read.
-    """
+    """A trial that trains with TensorFlow 1 sessions. Raises BadInputError if its checkpoint cannot be read."""
 
     def __init__(self, runtime: TrialRuntime) -> None:
         self._runtime = runtime
@@ -148,15 +141,14 @@ class GraphTrial:
 
     def save_if_changed(self, session: Any) -> None:
         """Saves if the session has trained since the last save, and the trial can be saved."""
-        mine = self._trainee is not None and session._dike_trial is self._trainee
+        is_trainee = self._trainee is not None and session._dike_trial is self._trainee
         # A run may train without incrementing the global step; the checkpoint of a step is written once.
-        moved = self._saved is None or self._saved[1] != self._step
-        if mine and self._unsaved and moved and not self._saving_disabled and _in_main_thread():
+        has_advanced = self._saved is None or self._saved[1] != self._step
+        if is_trainee and self._unsaved and has_advanced and not self._saving_disabled and _in_main_thread():
             with self._untracked_runs():
                 self._runtime.unless_full(self._save)
 
     def _save_open_session(self) -> None:
-        """Saves a session that the script has not closed."""
         session = None if self._trainee is None else self._sessions.get(self._trainee.number)
         if session is not None:
             self.save_if_changed(session)
@@ -168,19 +160,9 @@ class GraphTrial:
             self._runtime.cannot_suspend(why)
 
     def run(self, session: Any, targets: list[Any], fetches: list[Any], run: Callable[[list[Any]], Any]) -> Any:
-        """Does one run of a session.
+        """Does a run and returns the values of `fetches`; `run` is TensorFlow's method, given extra fetches.
 
-        Args:
-            session: the session.
-            targets: ops to run.
-            fetches: tensors to return.
-            run: TensorFlow's own method, given tensors to fetch beside `fetches`.
-
-        Returns:
-            The values of `fetches`.
-
-        Raises:
-            BadInputError: if a replayed script runs other ops than before.
+        Raises BadInputError if a replayed script runs other ops than before.
         """
         tracked: TrackedSession | None = session._dike_trial
         if tracked is None or self._is_untracked:
@@ -205,8 +187,8 @@ class GraphTrial:
             if info.advance is None:
                 after = self._global_step(session)
                 info.advance = after - before if after is not None and before is not None else 0
-                tracked.counts = tracked.counts or info.advance > 0
-            self._stepped(info, info.advance if tracked.counts else 1, values)
+                tracked.increments_global_step = tracked.increments_global_step or info.advance > 0
+            self._stepped(info, info.advance if tracked.increments_global_step else 1, values)
         return results
 
     def _run_in_other_thread(
@@ -225,7 +207,6 @@ class GraphTrial:
         return values[: len(fetches)] if info.extra_fetches else values
 
     def _start_training(self, session: Any, tracked: TrackedSession) -> None:
-        """Prepares for the first step of a session."""
         first = self._trainee is None
         if first and self._step == 0:
             self._step = self._global_step(session) or 0
@@ -248,7 +229,6 @@ class GraphTrial:
             self._runtime.training(preemptible=not self._saving_disabled)
 
     def _keep_best(self) -> None:
-        """Saves the session that trains as the best so far, while the script reports."""
         session = None if self._trainee is None else self._sessions.get(self._trainee.number)
         if session is not None and not self._is_untracked and _in_main_thread():
             with self._untracked_runs():
@@ -305,7 +285,6 @@ class GraphTrial:
         self._runtime.checkpoint_written(path, self._step)
 
     def _restore(self) -> None:
-        """Restores all sessions of the checkpoint, and the random state."""
         assert self._resumed is not None
         resumed, self._resumed = self._resumed, None
         with self._untracked_runs():
@@ -315,7 +294,7 @@ class GraphTrial:
         self._runtime.restored(resumed.path, self._step, resumed.meta["train_s"], resumed.meta["standing"])
 
     def _global_step(self, session: Any) -> int | None:
-        """The global step; None if there is none, or it has no value yet."""
+        """None if there is none, or it has no value yet."""
         step = tf.compat.v1.train.get_global_step(session.graph)
         if step is None:
             return None

@@ -28,11 +28,7 @@ class SessionState:
         self._meta_graph: tuple[int, bytes | None] | None = None
 
     def save(self, session: Any, folder: str) -> dict[str, Any]:
-        """Writes the state to `folder`, which may be missing.
-
-        Returns:
-            The argument `saved` of `restore`, as JSON values.
-        """
+        """Writes the state to `folder`, which may be missing; returns the argument `saved` of `restore`."""
         names = self.save_variables(session, folder)
         iterators = {}
         for number, op in enumerate(self._iterator_ops()):
@@ -42,7 +38,7 @@ class SessionState:
         return {"variables": names, "iterators": iterators}
 
     def save_variables(self, session: Any, folder: str) -> list[str]:
-        """Writes the initialised variables and tables; returns their names."""
+        """Saves the initialised variables and tables; returns their names."""
         names = self._initialised(session)
         if names:
             self._saver(names).save(session, f"{folder}/variables", write_meta_graph=False, write_state=False)
@@ -60,11 +56,7 @@ class SessionState:
         return self._meta_graph[1]
 
     def restore(self, session: Any, folder: str, saved: dict[str, Any]) -> None:
-        """Restores what `save` wrote.
-
-        Raises:
-            BadInputError: if the graph has other variables.
-        """
+        """Raises BadInputError if the graph has other variables."""
         names = saved["variables"]
         if names:
             self._check(f"{folder}/variables", names)
@@ -76,7 +68,6 @@ class SessionState:
             self._iterator_savers(ops[name])[choice].restore(session, f"{folder}/iterator-{number}")
 
     def _initialised(self, session: Any) -> list[str]:
-        """Names of the initialised variables and tables."""
         variables = _variables(self._graph)
         if variables != self._variables:
             with unfinalized(self._graph):
