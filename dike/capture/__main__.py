@@ -136,7 +136,8 @@ def _removed_name(error: BaseException | None) -> str:
             return f"tf.{name}, which {advice}"
     if _is_in_v1(parts):
         old = ".".join(parts)
-        return f"tf.{old}, which was removed in TensorFlow 2.0; use tf.compat.v1.{old} or import tensorflow.compat.v1 as tf"
+        advice = f"use tf.compat.v1.{old} or import tensorflow.compat.v1 as tf"
+        return f"tf.{old}, which was removed in TensorFlow 2.0; {advice}"
     return ""
 
 

@@ -880,7 +880,11 @@ def test_an_optimizer_in_a_graph_only_adds_to_it(captured: Captured) -> None:
         ("gone_layers", "uses tf.layers, which is in tf.compat.v1 alone since TensorFlow 2.0", "tf.keras.layers"),
         ("gone_layers_plain", "only with Keras 2 since TensorFlow 2.16", "TF_USE_LEGACY_KERAS=1"),
         ("gone_layers_top", "uses tf.layers, which is in tf.compat.v1 alone since TensorFlow 2.0", "tf.keras.layers"),
-        ("gone_supervisor", "uses tf.train.Supervisor, which was removed in TensorFlow 2.0", "MonitoredTrainingSession"),
+        (
+            "gone_supervisor",
+            "uses tf.train.Supervisor, which was removed in TensorFlow 2.0",
+            "MonitoredTrainingSession",
+        ),
         ("gone_session", "uses tf.Session, which was removed in TensorFlow 2.0", "tf.compat.v1.Session"),
         ("never_there", "never_there.py failed (AttributeError: module", "see above"),
     ],
