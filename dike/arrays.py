@@ -20,7 +20,7 @@ def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
 
 
 def load_arrays(content: bytes) -> dict[str, Any]:
-    """Raises ValueError if the content is something else, or expands when it is unpacked."""
+    """Reads what `dump_arrays` wrote. Raises ValueError for anything else, or if the archive expands."""
     found = {}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         plain_files.check_archive(archive, len(content))

@@ -33,13 +33,13 @@ FIRST_STEP_FILE = "dike-job.json"
 """Step at which the job began to train."""
 
 JOB_CHECKPOINT_PATTERNS = ("fit-*/*.index", "model.ckpt-*.index")
-"""Of jobs with parameter servers."""
+"""File names of checkpoints of jobs with parameter servers."""
 
 CHECKSUMS_FILE = "dike-sums.json"
 """Size and CRC-32 of each checkpoint file."""
 _READ_BLOCK_BYTES = 1 << 20
 _MAX_SMALL_FILE_BYTES = 1 << 24
-"""Scripts can write the JSON files above too."""
+"""Limit for the JSON files above, which scripts can write too."""
 _DISK_FULL = re.compile(r"no space left|quota", re.IGNORECASE)
 DISK_FULL_TIMEOUT_S = 600.0
 DISK_FULL_RETRY_S = 5.0
@@ -124,7 +124,7 @@ def first_step(task: TaskSpec, step: int) -> int:
 
 
 def write_checkpoint(write: Callable[[], object], *, is_last: bool) -> bool:
-    """Returns whether it was written: on a full disk the last checkpoint waits for space, any other is skipped."""
+    """Calls `write` and returns whether it succeeded; on a full disk the last checkpoint waits, others are skipped."""
     if not is_last:
         return skip_if_disk_full(write)
     retry_while_disk_full(write)

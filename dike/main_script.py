@@ -116,10 +116,7 @@ def running_program() -> tuple[str, str] | None:
 
 
 def call_script(function: Callable[[], T]) -> T:
-    """Calls code of the script and returns its result.
-
-    Raises ScriptFailedError for any exception but DikeError, SystemExit and KeyboardInterrupt.
-    """
+    """Calls code of the script; raises ScriptFailedError for all errors but DikeError, SystemExit and KeyboardInterrupt."""
     try:
         return function()
     except DikeError:

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 MAX_DEPTH = 64
-"""Of a folder tree that is read or copied; removing has no limit."""
+"""Maximum depth of a folder tree that is read or copied; removing has no limit."""
 MAX_FILES = 100_000
-"""In a folder that is copied or sent."""
+"""Maximum number of files in a folder that is copied or sent."""
 _MAX_LINKS = 8
 _MIN_BYTES_PER_VALUE = 6
 """Minimum size of a value in the JSON that Dike writes. Hostile JSON may use two, which take a hundred in memory."""

@@ -114,7 +114,7 @@ def _unpack_items(items: Any, arrays: list[Any]) -> dict[Any, Any]:
 
 
 def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
-    """None if the value is not plain. Raises LargeArrayError as `pack` does."""
+    """Hash of a value; None if it is not plain. Raises LargeArrayError as `pack` does."""
     arrays: list[Any] = []
     try:
         text = json.dumps(pack(value, arrays, limit_bytes))

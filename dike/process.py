@@ -30,7 +30,7 @@ SAVE_TIMEOUT_VARIABLE = "DIKE_SAVE_TIMEOUT_S"
 """Overrides SAVE_TIMEOUT_S."""
 
 TEARDOWN_TIMEOUT_S = 10.0
-"""For TensorFlow's own exit handlers."""
+"""Maximum time for TensorFlow's own exit handlers."""
 
 PARENT_VARIABLE = "DIKE_PARENT_PID"
 """Pid of the process whose death ends this one; default is the parent."""

@@ -48,7 +48,7 @@ Run = Callable[[Sequence[str]], NoReturn]
 
 
 _isolated: list[str] = []
-"""Modules imported for MODULE only: a user's script may have modules of the same names."""
+"""Modules imported for MODULE only: a user's script may have others of the same names."""
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from dike.v1.graphs import fetched_operations
 _PASS_THROUGH_OPS = frozenset({"ReadVariableOp", "Identity", "Cast", "Add", "AddV2", "Squeeze", "Reshape"})
 """Types of ops between the global step and what a script fetches to read it."""
 MAX_VISITED_OPS = 100
-"""In the search for the global step."""
+"""Maximum number of ops searched for the global step."""
 
 
 def install(sink: Sink) -> None:

@@ -31,7 +31,7 @@ def _server(task_json: str) -> Any:
 
 
 def server(task: TaskSpec) -> Any:
-    """Started at the first call."""
+    """The server of this process, started at the first call."""
     return _server(task.dumps())
 
 
@@ -79,7 +79,7 @@ class Placement:
         self._creating = threading.local()
 
     def device_of(self, op: Any) -> str:
-        """`op` may already have a device of the script's."""
+        """The planned device for `op`, which may already have one of the script's."""
         if op.type in _VARIABLE_OPS and not getattr(self._creating, "local", False):
             return f"/job:ps/task:{self._task.ps_of(op.name)}/device:CPU:0"
         requested = op.device

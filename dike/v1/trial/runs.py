@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 MAX_LOG_BYTES = 64 << 20
-"""Scripts that fetch large arrays at every step reach it."""
+"""Maximum size of the log; scripts that fetch large arrays at every step reach it."""
 
 _RUN_OVERHEAD_BYTES = 64
 """Approximate size of a run besides its results."""
