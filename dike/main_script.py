@@ -116,7 +116,7 @@ def running_program() -> tuple[str, str] | None:
 
 
 def call_script(function: Callable[[], T]) -> T:
-    """Calls code of the script; raises ScriptFailedError for all errors but DikeError, SystemExit and KeyboardInterrupt."""
+    """Calls code of the script; wraps errors but DikeError, SystemExit and KeyboardInterrupt in ScriptFailedError."""
     try:
         return function()
     except DikeError:
