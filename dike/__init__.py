@@ -1,9 +1,7 @@
 """TensorFlow under the name `dike`: `import dike as tf` gives TensorFlow's own objects.
 
-TensorFlow is imported when its first name is asked for. `dike.__version__` is TensorFlow's, as a drop-in's must be;
-Dike's own is in `dike._version`. Dike's own modules, such as `dike.profile`, do not import TensorFlow, nor do the
-functions for hyper-parameter searches - `params`, `report`, `checkpoint`, `tune`, `grid_search` - and `Client`, which
-asks a service.
+TensorFlow is imported when its first name is used; Dike's modules, `params`, `report`, `checkpoint`, `tune`,
+`grid_search` and `Client` do not need it. `dike.__version__` is TensorFlow's; Dike's is in `dike._version`.
 """
 
 from __future__ import annotations

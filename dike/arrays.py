@@ -1,4 +1,4 @@
-"""Arrays of any numeric type as one file, without pickle."""
+"""Arrays of any numeric type in one file, without pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dike import plain_files
 
 
 def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
-    """Arrays of any numeric type as one file."""
     file = io.BytesIO()
     # A type that NumPy itself does not know, such as bfloat16, would lose its name in the file.
     np.savez(file, **{f"{array.dtype.name}:{name}": _raw(array) for name, array in arrays.items()})
@@ -21,11 +20,7 @@ def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
 
 
 def load_arrays(content: bytes) -> dict[str, Any]:
-    """What `dump_arrays` was given.
-
-    Raises:
-        ValueError: if it is something else, such as an archive that becomes larger when it is unpacked.
-    """
+    """Reads what `dump_arrays` wrote. Raises ValueError for anything else, or if the archive expands."""
     found = {}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         plain_files.check_archive(archive, len(content))

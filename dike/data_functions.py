@@ -1,9 +1,8 @@
-"""What the script's Python functions behind `tf.data` keep from one call to the next, carried to another process.
+"""Saves the state of the script's Python functions behind `tf.data`, so that another process can continue with it.
 
-`Dataset.from_generator`, `tf.numpy_function` and `tf.py_function` call functions of the script. Such a function may
-count its epochs or shuffle a list in place, so the batches of an epoch depend on the epochs before it. Saved are the
-plain values (`dike.plain_values`) that it reaches by its closure, its global variables, its object, and the functions
-of the script that it calls.
+Functions called by `Dataset.from_generator`, `tf.numpy_function` and `tf.py_function` may count epochs or shuffle a
+list in place, so that an epoch depends on those before. Saved are the plain values (`dike.plain_values`) reachable
+through a function's closure, its globals, its object, and the script's functions that it calls.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from dike import plain_values
-from dike.main_script import cell_content, with_inner
+from dike.main_script import cell_content, nested_code
 
 _LIBRARIES = tuple(
     {*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)}
@@ -33,16 +32,16 @@ _LIBRARIES = tuple(
 _CONTAINERS = (list, dict, set, deque)
 _MAX_VALUES = 300_000
 _MAX_ARRAY_BYTES = 1 << 24
-"""What holds more is taken for data: of a list only the order of its parts is saved."""
+"""Larger values count as data: of a large list only the order of its elements is saved."""
 
 
 class _Variable:
-    """A variable that a function of the script reaches, and what it was when the function was registered.
+    """A variable that a function of the script reaches, with its value at registration.
 
     Args:
-        name: its name, with the object that it is an attribute of.
-        read: returns its value; None where it has none, or none any more.
-        write: sets another value.
+        name: includes the object that it is an attribute of.
+        read: returns its value; None if it has none.
+        write: sets its value.
     """
 
     def __init__(self, name: str, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
@@ -52,27 +51,27 @@ class _Variable:
         value = read()
         self._first = _pack(value)
         self._parts = list(value) if self._first is None and type(value) is list else None
-        self._mark = _mark(value)
+        self._first_signature = _signature(value)
 
     @property
     def change(self) -> Any:
-        """Its value as JSON values; None if it is as it was, or cannot be saved."""
+        """The changed value as JSON values; None if it is unchanged or cannot be saved."""
         value = self._read()
         if self._parts is not None and type(value) is list:
-            return None if _mark(value) == self._mark else _order(value, self._parts)
+            return None if _signature(value) == self._first_signature else _permutation(value, self._parts)
         packed = _pack(value)
         return None if packed == self._first else packed
 
     @property
-    def is_lost(self) -> bool:
-        """Whether it has changed, or will, and cannot be saved."""
+    def is_unsavable(self) -> bool:
+        """Whether it has changed, or will change, and cannot be saved."""
         value = self._read()
         if _is_iterator(value):
             return True
-        return _mark(value) != self._mark and _pack(value) is None and self.change is None
+        return _signature(value) != self._first_signature and _pack(value) is None and self.change is None
 
     def restore(self, saved: Any) -> None:
-        """Sets it to what `change` returned, which is None for the value it had first."""
+        """Sets the value that `change` returned; None stands for the initial value."""
         target = self._read()
         if self._parts is not None:
             order = range(len(self._parts)) if saved is None else saved.get("order", ())
@@ -83,7 +82,7 @@ class _Variable:
         if packed is None or packed == _pack(target):
             return
         value = _unpack(packed)
-        # In place where that is possible, for others may refer to the same container.
+        # In place where possible, since other variables may refer to the same container.
         if type(target) is not type(value):
             self._write(value)
         elif isinstance(target, list):
@@ -98,22 +97,19 @@ class _Variable:
 
 
 class DataFunctions:
-    """The functions of a script that `tf.data` calls."""
-
     def __init__(self) -> None:
         self._known: dict[int, tuple[Callable[[], Any], dict[str, _Variable]]] = {}
         self._counts: Counter[str] = Counter()
-        self._awaited: dict[str, Any] = {}
+        self._pending: dict[str, Any] = {}
         self.around_calls: Callable[[], AbstractContextManager[object]] | None = None
-        """Makes a context for each call of a function by `tf.data`; None for nothing."""
+        """Context manager for each call of a function by `tf.data`, or None."""
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self._known)
 
     def register(self, registered: Any) -> None:
-        """TensorFlow may call `registered` from now on, a function of the script or one of its own around it."""
-        for function in _of_script(registered, set()):
+        """Registers the script's function in `registered`, which TensorFlow may have wrapped."""
+        for function in _script_functions(registered, set()):
             anchor = function.__self__ if isinstance(function, MethodType) else function
             number = id(anchor)
             if number in self._known:
@@ -122,7 +118,7 @@ class DataFunctions:
             place = f"{code.co_qualname}:{code.co_firstlineno}"
             key = f"{place}:{self._counts[place]}"
             self._counts[place] += 1
-            found = {f"{key}:{each.name}": each for each in _reach(function, set(), "")}
+            found = {f"{key}:{each.name}": each for each in _reachable_variables(function, set(), "")}
             self._known[number] = (_reference(anchor, functools.partial(self._forget, number)), found)
             self._restore(found)
 
@@ -134,32 +130,27 @@ class DataFunctions:
         return {key: each for _, found in list(self._known.values()) for key, each in found.items()}
 
     def state(self) -> dict[str, Any]:
-        """By variable its value as JSON values; None for one that has not changed."""
-        return {**self._awaited, **{key: each.change for key, each in sorted(self._variables.items())}}
+        """Variable -> its value as JSON values; None if unchanged."""
+        return {**self._pending, **{key: each.change for key, each in sorted(self._variables.items())}}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Goes back to what `state` returned; variables that are not in it stay as they are."""
-        self._awaited = dict(saved)
+        """Restores what `state` returned, now or when a variable is registered; others stay unchanged."""
+        self._pending = dict(saved)
         self._restore(self._variables)
 
     def _restore(self, variables: dict[str, _Variable]) -> None:
-        for key in sorted(variables.keys() & self._awaited.keys()):
-            variables[key].restore(self._awaited.pop(key))
+        for key in sorted(variables.keys() & self._pending.keys()):
+            variables[key].restore(self._pending.pop(key))
 
-    def lost(self) -> list[str]:
-        """Names of the variables that cannot be saved."""
-        return sorted({each.name for each in self._variables.values() if each.is_lost})
+    def unsaved(self) -> list[str]:
+        return sorted({each.name for each in self._variables.values() if each.is_unsavable})
 
 
 functions = DataFunctions()
 
 
 def watch(script_ops: ModuleType) -> None:
-    """Registers functions from now on, and is around their calls.
-
-    Args:
-        script_ops: TensorFlow's module of that name.
-    """
+    """Registers all functions given to TensorFlow's module `script_ops` from now on, and wraps their calls."""
     registry: Any = script_ops.FuncRegistry
     insert, call = registry.insert, registry.__call__
 
@@ -177,18 +168,18 @@ def watch(script_ops: ModuleType) -> None:
     registry.insert, registry.__call__ = own_insert, own_call
 
 
-def _is_of_script(path: str | None) -> bool:
+def _is_script_file(path: str | None) -> bool:
     if path is None or path.startswith(("<", *_LIBRARIES)):
         return False
     return not {"site-packages", "dist-packages"} & set(Path(path).parts)
 
 
 def _is_script_class(kind: type) -> bool:
-    """Whether the script defines it. A model or a layer of its own is not looked into: that has variables elsewhere."""
+    """Whether the script defines it, models and layers excluded: their variables are saved elsewhere."""
     modules = {each.__module__.partition(".")[0] for each in kind.__mro__}
     if modules & {"tensorflow", "keras", "tf_keras"}:
         return False
-    return _is_of_script(getattr(sys.modules.get(kind.__module__), "__file__", None))
+    return _is_script_file(getattr(sys.modules.get(kind.__module__), "__file__", None))
 
 
 def _code_of(function: Any) -> CodeType:
@@ -199,73 +190,69 @@ def _code_of(function: Any) -> CodeType:
     return code
 
 
-def _of_script(value: Any, seen: set[int]) -> Iterator[Any]:
-    """The functions of the script among what a function of TensorFlow's is made of."""
+def _script_functions(value: Any, seen: set[int]) -> Iterator[Any]:
+    """The script's functions inside a wrapper of TensorFlow's."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, functools.partial):
-        if next(_of_script(value.func, seen), None) is not None:
+        if next(_script_functions(value.func, seen), None) is not None:
             yield value
     elif isinstance(value, FunctionType | MethodType):
-        if _is_of_script(_code_of(value).co_filename):
+        if _is_script_file(_code_of(value).co_filename):
             yield value
             return
         for cell in getattr(value, "__closure__", None) or ():
-            yield from _of_script(cell_content(cell), seen)
+            yield from _script_functions(cell_content(cell), seen)
     elif type(value).__name__ == "EagerFunc":
-        yield from _of_script(value._func, seen)
+        yield from _script_functions(value._func, seen)
     elif type(value).__name__ == "_GeneratorState":
-        yield from _of_script(value._generator, seen)
+        yield from _script_functions(value._generator, seen)
     elif callable(value) and not isinstance(value, type) and _is_script_class(type(value)):
         yield value
 
 
-def _reach(value: Any, seen: set[int], name: str) -> Iterator[_Variable]:
-    """The variables that a function, or an object, of the script reaches.
-
-    Args:
-        value: the function or object.
-        seen: what has been looked at, by id.
-        name: how it is reached.
-    """
+def _reachable_variables(value: Any, seen: set[int], name: str) -> Iterator[_Variable]:
+    """Variables that a function or object of the script reaches; `seen` are ids of visited values."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, functools.partial):
         for part in (value.func, *value.args, *value.keywords.values()):
-            yield from _reach(part, seen, name)
+            yield from _reachable_variables(part, seen, name)
     elif isinstance(value, MethodType):
-        yield from _reach(value.__self__, seen, name)
-        yield from _reach(value.__func__, seen, name)
+        yield from _reachable_variables(value.__self__, seen, name)
+        yield from _reachable_variables(value.__func__, seen, name)
     elif isinstance(value, FunctionType):
-        if _is_of_script(value.__code__.co_filename):
-            yield from _reach_function(value, seen)
+        if _is_script_file(value.__code__.co_filename):
+            yield from _function_variables(value, seen)
     elif _is_script_class(type(value)):
-        yield from _reach_object(value, seen, name or type(value).__name__)
+        yield from _object_variables(value, seen, name or type(value).__name__)
 
 
-def _reach_function(function: FunctionType, seen: set[int]) -> Iterator[_Variable]:
+def _function_variables(function: FunctionType, seen: set[int]) -> Iterator[_Variable]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         read = functools.partial(cell_content, cell)
-        yield from _look_at(name, read, functools.partial(setattr, cell, "cell_contents"), seen)
+        yield from _visit_variable(name, read, functools.partial(setattr, cell, "cell_contents"), seen)
     found = function.__globals__
     for name in sorted(_names(function.__code__) & found.keys()):
-        yield from _look_at(name, functools.partial(found.get, name), functools.partial(found.__setitem__, name), seen)
+        yield from _visit_variable(
+            name, functools.partial(found.get, name), functools.partial(found.__setitem__, name), seen
+        )
 
 
-def _reach_object(owner: Any, seen: set[int], name: str) -> Iterator[_Variable]:
+def _object_variables(owner: Any, seen: set[int], name: str) -> Iterator[_Variable]:
     reference = _reference(owner)
     for attribute in list(getattr(owner, "__dict__", ())):
         read = functools.partial(_attribute, reference, attribute)
-        yield from _look_at(f"{name}.{attribute}", read, functools.partial(_set, reference, attribute), seen)
+        yield from _visit_variable(f"{name}.{attribute}", read, functools.partial(_set, reference, attribute), seen)
     for kind in filter(_is_script_class, type(owner).__mro__):
         for function in [each for each in vars(kind).values() if isinstance(each, FunctionType)]:
-            yield from _reach(function, seen, "")
+            yield from _reachable_variables(function, seen, "")
 
 
 def _reference(value: Any, at_end: Callable[[Any], Any] | None = None) -> Callable[[], Any]:
-    """A weak reference, where there can be one."""
+    """A weak reference where possible, else a strong one."""
     try:
         return weakref.ref(value, at_end)
     except TypeError:  # it has slots
@@ -284,18 +271,20 @@ def _set(owner: Callable[[], Any], name: str, value: Any) -> None:
     setattr(owner(), name, value)
 
 
-def _look_at(name: str, read: Callable[[], Any], write: Callable[[Any], None], seen: set[int]) -> Iterator[_Variable]:
+def _visit_variable(
+    name: str, read: Callable[[], Any], write: Callable[[Any], None], seen: set[int]
+) -> Iterator[_Variable]:
     value = read()
     is_plain = value is None or isinstance(value, bool | int | float | str | bytes | tuple)
     if is_plain or isinstance(value, _CONTAINERS) or _is_array(value) or _is_iterator(value):
         yield _Variable(name, read, write)
     else:
-        yield from _reach(value, seen, name)
+        yield from _reachable_variables(value, seen, name)
 
 
 def _names(code: CodeType) -> set[str]:
-    """Global names that code refers to, and functions inside of it."""
-    instructions = (each for one in with_inner(code) for each in dis.get_instructions(one))
+    """Global names in code, including nested functions."""
+    instructions = (each for one in nested_code(code) for each in dis.get_instructions(one))
     return {each.argval for each in instructions if each.opname.endswith(("_GLOBAL", "_NAME"))}
 
 
@@ -307,22 +296,22 @@ def _is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")
 
 
-def _mark(value: Any) -> Any:
-    """Differs if the variable has another value, or if its value is another than it was."""
+def _signature(value: Any) -> Any:
+    """Changes with the identity of the value or of a container's elements, and with a sample of an array's values."""
     if _is_array(value):
         return (id(value), value.reshape(-1)[:: max(1, value.size // 1024)].tolist())
     return plain_values.identities(value)
 
 
-def _order(parts: list[Any], first: list[Any]) -> Any:
-    """The places that the parts of a list had first; None if there are others."""
+def _permutation(parts: list[Any], first: list[Any]) -> Any:
+    """Initial position of each element of a list; None if there are other elements."""
     places = {id(part): number for number, part in enumerate(first)}
     order = [places.get(id(part)) for part in parts]
     return None if len(order) != len(first) or None in order else {"order": order}
 
 
 def _pack(value: Any) -> Any:
-    """The value as JSON values; None for one that is not plain, or that is large."""
+    """The value as JSON values; None if it is not plain or too large."""
     arrays: list[Any] = []
     if _size(value, 0) > _MAX_VALUES:
         return None
@@ -335,7 +324,7 @@ def _pack(value: Any) -> Any:
 
 
 def _size(value: Any, size: int) -> int:
-    """Values in a container beside `size` others, counted no further than the limit; 16 MiB of arrays reach it."""
+    """`size` plus the number of values in a container, counted up to the limit; 16 MiB of arrays reach it."""
     size += 1
     if _is_array(value):
         return size + value.nbytes * _MAX_VALUES // _MAX_ARRAY_BYTES

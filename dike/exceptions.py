@@ -1,4 +1,4 @@
-"""What Dike raises on purpose. Each message is one sentence: what is wrong, where, and what to do."""
+"""Exceptions that Dike raises on purpose. Each message is one sentence: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ _NOT_IN_A_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class DikeError(Exception):
-    """Base of all errors a user can meet; `exit_code` is what the `dike` command ends with."""
+    """Base of all errors that users see; `exit_code` is the exit code of the `dike` command."""
 
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows of it."""
+        """Called by IPython in place of its own traceback."""
         return "".join(error_lines(self, is_deliberate=True)).splitlines()
 
 
 class BadInputError(DikeError):
-    """The user's input cannot be used; nothing has been started.
-
-    Args:
-        message: the sentence; a name in it, which may be any text, is written so that it stays one line.
-    """
+    """The user's input cannot be used; nothing has been started. Control characters in the message are escaped."""
 
     exit_code = 2
 
@@ -33,14 +29,14 @@ class BadInputError(DikeError):
 
 
 class InfeasibleError(BadInputError):
-    """No assignment fits the cluster, however long one waits; the message says which resource is short."""
+    """No placement fits even the empty cluster; the message says which resource is short."""
 
 
 class JobFailedError(DikeError):
-    """A running job could not be completed; the message names the task, the agent and the reason."""
+    """A running job failed; the message names the task, the agent and the reason."""
 
 
 class InterruptedByUserError(DikeError):
-    """The user pressed Ctrl-C; everything the run had started has been ended."""
+    """The user pressed Ctrl-C; everything that the run had started has ended."""
 
     exit_code = 130

@@ -1,7 +1,7 @@
-"""Acts on TensorFlow the moment a script imports it, and not before.
+"""Runs an action as soon as a script imports a module, such as TensorFlow.
 
-TensorFlow reads some settings (`TF_USE_LEGACY_KERAS`) when it is imported, and scripts set them on their first lines;
-so Dike must not import it ahead of the script.
+TensorFlow reads some settings (`TF_USE_LEGACY_KERAS`) at import, and scripts set them on their first lines, so Dike
+must not import it first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from types import ModuleType
 Action = Callable[[ModuleType], None]
 
 
-# Modules whose actions are due: an action may ask for another one on the same module, which Python still calls loading.
+# Modules whose actions have started: an action may add another one for the same module, which still counts as loading.
 _executed: set[str] = set()
 
 
 def after_import(name: str, action: Action) -> None:
-    """Calls `action(module)` as soon as the module `name` has been imported; at once if it already is."""
+    """Calls `action(module)` as soon as the module `name` has been imported, or immediately if it already is."""
     module = sys.modules.get(name)
     if module is not None and (name in _executed or not _is_loading(module)):
         action(module)
@@ -37,29 +37,29 @@ def _is_loading(module: ModuleType) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module the ordinary way and hands it out with a loader that calls the action afterwards."""
+    """Finds a module through the other finders, with a loader that calls the action after the import."""
 
     def __init__(self, name: str, action: Action) -> None:
         self._name = name
         self._action = action
-        self._is_asking_others = False
+        self._is_delegating = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name or self._is_asking_others:
+        if fullname != self._name or self._is_delegating:
             return None
-        self._is_asking_others = True
+        self._is_delegating = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._is_asking_others = False
+            self._is_delegating = False
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self)
         return spec
 
-    def loaded(self, module: ModuleType) -> None:
-        """The module has been imported. Being found is not enough: some only look whether a module is there."""
+    def run_action(self, module: ModuleType) -> None:
+        """Called after the import, since a found spec does not mean that the module gets imported."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             _executed.add(self._name)
@@ -75,18 +75,18 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module keeps its own loader: resources and pickling look it up.
+        # Resources and pickling look up the module's own loader.
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        with _no_collections():
+        with _gc_paused():
             self._loader.exec_module(module)
-        self._finder.loaded(module)
+        self._finder.run_action(module)
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """For an import: nothing of it is garbage, and to look for some again and again takes a fifth of the time."""
+def _gc_paused() -> Iterator[None]:
+    """An import leaves no garbage, and collections take a fifth of its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

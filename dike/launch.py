@@ -1,10 +1,8 @@
 """Starts the process of a training job that `DIKE_TASK` describes: `python -P -m dike.launch SCRIPT [ARGS...]`.
 
-A ps, and a worker whose chief hands out the steps, only serve. Any other process runs the user's script as
-`python SCRIPT ARGS` would, with TensorFlow intercepted for its role; the only task of a job without parameter servers
-is not even told of a cluster (`dike.plain_task`).
-
-A zygote's forks call `run` instead. Exit code: the script's own; 2 for input Dike cannot use; 143 after SIGTERM.
+A ps, and a worker whose chief hands out the steps, run a TensorFlow server. Any other process runs the user's script as
+`python SCRIPT ARGS` would, with TensorFlow intercepted for its role. A zygote's forks call `run` instead. Exit code:
+the script's own; 2 for bad input; 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,26 +33,25 @@ INTERCEPTIONS = {
     Api.TF_KERAS: "dike.tf_keras.job",
     Api.COORDINATOR: "dike.roles.cluster",
 }
-"""How a script trains -> our module whose `install` makes that distributed. It may import TensorFlow."""
+"""How the script trains -> our module whose `install` distributes it; it may import TensorFlow."""
 COMPANIONS = {
     "tensorflow": "dike.v1.job.plain",
     "keras": "dike.keras3.job.fit",
     "tf_keras": "dike.tf_keras.job",
 }
-"""Library -> our module that makes its training distributed."""
+"""Library -> our module that a zygote imports with it."""
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Plays the role of the task in the environment, and ends the process."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        # All forks of a zygote would draw the same numbers; Python's own generator sees to that itself.
+        # All forks of a zygote would draw the same numbers. Python reseeds its own generator in a fork.
         numpy_random.seed()
-    _leave(main(argv))
+    _exit(main(argv))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Plays the role of the task in the environment; returns the process' exit code."""
+    """Returns the exit code."""
     task = tasks.current()
     if task is None:
         print(f"dike: {tasks.VARIABLE} is not set; start jobs with 'dike run'.", file=sys.stderr)
@@ -64,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     process.die_with_parent()
     process.set_name(f"dike {task.name}")
-    faulthandler.enable()  # a library that crashes says where
+    faulthandler.enable()
     if not task.is_plain:
         os.environ["TF_CONFIG"] = json.dumps(task.tf_config)
         # Without it a call to a server that is still starting fails instead of waiting.
@@ -80,15 +77,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
-    """Runs `argv[0]` with the arguments after it; returns the exit code.
-
-    Raises:
-        DikeError: what Dike itself raised inside the script.
-    """
     if task.is_chief:
         process.termination.install()
     if task.is_plain or task.api.has_separate_chief:
-        # A script that is run again for the next attempt has to split its data as the first one did.
+        # The script has to split its data in the same way in every attempt.
         randomness.install(zlib.crc32(task.job_id.encode()))
     after_import("tensorflow", lambda _: _intercept(task))
     end = plain_task.install(task) if task.is_plain else None
@@ -101,8 +93,8 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
     except SystemExit as exit_request:
         code = exit_code_of(exit_request)
         if code in process.OWN_EXIT_CODES:
-            # The framework would take it for what Dike says by it.
-            print(f"dike: the script has ended itself with exit code {code}; it counts as 1.", file=sys.stderr)
+            # For the framework these codes have a meaning of Dike's.
+            print(f"dike: the script exits with exit code {code}; it counts as 1.", file=sys.stderr)
             code = 1
     except ScriptFailedError:
         code = 1
@@ -119,9 +111,8 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
 
 
 def _intercept(task: TaskSpec) -> None:
-    """Imports the interception only now, because it needs TensorFlow."""
-    # Last in, first out: what the interception and the script do at exit has all the time it needs, and only
-    # TensorFlow's own functions, which may hang, are limited.
+    # Exit handlers run last in, first out: those of the interception and the script have no time limit, but those of
+    # TensorFlow, which may hang, have.
     atexit.register(process.teardown.begin)
     if not task.is_plain:
         if task.is_chief:
@@ -129,14 +120,14 @@ def _intercept(task: TaskSpec) -> None:
         importlib.import_module(INTERCEPTIONS[task.api]).install(task)
 
 
-def _leave(code: int) -> NoReturn:
-    """Ends the process at once: a gRPC server may never end."""
+def _exit(code: int) -> NoReturn:
+    """Ends the process immediately: a gRPC server may never end."""
     process.teardown.exit_code = code
-    atexit._run_exitfuncs()  # the script's own; those of TensorFlow have limited time
+    atexit._run_exitfuncs()
     process.teardown.end()
     reporter().close()
-    if code == 0 and process.termination.is_the_scripts:
-        # It was told to end, and did; that is not the end of its work.
+    if code == 0 and process.termination.handled_by_script:
+        # The script ended early because of SIGTERM.
         code = process.EXIT_CODE_TERMINATED
     process.end_process(code)
 

@@ -19,32 +19,30 @@ from dike.tracebacks import error_lines
 T = TypeVar("T")
 
 MODULE_VARIABLE = "DIKE_MODULE"
-"""Environment variable that names the module to run in the script's place, as `python -m` does."""
+"""Environment variable: the module to run instead of the script, as `python -m` does."""
 
 
 class ScriptFailedError(Exception):
-    """The script ended with an exception, whose traceback has been printed; the message is one clause about it."""
+    """The script raised an exception, whose traceback has been printed; the message is one clause about it."""
 
 
 class ScriptSyntaxError(ScriptFailedError):
-    """The script is not Python."""
+    """The script is not valid Python."""
 
 
 def run_as_main(script: str, arguments: Sequence[str]) -> None:
-    """Runs the script in this process to its end; or the module that `DIKE_MODULE` names, as `python -m` does.
+    """Runs the script in this process to its end; or the module in `DIKE_MODULE`, as `python -m` does.
 
-    Args:
-        script: its path, which a script finds in `sys.argv[0]` as it is given.
-        arguments: its arguments.
+    `sys.argv[0]` becomes `script`, unchanged.
 
     Raises:
-        ScriptSyntaxError: if the script is not Python.
+        ScriptSyntaxError: if the script is not valid Python.
         ScriptFailedError: if the script raises anything but what follows.
         SystemExit, KeyboardInterrupt: if the script raises it.
-        DikeError: what Dike itself raised inside the script, or if there is no such module.
+        DikeError: if Dike raised it inside the script, or there is no such module.
         OSError: if the script cannot be read.
     """
-    # Taken out: what the script starts itself is another program.
+    # Processes that the script starts must not inherit it.
     name = os.environ.pop(MODULE_VARIABLE, "")
     path = os.path.abspath(script)
     folder = os.getcwd() if name else os.path.dirname(os.path.realpath(script))
@@ -65,15 +63,7 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
 
 
 def become_main(argv: Sequence[str], folder: str) -> ModuleType:
-    """Makes this process one that runs something else than it was started for.
-
-    Args:
-        argv: what that finds in `sys.argv`.
-        folder: where it finds its modules first.
-
-    Returns:
-        Its module `__main__`, which is empty.
-    """
+    """Replaces `sys.argv`, the first entry of `sys.path` and `__main__`; returns the new, empty module."""
     module = ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins)
     sys.modules["__main__"] = module
@@ -86,23 +76,19 @@ def become_main(argv: Sequence[str], folder: str) -> ModuleType:
 
 
 def _code_of_module(name: str, module: ModuleType) -> CodeType:
-    """The code of a module, whose package is imported before, as Python does; `module` is told who it is.
-
-    Raises:
-        BadInputError: if there is none, or none that is written in Python.
-    """
+    """The code of a module, whose package gets imported; sets the attributes of `module` from its spec."""
 
     def find() -> ModuleSpec | None:
         spec = importlib.util.find_spec(name)
         is_package = spec is not None and spec.submodule_search_locations is not None
         return importlib.util.find_spec(f"{name}.__main__") if is_package else spec
 
-    # Packages on the way to it are the script's own code.
+    # Finding it imports its parent packages, which are code of the script.
     spec = call_script(find)
     get_code = getattr(None if spec is None else spec.loader, "get_code", None)
     code = None if spec is None or get_code is None else get_code(spec.name)
     if spec is None or code is None:
-        raise BadInputError(f"There is no module {name} that could be run; -m takes a module of the working folder.")
+        raise BadInputError(f"There is no module {name} to run; name a module in the working folder with -m.")
     module.__dict__.update(
         __file__=spec.origin, __cached__=spec.cached, __spec__=spec, __loader__=spec.loader, __package__=spec.parent
     )
@@ -110,14 +96,13 @@ def _code_of_module(name: str, module: ModuleType) -> CodeType:
     return code
 
 
-def own_program() -> tuple[str, str] | None:
-    """What this process was started to run: its file, and its name if it is a module (`python -m`), else empty.
+def running_program() -> tuple[str, str] | None:
+    """The file that this process runs, and its module name if started by `python -m`, else empty.
 
-    None where there is no such file, as in a notebook and at a prompt, or where it is a module from elsewhere than the
-    working folder.
+    None in a notebook, at a prompt, or if the module is outside the working folder.
     """
     if hasattr(sys, "ps1"):
-        return None  # what is typed at a prompt is not in the file that has run before
+        return None  # python -i: what is typed is not in the file
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     spec = getattr(main, "__spec__", None)
@@ -126,21 +111,12 @@ def own_program() -> tuple[str, str] | None:
     if spec is None:
         return os.path.abspath(path), ""
     expected = os.path.join(os.getcwd(), *spec.name.split(".")) + ".py"
-    is_ours = os.path.isfile(expected) and os.path.samefile(path, expected)
-    return (os.path.abspath(path), spec.name.removesuffix(".__main__")) if is_ours else None
+    is_in_working_folder = os.path.isfile(expected) and os.path.samefile(path, expected)
+    return (os.path.abspath(path), spec.name.removesuffix(".__main__")) if is_in_working_folder else None
 
 
 def call_script(function: Callable[[], T]) -> T:
-    """Calls what is the script's own, and returns what it returns.
-
-    Args:
-        function: calls it.
-
-    Raises:
-        ScriptFailedError: if it raises anything but what follows.
-        SystemExit, KeyboardInterrupt: if it raises it.
-        DikeError: what Dike itself raised inside.
-    """
+    """Calls code of the script; wraps errors but DikeError, SystemExit and KeyboardInterrupt in ScriptFailedError."""
     try:
         return function()
     except DikeError:
@@ -151,7 +127,7 @@ def call_script(function: Callable[[], T]) -> T:
 
 
 def exit_code_of(request: SystemExit) -> int:
-    """The exit code that Python itself would end with; text is printed as it would be."""
+    """The exit code that Python would end with; a text is printed, as Python does."""
     if request.code is None:
         return 0
     if isinstance(request.code, int):
@@ -161,9 +137,9 @@ def exit_code_of(request: SystemExit) -> int:
 
 
 def join_threads() -> None:
-    """Waits for the script's threads, as Python does at its end; daemons are left."""
+    """Waits for non-daemon threads, as Python does at exit."""
     for function in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
-        function()  # lets the idle threads of pools end
+        function()  # ends idle threads of pools
     while living := [
         thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()
     ]:
@@ -172,21 +148,21 @@ def join_threads() -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Type and first line of an error's message, without a full stop."""
+    """Type and first line of the message, without a full stop."""
     first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def with_inner(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of the functions written inside of it."""
+def nested_code(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of all functions nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from with_inner(constant)
+            yield from nested_code(constant)
 
 
 def cell_content(cell: CellType) -> Any:
-    """The value of a variable of an enclosing function; None if it has none yet."""
+    """The value of a closure's cell; None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -1,8 +1,7 @@
 """Makes every spelling of a TensorFlow import work under the name `dike`.
 
-Attributes come from TensorFlow by PEP 562. Submodules (`import dike.keras`, `from dike.compat.v1 import train`) come
-from a finder that hands the import machinery a stand-in: given TensorFlow's own module, the machinery would rewrite
-that module's name and spec.
+Attributes come from TensorFlow by PEP 562. Submodules (`import dike.keras`, `from dike.compat.v1 import train`) are
+proxies: the import machinery would overwrite name and spec of TensorFlow's own modules.
 """
 
 from __future__ import annotations
@@ -30,12 +29,9 @@ _FUNCTIONS = {
     "grid_search": "dike.trial.tuning",
     "Client": "framework.service.client",
 }
-"""Dike's own names -> their modules. TensorFlow has none of these names.
+"""Dike's own names -> their modules. TensorFlow has none of these names. Only use of `Client` imports `framework`."""
 
-`Client` is for programs that ask a service, and for no process that Dike starts; only who names it imports `framework`.
-"""
-
-# Tools ask any module for names such as `__wrapped__`, pytest for `_mock_name` too; that must not import TensorFlow.
+# Tools look up names such as `__wrapped__` (pytest: `_mock_name`) on any module; that must not import TensorFlow.
 _TENSORFLOW_DUNDERS = frozenset(
     {
         "__version__",
@@ -49,7 +45,7 @@ _TENSORFLOW_DUNDERS = frozenset(
 
 
 def install() -> None:
-    """Makes `dike` an alias of TensorFlow for the import machinery; called once, when `dike` is imported."""
+    """Called once, when `dike` is imported."""
     sys.modules[_PACKAGE].__class__ = _Package
     sys.meta_path.insert(0, _Finder())
     if os.environ.get("DIKE_MASTER") and not (os.environ.get("DIKE_TASK") or os.environ.get("DIKE_TRIAL")):
@@ -57,11 +53,7 @@ def install() -> None:
 
 
 def attribute(name: str) -> Any:
-    """What `dike.NAME` is: our own function or module of that name, else TensorFlow's attribute.
-
-    Raises:
-        AttributeError: if TensorFlow has no such name either.
-    """
+    """`dike.NAME`: our own function or module of that name, else TensorFlow's attribute."""
     if name == "__all__":
         return [public for public in names() if not public.startswith("_")]
     if name == "_mock_name" or (name.startswith("__") and name not in _TENSORFLOW_DUNDERS):
@@ -77,7 +69,6 @@ def attribute(name: str) -> Any:
 
 
 def names() -> list[str]:
-    """TensorFlow's names, as `dir(tensorflow)` gives them."""
     return dir(importlib.import_module(_TENSORFLOW))
 
 
@@ -88,26 +79,26 @@ def _is_own_module(name: str) -> bool:
 
 
 def _hand_over_to_cluster(_: ModuleType) -> None:
-    if os.environ.get("DIKE_MASTER"):  # a zygote takes it away
+    if os.environ.get("DIKE_MASTER"):  # a zygote removes it
         from dike.capture.client import hand_over
 
         hand_over()
 
 
 class _Package(ModuleType):
-    """`dike` itself: keeps stand-ins out of its attributes, so that `dike.keras` is TensorFlow's own module."""
+    """Keeps proxies out of its attributes, so that `dike.keras` is TensorFlow's own module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not isinstance(value, _StandIn):
+        if not isinstance(value, _Proxy):
             super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as a module is: by its name."""
+        """Pickles by name, as modules are."""
         return importlib.import_module, (self.__name__,)
 
 
-class _StandIn(ModuleType):
-    """What `sys.modules` holds for `dike.X`: shows the attributes of TensorFlow's X."""
+class _Proxy(ModuleType):
+    """Entry of `sys.modules` for `dike.X`: a proxy of TensorFlow's X."""
 
     def __init__(self, name: str, real: ModuleType) -> None:
         super().__init__(name, real.__doc__)
@@ -122,7 +113,7 @@ class _StandIn(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__") and name.endswith("__"):
             super().__setattr__(name, value)
-        elif not isinstance(value, _StandIn):
+        elif not isinstance(value, _Proxy):
             setattr(self.__dict__["_real"], name, value)
 
     def __dir__(self) -> list[str]:
@@ -130,7 +121,7 @@ class _StandIn(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `dike.X` where X is a module of TensorFlow and none of our own."""
+    """Finds `dike.X` where X is a module of TensorFlow and not one of Dike's."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -144,10 +135,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, loader_state=real, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name, spec.loader_state)
+        return _Proxy(spec.name, spec.loader_state)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: TensorFlow's module is loaded already."""
+        """Does nothing: TensorFlow's module is already loaded."""
 
 
 def _belongs_to_dike(rest: str) -> bool:
@@ -155,7 +146,7 @@ def _belongs_to_dike(rest: str) -> bool:
 
 
 def _tensorflow_module(rest: str) -> ModuleType | None:
-    """What `import tensorflow.REST` gives, or a module that is only an attribute of TensorFlow."""
+    """The result of `import tensorflow.REST`, or a module that is only an attribute of TensorFlow."""
     full_name = f"{_TENSORFLOW}.{rest}"
     try:
         return importlib.import_module(full_name)

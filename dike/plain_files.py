@@ -1,6 +1,6 @@
-"""Files that a script has written, or another account: read with bounds, and without leaving their folder.
+"""Reads files that a script or another account has written, within limits and without leaving their folder.
 
-No link leads out of the folder, no pipe or device is waited for, and no tree is too deep.
+Links cannot lead out of the folder, pipes and devices do not block, and depth is limited.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 MAX_DEPTH = 64
-"""How many folders may be in each other where something is read or copied; there is no such bound on removing."""
+"""Maximum depth of a folder tree that is read or copied; removing has no limit."""
 MAX_FILES = 100_000
-"""How many files of a folder are copied or sent at most."""
+"""Maximum number of files in a folder that is copied or sent."""
 _MAX_LINKS = 8
-_BYTES_A_VALUE = 6
-"""Less than what any value takes in JSON that Dike writes; in others' it may be two, that take a hundred in memory."""
-_PASSES = 8
+_MIN_BYTES_PER_VALUE = 6
+"""Minimum size of a value in the JSON that Dike writes. Hostile JSON may use two, which take a hundred in memory."""
+_MAX_REMOVE_PASSES = 8
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_MARKS = re.compile(rb"[\[{,]")
+_VALUE_STARTS = re.compile(rb"[\[{,]")
 
 
 class NotPlainError(OSError):
-    """Something is no plain file, or larger or deeper than it may be; `strerror` says what."""
+    """Something is not a plain file, or exceeds a limit; `strerror` says what."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(errno.EINVAL, why, name)
@@ -40,29 +40,23 @@ class NotPlainError(OSError):
 
 
 def open_plain(name: str, folder: int | None = None) -> BinaryIO:
-    """Opens a plain file.
+    """Opens a plain file, relative to the open folder `folder` if given.
 
-    Args:
-        name: its path; of the last part no link is followed.
-        folder: an open folder that the path is relative to.
-
-    Raises:
-        NotPlainError: if it is something else, a link above all.
-        OSError: if it cannot be opened.
+    Raises NotPlainError if it is something else, such as a link; OSError if it cannot be opened.
     """
     try:
-        # Not blocking: in the place of a file may be a pipe.
+        # O_NONBLOCK: it may be a pipe.
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise NotPlainError(name, "is no plain file") from error
+            raise NotPlainError(name, "is not a plain file") from error
         raise
     try:
         found = os.fstat(opened)
         if not stat.S_ISREG(found.st_mode):
-            raise NotPlainError(name, "is no plain file")
+            raise NotPlainError(name, "is not a plain file")
         disk = os.fstatvfs(opened)
-        # A hole reads as zeros for as long as it says: days, and all of the memory.
+        # A sparse file of any size could be read for days and fill the memory.
         if found.st_size > disk.f_blocks * disk.f_frsize > 0:
             raise NotPlainError(name, "is larger than the disk that it is on")
         return os.fdopen(opened, "rb")
@@ -72,15 +66,9 @@ def open_plain(name: str, folder: int | None = None) -> BinaryIO:
 
 
 def open_below(folder: str | int, path: str) -> BinaryIO:
-    """Opens a plain file below a folder. Links on the way lead to other places below it, or are refused.
+    """Opens a plain file below a folder, which must not be a link, following links that stay below it.
 
-    Args:
-        folder: its path, which must be no link itself, or the open folder.
-        path: relative to it.
-
-    Raises:
-        NotPlainError: if it is something else, or elsewhere.
-        OSError: if it cannot be opened.
+    Raises NotPlainError if it is not a plain file, or outside the folder; OSError if it cannot be opened.
     """
     if isinstance(folder, int):
         return _opened_below(folder, path)
@@ -115,7 +103,7 @@ def _opened_below(top: int, path: str) -> BinaryIO:
             if stat.S_ISLNK(found.st_mode):
                 links += 1
                 if links > _MAX_LINKS:
-                    raise NotPlainError(path, "is a link to a link, and so on")
+                    raise NotPlainError(path, f"is a link to a link, more than {_MAX_LINKS} times")
                 left += _parts(os.readlink(part, dir_fd=here), path)
             elif left:
                 at.append(part)
@@ -123,15 +111,15 @@ def _opened_below(top: int, path: str) -> BinaryIO:
                 return open_plain(part, here)
         finally:
             os.close(here)
-    raise NotPlainError(path, "is no plain file")
+    raise NotPlainError(path, "is not a plain file")
 
 
 def _parts(path: str, named: str) -> list[str]:
-    """The parts of a relative path, the last one first."""
+    """The parts of a relative path, last one first."""
     if path.startswith("/"):
         raise NotPlainError(named, "leads out of its folder")
     if "\0" in path:
-        raise NotPlainError(named.replace("\0", "?"), "is no name of a file")
+        raise NotPlainError(named.replace("\0", "?"), "is not a file name")
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
@@ -147,23 +135,13 @@ def _folder_at(top: int, at: Sequence[str]) -> int:
 
 
 def read_below(folder: str | int, path: str, limit_bytes: int) -> bytes:
-    """The content of a plain file below a folder; see `open_below`.
-
-    Raises:
-        NotPlainError: also if it is larger than `limit_bytes`.
-        OSError: if it cannot be read.
-    """
+    """Reads a plain file below a folder; see `open_below`. Raises NotPlainError if it is larger than `limit_bytes`."""
     with open_below(folder, path) as file:
         return read(file, path, limit_bytes)
 
 
 def read(file: BinaryIO, name: str, limit_bytes: int) -> bytes:
-    """The content of an open plain file, as long as it was when it was opened.
-
-    Raises:
-        NotPlainError: if it is larger than `limit_bytes`.
-        OSError: if it cannot be read.
-    """
+    """Reads an open plain file, up to its current size. Raises NotPlainError if it is larger than `limit_bytes`."""
     size = os.fstat(file.fileno()).st_size
     if size > limit_bytes:
         raise NotPlainError(name, f"is larger than {limit_bytes} bytes")
@@ -171,12 +149,14 @@ def read(file: BinaryIO, name: str, limit_bytes: int) -> bytes:
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON that Dike has written, or something that says so: its values take no more memory than some times its bytes.
+    """Parses JSON that Dike has written, or claims to have, with bounded memory.
 
-    Raises:
-        ValueError: if it is none, nested too deeply, or of more values than Dike would write in so many bytes.
+    Raises ValueError if it is not JSON, nested too deeply, or has more values than Dike writes in that size.
     """
-    if len(content) > 1 << 16 and sum(1 for _ in _MARKS.finditer(content)) > len(content) // _BYTES_A_VALUE:
+    if (
+        len(content) > 1 << 16
+        and sum(1 for _ in _VALUE_STARTS.finditer(content)) > len(content) // _MIN_BYTES_PER_VALUE
+    ):
         raise ValueError("too many values")
     try:
         return json.loads(content)
@@ -185,33 +165,18 @@ def parse_json(content: bytes) -> Any:
 
 
 def check_archive(archive: zipfile.ZipFile, size_bytes: int) -> None:
-    """Refuses a zip archive that becomes larger than its file: what Dike writes is not compressed.
-
-    Args:
-        archive: the archive.
-        size_bytes: of its file.
-
-    Raises:
-        ValueError: if it would.
-    """
+    """Raises ValueError if a zip archive expands beyond the size of its file: Dike does not compress."""
     if sum(info.file_size for info in archive.infolist()) > size_bytes:
-        raise ValueError("an archive that becomes larger when it is unpacked")
+        raise ValueError("an archive that expands when it is unpacked")
 
 
 def walk(folder: int, name: str) -> Iterator[tuple[Sequence[str], str, os.stat_result]]:
-    """All that is below a folder, and the folders before what is in them; no link is followed.
+    """Walks a folder tree in the open folder `folder`, each folder before its content; no link is followed.
 
-    However deep the folders are, two are open at a time.
-
-    Args:
-        folder: an open folder.
-        name: of the folder in it; for something else, that alone is found.
+    At most two folders are open at a time, at any depth. If `name` is not a folder, it alone is yielded.
 
     Yields:
-        The names of the folders above it, from `name` on; its name, and what it is.
-
-    Raises:
-        OSError: if something cannot be read, or is moved meanwhile.
+        The names of the folders above the entry, from `name` on; the entry's name and status.
     """
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     yield [], name, found
@@ -219,7 +184,7 @@ def walk(folder: int, name: str) -> Iterator[tuple[Sequence[str], str, os.stat_r
         return
     here = os.open(name, _FOLDER, dir_fd=folder)
     at = [name]
-    # Of the folders above: which one it is, and what is left to be looked at in it.
+    # The folders above: identity, and names of the subfolders not visited yet.
     above: list[tuple[tuple[int, int], list[str]]] = []
     try:
         left: list[str] | None = None
@@ -235,11 +200,11 @@ def walk(folder: int, name: str) -> Iterator[tuple[Sequence[str], str, os.stat_r
             elif left:
                 at.append(left.pop())
                 above.append((_identity(here), left))
-                _go_to(here, at[-1])
+                _change_to(here, at[-1])
                 left = None
             elif above:
                 at.pop()
-                _go_to(here, "..")
+                _change_to(here, "..")
                 known, left = above.pop()
                 if _identity(here) != known:
                     raise NotPlainError(name, "is being moved")
@@ -249,8 +214,8 @@ def walk(folder: int, name: str) -> Iterator[tuple[Sequence[str], str, os.stat_r
         os.close(here)
 
 
-def _go_to(folder: int, name: str) -> None:
-    """Has the descriptor of an open folder stand for one in it."""
+def _change_to(folder: int, name: str) -> None:
+    """Redirects the descriptor of an open folder to an entry of it."""
     opened = os.open(name, _FOLDER, dir_fd=folder)
     try:
         os.dup2(opened, folder, inheritable=False)
@@ -264,16 +229,7 @@ def _identity(folder: int) -> tuple[int, int]:
 
 
 def check_bounds(name: str, depth: int, count: int) -> None:
-    """Refuses a tree that is too deep, or of too many files, for its files to be copied or sent.
-
-    Args:
-        name: the tree's.
-        depth: in how many folders a file is.
-        count: how many files have been found before.
-
-    Raises:
-        NotPlainError: if it is.
-    """
+    """Raises NotPlainError for a file deeper than `MAX_DEPTH`, or after `count` others if these reach `MAX_FILES`."""
     if depth > MAX_DEPTH:
         raise NotPlainError(name, f"has folders more than {MAX_DEPTH} deep")
     if count >= MAX_FILES:
@@ -281,21 +237,13 @@ def check_bounds(name: str, depth: int, count: int) -> None:
 
 
 def copy_tree(folder: str, target: str) -> None:
-    """Copies what is below a folder: plain files, links to such as files, and folders.
+    """Copies the content of a folder: plain files, links to plain files, and folders. Checks all before it writes.
 
-    Args:
-        folder: its path, which must be no link.
-        target: a folder that is there.
-
-    Raises:
-        NotPlainError: if something else is there, or it is too deep, or has too many files, or more bytes than are
-            free on the target's disk.
-        OSError: if something cannot be read or written.
+    Raises NotPlainError if it has something else, exceeds `check_bounds`, or is larger than the target's free space.
     """
     top = os.open(folder, _FOLDER)
     try:
         size_bytes = count = 0
-        # All of it is looked at before anything is written.
         found = []
         for above, name, what in walk(top, "."):
             path = "/".join((*above[1:], name))
@@ -315,7 +263,7 @@ def copy_tree(folder: str, target: str) -> None:
                 count += 1
                 found.append((path, is_file))
         if size_bytes > shutil.disk_usage(target).free:
-            raise NotPlainError(folder, "is larger than what is free on the disk")
+            raise NotPlainError(folder, "is larger than the free space on the disk")
         for path, is_file in found:
             if is_file:
                 copy_file(top, path, f"{target}/{path}")
@@ -326,11 +274,7 @@ def copy_tree(folder: str, target: str) -> None:
 
 
 def copy_file(folder: str | int, path: str, target: str) -> None:
-    """Copies a plain file below a folder, with its mode and times; see `open_below`.
-
-    Raises:
-        OSError: if it cannot be read or written.
-    """
+    """Copies a plain file below a folder, with its mode and times; see `open_below`."""
     with open_below(folder, path) as source, open(target, "wb") as copy:
         found = os.fstat(source.fileno())
         shutil.copyfileobj(source, copy)
@@ -340,15 +284,7 @@ def copy_file(folder: str | int, path: str, target: str) -> None:
 
 
 def remove(folder: int, name: str) -> None:
-    """Removes a folder with all that is in it, however deep; no link is followed.
-
-    Args:
-        folder: an open folder.
-        name: of the folder in it.
-
-    Raises:
-        OSError: if something cannot be removed.
-    """
+    """Removes a folder tree of any depth, in the open folder `folder`; no link is followed."""
     place = os.open(name, _FOLDER, dir_fd=folder)
     try:
         while names := os.listdir(place):
@@ -363,10 +299,10 @@ def remove(folder: int, name: str) -> None:
 
 
 def _remove_flat(place: int, name: str) -> None:
-    """Removes a folder, once the folders in it have been moved to where it is: so none is ever deep."""
+    """Removes a folder after moving its subfolders to `place`, so that no path becomes deep."""
     here = os.open(name, _FOLDER, dir_fd=place)
     try:
-        for _ in range(_PASSES):  # A process that still writes there must not keep this one for ever.
+        for _ in range(_MAX_REMOVE_PASSES):  # another process may still write there
             for each in os.listdir(here):
                 if stat.S_ISDIR(os.stat(each, dir_fd=here, follow_symlinks=False).st_mode):
                     os.rename(each, secrets.token_hex(8), src_dir_fd=here, dst_dir_fd=place)

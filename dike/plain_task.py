@@ -1,7 +1,6 @@
-"""The only task of a job without parameter servers: the script trains as under `python`, and is kept as a trial is.
+"""The only task of a job without parameter servers: trains as under `python`, and saves and resumes as a trial does.
 
-What saves a trial between two steps and brings it to where it was (`dike.trial`, and the interceptions of each library)
-does the same here. What a trial tells its slot, this task tells as a job's chief does.
+The interceptions of trials (`dike.trial` and those of each library) do the work; the task reports as a chief does.
 """
 
 from __future__ import annotations
@@ -26,15 +25,11 @@ from dike.trial.runtime import REPORT_WAIT_S, TrialRuntime
 from dike.trial.spec import TrialSpec
 
 INTERCEPTIONS = {"tensorflow": "dike.v1.trial", "keras": "dike.keras3.trial"}
-"""Library -> our module whose `install` makes its training loops report and save. It may import the library."""
+"""Library -> our module whose `install` makes its training loops report and save; it may import the library."""
 
 
 class JobRuntime(TrialRuntime):
-    """What the interceptions see as a trial: it is suspended by SIGTERM, and has no metric that decides.
-
-    Args:
-        task: the job's only task.
-    """
+    """A trial's runtime for a job: suspended by SIGTERM, without a metric."""
 
     smooths_losses = True
 
@@ -52,50 +47,45 @@ class JobRuntime(TrialRuntime):
             )
         )
         self._task = task
-        # A script with a loop or a strategy of its own does with them what it likes.
+        # A script with a loop or a strategy of its own distributes over GPUs itself.
         self.gpus = task.gpus if task.api is Api.KERAS else 1
         self._batch_size = task.batch_size
-        self._told_step: int | None = None
+        self._reported_step: int | None = None
 
     @property
     def suspend_requested(self) -> bool:
-        """Whether the job is to end for now; to be asked between two steps."""
         return process.termination.requested
 
     @suspend_requested.setter
     def suspend_requested(self, value: bool) -> None:
-        """SIGTERM stays: who cannot save in time is ended."""
+        """Does nothing: SIGTERM cannot be withdrawn."""
 
     def found_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        """See `TrialRuntime.found_model`: another one than was planned for is planned for."""
+        """Has the job planned again if the model is not the planned one."""
         planned_model.check(self._task, variables)
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
-        """See `TrialRuntime.training`."""
         super().training(preemptible=preemptible, batch_size=batch_size)
         self._batch_size = batch_size or self._batch_size
         if preemptible:
-            process.termination.can_save()
+            process.termination.enable_saving()
 
     def cannot_suspend(self, why: str) -> None:
-        """See `TrialRuntime.cannot_suspend`."""
         print(f"dike: no checkpoints are written: {why}.", file=sys.stderr, flush=True)
 
     def unless_full(self, write: Callable[[], object]) -> bool:
-        """See `TrialRuntime.unless_full`."""
         fencing.check(self._task)
         return super().unless_full(write)
 
     def suspend(self, path: str, step: int) -> NoReturn:
-        """The state is in the checkpoint at `path`: the process ends."""
+        """Ends the process, whose state is in the checkpoint."""
         self.flush_progress()
-        process.termination.leave()
+        process.termination.exit()
 
     def check_metric(self, reported: Collection[str]) -> None:
-        """A job may report what it likes."""
+        """Accepts any: jobs have no metric."""
 
     def _take_value(self, step: int, value: float, *, is_reported: bool) -> bool:
-        """No value is better than another."""
         return False
 
     def _tell(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
@@ -106,30 +96,26 @@ class JobRuntime(TrialRuntime):
             case "checkpoint":
                 reporter().checkpoint(line["path"], line["step"])
             case "progress":
-                step, before = line["step"], self._told_step
-                self._told_step = step
+                step, before = line["step"], self._reported_step
+                self._reported_step = step
                 is_known = before is not None and self._batch_size
                 samples = (step - before) * self._batch_size if is_known else None
                 reporter().progress(step, samples, loss=line.get("last"))
-            # The rest is said by the script's output and exit code.
+            # Other lines would repeat the script's output and exit code.
 
 
 def install(task: TaskSpec) -> Callable[[], None]:
-    """Has the script's training loops report and save; called before the script runs.
+    """Makes the script's training loops report and save; must be called before the script runs.
 
-    Args:
-        task: the job's only task.
-
-    Returns:
-        What is to be called when the script has run to its end.
+    Returns a function to call when the script has ended well.
     """
     made: list[JobRuntime] = []
 
     def runtime() -> JobRuntime:
-        # Only once the script has imported a library: to look into a remote folder takes TensorFlow.
+        # Created once the script has imported a library: listing a remote folder takes TensorFlow.
         if not made:
             check_layout(task)
-            fencing.claim(task)
+            fencing.take_ownership(task)
             made.append(JobRuntime(task))
             made[0].report_in_time()
         return made[0]
@@ -150,10 +136,7 @@ def install(task: TaskSpec) -> Callable[[], None]:
 
 
 def check_layout(task: TaskSpec) -> None:
-    """Called by a job's chief first: ends the process if the checkpoints in its folder are of the other kind of job.
-
-    Those of a job with parameter servers hold variables that live there, those of one without a whole process.
-    """
+    """Ends the process if its checkpoint folder is of the other kind of job, with or without parameter servers."""
     is_plain = folders.last_written(task.checkpoint_dir)[0] is not None
     is_distributed = not is_plain and has_checkpoints(task.checkpoint_dir)
     if is_distributed if task.is_plain else is_plain:

@@ -1,4 +1,4 @@
-"""Plain values as JSON with the arrays beside it, without pickle.
+"""Serialises plain values as JSON plus arrays, without pickle.
 
 Plain are numbers, text, bytes, paths, arrays, and Python's own containers of these.
 """
@@ -25,29 +25,29 @@ _DEQUE, _DEFAULT_DICT = "deque", "defaultdict"
 _NAMES = {kind: name for name, kind in (_SEQUENCES | _MAPPINGS).items()}
 _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
 
-DATA_BYTES = 1 << 26
-"""A larger array that is there at the beginning is taken for data that the script reads again."""
+LARGE_ARRAY_BYTES = 1 << 26
+"""A larger array that an object has from the start counts as data that the script reads again."""
 
 
 class NotPlainError(TypeError):
-    """The value is, or holds, something else."""
+    """A value is not plain, or contains one that is not."""
 
 
 class LargeArrayError(ValueError):
-    """It is, or holds, a large array."""
+    """A value is or contains an array over the limit."""
 
 
 def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
-    """The value as JSON values.
+    """Converts a value to JSON values.
 
     Args:
         value: the value.
-        arrays: gets the arrays that it holds, which the result refers to by number.
-        limit_bytes: of an array.
+        arrays: receives its arrays, which the result refers to by index.
+        limit_bytes: maximum size of an array.
 
     Raises:
-        NotPlainError: if it is, or holds, anything that is not plain.
-        LargeArrayError: if it is, or holds, an array that is larger.
+        NotPlainError: if it is not plain.
+        LargeArrayError: if an array is larger.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -62,7 +62,7 @@ def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
         return {_BYTES: base64.b64encode(value).decode("ascii")}
     if isinstance(value, PurePath):
         return {_PATH: str(value)}
-    # Copies: code behind the data may change a container meanwhile, in a thread of its own.
+    # Containers are copied: code behind `tf.data` may change them in another thread.
     if type(value) is list:
         return [pack(part, arrays, limit_bytes) for part in list(value)]
     if type(value) in _SEQUENCES.values():
@@ -78,7 +78,7 @@ def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
 
 
 def _in_order(value: Any) -> list[Any]:
-    """The parts of a tuple or set; those of a set, whose order is chance, by how they are written."""
+    """The elements of a tuple, or those of a set sorted by `repr`."""
     return list(value) if type(value) is tuple else sorted(value, key=repr)
 
 
@@ -87,7 +87,6 @@ def _pack_items(value: Mapping[Any, Any], arrays: list[Any], limit_bytes: float)
 
 
 def unpack(packed: Any, arrays: list[Any]) -> Any:
-    """The value that `pack` was given."""
     if isinstance(packed, list):
         return [unpack(part, arrays) for part in packed]
     if not isinstance(packed, dict):
@@ -115,11 +114,7 @@ def _unpack_items(items: Any, arrays: list[Any]) -> dict[Any, Any]:
 
 
 def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
-    """Differs for values that differ; None for one that is not plain.
-
-    Raises:
-        LargeArrayError: see `pack`.
-    """
+    """Hash of a value; None if it is not plain. Raises LargeArrayError as `pack` does."""
     arrays: list[Any] = []
     try:
         text = json.dumps(pack(value, arrays, limit_bytes))
@@ -133,119 +128,109 @@ def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
 
 
 def identities(value: Any) -> Any:
-    """Differs when a container gets other parts or another order, or where a variable gets another object."""
+    """Changes when a container's elements or their order change, or the value is another object."""
     if isinstance(value, dict):
         return [id(part) for part in list(value.values())]
     return [id(part) for part in list(value)] if isinstance(value, list | set | deque) else id(value)
 
 
-class Attributes:
-    """Those attributes of an object that are plain, and change; data that it was given are not looked at.
+class ChangedAttributes:
+    """Plain attributes of an object that change after this is created; large arrays count as data and are ignored.
 
     Args:
-        target: the object, as the script has made it.
-        is_data_set: whether what it puts in the place of its data is data as well.
+        target: the object, as the script has created it.
+        is_data_set: whether a value that replaces data is data as well.
 
     Attributes:
-        lost: names of those that had changed when it was saved last, and are not plain.
+        unsaved: changed attributes that the last `save` could not save.
     """
 
     def __init__(self, target: Any, *, is_data_set: bool = False) -> None:
         self._target = target
         self._is_data_set = is_data_set
-        self.lost: list[str] = []
+        self.unsaved: list[str] = []
         self._data: dict[str, Any] = {}
         self._before: dict[str, str | None] = {}
         self._parts: dict[str, Any] = {}
         for name, value in vars(target).items():
             try:
-                self._before[name] = digest(value, DATA_BYTES)
+                self._before[name] = digest(value, LARGE_ARRAY_BYTES)
                 if self._before[name] is None:
                     self._parts[name] = identities(value)
             except LargeArrayError:
                 self._data[name] = value
 
     def save(self, arrays: list[Any]) -> dict[str, Any]:
-        """What has changed since this was made, packed."""
         changed = {}
-        self.lost = []
+        self.unsaved = []
         for name, value in vars(self._target).items():
             if name in self._data and (self._is_data_set or value is self._data[name]):
                 continue
             now = digest(value)
             if now is None and identities(value) != self._parts.get(name):
-                self.lost.append(name)
+                self.unsaved.append(name)
             elif now is not None and (name not in self._before or now != self._before[name]):
                 changed[name] = pack(value, arrays)
         return changed
 
     def digests(self) -> dict[str, str | None]:
-        """By name what differs for values that differ."""
         return {name: digest(value) for name, value in vars(self._target).items() if name not in self._data}
 
     def restore(self, saved: Mapping[str, Any], arrays: list[Any]) -> None:
-        """Puts back what `save` returned."""
         for name, value in saved.items():
             setattr(self._target, name, unpack(value, arrays))
 
 
 class CallbackStates:
-    """What the callbacks of a `fit`, of Keras 3 or tf_keras, keep in plain attributes, as `EarlyStopping` its patience.
-
-    Args:
-        callbacks: all of them.
-    """
+    """Plain attributes of the callbacks of a Keras 3 or tf_keras `fit`, such as the patience of `EarlyStopping`."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
-        self._attributes: list[Attributes] = []
+        self._attributes: list[ChangedAttributes] = []
 
     def begin(self) -> None:
-        """All callbacks know that the training begins: their state is what they change from now on."""
-        self._attributes = [Attributes(callback) for callback in self._callbacks]
+        """Tracks changes from now on. Called after all callbacks' `on_train_begin`."""
+        self._attributes = [ChangedAttributes(callback) for callback in self._callbacks]
 
     def save(self, arrays: list[Any], limit_bytes: float = math.inf) -> list[tuple[str, dict[str, Any]]]:
-        """Of each callback its type's name and its attributes, packed.
+        """For each callback its type's name and its changed attributes, packed.
 
-        Args:
-            arrays: gets the arrays among them.
-            limit_bytes: of a callback's arrays; nothing is saved of one that has more.
+        A callback whose arrays exceed `limit_bytes` is not saved.
         """
         saved = []
         for callback, attributes in zip(self._callbacks, self._attributes, strict=True):
-            others = len(arrays)
+            first = len(arrays)
             values = attributes.save(arrays)
-            if sum(array.nbytes for array in arrays[others:]) > limit_bytes:
-                del arrays[others:]
+            if sum(array.nbytes for array in arrays[first:]) > limit_bytes:
+                del arrays[first:]
                 values = {}
             saved.append((type(callback).__qualname__, values))
         return saved
 
-    def lost(self) -> list[str]:
-        """Attributes of the script's own callbacks that the last `save` left out, each as `Callback.attribute`."""
+    def unsaved(self) -> list[str]:
+        """Attributes of the script's own callbacks that the last `save` left out."""
         own = [
             (type(callback), attributes)
             for callback, attributes in zip(self._callbacks, self._attributes, strict=True)
             if not type(callback).__module__.startswith(("keras.", "tf_keras."))
         ]
-        return sorted({f"{kind.__qualname__}.{name}" for kind, attributes in own for name in attributes.lost})
+        return sorted({f"{kind.__qualname__}.{name}" for kind, attributes in own for name in attributes.unsaved})
 
     def restore(self, saved: Sequence[tuple[str, dict[str, Any]]], arrays: list[Any]) -> None:
-        """Puts back what `save` returned, with the arrays that it gave."""
         for callback, attributes, (kind, values) in zip(self._callbacks, self._attributes, saved, strict=False):
             if type(callback).__qualname__ == kind:
                 attributes.restore(values, arrays)
 
 
 def dump_groups(groups: Mapping[str, Sequence[Any]]) -> bytes:
-    """As `dump_arrays`, for lists of arrays by name."""
+    """Like `dump_arrays`, for lists of arrays by name."""
     return dump_arrays(
         {f"{name}-{number}": array for name, group in groups.items() for number, array in enumerate(group)}
     )
 
 
 def load_groups(content: bytes) -> Mapping[str, list[Any]]:
-    """What `dump_groups` was given, empty lists for names that it was not."""
+    """A missing name gives an empty list."""
     groups: defaultdict[str, list[Any]] = defaultdict(list)
     named = load_arrays(content)
     for key in sorted(named, key=lambda key: int(key.rpartition("-")[2])):

@@ -1,7 +1,4 @@
-"""The model's numbers: what the planner knows of a training script (paper 'Dike', section 3.1).
-
-A plain dataclass file: it does not import TensorFlow.
-"""
+"""Model profiles: what the planner knows of a training script (paper 'Dike', section 3.1); without TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ from dike.exceptions import BadInputError
 
 
 class Api(enum.StrEnum):
-    """How the script trains, and so which processes a job of it needs."""
+    """How the script trains, which decides the processes of its job."""
 
     GRAPH = "graph"
     """TensorFlow 1 sessions: every worker runs the script; worker 0 is the chief."""
     KERAS = "keras"
-    """Keras 3 `fit`: the chief runs the script and hands steps to the workers, which are plain servers."""
+    """Keras 3 `fit`: the chief runs the script and hands steps to the workers, which run a TensorFlow server."""
     TF_KERAS = "tf_keras"
     """tf_keras `fit` (`TF_USE_LEGACY_KERAS=1`): as KERAS, by tf_keras' own coordinator."""
     COORDINATOR = "coordinator"
     """The script's own `ClusterCoordinator` loop: as KERAS, by the script."""
     LOOP = "loop"
-    """A training loop of the script's own, of which Dike knows the variables at most: one plain task."""
+    """A training loop of the script's own, of which at most the variables are known: one plain task."""
 
     @property
     def has_separate_chief(self) -> bool:
@@ -43,13 +40,12 @@ class Api(enum.StrEnum):
 
 @dataclass(frozen=True)
 class VariableSpec:
-    """One variable that lives on a parameter server.
+    """A variable that lives on a parameter server.
 
     Attributes:
-        name: the variable's name, unique in the model, without the `:0`.
-        shape: dimensions.
+        name: unique in the model, without the `:0`.
         dtype: TensorFlow's name of the type, such as `float32`.
-        size_bytes: memory of the variable itself, without optimizer slots.
+        size_bytes: without optimizer slots.
         trainable: whether gradients are computed for it.
     """
 
@@ -61,11 +57,11 @@ class VariableSpec:
 
     @classmethod
     def of(cls, name: str, variable: Any, *, is_trained: bool) -> VariableSpec:
-        """What a profile holds of a variable of TensorFlow or Keras, whose process has imported TensorFlow."""
+        """Describes a variable of TensorFlow or Keras. Imports TensorFlow."""
         import tensorflow as tf
 
         dtype = tf.as_dtype(variable.dtype).base_dtype
-        # A dimension that only the running graph knows counts as one.
+        # A dimension that is known only at run time counts as one.
         shape = tuple(dim or 1 for dim in tf.TensorShape(variable.shape).as_list())
         return cls(name, shape, dtype.name, math.prod(shape) * dtype.size, is_trained)
 
@@ -75,27 +71,25 @@ class ModelProfile:
     """What the planner needs to know of a model and its training script.
 
     Attributes:
-        name: what the profile was read from: a script's file name or `keras:NAME`.
-        api: how the script trains.
-        parameters: trainable parameters, a count.
-        parameter_bytes: memory of the trainable parameters.
-        variables: every variable that has to live on a parameter server, trainable or not, largest first.
+        name: a script's file name or `keras:NAME`.
+        parameters: number of trainable parameters.
+        parameter_bytes: their size.
+        variables: all that have to live on a parameter server, trainable or not, largest first.
         flops_forward_per_sample: FLOPs of one forward pass for one sample; a multiply-add counts as two.
         flops_step_per_sample: FLOPs of one training step (forward, backward, update) divided by the batch size.
         longest_path_flops: largest sum of forward FLOPs per sample along one path of the graph.
         batch_size: samples per step of one worker.
-        sample_bytes: size of one input sample as it is fed to the model; 0 where it is not known.
+        sample_bytes: size of one input sample; 0 if unknown.
         layers: layer (or op) type -> count.
-        optimizer: name of the optimizer; empty where there is none.
+        optimizer: empty if there is none.
         optimizer_slots: variables the optimizer keeps per trainable parameter (SGD 0, momentum 1, Adam 2).
-        dtype: type most of the parameters have.
+        dtype: most frequent type of the parameters.
         synchronous: whether the script aggregates the workers' gradients before each update.
-        uncounted_ops: types of ops in the graph whose FLOPs are not known -> count.
-        why_alone: why the script cannot be distributed and is one plain task, as a sentence; empty where it can be.
-        counts_own_steps: whether each worker would run all steps of the script, whose loop does not ask how many all
-            workers have done.
+        uncounted_ops: types of ops in the graph whose FLOPs are unknown -> count.
+        why_alone: why the script cannot be distributed and is one plain task, as a sentence; empty if it can be.
+        counts_own_steps: whether each worker would run all steps, as the script's loop ignores the global step.
         needs_servers: whether the script waits for the parameter servers of a cluster that it names itself.
-        why_one_gpu: why the GPUs of one machine cannot share its batches, as a clause; empty where they can.
+        why_one_gpu: why the GPUs of one machine cannot share its batches, as a clause; empty if they can.
     """
 
     name: str
@@ -121,7 +115,7 @@ class ModelProfile:
 
     @property
     def is_measurable(self) -> bool:
-        """Whether it says what a step computes, so that its speed can be predicted."""
+        """Whether the FLOPs of a step are known, so that its speed can be predicted."""
         return self.api is not Api.LOOP
 
     @property
@@ -131,54 +125,45 @@ class ModelProfile:
 
     @property
     def longest_path_share(self) -> float:
-        """Longest path's share of the forward FLOPs, 0 to 1: what cannot be computed in parallel."""
+        """The longest path's share of the forward FLOPs, 0 to 1: the part that cannot run in parallel."""
         return self.longest_path_flops / self.flops_forward_per_sample if self.flops_forward_per_sample else 1.0
 
     @property
     def variable_bytes(self) -> int:
-        """Memory of all variables, trainable or not, without optimizer slots."""
+        """Trainable or not, without optimizer slots."""
         return sum(variable.size_bytes for variable in self.variables)
 
     def with_batch_size(self, batch_size: int) -> ModelProfile:
-        """The same model with another batch; FLOPs are per sample, so nothing else changes."""
+        """FLOPs are per sample and stay unchanged."""
         return dataclasses.replace(self, batch_size=batch_size)
 
     def to_json(self) -> dict[str, Any]:
-        """The profile as JSON values; `from_json` reads it back."""
         return {**dataclasses.asdict(self), "longest_path_share": self.longest_path_share}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ModelProfile:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            BadInputError: if a key is missing or unknown, or a value has the wrong type.
-        """
+        """Raises BadInputError if a key is missing or unknown, or a value is invalid."""
         try:
             profile = typed.read(cls, {key: value for key, value in data.items() if key != "longest_path_share"})
-            least = 1 if profile.is_measurable else 0
+            minimum = 1 if profile.is_measurable else 0
             for name in ("parameters", "parameter_bytes", "batch_size"):
-                if getattr(profile, name) < least:
-                    raise ValueError(f"'{name}' must be a whole number of at least {least}")
+                if getattr(profile, name) < minimum:
+                    raise ValueError(f"'{name}' must be a whole number of at least {minimum}")
             if not profile.is_measurable and not profile.why_alone:
                 raise ValueError("'why_alone' must say why a script with a loop of its own is one task")
             for name in ("flops_forward_per_sample", "flops_step_per_sample", "longest_path_flops"):
                 if not 0 <= getattr(profile, name) < math.inf:
                     raise ValueError(f"'{name}' must be a number of at least 0")
             sizes = [profile.sample_bytes, profile.optimizer_slots, *(one.size_bytes for one in profile.variables)]
-            if min(sizes) < 0 or profile.variable_bytes > typed.LARGEST:
-                raise ValueError("a size is negative, or they are too large together")
+            if min(sizes) < 0 or profile.variable_bytes > typed.MAX_INT:
+                raise ValueError("a size is negative, or their sum is too large")
         except (ValueError, AttributeError) as error:
             raise BadInputError(f"This is not a model profile of Dike: {error}.") from error
         return profile
 
     @classmethod
     def loads(cls, text: str) -> ModelProfile:
-        """Reads a profile from JSON text.
-
-        Raises:
-            BadInputError: if the text is not the JSON of a profile.
-        """
+        """Raises BadInputError if the text is not the JSON of a profile."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -186,5 +171,4 @@ class ModelProfile:
         return cls.from_json(data)
 
     def dumps(self) -> str:
-        """The profile as JSON text."""
         return json.dumps(self.to_json(), indent=2)

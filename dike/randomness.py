@@ -1,10 +1,9 @@
-"""The random state of a trial's process: saved with a checkpoint, and put back where the trial goes on.
+"""Saves the random state of a trial's process with its checkpoints, and restores it when the trial resumes.
 
-Known are Python's `random`, NumPy's global state, every generator that was made with `random.Random`,
-`numpy.random.default_rng` or `numpy.random.RandomState`, TensorFlow's eager global seed and global generator, and
-PyTorch's default generators; beside these, what Python functions behind `tf.data` keep (`dike.data_functions`). A
-generator is recognised in a later run of the script by the line that made it and by how many that line had made
-before. Generators that no longer exist are forgotten.
+Covered are Python's `random`, NumPy's global state, generators made with `random.Random`, `numpy.random.default_rng` or
+`numpy.random.RandomState`, TensorFlow's eager global seed and global generator, PyTorch's default generators, and
+Python functions behind `tf.data` (`dike.data_functions`). A resumed run recognises a generator by the line that made it
+and the number that this line had made before.
 """
 
 from __future__ import annotations
@@ -25,53 +24,50 @@ from typing import Any
 from dike.interception import after_import
 
 State = dict[str, Any]
-"""Something that JSON can hold."""
 
-_OTHERS = ("tempfile", "tensorflow.python.eager.context")
-"""Modules whose generators are not the script's: one names files, the other is known by TensorFlow's own state."""
+_IGNORED_MODULES = ("tempfile", "tensorflow.python.eager.context")
+"""Modules whose generators are ignored: the first names files, the second's is part of TensorFlow's own state."""
 
 
 class _Generators:
-    """The generators that live, by the place that made them."""
-
     def __init__(self) -> None:
         self._living: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self._made: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._data_places: set[str] = set()
-        self._awaited: dict[str, Any] = {}
+        self._pending: dict[str, Any] = {}
 
     def add(self, generator: Any, maker: FrameType | None) -> None:
-        """Registers a generator just made; one that a restored state speaks of goes on from there."""
+        """Registers a new generator, and sets its state if a restored state contains one for it."""
         place = f"{maker.f_globals.get('__name__')}:{maker.f_lineno}" if maker is not None else ""
-        key = f"{place}:{self._made[place]}"
-        self._made[place] += 1
+        key = f"{place}:{self._counts[place]}"
+        self._counts[place] += 1
         if threading.current_thread() is not threading.main_thread():
             self._data_places.add(place)
         self._living[key] = generator
-        if key in self._awaited:
-            _set_state(generator, self._awaited.pop(key))
+        if key in self._pending:
+            _set_state(generator, self._pending.pop(key))
 
     def states(self) -> State:
-        """Where every generator is; those still to be made are where they were."""
+        """States of all generators, including restored ones that the script has not made yet."""
         living = {key: _state_of(generator) for key, generator in sorted(self._living.items())}
-        return {**self._awaited, **living}
+        return {**self._pending, **living}
 
     @property
     def made(self) -> dict[str, int]:
-        """How many each place has made that code behind the data runs, which runs in threads of its own.
+        """Number of generators made by each place in code behind `tf.data`, which runs in other threads.
 
-        What it made in earlier epochs is gone. What other places made and is alive, they make again.
+        In a resumed run, those of earlier epochs are not made again; those of other places are.
         """
-        return {place: self._made[place] for place in sorted(self._data_places)}
+        return {place: self._counts[place] for place in sorted(self._data_places)}
 
     def restore(self, states: State, made: dict[str, int]) -> None:
-        """Restores those that exist; the others are restored when they are made. `made` is where the counts go on."""
+        """Restores generators now or when they are made; `made` are the counts to continue from."""
         self._data_places.update(made)
-        self._made = Counter({**self._made, **made})
-        self._awaited = dict(states)
+        self._counts = Counter({**self._counts, **made})
+        self._pending = dict(states)
         for key, generator in sorted(self._living.items()):
-            if key in self._awaited:
-                _set_state(generator, self._awaited.pop(key))
+            if key in self._pending:
+                _set_state(generator, self._pending.pop(key))
 
 
 _generators = _Generators()
@@ -80,11 +76,9 @@ _tensorflow_seeds: list[int] = []
 
 @functools.cache
 def install(seed: int) -> None:
-    """Watches from now on which generators are made; to be called before the script runs.
+    """Tracks all generators made from now on. Must be called before the script runs.
 
-    Args:
-        seed: begins everything that the script does not seed itself, so that a run which goes on splits its data as
-            the first one did. At least 0.
+    `seed`, at least 0, seeds everything that the script does not seed, so that a resumed run splits its data as before.
     """
     random.seed(seed)
     _watch_python()
@@ -100,14 +94,14 @@ def _watch_functions(module: ModuleType) -> None:
 
 
 def is_tensorflow_seeded() -> bool:
-    """Whether the script has given TensorFlow a seed."""
+    """Whether the script has set TensorFlow's global seed."""
     from tensorflow.python.eager import context
 
     return context.global_seed() not in (None, *_tensorflow_seeds)
 
 
 def _seed_tensorflow(seed: int, module: ModuleType) -> None:
-    """Without a seed data would be shuffled in another order in each process."""
+    """Without a seed, data would be shuffled in another order in each process."""
     _tensorflow_seeds.append(seed)
     module.set_global_seed(seed)
 
@@ -118,17 +112,18 @@ def _watch_python() -> None:
     def own_initialise(self: random.Random, *args: Any, **kwargs: Any) -> None:
         initialise(self, *args, **kwargs)
         maker = sys._getframe(1)
-        if type(self) is random.Random and maker.f_globals.get("__name__") not in _OTHERS:  # SystemRandom has no state
+        # Exactly this class: SystemRandom has no state.
+        if type(self) is random.Random and maker.f_globals.get("__name__") not in _IGNORED_MODULES:
             _generators.add(self, maker)
 
     random.Random.__init__ = own_initialise  # type: ignore[method-assign]
 
 
 def _watch_numpy(own_seed: int, module: ModuleType) -> None:
-    """NumPy's own classes cannot be referred to weakly, so generators become instances of subclasses."""
+    """Makes generators instances of subclasses: NumPy's own classes cannot be referenced weakly."""
     numpy_random: Any = module
     seeds = itertools.count(own_seed)
-    # A fork would share its global state with every other fork.
+    # Without a seed, all forks of a zygote would share one global state.
     numpy_random.seed(next(seeds) % 2**32)
     make = numpy_random.default_rng
     generator = type("Generator", (numpy_random.Generator,), {"__module__": "numpy.random"})
@@ -185,7 +180,7 @@ def _set_python_state(generator: random.Random, state: list[Any]) -> None:
 
 
 def _encode(value: Any) -> Any:
-    """NumPy's dictionaries of integers, text and arrays of integers as JSON values."""
+    """Converts NumPy's state dictionaries to JSON values."""
     if isinstance(value, dict):
         return {key: _encode(inner) for key, inner in value.items()}
     return {"dtype": value.dtype.name, "values": value.tolist()} if hasattr(value, "dtype") else value
@@ -274,11 +269,10 @@ _SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "tensorflow": (_tensorflow_state, _set_tensorflow_state),
     "torch": (_torch_state, _set_torch_state),
 }
-"""Module -> how its global state is read and put back; only modules that the script has imported have one."""
+"""Module -> functions to read and set its global state."""
 
 
 def state() -> State:
-    """Where all known generators are now, as JSON values."""
     return {
         **_global_states(),
         "generators": _generators.states(),
@@ -288,16 +282,14 @@ def state() -> State:
 
 
 def has_data_functions() -> bool:
-    """Whether `tf.data` may call Python functions of the script."""
     return "tensorflow" in sys.modules and bool(_functions())
 
 
 @contextlib.contextmanager
-def watching_data() -> Iterator[Callable[[], set[str]]]:
-    """Watches Python functions behind the data while this lasts; gives a function that returns what they draw from.
+def watch_data_draws() -> Iterator[Callable[[], set[str]]]:
+    """Yields a function that returns which global states the Python functions behind the data use.
 
-    Counted are global states that at least half of the calls change. Code that shuffles as an epoch begins changes
-    them in a call or two.
+    A state counts as used if at least half of the calls change it: a shuffle as an epoch starts is a call or two.
     """
     calls = 0
     changed: Counter[str] = Counter()
@@ -327,16 +319,16 @@ def _global_states() -> State:
     return {name: read() for name, (read, _) in _SOURCES.items() if name in sys.modules}
 
 
-def lost() -> list[str]:
-    """Names of what Python functions behind the data keep and `state` leaves out."""
-    return _functions().lost() if "tensorflow" in sys.modules else []
+def unsaved() -> list[str]:
+    """Names of variables of Python functions behind the data that `state` leaves out."""
+    return _functions().unsaved() if "tensorflow" in sys.modules else []
 
 
 def restore(saved: State) -> None:
-    """Puts back what `state` returned; generators that the script has yet to make get their state when it does."""
-    for name, (_, put_back) in _SOURCES.items():
+    """Restores what `state` returned, now or when the script makes a generator."""
+    for name, (_, write) in _SOURCES.items():
         if name in saved and name in sys.modules:
-            put_back(saved[name])
+            write(saved[name])
     _generators.restore(saved["generators"], saved["made"])
     if "tensorflow" in sys.modules:
         _functions().restore(saved["functions"])

@@ -1,4 +1,4 @@
-"""JSON values as dataclasses, checked field by field: whoever sent them may have sent anything."""
+"""Converts JSON values to dataclasses with type checks, for input from untrusted senders."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LARGEST = 2**63 - 1
-"""Of integers: what databases can keep."""
+MAX_INT = 2**63 - 1
+"""Largest integer that databases can store."""
 
 
 def read(kind: type[T], values: Any) -> T:
-    """Makes a dataclass of the object that `dataclasses.asdict` made of one.
+    """Converts the output of `dataclasses.asdict` back to a dataclass.
 
-    Fields may be plain values, text enumerations, other such dataclasses, tuples and dictionaries of these, and None.
+    Fields may be plain values, text enumerations, such dataclasses, tuples and dictionaries of these, and None.
 
     Raises:
-        ValueError: if the values are no such object; the message says where.
+        ValueError: if the values do not match; the message says where.
     """
     return typing.cast(T, _object(kind, values, kind.__name__))
 
 
 def _object(kind: Any, values: Any, where: str) -> Any:
     if not isinstance(values, dict):
-        raise ValueError(f"{where} is no object")
+        raise ValueError(f"{where} is not an object")
     hints = _hints(kind)
     if unknown := sorted(set(values) - set(hints)):
         raise ValueError(f"{where} has no field {unknown[0]!r}")
@@ -36,7 +36,7 @@ def _object(kind: Any, values: Any, where: str) -> Any:
     try:
         return kind(**read_values)
     except TypeError as error:
-        raise ValueError(f"{where} is not complete: {error}") from error
+        raise ValueError(f"{where} is incomplete: {error}") from error
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -53,15 +53,15 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return tuple(_value(part, one, f"{where}[]") for part, one in zip(every, value, strict=True))
     elif origin is dict and isinstance(value, dict):
         return {str(name): _value(parts[1], one, f"{where}.{name}") for name, one in value.items()}
-    elif hint is int and type(value) is int and abs(value) <= LARGEST:
+    elif hint is int and type(value) is int and abs(value) <= MAX_INT:
         return value
-    elif hint is float and type(value) in (int, float) and (isinstance(value, float) or abs(value) <= LARGEST):
+    elif hint is float and type(value) in (int, float) and (isinstance(value, float) or abs(value) <= MAX_INT):
         return float(value)
     elif hint in (str, bool) and isinstance(value, hint):
         return value
     elif isinstance(hint, enum.EnumType):
         return hint(value)
-    raise ValueError(f"{where} is not of the kind it should be")
+    raise ValueError(f"{where} has the wrong type")
 
 
 @functools.cache

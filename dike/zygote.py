@@ -1,18 +1,18 @@
-"""A zygote: `python -P -m dike.zygote LAUNCHER FD [--also MODULE] [--preload a,b]`. It imports, and forks on request.
+"""A zygote: `python -P -m dike.zygote LAUNCHER FD [--also MODULE] [--preload a,b]`. Imports, and forks on request.
 
-LAUNCHER is a module, `dike.trial.launch` for the trials of a search and `dike.launch` for the processes of a training
-job: its `run(argv)` turns a fork into one of them, its `COMPANIONS` say what else to import with a library. MODULE is
-another one with a `run(argv)`.
+LAUNCHER is a module, `dike.trial.launch` for trials or `dike.launch` for processes of training jobs: its `run(argv)`
+turns a fork into one of them, its `COMPANIONS` maps a library to our module to import with it. MODULE is another
+module with a `run(argv)`.
 
-Over the connected socket FD (AF_UNIX, SOCK_SEQPACKET) it says `{"ready": true, "preloaded": [...], "skipped": [...]}`,
-or `{"unfit": "why"}` if what it has imported must not be forked. Then it is asked: `{"argv": [script, ...],
-"cwd": folder, "environment": {name: value or null}, "parent": pid, "module": which of the two, "supervised": whether
-`pid` is to be that of a supervisor (`dike.process.supervise`)}` with file descriptors - stdout, stderr, where the fork
-reports, and where it reads requests, if it does - and answers `{"pid": n}` or `{"error": "..."}`.
+Over the connected socket FD (AF_UNIX, SOCK_SEQPACKET) it sends `{"ready": true, "preloaded": [...], "skipped": [...]}`,
+or `{"unfit": "why"}` if it must not be forked after its imports. It receives requests `{"argv": [script, ...],
+"cwd": folder, "environment": {name: value or null}, "parent": pid, "module": LAUNCHER or MODULE, "supervised": whether
+the answer's pid is a supervisor's (`dike.process.supervise`)}` with file descriptors - stdout, stderr, for reports, and
+optionally for requests - and answers `{"pid": n}` or `{"error": "..."}`.
 
-It runs no TensorFlow op: a fork after one may deadlock. The process is forked by a child that ends at once, so that
-`parent`, which adopts orphans, becomes its parent; a zygote that dies takes none along. A fork may become a zygote in
-its turn (`split`): what has been imported once then serves the processes of several parents.
+It runs no TensorFlow op: a fork after one may deadlock. It forks twice, so that `parent`, which adopts orphans, becomes
+the parent, and the process survives the zygote. A fork may become a zygote (`fork_zygote`), so that one import serves
+processes of several parents.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ from typing import Any, NoReturn
 from dike import process
 
 REQUEST_BYTES = 1 << 18
-"""More than the executor ever asks with."""
+"""Maximum size of a request."""
 TARGET_FDS = (1, 2, 3, 4)
-"""Where a fork finds what comes with a request: its output, where it reports, and where it reads requests."""
+"""A fork's descriptors for those that come with a request: stdout, stderr, reports, requests."""
 
 _FIRST_OWN_FD = 10
 _FORKABLE_THREADS = ("jemalloc_bg_thd",)
-"""Threads that a fork can do without. jemalloc, which comes with pyarrow and so with pandas and Keras, locks what its
-own hold before a fork and frees memory without them after it (its `background_thread_postfork_child`)."""
+"""Threads that a fork does not need. jemalloc, which comes with pyarrow and so with pandas and Keras, holds its locks
+during a fork and works without its background thread afterwards (`background_thread_postfork_child`).
+"""
 
 Run = Callable[[Sequence[str]], NoReturn]
-"""What a fork does: runs the script `argv[0]` with the arguments after it, and ends the process."""
 
 
-_aside: list[str] = []
-"""Modules that were imported for MODULE only: a user's script may have some of the same name."""
+_isolated: list[str] = []
+"""Modules imported for MODULE only: a user's script may have others of the same names."""
 
 
 def main() -> None:
-    """Imports what is wanted, says so, and forks until the other end is closed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("launcher")
     parser.add_argument("fd", type=int)
@@ -61,36 +60,33 @@ def main() -> None:
     arguments = parser.parse_args()
     process.die_with_parent()
     process.set_name("dike zygote")
-    # A fork must not hand its script over to a cluster, which this variable asks of plain scripts.
+    # With this variable, scripts hand themselves over to a cluster.
     os.environ.pop("DIKE_MASTER", None)
-    # Nothing of what is imported is garbage: to look for some again and again takes a fifth of the time.
+    # Imports leave no garbage, and collections take a fifth of their time.
     gc.disable()
-    with _take_over(arguments.fd) as connection:
+    with _reserve_descriptors(arguments.fd) as connection:
         launcher = importlib.import_module(arguments.launcher)
         if arguments.also:
-            _import_aside(arguments.also)
+            _import_isolated(arguments.also)
         names = [name for name in arguments.preload.split(",") if name]
         loaded, skipped = preload(names, launcher.COMPANIONS)
         if unfit := _why_unfit():
             connection.send(json.dumps({"unfit": unfit}).encode())
             return
-        # What is there now is shared with every fork, as long as no collection touches it.
+        # Memory stays shared with the forks as long as no collection touches it.
         gc.freeze()
         gc.enable()
         connection.send(json.dumps({"ready": True, "preloaded": loaded, "skipped": skipped}).encode())
         _serve(connection, arguments.launcher)
 
 
-def split(launcher: str, log: Path, closed: Sequence[int]) -> tuple[socket.socket, int]:
-    """Forks a zygote off this process, which is a fork of one itself and has started no thread.
+def fork_zygote(launcher: str, log: Path, closed: Sequence[int]) -> tuple[socket.socket, int]:
+    """Forks a zygote off this process, a zygote's fork without threads; returns the socket to it and its pid.
 
     Args:
         launcher: its LAUNCHER.
-        log: gets its output.
-        closed: file descriptors of this process that it must not hold.
-
-    Returns:
-        The socket by which to talk to it, and its process id.
+        log: receives its output.
+        closed: file descriptors that it closes.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
@@ -108,9 +104,9 @@ def split(launcher: str, log: Path, closed: Sequence[int]) -> tuple[socket.socke
         with log.open("ab") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        for name in _aside:
+        for name in _isolated:
             sys.modules.pop(name, None)
-        with _take_over(theirs.detach()) as connection:
+        with _reserve_descriptors(theirs.detach()) as connection:
             connection.send(json.dumps({"ready": True}).encode())
             _serve(connection, launcher)
     except BaseException:
@@ -131,8 +127,8 @@ def _serve(connection: socket.socket, launcher: str) -> None:
             os.close(descriptor)
 
 
-def _import_aside(module: str) -> None:
-    """Imports a module of ours, and what it needs, from where we are: PYTHONPATH is the script's."""
+def _import_isolated(module: str) -> None:
+    """Imports a module of ours with its dependencies from our own path, as PYTHONPATH belongs to the script."""
     before = set(sys.modules)
     path = sys.path[:]
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -142,7 +138,7 @@ def _import_aside(module: str) -> None:
         importlib.import_module(module)
     finally:
         sys.path[:] = path
-    _aside.extend(
+    _isolated.extend(
         name
         for name in sys.modules.keys() - before
         if name.partition(".")[0] not in (*sys.stdlib_module_names, "dike", "numpy")
@@ -150,23 +146,23 @@ def _import_aside(module: str) -> None:
 
 
 def _why_unfit() -> str:
-    """Why a fork of this process would not work; empty if it would."""
+    """Why this process must not be forked; empty if it may be."""
     threads = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
     names = [Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").rstrip() for thread in threads]
-    if lost := [name for name in names if name not in _FORKABLE_THREADS]:
-        return f"threads run after the imports: {', '.join(lost)}"
+    if running := [name for name in names if name not in _FORKABLE_THREADS]:
+        return f"threads run after the imports: {', '.join(running)}"
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}")
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # the descriptor of listdir itself
         if target.startswith("/dev/nvidia"):
             return "a GPU is in use after the imports"
     return ""
 
 
 def preload(names: Sequence[str], companions: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Imports modules and their companions; returns the modules that could be imported, and those that could not."""
+    """Returns the modules imported, and those that could not be."""
     loaded, skipped = [], []
     for name in names:
         try:
@@ -181,51 +177,50 @@ def preload(names: Sequence[str], companions: Mapping[str, str]) -> tuple[list[s
     return loaded, skipped
 
 
-def _take_over(fd: int) -> socket.socket:
-    """The socket, under a number that no fork needs; the numbers that forks need are kept free of all else."""
+def _reserve_descriptors(fd: int) -> socket.socket:
+    """Moves the socket to a descriptor above those of forks, and reserves theirs."""
     own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
     os.close(fd)
     with open(os.devnull, "rb") as null:
-        held = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
+        placeholder = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
     for target in TARGET_FDS[2:]:
-        os.dup2(held, target, inheritable=False)
-    os.close(held)
+        os.dup2(placeholder, target, inheritable=False)
+    os.close(placeholder)
     return socket.socket(fileno=own)
 
 
 def _fork(run: Run, connection: socket.socket, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
-    """Forks the process; returns the answer."""
     sys.stdout.flush()
     reader, writer = os.pipe()
     try:
-        middle = os.fork()
+        intermediate = os.fork()
     except OSError as error:
         os.close(reader)
         os.close(writer)
         return {"error": f"no process could be forked: {error.strerror}"}
-    if middle == 0:
+    if intermediate == 0:
         os.close(reader)
-        _go_between(run, connection, writer, request, descriptors)
+        _fork_and_report(run, connection, writer, request, descriptors)
     os.close(writer)
     with os.fdopen(reader) as answers:
         pid = answers.read()
-    os.waitpid(middle, 0)
+    os.waitpid(intermediate, 0)
     return {"pid": int(pid)} if pid else {"error": "no process could be forked, see the zygote's output"}
 
 
-def _go_between(
+def _fork_and_report(
     run: Run, connection: socket.socket, writer: int, request: dict[str, Any], descriptors: Sequence[int]
 ) -> NoReturn:
-    """Forks the process, tells its id, and ends. The fork must never get back into the zygote's loop."""
+    """Forks the process, writes its pid, and ends. The fork must never return into the zygote's loop."""
     try:
         connection.close()
-        go_between = os.pidfd_open(os.getpid())
+        intermediate = os.pidfd_open(os.getpid())
         child = os.fork()
         if child:
             os.write(writer, str(child).encode())
             os._exit(0)
         os.close(writer)
-        _become(run, request, descriptors, go_between)
+        _run_request(run, request, descriptors, intermediate)
     finally:
         error = sys.exception()
         if error is not None:
@@ -234,17 +229,16 @@ def _go_between(
         os._exit(1)
 
 
-def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_between: int) -> NoReturn:
-    """Turns this process into what was asked for."""
+def _run_request(run: Run, request: dict[str, Any], descriptors: Sequence[int], intermediate: int) -> NoReturn:
     os.setsid()
     for descriptor, target in zip(descriptors, TARGET_FDS, strict=False):
         os.dup2(descriptor, target, inheritable=target <= 2)
         os.close(descriptor)
-    # It can be read as soon as that process is dead and its children have another parent.
-    select.select([go_between], [], [])
-    os.close(go_between)
+    # Readable once that process has ended and its child has been adopted.
+    select.select([intermediate], [], [])
+    os.close(intermediate)
     process.die_with_parent(int(request["parent"]))
-    process.limit(request.get("groups", ()), request.get("processes"))
+    process.apply_limits(request.get("groups", ()), request.get("processes"))
     if request.get("supervised"):
         process.supervise()
     for name, value in request["environment"].items():
@@ -255,7 +249,7 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
     _resize_thread_pools()
     own = os.getcwd()
     os.chdir(request["cwd"])
-    # Python has made them absolute at its start; they mean the working folder.
+    # Python has made relative entries absolute at its start; they are relative to the working folder.
     relative = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and not os.path.isabs(part)]
     moved = {os.path.abspath(os.path.join(own, part)): os.path.abspath(part) for part in relative}
     sys.path[:] = [moved.get(path, path) for path in sys.path]
@@ -263,17 +257,17 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
 
 
 def _resize_thread_pools() -> None:
-    """Gives the libraries that have been imported with one thread as many as they would have made themselves."""
+    """Resizes the thread pools of libraries that the zygote has imported with one thread."""
     openmp = os.environ.get("OMP_NUM_THREADS", "")
     # In OpenBLAS' own order.
     blas = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("GOTO_NUM_THREADS") or openmp
     limits = {pool: int(count) for pool, count in (("openmp", openmp), ("blas", blas)) if count.isdecimal()}
     if set(limits.values()) - {1} and "numpy" in sys.modules:
-        import threadpoolctl  # only here: most forks have one thread
+        import threadpoolctl  # not at the top: most forks have one thread
 
         threadpoolctl.threadpool_limits(limits)
 
 
 if __name__ == "__main__":
-    # By its own name: `__main__` would be another copy, of whose state what it imports knows nothing.
+    # By its own name: `__main__` would be a second copy with state of its own.
     importlib.import_module("dike.zygote").main()

@@ -64,7 +64,7 @@ class Group:
         limits: of the run.
 
     Attributes:
-        folders: the folders that a process enters (`dike.process.limit`).
+        folders: the folders that a process enters (`dike.process.apply_limits`).
         most_processes: what RLIMIT_NPROC is to be where no group counts processes; None to leave it.
     """
 

@@ -157,7 +157,7 @@ class LogChunk(OutputPiece):
         """
         read = read_message(_EncodedChunk, values)
         chunk = cls(read.task_id, read.stream, read.offset, base64.b64decode(read.data), read.skipped)
-        if chunk.stream not in STREAMS or chunk.offset < 0 or chunk.end > typed.LARGEST:
+        if chunk.stream not in STREAMS or chunk.offset < 0 or chunk.end > typed.MAX_INT:
             raise ValueError(f"malformed message: output to {chunk.stream!r} at {chunk.offset}")
         return chunk
 

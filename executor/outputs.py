@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from dike import plain_files
-from dike.checkpoints import CLAIM, make_private
+from dike.checkpoints import OWNER_FILE, make_private
 
 logger = logging.getLogger(__name__)
 
@@ -456,7 +456,7 @@ def _may_write(task: _Task, record: OutputsRecord | None, store: _Store) -> bool
     """Whether a process may write to its run's folder: a later attempt or run, or another job's chief, ends that."""
     if record is not None and record.owner == task.owner and record.number > task.number:
         return False
-    content = store.read(CLAIM)
+    content = store.read(OWNER_FILE)
     try:
         claim = plain_files.parse_json(content) if content is not None else {}
         holder = (str(claim["job"]), int(claim["attempt"]))

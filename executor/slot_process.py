@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> NoReturn:
     order = decode_order(data)
     log = folder / "zygote.out"
     # Before threads start, and before we change what a script would inherit.
-    first = zygote.split(order.setup.launcher, log, [CONNECTION_FD])
+    first = zygote.fork_zygote(order.setup.launcher, log, [CONNECTION_FD])
     # Each run of a trial takes some files.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # more than the kernel allows

@@ -318,7 +318,7 @@ class TrialOutput(OutputPiece):
         """
         read = read_message(_EncodedOutput, values)
         piece = cls(**{**vars(read), "data": base64.b64decode(read.data)})
-        if not 0 <= piece.skipped <= piece.offset or piece.end > typed.LARGEST:
+        if not 0 <= piece.skipped <= piece.offset or piece.end > typed.MAX_INT:
             raise ValueError(f"malformed message: output at {piece.offset}, {piece.skipped} bytes left out")
         return piece
 

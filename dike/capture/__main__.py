@@ -1,8 +1,8 @@
 """`python -m dike.capture`: runs a script up to its first training step and writes the model's profile.
 
-Runs as a child of the `dike` command, which must not import TensorFlow. The file gets the profile's JSON, or
-`{"error": SENTENCE}`, with exit codes 0 and 2. Or it runs in the place of a job's chief that has found another model
-than was planned for, and reports the profile.
+Runs as a child of the `dike` command, which must not import TensorFlow. Writes the profile as JSON, or
+`{"error": SENTENCE}`, with exit codes 0 and 2. It also replaces a job's chief that has found another model than the
+planned one, and then reports the profile.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dike.reporting import Reporter
 KERAS_PREFIX = "keras:"
 _BAD_INPUT = BadInputError.exit_code
 
-# How names of TensorFlow begin where one is missed -> what stands for that below `tf`. The first that fits counts.
-_TENSORFLOWS = {
+# Module prefix in an error about a missing name -> its equivalent below `tf`. The first match counts.
+_TF_PREFIXES = {
     "tensorflow._api.v2.": "",
     "tensorflow.": "",
     "dike.": "",
@@ -41,30 +41,26 @@ _KERAS_2 = (
     "is in tf.compat.v1 alone since TensorFlow 2.0, and there only with Keras 2 since TensorFlow 2.16; use "
     "tf.keras.layers, or install tf-keras and set TF_USE_LEGACY_KERAS=1"
 )
-_GONE = {
+_REMOVED = {
     "estimator": "was removed in TensorFlow 2.16; use Keras' Model.fit or tf.compat.v1.train.MonitoredTrainingSession",
     "contrib": "was removed in TensorFlow 2.0; use what has taken its place in tf and tf.keras, or a package such as "
     "tf-slim",
     "examples": "was removed in TensorFlow 2.1; tf.keras.datasets has MNIST",
     "layers": _KERAS_2,
     "nn.rnn_cell": _KERAS_2,
-    "train.Supervisor": "is gone since TensorFlow 2.0; use tf.compat.v1.train.MonitoredTrainingSession",
+    "train.Supervisor": "was removed in TensorFlow 2.0; use tf.compat.v1.train.MonitoredTrainingSession",
 }
-"""Name below `tf` -> since when it is gone, and what to use."""
+"""Name below `tf` -> since when it is removed, and the replacement."""
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Reads a model in a fork of a zygote (`dike.zygote`), and ends the process."""
+    """Called in a fork of a zygote (`dike.zygote`)."""
     set_name("dike profile")
     main(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point; ends the process.
-
-    Args:
-        argv: the arguments; None for those of the command line.
-    """
+    """Ends the process. `argv` is by default the command line's."""
     parser = argparse.ArgumentParser(prog="python -m dike.capture", description="Writes a script's model profile.")
     goal = parser.add_mutually_exclusive_group(required=True)
     goal.add_argument("--output", type=Path, help="file that gets the profile or the error")
@@ -101,18 +97,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run_to_end(script: str, arguments: list[str]) -> str:
-    """Runs the script; it comes back only from one that does not train, with a sentence that says so."""
+    """Runs the script; returns only if it does not train, with a sentence that says so."""
     name = os.path.basename(script)
     try:
         run_as_main(script, arguments)
-        # It may train in a thread, which Python would wait for.
+        # It may train in a thread.
         join_threads()
     except ScriptSyntaxError as error:
         return f"{name} {error}; see above."
     except ScriptFailedError as error:
-        gone = _gone(error.__cause__)
-        if gone:
-            return f"{name} uses {gone}."
+        removed = _removed_name(error.__cause__)
+        if removed:
+            return f"{name} uses {removed}."
         return f"{name} {error} before its training began; see above."
     except DikeError as error:
         return str(error)
@@ -129,25 +125,24 @@ def _run_to_end(script: str, arguments: list[str]) -> str:
     )
 
 
-def _gone(error: BaseException | None) -> str:
-    """What the script looked for in vain, since when it is gone and what to use instead; empty if it is not known."""
-    path = _missing(error)
+def _removed_name(error: BaseException | None) -> str:
+    """The missing name, since when it is removed and its replacement; empty if unknown."""
+    path = _missing_name(error)
     if path is None:
         return ""
     parts = [part for part in path.split(".") if part not in ("compat", "v1", "python")]
-    for name, advice in _GONE.items():
+    for name, advice in _REMOVED.items():
         if parts[: name.count(".") + 1] == name.split("."):
             return f"tf.{name}, which {advice}"
     if _is_in_v1(parts):
         old = ".".join(parts)
-        return (
-            f"tf.{old}, which is gone since TensorFlow 2.0; use tf.compat.v1.{old} or import tensorflow.compat.v1 as tf"
-        )
+        advice = f"use tf.compat.v1.{old} or import tensorflow.compat.v1 as tf"
+        return f"tf.{old}, which was removed in TensorFlow 2.0; {advice}"
     return ""
 
 
-def _missing(error: BaseException | None) -> str | None:
-    """The name below TensorFlow that an error says is missing: `compat.v1.estimator`."""
+def _missing_name(error: BaseException | None) -> str | None:
+    """The name below TensorFlow that an error reports as missing: `compat.v1.estimator`."""
     if isinstance(error, ModuleNotFoundError):
         path = error.name or ""
     elif isinstance(error, ImportError):
@@ -157,14 +152,14 @@ def _missing(error: BaseException | None) -> str | None:
         path = f"{error.obj.__name__}.{error.name}"
     else:
         return None
-    for prefix, below in _TENSORFLOWS.items():
+    for prefix, below in _TF_PREFIXES.items():
         if path.startswith(prefix):
             return below + path.removeprefix(prefix)
     return None
 
 
 def _is_in_v1(parts: list[str]) -> bool:
-    """Whether TensorFlow keeps that name for scripts of TensorFlow 1."""
+    """Whether `tf.compat.v1` has the name."""
     import tensorflow as tf
 
     found: Any = tf.compat.v1

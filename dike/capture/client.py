@@ -11,20 +11,20 @@ from typing import NoReturn
 from dike.capture import hooks
 from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
-from dike.main_script import own_program
+from dike.main_script import running_program
 from dike.process import end_process
 from dike.profile import ModelProfile
 
 
 def hand_over() -> None:
-    """Hands the script over to the cluster once its model is known, at its first training session or `fit`."""
-    program = own_program()
+    """Hands the script over to the cluster at its first training session or `fit`, when its model is known."""
+    program = running_program()
     if program is None:
-        # A notebook, an interactive session, a module that is installed: nothing could travel by itself.
-        print("dike: DIKE_MASTER is set, but this is no script file; it trains here.", file=sys.stderr)
+        # A notebook, an interactive session, an installed module.
+        print("dike: DIKE_MASTER is set, but this is not a script file; it trains here.", file=sys.stderr)
         return
     script, module = program
-    # As they are now: scripts may edit them while they run.
+    # A copy: scripts may edit them.
     arguments = list(sys.argv[1:])
 
     def deliver(profile: ModelProfile) -> NoReturn:

@@ -1,8 +1,7 @@
-"""Captures the model of a script with its own `ClusterCoordinator`, at the first step it schedules.
+"""Captures the model of a script with its own `ClusterCoordinator`, at the first step that it schedules.
 
-The client has no cluster, so the strategy is replaced by a local one and the coordinator by a stand-in. Both are
-replaced at the class, so every spelling is caught. A loop over `tf.GradientTape` without a coordinator is noticed
-before its first step has changed a variable.
+The client has no cluster, so the classes of strategy and coordinator are patched to local stubs. A loop over
+`tf.GradientTape` without a coordinator is detected before its first step changes a variable.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ _state: dict[str, Any] = {"strategy": None, "optimizer": None, "trace": None, "f
 
 
 def install(sink: Sink) -> None:
-    """Replaces `ParameterServerStrategy` and `ClusterCoordinator`, and watches gradient tapes."""
     from tensorflow.python.distribute import parameter_server_strategy_v2
     from tensorflow.python.distribute.coordinator import cluster_coordinator
     from tensorflow.python.eager import backprop
@@ -38,7 +36,7 @@ def install(sink: Sink) -> None:
     def watched(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if _state["trace"] is not None:
             _state["trace"].add_gradient(target, sources)
-        _differentiated(sources)
+        _add_sources(sources)
         return gradient(self, target, sources, *args, **kwargs)
 
     backprop.GradientTape.gradient = watched
@@ -48,39 +46,35 @@ def install(sink: Sink) -> None:
 
 
 def fit_begins() -> None:
-    """What follows is captured; `Model.fit` may use optimizers as it likes."""
+    """Disables the detection of own loops: `Model.fit` is captured instead, and may use optimizers in any way."""
     _state["fits"] = True
 
 
 def capture_own_loop(sink: Sink, step: str, trainable: Callable[[], Iterable[Any]] | None = None) -> None:
-    """Captures a script that trains in a loop of its own, before the step; comes back where a step is read instead.
+    """Captures a script with a training loop of its own, before the call `step`. Returns if a step is captured instead.
 
-    Args:
-        sink: what captures.
-        step: what the script calls.
-        trainable: gives what it trains; None for what a tape was asked for the gradients of.
+    `trainable` returns the trained variables, by default those whose gradients a tape has computed.
     """
     from tensorflow.python.framework import ops
 
     is_captured = _state["fits"] or _state["trace"] is not None or script_has_strategy()
     if not is_captured and ops.executing_eagerly_outside_functions():
         found = _state["sources"].values() if trainable is None else trainable()
-        # A Keras variable is there with the one of TensorFlow inside it.
+        # Keeps one of a Keras variable and the TensorFlow variable inside it.
         inner = {id(tensorflow_variable(one)): one for one in found}
         sink.capture_loop(f"by {step} in a loop of its own", inner.values())
 
 
 def capture_optimizer(sink: Sink, optimizer: Any) -> None:
-    """As `capture_own_loop`, when an optimizer is about to apply gradients.
+    """Does what `capture_own_loop` does, when an optimizer is about to apply gradients.
 
-    Gradients that no tape has computed train nothing: scripts hand zeros to an optimizer so that it makes its slots.
+    Gradients that no tape has computed do not count: scripts pass zeros to make an optimizer create its slots.
     """
     if _state["sources"]:
         capture_own_loop(sink, f"{type(optimizer).__name__}.apply_gradients")
 
 
-def _differentiated(sources: Any) -> None:
-    """Remembers the variables whose gradients a tape was asked for."""
+def _add_sources(sources: Any) -> None:
     import tensorflow as tf
 
     for source in tf.nest.flatten(sources):
@@ -90,7 +84,7 @@ def _differentiated(sources: Any) -> None:
 
 
 def _watch_updates(sink: Sink, owner: type) -> None:
-    """Loops may do without an optimizer: `variable.assign_sub(rate * gradient)`."""
+    """Detects loops without an optimizer: `variable.assign_sub(rate * gradient)`."""
 
     def wrap(method: str) -> None:
         original = getattr(owner, method)
@@ -108,7 +102,7 @@ def _watch_updates(sink: Sink, owner: type) -> None:
 
 
 def _run_collective_training_alone(sink: Sink) -> None:
-    """Lets a `MultiWorkerMirroredStrategy` be made as in one plain task; with other workers it would wait for them."""
+    """Makes a `MultiWorkerMirroredStrategy` run as in one plain task; with other workers it would wait for them."""
     from tensorflow.python.distribute import collective_all_reduce_strategy as collective
     from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver
 
@@ -119,7 +113,7 @@ def _run_collective_training_alone(sink: Sink) -> None:
         def alone(self: Any, *args: Any, **kwargs: Any) -> None:
             own = os.environ.get("TF_CONFIG")
             if own == TF_CONFIG:
-                del os.environ["TF_CONFIG"]  # it is for scripts with a coordinator
+                del os.environ["TF_CONFIG"]  # meant for scripts with a coordinator
             try:
                 given = [*args, *kwargs.values()]
                 resolver = next((one for one in given if hasattr(one, "cluster_spec")), None)
@@ -143,7 +137,7 @@ def _run_collective_training_alone(sink: Sink) -> None:
 
 
 def watch_optimizers(sink: Sink, keras: ModuleType) -> None:
-    """Remembers the Keras or tf_keras optimizer that a script's own training step uses."""
+    """Records the Keras or tf_keras optimizer that a script's own training step uses."""
 
     def wrap(optimizer: type, method: str) -> None:
         owner = next(base for base in optimizer.__mro__ if method in vars(base))
@@ -166,7 +160,6 @@ def watch_optimizers(sink: Sink, keras: ModuleType) -> None:
 
 
 def script_has_strategy() -> bool:
-    """Whether the script has made a `ParameterServerStrategy` of its own."""
     return _state["strategy"] is not None
 
 
@@ -178,7 +171,7 @@ def _local_strategy(_cls: type, *_: Any, **__: Any) -> Any:
 
 
 class _Coordinator:
-    """Stands in for `ClusterCoordinator`: its first scheduled step is traced and captured, and never run."""
+    """Stub of `ClusterCoordinator`: its first scheduled step is traced and captured, and never run."""
 
     def __init__(self, sink: Sink, strategy: Any) -> None:
         self._sink = sink
@@ -203,7 +196,7 @@ class _Coordinator:
         return resource_fn()
 
     def join(self) -> None:
-        """Nothing has been scheduled yet."""
+        """Does nothing: no step has been scheduled."""
 
     def done(self) -> bool:
         return True

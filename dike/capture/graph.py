@@ -1,6 +1,6 @@
 """Captures the model of a TensorFlow 1 script at its first training session.
 
-Classes and their methods are wrapped, not the names they are exported under, so every spelling is caught.
+Classes are patched, not the names they are exported under.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from dike.profiling.graph_profile import graph_profile, needs_first_run
 from dike.v1 import training
 from dike.v1.graphs import fetched_operations
 
-_PASSING_ON = frozenset({"ReadVariableOp", "Identity", "Cast", "Add", "AddV2", "Squeeze", "Reshape"})
-"""Types of ops between the global step and what a script fetches to look at it."""
-MAX_LOOKED_AT = 100
-"""Maximum number of ops that are followed to the global step."""
+_PASS_THROUGH_OPS = frozenset({"ReadVariableOp", "Identity", "Cast", "Add", "AddV2", "Squeeze", "Reshape"})
+"""Types of ops between the global step and what a script fetches to read it."""
+MAX_VISITED_OPS = 100
+"""Maximum number of ops searched for the global step."""
 
 
 def install(sink: Sink) -> None:
-    """Wraps optimizers, sessions and servers of TensorFlow 1."""
     training.install(synchronous=True, before_update=lambda optimizer: coordinator.capture_optimizer(sink, optimizer))
     capture = _GraphCapture(sink)
     capture.wrap_sessions()
@@ -41,7 +40,7 @@ class _GraphCapture:
         self._needs_servers = False
 
     def wrap_sessions(self) -> None:
-        """Plain sessions are local; the first `run` of a training op is where the model is captured."""
+        """Makes plain sessions local, and captures the model at the first `run` of a training op."""
         from tensorflow.python.client import session
 
         base = session.BaseSession
@@ -71,7 +70,7 @@ class _GraphCapture:
         base.__init__, base.run, base.make_callable = __init__, run_, make_callable_
 
     def wrap_monitored_sessions(self) -> None:
-        """These have a finished graph when they are made; they come to life only if their feeds have to be seen."""
+        """Captures the model when a monitored session is created, unless feeds are needed: its graph is complete."""
         from tensorflow.python.framework import ops
         from tensorflow.python.training import monitored_session
 
@@ -81,8 +80,8 @@ class _GraphCapture:
         @functools.wraps(init)
         def __init__(self_: Any, session_creator: Any, hooks: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             self._asks_for_steps = self._asks_for_steps or any(map(_may_stop, hooks or ()))
-            if self._captures_or_trains(ops.get_default_graph()):
-                # No checkpoint is read, no hook writes anything: this session only waits for its first training step.
+            if self._try_capture(ops.get_default_graph()):
+                # No checkpoint is read and no hook runs: this session exists only until its first training step.
                 scaffold = getattr(session_creator, "_scaffold", None)
                 session_creator, hooks = monitored_session.ChiefSessionCreator(scaffold), ()
             init(self_, session_creator, hooks, *args, **kwargs)
@@ -90,7 +89,7 @@ class _GraphCapture:
         monitored.__init__ = __init__
 
     def refuse_supervisors(self) -> None:
-        """The roles do not do them; better said here than on the cluster."""
+        """Rejects them here, not only on the cluster."""
         from tensorflow.python.training import supervisor
 
         sink = self._sink
@@ -104,15 +103,13 @@ class _GraphCapture:
         supervisor.Supervisor.__init__ = refuse
 
     def wrap_server(self) -> None:
-        """The client plays worker 0 alone: it binds no port and waits for nobody."""
+        """Replaces servers: the client acts as worker 0, without a port or other workers."""
         from tensorflow.python.training import server_lib
 
         sink = self._sink
         cluster_of = server_lib.ClusterSpec
 
         class LocalServer:
-            """Stands in for `tf.train.Server`."""
-
             target = ""
 
             def __init__(self, server_def: Any) -> None:
@@ -123,25 +120,21 @@ class _GraphCapture:
 
             def join(self) -> NoReturn:
                 sink.refuse(
-                    f"{sink.script} plays a parameter server (Server.join) and does not train; "
-                    "give it the arguments of a worker, Dike starts the parameter servers."
+                    f"{sink.script} runs as a parameter server (Server.join) and does not train; "
+                    "give it the arguments of a worker, as Dike starts the parameter servers."
                 )
 
         def server(_cls: type, server_or_cluster_def: Any = None, *_: Any, **__: Any) -> LocalServer:
             cluster = cluster_of(getattr(server_or_cluster_def, "cluster", server_or_cluster_def))
-            # A script that takes what TF_CONFIG names takes it in a job, too, where one plain task has none.
+            # A cluster taken from TF_CONFIG does not count: one plain task runs without TF_CONFIG.
             own = cluster.as_dict() != json.loads(TF_CONFIG)["cluster"]
             self._needs_servers = self._needs_servers or (own and sum(map(cluster.num_tasks, cluster.jobs)) > 1)
             return LocalServer(server_or_cluster_def)
 
         server_lib.Server.__new__ = server
 
-    def _captures_or_trains(self, graph: Any) -> bool:
-        """Captures a finished graph that trains; comes back if it does not, or if its feeds must be seen first.
-
-        Returns:
-            Whether the graph trains.
-        """
+    def _try_capture(self, graph: Any) -> bool:
+        """Captures a complete graph that trains, unless feeds are needed. Returns whether the graph trains."""
         known = training.of(graph)
         if not known.losses:
             return False
@@ -165,24 +158,24 @@ class _GraphCapture:
 
 
 def _may_stop(hook: Any) -> bool:
-    """Whether a hook may end a loop by the steps of all workers: `StopAtStepHook`, or one of the script's own."""
+    """Whether a hook may end a loop by the global step: `StopAtStepHook`, or one of the script's own."""
     return type(hook).__name__ == "StopAtStepHook" or not type(hook).__module__.startswith("tensorflow.")
 
 
 def _reads_global_step(graph: Any, operations: Sequence[Any]) -> bool:
-    """Whether the value of the global step is among what a run fetches."""
+    """Whether the fetched operations include the value of the global step."""
     import tensorflow as tf
 
     with graph.as_default():
         step = tf.compat.v1.train.get_global_step(graph)
     if step is None:
         return False
-    wanted = list(operations)
-    for operation in wanted:  # grows
+    visited = list(operations)
+    for operation in visited:  # grows
         if operation is step.op:
             return True
-        if operation.type in _PASSING_ON and len(wanted) < MAX_LOOKED_AT:
-            wanted += [tensor.op for tensor in operation.inputs]
+        if operation.type in _PASS_THROUGH_OPS and len(visited) < MAX_VISITED_OPS:
+            visited += [tensor.op for tensor in operation.inputs]
     return False
 
 

@@ -1,4 +1,4 @@
-"""Installs the interception that captures a script's model. Nothing is imported ahead of the script."""
+"""Installs the interception that captures a script's model. Imports nothing before the script does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _installed: list[Sink] = []
 
 
 def install(sink: Sink) -> None:
-    """From now on the first training session, `fit`, coordinator step or report of the script goes to the sink.
+    """Makes the script's first training session, `fit`, coordinator step or report go to the sink.
 
-    The first sink of a process stays: `python -m dike.capture` is not overruled by the script's import of dike.
+    Only the first call in a process counts: the script's import of dike must not replace `python -m dike.capture`.
     """
     if _installed:
         return

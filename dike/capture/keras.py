@@ -18,7 +18,6 @@ from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
 
 def install(sink: Sink, keras: ModuleType) -> None:
-    """Wraps `Model.fit` of the module `keras` or `tf_keras`."""
     api = Api.TF_KERAS if keras.__name__ == "tf_keras" else Api.KERAS
     owner = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
     original = owner.fit
@@ -31,7 +30,7 @@ def install(sink: Sink, keras: ModuleType) -> None:
         if api is Api.KERAS and coordinator.script_has_strategy():
             sink.refuse(
                 f"{sink.script} calls fit under its own ParameterServerStrategy, which Keras 3 cannot do; "
-                "take the strategy out, for Dike brings its own."
+                "remove the strategy, as Dike uses its own."
             )
         if api is Api.KERAS and self._distribute_strategy is not None:
             sink.capture_loop("under a tf.distribute strategy of its own", self.trainable_variables)
@@ -49,13 +48,13 @@ def install(sink: Sink, keras: ModuleType) -> None:
             batch = next(iterator)
             sink.capture(lambda: _profile(sink, api, self, batch, why_alone))
 
-        # Keras' own code prepares the data and builds the model; then it meets this in place of its training step.
-        # What acts on the outside world - the user's callbacks, progress, validation - is left out.
+        # Keras prepares the data and builds the model, then calls this as its training step. Everything with effects
+        # outside - the user's callbacks, progress, validation - is left out.
         self.train_function = grab
         call.arguments.update(callbacks=None, verbose=0, validation_data=None)
         original(*call.args, **call.kwargs)
         sink.refuse(
-            f"fit() in {sink.script} was given no data to train on, so there is nothing to plan; "
+            f"fit() in {sink.script} receives no data to train on, so there is nothing to plan; "
             "check its dataset, epochs and steps_per_epoch."
         )
 
@@ -87,7 +86,7 @@ def _profile(sink: Sink, api: Api, model: Any, batch: Any, why_alone: str) -> Mo
     except Exception as error:
         if not has_own_step:
             raise
-        # It may call its model with something else than the batch that it gets.
+        # It may call its model with something else than the batch.
         how = f"by a train_step of its own, which Dike cannot read ({one_line(error)})"
         return sink.loop_profile(how, model.trainable_variables)
 
@@ -103,13 +102,13 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
     elif has_forward_pass(model):
         model._symbolic_build(data_batch=batch)
     if coordinator.script_has_strategy():
-        # The script brings strategy and cluster of its own; TF_CONFIG is all it needs.
+        # The script has a strategy of its own and only needs TF_CONFIG.
         api = Api.COORDINATOR
     if api is not Api.KERAS:
         return keras_profile(sink.script, api, model, batch, sink.batch_size)
     from dike.keras3 import mirrored
 
-    # The step is traced for its FLOPs.
+    # Losses are watched while the step is traced for its FLOPs.
     uneven: list[str] = []
     end = mirrored.watch_losses(uneven.append)
     try:
@@ -117,14 +116,14 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
     finally:
         end()
     try:
-        reasons = [mirrored.why_not(model), "" if _has_parts(batch) else "a batch is not of tensors alike in length"]
-    except Exception as error:  # what models do may be odd, and who has one GPU does not mind
-        reasons = [f"nobody can tell ({one_line(error)})"]
+        reasons = [mirrored.why_not(model), "" if _can_be_split(batch) else "a batch's tensors differ in length"]
+    except Exception as error:  # a model may do anything, and with one GPU the reason does not matter
+        reasons = [f"it cannot be determined ({one_line(error)})"]
     return dataclasses.replace(profile, why_one_gpu=next(filter(None, (*reasons, *uneven)), ""))
 
 
-def _has_parts(batch: Any) -> bool:
-    """Whether a batch is of tensors that all have its samples along their first axis."""
+def _can_be_split(batch: Any) -> bool:
+    """Whether all tensors of a batch have its samples along their first axis."""
     import tensorflow as tf
 
     tensors = [part for part in tf.nest.flatten(batch) if part is not None]

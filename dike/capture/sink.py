@@ -1,4 +1,4 @@
-"""Where a captured profile goes. Capturing ends the script: after its first training session there is no way back."""
+"""Destination of captured profiles. Capturing ends the script, as its first training session has been replaced."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TF_CONFIG = json.dumps(
         "task": {"type": "chief", "index": 0},
     }
 )
-"""Scripts with a coordinator of their own ask it which task they are; nothing connects to these addresses."""
+"""For scripts with a coordinator of their own, which need a cluster in it. Nothing connects to these addresses."""
 
 
 @dataclass(frozen=True)
 class Sink:
-    """What the interception does with what it finds.
+    """Receives the captured profile.
 
     Attributes:
-        script: what the profile is called: the script's file name.
-        batch_size: plans for batches of this size in place of the script's; None for the script's.
+        script: the script's file name, which becomes the profile's name.
+        batch_size: samples per step in place of the script's own, if any.
         deliver: takes the profile and ends the process.
         refuse: takes one sentence on why there is none, and ends the process.
     """
@@ -41,15 +41,13 @@ class Sink:
     refuse: Callable[[str], NoReturn]
 
     def loop_profile(self, how: str, trainable: Iterable[Any]) -> ModelProfile:
-        """What is known of a script that trains in a way of its own: it can be one task, and no more.
+        """The profile of a script that trains in a way of its own: one task, with at most its variables known.
 
-        Args:
-            how: what follows "it trains".
-            trainable: the variables that it trains, as far as they are there.
+        `how` completes "it trains"; `trainable` are its trained variables, if they exist already.
         """
         specs = []
         if variables := list(trainable):
-            # It imports Keras, and Keras imports TensorFlow.
+            # Not at the top: it imports Keras, which imports TensorFlow.
             from dike.keras3.model import unique_names
 
             specs = [VariableSpec.of(name, one, is_trained=True) for name, one in unique_names(variables)]
@@ -63,13 +61,12 @@ class Sink:
             flops_step_per_sample=0.0,
             longest_path_flops=0.0,
             batch_size=self.batch_size or 0,
-            # As Adam does; which optimizer it is, and whether there is one, is the script's affair.
+            # The optimizer is unknown: assumes Adam.
             optimizer_slots=2,
             why_alone=f"{self.script} trains {how}; {DISTRIBUTED}.",
         )
 
     def capture_loop(self, how: str, trainable: Iterable[Any]) -> NoReturn:
-        """Delivers `loop_profile`."""
         self.capture(lambda: self.loop_profile(how, trainable))
 
     def capture(self, read: Callable[[], ModelProfile]) -> NoReturn:
@@ -79,7 +76,7 @@ class Sink:
         except BadInputError as error:
             self.refuse(str(error))
         except Exception as error:
-            # Let through, it would surface inside the script's own `try` blocks.
+            # The script's own `try` blocks must not catch it.
             traceback.print_exc()
-            self.refuse(f"The model of {self.script} could not be read ({one_line(error)}); see above.")
+            self.refuse(f"The model of {self.script} cannot be read ({one_line(error)}); see above.")
         self.deliver(profile)

@@ -22,7 +22,7 @@ from tensorflow.python.data.ops.options import ExternalStatePolicy
 from tensorflow.python.ops import gen_dataset_ops
 
 from dike import randomness
-from dike.plain_values import Attributes
+from dike.plain_values import ChangedAttributes
 from dike.process import has_busy_threads
 
 _ITERATOR = "iterator"
@@ -36,7 +36,7 @@ _OWN = ("generators", "functions")
 class DataPosition:
     """Where a `fit` is in its data.
 
-    Attributes:
+    ChangedAttributes:
         made: iterators over the data set that have been made, the current one included. A data set that shuffles
             gives each of them another order.
         drawn: batches taken from the current one.
@@ -72,7 +72,7 @@ class Batches(TFEpochIterator):
     """Keras' iterator over the batches of an epoch; one that nobody tracks or counts does the same as Keras' own."""
 
     _watcher: Watcher | None = None
-    _attributes: Attributes | None = None
+    _attributes: ChangedAttributes | None = None
     _is_counted = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -185,7 +185,7 @@ class Batches(TFEpochIterator):
         self._is_counted = True
         self._watcher = watcher
         if self._is_py_dataset:
-            self._attributes = Attributes(self.data_adapter.py_dataset, is_data_set=True)
+            self._attributes = ChangedAttributes(self.data_adapter.py_dataset, is_data_set=True)
 
     def position(self, batch: int, arrays: list[Any]) -> DataPosition:
         """Where it is, between two steps or two epochs.
@@ -304,7 +304,7 @@ class Batches(TFEpochIterator):
         """
         now = randomness.state()
         randomness.restore(self._at.randomness)
-        with randomness.watching_data() as drawn_from:
+        with randomness.watch_data_draws() as drawn_from:
             if self._has_workers:
                 self.data_adapter.enqueuer.start()
             if iterator is None:

@@ -1,1 +1,1 @@
-"""Reads a model's numbers - parameters, FLOPs, longest path - off its finished graph (paper 'Dike', section 3.1)."""
+"""Reads a model's parameters, FLOPs and longest path from its complete graph (paper 'Dike', section 3.1)."""

@@ -1,4 +1,4 @@
-"""Reads the profile of a training step that a script schedules on its own `ClusterCoordinator`."""
+"""Profiles a training step that a script schedules on its own `ClusterCoordinator`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from dike.v1.graphs import ancestors
 
 @dataclass
 class StepTrace:
-    """A scheduled step and what was seen while it was traced.
+    """A scheduled step and what was recorded while it was traced.
 
     Attributes:
-        function: what the script schedules, a `tf.function` or a plain function.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        datasets: the per-worker datasets the script has made.
-        targets: tensors whose gradients were asked for while tracing.
-        sources: the variables these were asked for, once each.
+        function: a `tf.function` or a plain one.
+        datasets: the script's per-worker datasets.
+        targets: tensors whose gradients were computed.
+        sources: variables with respect to which they were computed, by id.
     """
 
     function: Callable[..., Any]
@@ -39,7 +37,6 @@ class StepTrace:
     sources: dict[int, Any] = field(default_factory=dict)
 
     def add_gradient(self, target: Any, sources: Any) -> None:
-        """Notes one use of a gradient tape."""
         import tensorflow as tf
 
         self.targets += [tensor for tensor in tf.nest.flatten(target) if hasattr(tensor, "op")]
@@ -49,12 +46,11 @@ class StepTrace:
                 self.sources[id(variable)] = variable
 
     def graph(self) -> Any:
-        """Traces the step; its graph."""
         import tensorflow as tf
 
         function = self.function if hasattr(self.function, "get_concrete_function") else tf.function(self.function)
         graph = function.get_concrete_function(*self.args, **self.kwargs).graph
-        # A function that makes variables is traced twice; only the trace that runs counts.
+        # A function that creates variables is traced twice; only the trace that runs counts.
         self.targets = [target for target in self.targets if _is_inside(target.graph, graph)] or self.targets
         return graph
 
@@ -62,23 +58,18 @@ class StepTrace:
 def coordinator_profile(
     name: str, trace: StepTrace, optimizer_of: Callable[[], Any], batch_size: int | None = None
 ) -> ModelProfile:
-    """The profile of a scheduled step.
+    """Traces and profiles a scheduled step; raises BadInputError if nothing is trainable or the batch size is unknown.
 
     Args:
-        name: what the profile is called.
-        trace: the step; it is traced here.
-        optimizer_of: gives the Keras optimizer that the step has used, or None; asked after tracing.
-        batch_size: plans for batches of this size in place of the script's own.
-
-    Raises:
-        BadInputError: if nothing is trainable or the size of a batch is not to be found.
+        name: the profile's name.
+        trace: the step.
+        optimizer_of: returns the Keras optimizer that the step has used, or None; called after tracing.
+        batch_size: samples per step in place of the script's own.
     """
     graph = trace.graph()
     size = batch_size or _batch_size(trace)
     if size is None:
-        raise BadInputError(
-            f"The step of {name} does not tell how many samples it takes; name their number with --batch-size."
-        )
+        raise BadInputError(f"The batch size of {name} cannot be determined from its step; give it with --batch-size.")
     reader = FlopsReader(size)
     step = reader.graph_cost(graph)
     losses = _by_graph(trace.targets)
@@ -106,7 +97,7 @@ def coordinator_profile(
 
 
 def tensorflow_variable(variable: Any) -> Any | None:
-    """The `tf.Variable` of a source of gradients: a Keras 3 variable wraps one; a tensor has none."""
+    """The `tf.Variable` of a source of gradients: a Keras 3 variable wraps one, a tensor has none."""
     import tensorflow as tf
 
     if isinstance(variable, tf.Variable):
@@ -116,7 +107,7 @@ def tensorflow_variable(variable: Any) -> Any | None:
 
 
 def _model_variables(graph: Any, trainable: Sequence[Any], optimizer: Any) -> list[Any]:
-    """Variables the step uses, without the optimizer's, which follow those they belong to."""
+    """The step's variables without the optimizer's, which are placed with those they belong to."""
     own: list[Any] = []
     if optimizer is not None:
         variables = optimizer.variables
@@ -133,7 +124,6 @@ def _is_inside(graph: Any, outer: Any) -> bool:
 
 
 def _by_graph(targets: Sequence[Any]) -> list[list[Any]]:
-    """The losses, those of one graph together."""
     groups: dict[int, list[Any]] = {}
     for target in targets:
         groups.setdefault(id(target.graph), []).append(target)
@@ -141,7 +131,7 @@ def _by_graph(targets: Sequence[Any]) -> list[list[Any]]:
 
 
 def _batch_size(trace: StepTrace) -> int | None:
-    """First dimension of the first batch of data, of an argument, or of what the loss is taken over."""
+    """First dimension of the first batch of data, of an argument, or of the tensor that the loss is reduced from."""
     import tensorflow as tf
 
     first = [next(iter(dataset)) for dataset in trace.datasets[:1]]

@@ -1,8 +1,7 @@
-"""FLOPs of one op from the shapes of its inputs and outputs.
+"""FLOPs of an op from the shapes of its inputs and outputs.
 
 A multiply-add counts as two FLOPs, an elementary function (exp, log, tanh) as one, a comparison as one. Moving data and
-arithmetic on whole numbers count as none. Where TensorFlow has statistics of its own these formulas agree with them,
-but know more data formats.
+integer arithmetic count as none. These formulas agree with TensorFlow's own statistics, but support more data formats.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Dims = Callable[[Any], tuple[int, ...]]
-"""Tensor -> its dimensions; raises `UnknownShapeError` where they are not known."""
+"""Tensor -> its dimensions; raises `UnknownShapeError`."""
 Formula = Callable[[Any, Dims], float]
-"""Operation, Dims -> FLOPs."""
 
 
 class UnknownShapeError(Exception):
-    """An op's shape is not known before the graph runs."""
+    """An op's shape is unknown until the graph runs."""
 
 
 def formula_of(op_type: str) -> Formula | None:
-    """The formula for ops of that type, or None where there is none here."""
     return _FORMULAS.get(op_type)
 
 
@@ -43,7 +40,7 @@ def _per_input_element(flops: float, index: int = 0) -> Formula:
 
 
 def _per_element_of(flops: float, *argument_names: str) -> Formula:
-    """For update ops: the work goes with the gradient, not with the variable it is applied to."""
+    """For update ops, whose work depends on the gradient's size, not the variable's."""
 
     def formula(op: Any, dims: Dims) -> float:
         arguments = [argument.name for argument in op.op_def.input_arg]
@@ -51,14 +48,14 @@ def _per_element_of(flops: float, *argument_names: str) -> Formula:
         try:
             return flops * _elements(op.inputs[index], dims)
         except UnknownShapeError:
-            # A gradient out of an accumulator has no static shape; it is the variable's.
+            # A gradient from an accumulator has no static shape, but the variable's shape.
             return flops * math.prod(_variable_dims(op.inputs[0], dims))
 
     return formula
 
 
 def _variable_dims(variable: Any, dims: Dims) -> tuple[int, ...]:
-    """Dimensions of what a variable's handle, or a reference to it, stands for."""
+    """Dimensions of the variable behind a handle or a reference."""
     from tensorflow.python.ops import handle_data_util
 
     data = handle_data_util.get_resource_handle_data(variable) if variable.dtype.is_resource else None
@@ -86,7 +83,7 @@ def _mean(op: Any, dims: Dims) -> float:
 
 
 def _convolution(output: Callable[[Any], Any], kernel: Callable[[Any], Any], kernel_dims: slice) -> Formula:
-    """A convolution and its two gradients: one multiply-add per output element of the forward pass and kernel cell."""
+    """A convolution or one of its two gradients: one multiply-add per forward output element and kernel element."""
     return lambda op, dims: 2 * _elements(output(op), dims) * math.prod(dims(kernel(op))[kernel_dims])
 
 
@@ -101,7 +98,7 @@ def _flag(op: Any, name: str) -> bool:
 
 
 def _einsum(op: Any, dims: Dims) -> float:
-    """One multiply-add for each combination of all labels; with one operand only sums, or moves data."""
+    """One multiply-add for each combination of all labels; with one operand, only sums or moves data."""
     left, _, right = op.get_attr("equation").decode().replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
     broadcast: tuple[int, ...] = ()

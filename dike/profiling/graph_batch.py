@@ -1,6 +1,6 @@
-"""Settles the batch dimension of a TensorFlow 1 graph, which placeholders and datasets leave open.
+"""Sets the batch dimension of a TensorFlow 1 graph, which placeholders and datasets leave unknown.
 
-With an open batch dimension TensorFlow's own statistics leave out nearly every op without a word.
+With an unknown batch dimension TensorFlow's own statistics silently leave out most ops.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BATCHING = {
 }
 
 
-def open_placeholders(operations: Iterable[Any]) -> list[Any]:
-    """Placeholders whose shape the graph does not tell; only what is fed to them does."""
+def unshaped_placeholders(operations: Iterable[Any]) -> list[Any]:
+    """Placeholders whose shape is not fully known from the graph."""
     return [
         operation
         for operation in operations
@@ -32,8 +32,8 @@ def open_placeholders(operations: Iterable[Any]) -> list[Any]:
     ]
 
 
-def open_sources(operations: Iterable[Any]) -> list[Any]:
-    """Placeholders, iterators and queues whose shapes the graph does not tell."""
+def unshaped_sources(operations: Iterable[Any]) -> list[Any]:
+    """Placeholders, iterators and queues whose shapes are not fully known from the graph."""
     return [
         operation
         for operation in operations
@@ -43,12 +43,12 @@ def open_sources(operations: Iterable[Any]) -> list[Any]:
 
 
 def batch_size_of(forward: Iterable[Any], loss: Any, fed: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Samples per step of a graph, or None if it does not tell.
+    """Samples per step of a graph, or None if it cannot be determined.
 
     Args:
         forward: operations of the forward pass.
         loss: its loss.
-        fed: placeholder's op name -> shape of what is fed to it.
+        fed: placeholder's op name -> shape of its feed.
     """
     forward = list(forward)
     for operation in forward:
@@ -66,11 +66,11 @@ def batch_size_of(forward: Iterable[Any], loss: Any, fed: Mapping[str, tuple[int
             size = _dataset_batch(operation)
             if size:
                 return size
-    return None if open_placeholders(forward) else first_dim_near(loss)
+    return None if unshaped_placeholders(forward) else first_dim_near(loss)
 
 
 def _first_dim(tensor: Any) -> int | None:
-    """First dimension, or 0 for a tensor that has none."""
+    """First dimension; 0 for a scalar, None if unknown."""
     shape = tensor.shape
     if shape.rank is None:
         return None
@@ -93,7 +93,7 @@ def first_dim_near(loss: Any) -> int | None:
 
 
 def _dataset_batch(get_next: Any) -> int | None:
-    """The constant given to `Dataset.batch` of the dataset behind an iterator."""
+    """The constant passed to `Dataset.batch` of the dataset behind an iterator."""
     from dike.profiling.graph_loops import constant
 
     iterator = get_next.inputs[0].op
@@ -107,7 +107,7 @@ def _dataset_batch(get_next: Any) -> int | None:
         if consumer.type == "MakeIterator"
     ]
     for dataset in datasets:
-        # The batch nearest to the iterator counts; those before it may have been undone.
+        # The batch nearest to the iterator counts; earlier ones may have been unbatched.
         for operation in ancestors([dataset], control=False):
             if operation.type in _BATCHING:
                 size = constant(operation.inputs[_BATCHING[operation.type]])
@@ -133,15 +133,9 @@ def _function_batch(graph: Any, name: str) -> int | None:
 
 
 def with_batch_size(graph: Any, size: int, fed: Mapping[str, tuple[int, ...]]) -> Any:
-    """A copy of the graph in which placeholders and iterators have their batch dimension.
+    """A copy of the graph in which placeholders and iterators have a known batch dimension.
 
-    Args:
-        graph: a TensorFlow 1 graph; it is left as it is.
-        size: samples per step.
-        fed: placeholder's op name -> shape of what is fed to it, where that is known.
-
-    Raises:
-        ValueError: if the graph contradicts these shapes.
+    Raises ValueError if the graph contradicts it or the fed shapes.
     """
     import tensorflow as tf
 

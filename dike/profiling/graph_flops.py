@@ -1,8 +1,8 @@
 """FLOPs of a TensorFlow graph, read op by op without running it; functions and loops are followed.
 
-Only what TensorFlow runs is counted. A traced graph holds more: gradients of frozen layers, the step that Keras takes
-outside of a recurrent layer's loop to learn a shape. TensorFlow puts functions and loops into one graph and drops what
-no result and no side effect needs (`tensorflow/core/common_runtime/lower_while_op.cc`, Grappler's model pruner).
+Only what TensorFlow runs is counted. A traced graph contains more: gradients of frozen layers, the step that Keras
+takes outside a recurrent layer's loop to infer a shape. TensorFlow inlines functions and loops and prunes what no
+result and no side effect needs (`tensorflow/core/common_runtime/lower_while_op.cc`, Grappler's model pruner).
 """
 
 from __future__ import annotations
@@ -22,21 +22,16 @@ _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "RemoteCall", 
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _LOOPS = frozenset({"While", "StatelessWhile"})
 _START = "the start before all ops"
-_TO_RUN = -1
-"""Stands beside the numbers of an op's outputs: something waits until the op has run."""
+_NO_OUTPUT = -1
+"""Pseudo output index: the op has to run, but no output is needed."""
 
-Asked = dict[Any, set[int]]
-"""An op that has to run -> which of its outputs are asked for."""
+NeededOutputs = dict[Any, set[int]]
+"""An op that has to run -> indices of its needed outputs."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs of an op, or of a whole function behind it.
-
-    Attributes:
-        total: of all of it.
-        longest: of its most expensive path of ops that need each other's result.
-    """
+    """Total FLOPs of an op or a function, and FLOPs along its most expensive path of dependent ops."""
 
     total: float = 0.0
     longest: float = 0.0
@@ -47,72 +42,65 @@ class Cost:
 
 @dataclass
 class FlopsReader:
-    """Reads costs of ops; remembers what it could not count.
+    """Computes costs of ops; records those that it cannot count.
 
     Attributes:
-        batch_size: stands in for a first dimension that is not known.
-        reference: another graph with ops of the same names, which may know shapes that are not known in this one.
-        uncounted: types of ops with no known FLOPs -> count.
+        batch_size: used for an unknown first dimension.
+        reference: another graph with ops of the same names, in which more shapes may be known.
+        uncounted: types of ops with unknown FLOPs -> count.
     """
 
     batch_size: int
     reference: Any | None = None
     uncounted: Counter[str] = field(default_factory=Counter)
     _graphs: dict[tuple[Any, str], Any] = field(default_factory=dict, init=False, repr=False)
-    _bodies: dict[tuple[int, frozenset[int]], tuple[Asked, frozenset[int]]] = field(
+    _bodies: dict[tuple[int, frozenset[int]], tuple[NeededOutputs, frozenset[int]]] = field(
         default_factory=dict, init=False, repr=False
     )
 
     def graph_cost(self, graph: Any) -> Cost:
-        """Cost of a traced function: of its results and its side effects."""
-        return self._cost(self._body(graph, frozenset(range(len(graph.outputs))))[0])
+        """Cost of all results and side effects of a traced function."""
+        return self._cost(self._needed_in_function(graph, frozenset(range(len(graph.outputs))))[0])
 
     def cost(self, fetches: Iterable[Any], control: bool = True, fed: Collection[str] = ()) -> Cost:
-        """Cost of computing tensors and running operations of one graph.
+        """Cost of computing tensors and running operations of one graph; ops in `fed` have given values."""
+        return self._cost(self._needed_ops(fetches, control, fed))
 
-        Args:
-            fetches: the tensors and operations.
-            control: whether what runs ahead of an op by a control dependency counts as well.
-            fed: names of ops whose values are given.
-        """
-        return self._cost(self._asked(fetches, control, fed))
-
-    def _asked(self, fetches: Iterable[Any], control: bool = True, fed: Collection[str] = ()) -> Asked:
-        """All that has to run for the fetches."""
-        found: Asked = {}
+    def _needed_ops(self, fetches: Iterable[Any], control: bool = True, fed: Collection[str] = ()) -> NeededOutputs:
+        found: NeededOutputs = {}
         pending: list[Any] = []
 
-        def ask(operation: Any, output: int) -> None:
+        def require_output(operation: Any, output: int) -> None:
             outputs = found.setdefault(operation, set())
             if output not in outputs:
                 outputs.add(output)
                 pending.append(operation)
 
-        def ask_for(fetch: Any) -> None:
+        def require(fetch: Any) -> None:
             if getattr(fetch, "op", fetch).name in fed:
                 return
             if hasattr(fetch, "value_index"):
-                ask(fetch.op, fetch.value_index)
+                require_output(fetch.op, fetch.value_index)
             else:
-                ask(fetch, _TO_RUN)
+                require_output(fetch, _NO_OUTPUT)
 
         for fetch in fetches:
-            ask_for(fetch)
+            require(fetch)
         while pending:
             operation = pending.pop()
             inputs = list(operation.inputs)
             for index in self._inputs_for(operation, found[operation]):
-                ask_for(inputs[index])
+                require(inputs[index])
             if control:
                 for other in operation.control_inputs:
-                    ask_for(other)
+                    require(other)
         return found
 
     def _inputs_for(self, operation: Any, outputs: set[int]) -> Iterable[int]:
-        """Which inputs an op needs for those outputs; as a rule all."""
+        """Indices of the inputs that an op needs for these outputs; usually all."""
         kind = operation.type
         if kind in _LOOPS:
-            return self._carried(operation, outputs)
+            return self._needed_loop_variables(operation, outputs)
         if kind in _BRANCHES:
             needed = {
                 index + 1
@@ -125,10 +113,10 @@ class FlopsReader:
             return self._arguments(operation, name, list(operation.inputs), outputs)
         return range(len(operation.inputs))
 
-    def _carried(self, loop: Any, outputs: set[int]) -> set[int]:
-        """Variables of a `While` that have to go round for those of its outputs."""
+    def _needed_loop_variables(self, loop: Any, outputs: set[int]) -> set[int]:
+        """Loop variables of a `While` that these outputs need."""
         inputs = list(loop.inputs)
-        if _TO_RUN in outputs:
+        if _NO_OUTPUT in outputs:
             return set(range(len(inputs)))
         carried = outputs | set(self._arguments(loop, _function_name(loop, "cond"), inputs, {0}))
         while True:
@@ -138,46 +126,48 @@ class FlopsReader:
             carried |= needed
 
     def _arguments(self, operation: Any, name: str, arguments: list[Any], outputs: set[int]) -> Iterable[int]:
-        """Which arguments a function needs for those of its results, and for its side effects."""
+        """Indices of the arguments that a function needs for these results, and for its side effects."""
         graph = self._function_graph(operation, name, arguments)
         if graph is None or len(graph.inputs) != len(arguments):
             return range(len(arguments))
-        return self._body(graph, frozenset(outputs - {_TO_RUN}))[1]
+        return self._needed_in_function(graph, frozenset(outputs - {_NO_OUTPUT}))[1]
 
-    def _body(self, graph: Any, outputs: frozenset[int]) -> tuple[Asked, frozenset[int]]:
-        """What has to run of a function for those of its results, and which of its arguments that needs."""
+    def _needed_in_function(self, graph: Any, outputs: frozenset[int]) -> tuple[NeededOutputs, frozenset[int]]:
+        """Ops that have to run in a function for these results, and the arguments that they need."""
         known = self._bodies.get((id(graph), outputs))
         if known is None:
             results = [graph.outputs[index] for index in sorted(outputs)]
-            asked = self._asked([*results, *graph.control_outputs])
-            needed = frozenset(index for index, tensor in enumerate(graph.inputs) if tensor.op in asked)
-            known = self._bodies[id(graph), outputs] = asked, needed
+            ops = self._needed_ops([*results, *graph.control_outputs])
+            arguments = frozenset(index for index, tensor in enumerate(graph.inputs) if tensor.op in ops)
+            known = self._bodies[id(graph), outputs] = ops, arguments
         return known
 
-    def _cost(self, asked: Asked) -> Cost:
-        """Total and longest path of what has to run of one graph (paper 'Dike', section 3.1)."""
-        frames = Frames(asked)
-        costs = {operation: self._all_rounds(operation, outputs, frames) for operation, outputs in asked.items()}
+    def _cost(self, needed: NeededOutputs) -> Cost:
+        """Total and longest path of the needed ops of one graph (paper 'Dike', section 3.1)."""
+        frames = Frames(needed)
+        costs = {
+            operation: self._cost_of_all_trips(operation, outputs, frames) for operation, outputs in needed.items()
+        }
         paths: nx.DiGraph[Any] = nx.DiGraph()
         for operation, cost in costs.items():
-            # An op's FLOPs are put on the edges that lead to it.
+            # An op's FLOPs are the weights of its incoming edges.
             paths.add_edge(_START, operation, flops=cost.longest)
             for tensor in operation.inputs:
-                # A loop's way back is left out: what goes round counts by its number of rounds.
+                # Back edges of loops are left out: costs are multiplied by the number of trips.
                 if tensor.op in costs and tensor.op.type not in ("NextIteration", "RefNextIteration"):
                     paths.add_edge(tensor.op, operation, flops=cost.longest)
         longest = nx.dag_longest_path_length(paths, weight="flops") if costs else 0.0
         return Cost(sum(cost.total for cost in costs.values()), float(longest))
 
-    def _all_rounds(self, operation: Any, outputs: set[int], frames: Frames) -> Cost:
-        cost = self._of(operation, outputs)
+    def _cost_of_all_trips(self, operation: Any, outputs: set[int], frames: Frames) -> Cost:
+        cost = self._op_cost(operation, outputs)
         trips = frames.trips(operation) if cost.total else 1
         if trips is None:
             self.uncounted["while_loop of unknown length"] += 1
             return cost
         return cost.times(trips)
 
-    def _of(self, operation: Any, outputs: set[int]) -> Cost:
+    def _op_cost(self, operation: Any, outputs: set[int]) -> Cost:
         kind = operation.type
         if kind in _LOOPS:
             return self._loop(operation, outputs)
@@ -188,10 +178,10 @@ class FlopsReader:
             return self._function(operation, name, list(operation.inputs), outputs)
         if not _computes_floats(operation):
             return Cost()
-        flops = self._simple(operation)
+        flops = self._op_flops(operation)
         return Cost(flops, flops)
 
-    def _simple(self, operation: Any) -> float:
+    def _op_flops(self, operation: Any) -> float:
         formula = formula_of(operation.type)
         try:
             if formula is not None:
@@ -209,7 +199,7 @@ class FlopsReader:
     def _dims(self, tensor: Any) -> tuple[int, ...]:
         shape = tensor.shape
         if self.reference is not None and not shape.is_fully_defined():
-            shape = _filled(shape, self.reference.get_tensor_by_name(tensor.name).shape)
+            shape = _merged_shape(shape, self.reference.get_tensor_by_name(tensor.name).shape)
         if shape.rank is None:
             raise UnknownShapeError(tensor.name)
         dims = shape.as_list()
@@ -221,7 +211,9 @@ class FlopsReader:
 
     def _loop(self, operation: Any, outputs: set[int]) -> Cost:
         inputs = list(operation.inputs)
-        body = self._function(operation, _function_name(operation, "body"), inputs, self._carried(operation, outputs))
+        body = self._function(
+            operation, _function_name(operation, "body"), inputs, self._needed_loop_variables(operation, outputs)
+        )
         condition = self._function(operation, _function_name(operation, "cond"), inputs, {0})
         once = Cost(body.total + condition.total, body.longest + condition.longest)
         test = self._function_graph(operation, _function_name(operation, "cond"), inputs)
@@ -230,11 +222,11 @@ class FlopsReader:
             if once.total:
                 self.uncounted["While of unknown length"] += 1
             return once
-        # The condition is looked at once more, to end.
+        # The condition runs once more, to end the loop.
         return Cost(once.total * trips + condition.total, once.longest * trips + condition.longest)
 
     def _branches(self, operation: Any, outputs: set[int]) -> Cost:
-        """The most expensive branch stands for all where it is not known which one runs."""
+        """Cost of the most expensive branch that may run."""
         arguments = list(operation.inputs)[1:]
         costs = [self._function(operation, name, arguments, outputs) for name in _branch_names(operation)]
         return max(costs, key=lambda cost: cost.total)
@@ -244,7 +236,7 @@ class FlopsReader:
         if graph is None:
             self.uncounted[operation.type] += 1
             return Cost()
-        return self._cost(self._body(graph, frozenset(outputs - {_TO_RUN}))[0])
+        return self._cost(self._needed_in_function(graph, frozenset(outputs - {_NO_OUTPUT}))[0])
 
     def _function_graph(self, operation: Any, name: str, arguments: list[Any]) -> Any | None:
         if (operation, name) not in self._graphs:
@@ -257,7 +249,6 @@ def _function_name(operation: Any, attribute: str) -> str:
 
 
 def _called(operation: Any) -> str | None:
-    """The function that a call stands for."""
     if operation.type in _CALLS:
         return _function_name(operation, "f")
     return operation.type if operation.graph._get_function(operation.type) is not None else None
@@ -273,17 +264,17 @@ def _branch_names(operation: Any) -> list[str]:
     chosen: Any = constant(operation.inputs[0])
     if chosen is None or chosen.ndim:
         return names
-    # An index that names no branch runs the last one.
+    # An index out of range runs the last branch.
     return [names[int(chosen)] if 0 <= int(chosen) < len(names) else names[-1]]
 
 
-def _filled(shape: Any, other: Any) -> Any:
-    """The shape, with what only the other knows filled in."""
+def _merged_shape(shape: Any, other: Any) -> Any:
+    """The shape, with its unknown dimensions taken from the other."""
     if shape.rank is None:
         return other
     if other.rank != shape.rank:
         return shape
-    return type(shape)([mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True)])
+    return type(shape)([dim if dim is not None else known for dim, known in zip(shape, other, strict=True)])
 
 
 def _computes_floats(operation: Any) -> bool:
@@ -292,7 +283,7 @@ def _computes_floats(operation: Any) -> bool:
 
 
 def _registered_flops(operation: Any) -> float | None:
-    """What TensorFlow's own statistics say, which users can add to; None where they say nothing."""
+    """FLOPs by TensorFlow's own statistics, which users can extend; None if they have none."""
     from tensorflow.python.framework import ops
 
     try:

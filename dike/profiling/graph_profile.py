@@ -1,4 +1,4 @@
-"""Reads the profile of a TensorFlow 1 graph that an optimizer has been put on."""
+"""Profiles a TensorFlow 1 graph that has an optimizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
-from dike.profiling.graph_batch import batch_size_of, open_placeholders, open_sources, with_batch_size
+from dike.profiling.graph_batch import batch_size_of, unshaped_placeholders, unshaped_sources, with_batch_size
 from dike.profiling.graph_flops import FlopsReader
 from dike.profiling.model_profile import Findings
 from dike.profiling.op_kinds import is_plumbing
@@ -17,10 +17,10 @@ from dike.v1.training import TrainingGraph, planned_variables
 
 
 def needs_first_run(training: TrainingGraph, batch_size: int | None) -> bool:
-    """Whether only the first training step tells which of several updates it runs, or the batch where none is given."""
+    """Whether the first training step is needed to find the update that it runs, or the batch size if none is given."""
     # The update behind a `SyncReplicasOptimizer` is run by a queue runner of the chief.
     is_open = len(training.updates) > 1 and not _is_synchronous(training)
-    return is_open or (not batch_size and bool(open_placeholders(ancestors(_fetches(training)))))
+    return is_open or (not batch_size and bool(unshaped_placeholders(ancestors(_fetches(training)))))
 
 
 def graph_profile(
@@ -31,18 +31,15 @@ def graph_profile(
     batch_size: int | None = None,
     fetched: Sequence[Any] = (),
 ) -> ModelProfile:
-    """The profile of a graph.
+    """Profiles a graph; raises BadInputError if nothing is trainable or the batch size is unknown.
 
     Args:
-        name: what the profile is called.
-        graph: the graph, which is left as it is.
-        training: what is known of the training in it.
-        fed: placeholder's op name -> shape of what is fed to it.
-        batch_size: plans for batches of this size in place of the graph's own.
-        fetched: operations that the first training step asks for, where that is known.
-
-    Raises:
-        BadInputError: if nothing is trainable or the size of a batch is not to be found.
+        name: the profile's name.
+        graph: is not changed.
+        training: its losses and updates.
+        fed: placeholder's op name -> shape of its feed.
+        batch_size: samples per step in place of the graph's own.
+        fetched: operations that the first training step runs, if known.
     """
     losses = _losses_of(training, fetched, fed) if fetched else training.losses
     synchronous = _is_synchronous(training)
@@ -53,17 +50,15 @@ def graph_profile(
     own_size = batch_size_of(forward, losses[0], fed)
     size = batch_size or own_size
     if size is None:
-        raise BadInputError(
-            f"The graph of {name} does not tell how many samples a step takes; name it with --batch-size."
-        )
+        raise BadInputError(f"The batch size of {name} cannot be determined from its graph; give it with --batch-size.")
     if own_size and size != own_size:
         fed = {key: (size, *shape[1:]) if shape and shape[0] == own_size else shape for key, shape in fed.items()}
-    settled = _settled(graph, step, size, fed)
-    # A graph with its batch built in is read as it is.
-    read_size = own_size if settled is graph and own_size else size
-    reader = FlopsReader(read_size, reference=graph if settled is not graph else None)
-    by_name = settled.get_operation_by_name
-    cost = reader.cost((settled.get_tensor_by_name(loss.name) for loss in losses), control=False, fed=fed)
+    shaped = _with_known_shapes(graph, step, size, fed)
+    # A graph with a fixed batch size is read unchanged.
+    read_size = own_size if shaped is graph and own_size else size
+    reader = FlopsReader(read_size, reference=graph if shaped is not graph else None)
+    by_name = shaped.get_operation_by_name
+    cost = reader.cost((shaped.get_tensor_by_name(loss.name) for loss in losses), control=False, fed=fed)
     step_flops = reader.cost((by_name(operation.name) for operation in fetched), fed=fed).total
     findings = Findings(
         name=name,
@@ -84,12 +79,12 @@ def graph_profile(
 
 
 def _fetches(training: TrainingGraph) -> list[Any]:
-    """Operations that a step runs as far as the graph alone tells."""
+    """Operations that a step may run, according to the graph alone."""
     return [*training.updates, *(loss.op for loss in training.losses)]
 
 
 def _losses_of(training: TrainingGraph, fetched: Sequence[Any], fed: Collection[str]) -> list[Any]:
-    """The losses by whose gradients the fetched operations train."""
+    """The losses whose gradients the fetched operations use."""
     needed = set(ancestors(fetched, fed=fed))
     used = {id(each.loss) for each in training.gradients if not needed.isdisjoint(each.operations)}
     return [loss for loss in training.losses if id(loss) in used] or training.losses
@@ -99,19 +94,19 @@ def _is_synchronous(training: TrainingGraph) -> bool:
     return any(update.is_synchronous for update in training.updates.values())
 
 
-def _settled(graph: Any, operations: list[Any], size: int, fed: Mapping[str, tuple[int, ...]]) -> Any:
-    """The graph, or a copy in which it knows its batch dimension."""
-    if not open_sources(operations) and not fed:
+def _with_known_shapes(graph: Any, operations: list[Any], size: int, fed: Mapping[str, tuple[int, ...]]) -> Any:
+    """The graph, or a copy with a known batch dimension."""
+    if not unshaped_sources(operations) and not fed:
         return graph
     try:
         return with_batch_size(graph, size, fed)
     except ValueError:
-        # Shapes that depend on each other in ways only a run shows: an open first dimension then counts as the batch.
+        # Some shapes are known only at run time: an unknown first dimension then counts as the batch.
         return graph
 
 
 def _trainable(graph: Any, training: TrainingGraph) -> list[Any]:
-    """The trainable variables, of these only the updated ones where that is known (`minimize(loss, var_list)`)."""
+    """The trainable variables; only the updated ones if known (`minimize(loss, var_list)`)."""
     import tensorflow as tf
 
     trained = {id(variable) for update in training.updates.values() for variable in update.variables}
@@ -120,7 +115,6 @@ def _trainable(graph: Any, training: TrainingGraph) -> list[Any]:
 
 
 def _sample_bytes(forward: list[Any], by_name: Any, size: int) -> int:
-    """Bytes that one sample brings into the graph."""
     total = 0
     for operation in forward:
         if not operation.type.startswith(("Placeholder", "IteratorGetNext", "QueueDequeue")):

@@ -1,4 +1,4 @@
-"""Profiles of the models that come with Keras: `keras:ResNet50`."""
+"""Profiles the models that come with Keras: `keras:ResNet50`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _BATCH_SIZE = 32
 
 
 def application_profile(name: str, batch_size: int | None = None) -> ModelProfile:
-    """The profile of `keras.applications.NAME` at its default input size, trained by plain SGD.
-
-    Raises:
-        BadInputError: if there is no such model; the nearest name is suggested.
-    """
+    """Profiles `keras.applications.NAME` at its default input size, trained by plain SGD."""
     import tensorflow as tf
 
     from dike.keras3.mirrored import why_not

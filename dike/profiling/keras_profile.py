@@ -1,4 +1,4 @@
-"""Reads the profile of a compiled Keras or tf_keras model and one batch of its training data."""
+"""Profiles a compiled Keras or tf_keras model with one batch of its training data."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from dike.profile import Api, ModelProfile
 from dike.profiling.graph_flops import Cost, FlopsReader
 from dike.profiling.model_profile import Findings
 
-# A step costs about three forward passes where it cannot be traced (2 to 3 in practice; the gradient costs twice).
+# Cost of a step that cannot be traced (2 to 3 in practice; the gradient costs twice the forward pass).
 STEP_PER_FORWARD = 3.0
 
 
 def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int | None = None) -> ModelProfile:
-    """The profile of a built and compiled model.
+    """Profiles a built and compiled model; raises BadInputError if it has no trainable parameters.
 
     Args:
-        name: what the profile is called.
+        name: the profile's name.
         api: `KERAS` or `TF_KERAS`.
         model: the model.
-        batch: one batch of training data as `train_step` takes it: x, (x, y) or (x, y, sample_weight), of tensors
-            or tensor specs.
-        batch_size: plans for batches of this size in place of the batch's own.
-
-    Raises:
-        BadInputError: if the model has no trainable parameters.
+        batch: as `train_step` takes it: x, (x, y) or (x, y, sample_weight), of tensors or tensor specs.
+        batch_size: samples per step in place of the batch's own.
     """
     own_size = _first_dim(batch)
     size = batch_size or own_size
@@ -63,23 +59,23 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
 
 
 def forward_cost(model: Any, inputs: Any, reader: FlopsReader) -> Cost:
-    """Cost of calling a built model on a batch of the given tensor specs; nothing is computed or frozen for it."""
+    """Cost of calling a built model on a batch of tensor specs; only traces."""
     return reader.graph_cost(_trace(lambda data: model(data, training=False), inputs))
 
 
 def optimizer_name(optimizer: Any) -> str:
-    """The optimizer's class; of one that only scales the loss, the class of the optimizer inside."""
+    """The optimizer's class; for a wrapper that scales the loss, the inner optimizer's class."""
     return type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
 
 
 def slots_per_parameter(optimizer: Any, trainable: Sequence[Any]) -> int:
-    """Variables that a built Keras optimizer keeps for each trainable parameter, rounded up; 0 without optimizer."""
+    """Variables that a built Keras optimizer keeps for each trainable parameter, rounded; 0 without optimizer."""
     if optimizer is None:
         return 0
     variables = optimizer.variables
     kept = sum(_size(variable) for variable in (variables() if callable(variables) else variables))
     parameters = sum(_size(variable) for variable in trainable)
-    # Step counter and learning rate are kept once for all.
+    # Step counter and learning rate exist once.
     return max(round((kept - 2) / parameters), 0) if parameters else 0
 
 
@@ -104,7 +100,7 @@ def _trace(function: Callable[[Any], Any], specs: Any) -> Any:
 
 
 def has_forward_pass(model: Any) -> bool:
-    """Whether the model can be called; one with a `train_step` of its own, such as a GAN of two models, need not."""
+    """Whether the model can be called; one with its own `train_step`, such as a GAN, may have no `call`."""
     keras_model = next(
         base
         for base in type(model).__mro__
@@ -115,7 +111,6 @@ def has_forward_pass(model: Any) -> bool:
 
 
 def _specs(batch: Any, own_size: int, size: int) -> Any:
-    """Tensor specs of a batch of `size` samples."""
     import tensorflow as tf
 
     def spec(tensor: Any) -> Any:
@@ -144,7 +139,7 @@ def _sample_bytes(inputs: Any, size: int) -> int:
 
 
 def _layers(model: Any) -> Counter[str]:
-    """Layer classes of the model, nested models opened."""
+    """Number of layers by class, including those of nested models."""
     layers: Counter[str] = Counter()
     for layer in model._flatten_layers(include_self=False, recursive=True):
         kind = type(layer).__name__

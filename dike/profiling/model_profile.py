@@ -1,4 +1,4 @@
-"""Puts a `ModelProfile` together from what was read of a model, whatever API it was written with."""
+"""Builds a `ModelProfile` from what was read of a model, for all APIs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Findings:
     Attributes:
         forward: cost of the forward pass of one batch.
         step_flops: FLOPs of the whole training step of one batch.
-        variables: unique names with TensorFlow's or Keras' variables; no optimizer slots.
-        trainable: those of the variables that are trained.
+        variables: unique names and variables of TensorFlow or Keras, without optimizer slots.
+        trainable: the trained ones.
     """
 
     name: str
@@ -39,11 +39,7 @@ class Findings:
     synchronous: bool = False
 
     def profile(self) -> ModelProfile:
-        """The profile.
-
-        Raises:
-            BadInputError: if nothing is trainable.
-        """
+        """Raises BadInputError if nothing is trainable."""
         trainable_ids = {id(variable) for variable in self.trainable}
         specs = [
             VariableSpec.of(name, variable, is_trained=id(variable) in trainable_ids)

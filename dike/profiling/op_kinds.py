@@ -1,4 +1,4 @@
-"""TensorFlow ops that do no arithmetic on floating-point numbers."""
+"""TensorFlow ops that do no floating-point arithmetic."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ def _words(text: str) -> frozenset[str]:
 
 
 def moves_data(op_type: str) -> bool:
-    """Whether ops of that type only make, move, store or draw numbers: no FLOPs."""
+    """Whether ops of that type only create, move, store or draw numbers: no FLOPs."""
     return op_type in _MOVING or op_type.startswith(_MOVING_FAMILIES)
 
 
 def is_plumbing(op_type: str) -> bool:
-    """Whether ops of that type say nothing about what a model is made of."""
+    """Whether ops of that type are left out of a model's list of layers."""
     return op_type in _PLUMBING
 
 
@@ -38,7 +38,7 @@ _MOVING = _words(
     VarHandleOp VarIsInitializedOp Variable VariableV2 Where ZerosLike _Arg _Retval
     """
 )
-# Families of ops, by how their names begin.
+# Families of ops, by prefix.
 _MOVING_FAMILIES = tuple(
     _words(
         """

@@ -1,1 +1,1 @@
-"""What processes of a training job have in common, whatever library trains in them. See docs/roles.md."""
+"""Roles of the processes of a training job, for all libraries. See docs/roles.md."""

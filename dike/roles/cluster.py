@@ -1,4 +1,4 @@
-"""The chief's cluster: the parameter server strategy and the coordinator, Dike's own or the script's."""
+"""The chief's parameter server strategy and coordinator, Dike's own or the script's."""
 
 from __future__ import annotations
 
@@ -23,12 +23,8 @@ _CONNECT_TIMEOUT_S = 1.0
 class Cluster:
     """Connects to the job's servers, once.
 
-    TensorFlow forgets all local variables, datasets and functions when it connects to a cluster, so this has to happen
-    before the script makes the first; and settings (`tf.config`) can be changed only before that. Hence
-    `connect_at_first_use`.
-
-    Args:
-        task: the chief's task.
+    Connecting discards TensorFlow's local variables, datasets and functions, and fixes settings (`tf.config`), so it
+    has to happen after the script's settings and before its first variable: see `connect_at_first_use`.
     """
 
     def __init__(self, task: TaskSpec) -> None:
@@ -38,7 +34,6 @@ class Cluster:
 
     @property
     def strategy(self) -> Any:
-        """The `ParameterServerStrategy` over the job's ps and workers."""
         with self._lock:
             if self._strategy is None:
                 self._strategy = self._connect()
@@ -46,7 +41,6 @@ class Cluster:
 
     @functools.cached_property
     def coordinator(self) -> Any:
-        """The `ClusterCoordinator` that hands out steps."""
         import tensorflow as tf
 
         watch_coordinators()
@@ -71,7 +65,7 @@ class Cluster:
 
         self._wait_for_servers()
         strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
-        # A batch is one step of one worker, so it must not be given to each of the worker's GPUs.
+        # A batch is one step of one worker, so it must not go to each of the worker's GPUs.
         strategy.extended._num_gpus_per_worker = min(1, strategy.extended._num_gpus_per_worker)
         return strategy
 
@@ -98,13 +92,9 @@ def _accepts(address: str) -> bool:
 
 
 def install(task: TaskSpec, *, reports_steps: bool = True) -> None:
-    """For steps that a `ClusterCoordinator` outside of Dike hands out, the script's own or that of tf_keras.
+    """Supports a `ClusterCoordinator` outside Dike, the script's own or tf_keras': places variables and reports speeds.
 
-    Puts variables where the plan says, and reports workers' speed. Called when TensorFlow is imported.
-
-    Args:
-        task: the chief's task.
-        reports_steps: whether to report the steps that are handed out too, because nobody knows more of them.
+    With `reports_steps`, reports the steps that are handed out too, where nothing more is known of progress.
     """
     _place_as_planned(task)
     watch_coordinators()
@@ -124,14 +114,14 @@ def _report_steps() -> None:
         step = next(steps)
         if step == 1:
             reporter().placement(placed)
-        reporter().progress(step)  # handed out; the script alone knows which of them are done
+        reporter().progress(step)  # handed out; only the script knows when they are done
         return remote
 
     coordinator.schedule = schedule_and_report
 
 
 def _place_as_planned(task: TaskSpec) -> None:
-    """Makes a strategy that the script made itself put the planned variables on their ps; others go round robin."""
+    """Makes the script's own strategy place planned variables on their ps; others are placed round robin."""
     from tensorflow.python.distribute import parameter_server_strategy_v2
     from tensorflow.python.framework import ops
 
@@ -152,21 +142,14 @@ def _place_as_planned(task: TaskSpec) -> None:
 
 
 placed: dict[str, str] = {}
-"""Variables that a strategy of the script's has made so far: name -> device."""
+"""Variables that the script's own strategy has made so far: name -> device."""
 
 
 def log(text: str) -> None:
-    """One line to the user."""
     print(f"dike: {text}", file=sys.stderr, flush=True)
 
 
 def log_restored(path: str, epoch: int, batch: int) -> None:
-    """Says where a `fit` goes on, or that it has ended.
-
-    Args:
-        path: the checkpoint.
-        epoch: the epoch that runs or is next, from 0.
-        batch: batches of it that are done.
-    """
+    """`epoch` is the current or next one, from 0; `batch` the number of its batches done."""
     where = f"after epoch {epoch}" if epoch and not batch else f"epoch {epoch + 1}, after batch {batch}"
     log(f"restored '{path}': {where}.")

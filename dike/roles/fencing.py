@@ -1,7 +1,7 @@
-"""A chief that was given up and lives on never writes beside its successor.
+"""Fencing: a chief that has been replaced but still runs does not write to its successor's checkpoint folder.
 
-Mesos calls a task unreachable whose agent it cannot hear; the job is restarted elsewhere, but the process may go on.
-Both share a checkpoint folder: whoever began later has claimed it, and the earlier one ends before its next save.
+Mesos reports a task as unreachable when its agent is disconnected; the job restarts elsewhere, but the process may
+still run. Both share a checkpoint folder, which the later attempt owns; the earlier one ends before its next save.
 """
 
 from __future__ import annotations
@@ -15,34 +15,31 @@ from dike.reporting import reporter
 from dike.task import TaskSpec
 
 
-def claim(task: TaskSpec) -> None:
-    """Called by a chief before it reads or writes checkpoints: the folder is its own from now on.
+def take_ownership(task: TaskSpec) -> None:
+    """Makes the task the owner of its checkpoint folder; ends the process if a later attempt owns it.
 
-    Ends the process if a later attempt has begun.
-
-    Raises:
-        BadInputError: if another model's checkpoints are in the folder.
+    Chiefs must call it before they use checkpoints. Raises BadInputError if another model's are in the folder.
     """
     checkpoints.check_model(task)
-    holder = checkpoints.holder(task)
-    if holder is not None and holder[0] == task.job_id and holder[1] > task.attempt:
-        _leave(task)
-    checkpoints.claim_folder(task)
+    owner = checkpoints.checkpoint_owner(task)
+    if owner is not None and owner[0] == task.job_id and owner[1] > task.attempt:
+        _exit_fenced(task)
+    checkpoints.write_owner(task)
 
 
 def check(task: TaskSpec) -> None:
-    """Called by a chief before each save: ends the process if another attempt, or another job, has the folder now."""
-    holder = checkpoints.holder(task)
-    if holder == (task.job_id, task.attempt):
+    """Ends the process if a later attempt or another job owns the folder. Chiefs must call it before each save."""
+    owner = checkpoints.checkpoint_owner(task)
+    if owner == (task.job_id, task.attempt):
         return
-    if holder is not None and (holder[0] != task.job_id or holder[1] > task.attempt):
-        _leave(task)
-    # An earlier attempt that was slow to start has claimed it after us, or somebody has emptied the folder.
-    checkpoints.claim_folder(task)
+    if owner is not None and (owner[0] != task.job_id or owner[1] > task.attempt):
+        _exit_fenced(task)
+    # An earlier attempt that was slow to start has overwritten the owner, or the folder was emptied.
+    checkpoints.write_owner(task)
 
 
-def _leave(task: TaskSpec) -> NoReturn:
-    # At once: what the script would write at its end is its successor's to write.
+def _exit_fenced(task: TaskSpec) -> NoReturn:
+    # Without exit handlers, so that the script does not write what its successor will write.
     print(
         f"dike: a later attempt, or another job, has taken over the checkpoint folder '{task.checkpoint_dir}'; attempt "
         f"{task.attempt} of job {task.job_id} ends without saving.",

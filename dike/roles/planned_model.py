@@ -1,7 +1,7 @@
-"""The chief of a job that was planned for a model read earlier makes sure that it still is the model.
+"""Checks in the chief that the script's model is the planned one, if its profile was cached by an earlier command.
 
-Dike reads a script's model again where anything has changed that it knows of. A script may read what Dike does not know
-of, such as a data set elsewhere. The chief notices before anything is trained or written, and reads the model itself.
+Dike reads a model again if anything has changed that it tracks. A script may depend on more, such as a data set
+elsewhere; so the chief compares the variables before anything is trained or written.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from dike.task import VARIABLE, TaskSpec
 
 @dataclass(frozen=True)
 class _Start:
-    """How this process has begun to run the script."""
-
     command: tuple[str, ...]
     folder: str
     environment: dict[str, str]
@@ -31,36 +29,28 @@ _start: _Start | None = None
 
 
 def remember_start(argv: Sequence[str]) -> None:
-    """To be called before the script runs, which may change all of it.
-
-    Args:
-        argv: the script and its arguments.
-    """
+    """Must be called before the script, which is `argv[0]`, runs, as it may change all of it."""
     global _start
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "TF_CONFIG")}
     _start = _Start(tuple(argv), os.getcwd(), environment)
 
 
 def check(task: TaskSpec, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-    """Compares the model's variables with the planned ones; to be called by the chief before it touches checkpoints.
+    """Compares the variables, by unique name, with the planned ones. Chiefs call it before they use checkpoints.
 
-    Where they differ it does not come back: in the place of this process `dike.capture` reads the script's model,
-    reports it, and ends with `EXIT_CODE_OTHER_MODEL`.
-
-    Args:
-        task: the chief's task.
-        variables: gives unique name and variable of all that a profile would hold.
+    If they differ, `dike.capture` replaces this process, reports the script's model, and ends with
+    `EXIT_CODE_OTHER_MODEL`.
     """
-    if task.kept_batch_size is None or task.report_fd is None or not task.is_chief or _start is None:
+    if task.cached_batch_size is None or task.report_fd is None or not task.is_chief or _start is None:
         return
     specs = [VariableSpec.of(name, variable, is_trained=True) for name, variable in variables()]
     if checkpoints.fingerprint_of(specs) == task.fingerprint:
         return
-    print("dike: the model is not the one that was planned for; reading it again.", file=sys.stderr, flush=True)
+    print("dike: the model is not the planned one; reading it again.", file=sys.stderr, flush=True)
     sys.stdout.flush()
     reporter().close()
     os.set_inheritable(task.report_fd, True)
-    options = ["--report-fd", str(task.report_fd), "--batch-size", str(task.kept_batch_size)]
+    options = ["--report-fd", str(task.report_fd), "--batch-size", str(task.cached_batch_size)]
     os.chdir(_start.folder)
     # -P: a script's folder may hold files named as our packages or as Python's own.
     command = [sys.executable, "-P", "-u", "-m", "dike.capture", *options, *_start.command]

@@ -1,4 +1,4 @@
-"""Roles that only serve: every ps, and the workers of jobs whose chief hands out the steps."""
+"""Runs a TensorFlow server: the role of every ps, and of workers whose chief hands out the steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def serve(task: TaskSpec) -> NoReturn:
 
     config = tf.compat.v1.ConfigProto()
     if not os.environ.get("TF_NUM_INTEROP_THREADS"):
-        # A server with as many threads as one core gives can wait for itself: each worker may hold one.
+        # With the default of one thread per core a server can deadlock, as each worker may block one.
         config.inter_op_parallelism_threads = max(4, task.worker_count + 2)
     server = tf.distribute.Server(
         tf.train.ClusterSpec(task.cluster), job_name=str(task.role), task_index=task.index, config=config

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dike import checkpoints
-from dike.plain_values import DATA_BYTES, CallbackStates, dump_groups, load_groups
+from dike.plain_values import LARGE_ARRAY_BYTES, CallbackStates, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
@@ -66,7 +66,7 @@ class SavedFit:
         self._epochs = 0
         self.epoch = self.batch = 0
         if task.checkpoint_dir:
-            fencing.claim(task)
+            fencing.take_ownership(task)
             folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
             self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=_KEPT)
 
@@ -76,7 +76,7 @@ class SavedFit:
 
     def restore(self) -> bool:
         """Restores the newest checkpoint; whether there is one."""
-        path = checkpoints.newest_whole(self._manager.directory) if self._manager is not None else None
+        path = checkpoints.newest_intact(self._manager.directory) if self._manager is not None else None
         if path is None:
             return False
         self._checkpoint.restore(path, options=self._options)
@@ -121,7 +121,7 @@ class SavedFit:
                 # They have been told of the beginning of this epoch twice.
                 self._restore_callbacks()
             reporter().placement(placed)
-        termination.can_save()
+        termination.enable_saving()
         self.epoch = epoch
         self._done = self._step
         self._scheduled.clear()
@@ -169,21 +169,21 @@ class SavedFit:
         if self._manager is not None:
             position = {"epoch": self.epoch, "batch": self.batch}
             arrays: list[Any] = []
-            kept = self._callbacks.save(arrays, DATA_BYTES)  # they go through a ps, as text
+            kept = self._callbacks.save(arrays, LARGE_ARRAY_BYTES)  # they go through a ps, as text
             history = {"history": self._history, "history_epochs": self._history_epochs}
             self._state.assign(json.dumps({**position, **history, "callbacks": kept}))
             self._arrays.assign(dump_groups({"arrays": arrays}))
             fencing.check(self._cluster.task)
             self._saved_s = time.monotonic()
-            checkpoints.written(lambda: self._write(step), is_last=is_last)
+            checkpoints.write_checkpoint(lambda: self._write(step), is_last=is_last)
         if termination.requested:
-            termination.leave()
+            termination.exit()
 
     def _write(self, step: int) -> None:
         assert self._manager is not None
-        checkpoints.unseal(f"{self._manager.directory}/ckpt-{step}")
+        checkpoints.forget_checksums(f"{self._manager.directory}/ckpt-{step}")
         path = self._manager.save(checkpoint_number=step, options=self._options)
-        checkpoints.seal(path)
+        checkpoints.record_checksums(path)
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, step)
 

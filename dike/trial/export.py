@@ -166,11 +166,11 @@ def of_job(folder: str) -> Kept:
         inside = glob.escape(folder)
         if "://" not in folder and not any(map(glob.glob, (f"{inside}/*.index", f"{inside}/fit-*/*.index"))):
             raise
-        from dike.checkpoints import newest_whole
+        from dike.checkpoints import newest_intact
 
         found = glob.glob(f"{glob.escape(folder)}/fit-*")
         inner = sorted((path for path in found if not os.path.islink(path)), key=step_of)
-        path = next(filter(None, map(newest_whole, [folder, *reversed(inner)])), None)
+        path = next(filter(None, map(newest_intact, [folder, *reversed(inner)])), None)
         if path is None:
             raise
         return Kept(path, {"kind": CHECKPOINT, "step": step_of(path)})

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dike import plain_files
-from dike.checkpoints import file_sum, make_private, sum_of, sync
+from dike.checkpoints import checksum_of, file_checksum, make_private, sync
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 
@@ -289,7 +289,7 @@ def _difference(path: str, name: str, noted: tuple[int, int]) -> str:
     try:
         with plain_files.open_below(path, name) as file:
             # Nothing is read of one that has another size.
-            is_other = os.fstat(file.fileno()).st_size != noted[0] or sum_of(file) != noted
+            is_other = os.fstat(file.fileno()).st_size != noted[0] or checksum_of(file) != noted
     except OSError as error:
         return f"{name}: {error.strerror}"
     return f"{name} is not what was written" if is_other else ""
@@ -304,7 +304,7 @@ def _sums(path: str) -> dict[str, tuple[int, int]]:
             relative = os.path.relpath(file, path)
             # A link that leads out of the folder is the script's own business.
             if _is_below(path, relative) and not relative.startswith(f".{META}."):
-                found[relative] = file_sum(file, sync=True)
+                found[relative] = file_checksum(file, sync=True)
         sync(folder)
     return found
 

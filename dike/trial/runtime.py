@@ -284,7 +284,7 @@ class TrialRuntime:
                 self._kept_back.set()
                 if self._clock() - self._hinted_s >= HINT_INTERVAL_S:
                     self._hinted_s = self._clock()
-                    self._reporter.hint({**self._kept_line(), "type": "kept_back", "values": []})
+                    self._reporter.try_send({**self._kept_line(), "type": "kept_back", "values": []})
         if is_best and self.keep_best is not None:
             self.keep_best()
         if self._may_stay and self.suspend_requested and not self._said_of_training.get("preemptible", True):
@@ -318,7 +318,7 @@ class TrialRuntime:
         if self._keeping_s > KEEPING_FREE_S + KEEPING_SHARE * self.train_s:
             return
         begun_s = self._clock()
-        checkpoints.unless_full(write)
+        checkpoints.skip_if_disk_full(write)
         self._keeping_s += self._clock() - begun_s
 
     def _best(self) -> dict[str, Any]:
@@ -373,12 +373,12 @@ class TrialRuntime:
 
     def unless_full(self, write: Callable[[], object]) -> bool:
         """Writes a checkpoint, if the disk has room for it, else tries again later; whether it was written."""
-        if checkpoints.unless_full(write):
+        if checkpoints.skip_if_disk_full(write):
             return True
         self._checkpoint_s = self._clock()
         if self.suspend_requested:
             self.suspend_requested = False
-            again = threading.Timer(checkpoints.ROOM_POLL_S, self._request_suspension)
+            again = threading.Timer(checkpoints.DISK_FULL_RETRY_S, self._request_suspension)
             again.daemon = True
             again.start()
         return False

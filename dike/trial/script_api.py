@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from dike import randomness
-from dike.checkpoints import wait_for_room
+from dike.checkpoints import retry_while_disk_full
 from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial import runtime as runtimes
@@ -114,7 +114,7 @@ class _ScriptTrial:
             )
         self._hooks = hooks
         self._trial.keep_best = lambda: self._trial.keep(lambda: self._save_best(hooks))
-        self._trial.save_at_end = lambda: wait_for_room(lambda: self._save(hooks, self._trial.step))
+        self._trial.save_at_end = lambda: retry_while_disk_full(lambda: self._save(hooks, self._trial.step))
         step = self._restore(hooks)
         self._trial.training(preemptible=True)
         return step

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError, DikeError, InterruptedByUserError, JobFailedError
-from dike.main_script import own_program
+from dike.main_script import running_program
 from dike.trial import pickled
 
 SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
@@ -126,7 +126,7 @@ def _arguments(
     else:
         (folder / "space.yaml").write_text(space, encoding="utf-8")
         arguments += ["--space", str(folder / "space.yaml")]
-    program = own_program()
+    program = running_program()
     if program is None:
         # A search that has no name is called by its file.
         name = getattr(function, "__name__", "")

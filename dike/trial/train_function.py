@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.main_script import become_main, call_script, cell_content, with_inner
+from dike.main_script import become_main, call_script, cell_content, nested_code
 from dike.trial import pickled
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import Value
@@ -70,7 +70,7 @@ def _asks_for_parameters(train_fn: TrainFunction) -> bool:
         one = functions.pop()
         if one.__code__ in codes:
             continue
-        own = list(with_inner(one.__code__))
+        own = list(nested_code(one.__code__))
         codes |= set(own)
         # Names of attributes are looked up among the globals as well, which at worst lets a wrong name pass.
         values = [one.__globals__.get(name) for code in own for name in code.co_names]

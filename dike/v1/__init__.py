@@ -1,1 +1,1 @@
-"""TensorFlow 1: its graphs and sessions, in jobs and in trials."""
+"""TensorFlow 1: graphs and sessions, in jobs and in trials."""

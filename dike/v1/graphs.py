@@ -1,4 +1,4 @@
-"""TensorFlow 1 graphs: what an operation needs, what a run fetches, ops added to one that is finalised."""
+"""TensorFlow 1 graphs: dependencies of operations, fetches of a run, ops added to a finalised graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def ancestors(operations: Iterable[Any], *, control: bool = True, fed: Collection[str] = ()) -> list[Any]:
-    """The operations and all they need, through control dependencies too if `control`; those in `fed` are given."""
+    """The operations and their dependencies, control dependencies too if `control`; those in `fed` are not followed."""
     found = dict.fromkeys(operations)
     pending = list(found)
     while pending:
@@ -26,7 +26,7 @@ def ancestors(operations: Iterable[Any], *, control: bool = True, fed: Collectio
 
 
 def fetched_operations(graph: Any, fetches: Any) -> list[Any]:
-    """Operations behind what a script asks a session for: tensors, ops, names, in any nesting."""
+    """Operations behind the fetches of a session's run: tensors, ops, names, in any nesting."""
     from tensorflow.python.util import nest
 
     found = []
@@ -34,14 +34,14 @@ def fetched_operations(graph: Any, fetches: Any) -> list[Any]:
         try:
             element = graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
         except (TypeError, ValueError, KeyError):
-            continue  # the session itself complains of what cannot be fetched
+            continue  # the session itself raises an error
         found.append(getattr(element, "op", element))
     return found
 
 
 @contextlib.contextmanager
-def opened(graph: Any) -> Iterator[None]:
-    """Adds ops to `graph`, even when the script has finalised it; a later run sees them."""
+def unfinalized(graph: Any) -> Iterator[None]:
+    """Allows ops to be added to a finalised graph."""
     finalised = graph.finalized
     if finalised:
         graph._unsafe_unfinalize()

@@ -1,4 +1,4 @@
-"""What a TensorFlow 1 script gives its optimizers, for each graph: its losses, its updates, which runs train."""
+"""What a TensorFlow 1 script passes to its optimizers, by graph: losses, updates, and which runs train."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from dike.keras3.model import unique_names
 from dike.v1.graphs import ancestors, fetched_operations
 
 _READS = {"ReadVariableOp", "VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"}
-"""Stateful ops that change nothing."""
+"""Stateful ops that do not change state."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients that an optimizer or the script has asked for.
+    """Gradients that an optimizer or the script has computed.
 
     Attributes:
-        loss: of what.
-        operations: what computes them.
-        of_variables: whether with respect to variables, as scripts do that clip gradients; others are a means to an
-            end, such as a penalty on the gradients of the inputs. Optimizers ask with respect to tensors.
+        operations: the ops that compute them.
+        of_variables: whether with respect to variables, as in scripts that clip gradients; others have another purpose,
+            such as a penalty on the gradients of the inputs. Optimizers differentiate with respect to tensors.
     """
 
     loss: Any
@@ -38,12 +37,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Update:
-    """An op that applies gradients.
-
-    Attributes:
-        optimizer: the v1 optimizer that made it.
-        variables: those that it updates.
-    """
+    """An op that applies gradients to variables."""
 
     optimizer: Any
     variables: list[Any]
@@ -56,19 +50,20 @@ class Update:
 
 @dataclass
 class TrainingGraph:
-    """What is known of the training in one graph.
+    """The training in one graph.
 
     Attributes:
-        given: tensors given to optimizers, the outermost optimizer's first: one that scales the loss passes another on.
-        unnamed: tensors whose gradients had been asked for at the first update, where no optimizer had been given one.
-        gradients: all gradients asked for.
-        updates: what optimizers returned; a run that needs one of them is a training step.
-        arrivals: of these the synchronous ones -> when this worker's gradients had all arrived, seconds since 1970.
-        closures: fetched names -> ops the run needs; filled as runs come.
+        optimizer_losses: tensors passed to optimizers, the outermost optimizer's first: a loss-scaling one passes on
+            another.
+        gradient_losses: tensors differentiated before the first update, if no optimizer had been given one.
+        gradients: all gradients computed.
+        updates: ops that optimizers returned; a run that needs one of them is a training step.
+        arrivals: synchronous update -> when this worker's gradients had all arrived, seconds since 1970.
+        closures: cache of fetched names -> ops that the run needs.
     """
 
-    given: list[Any] = field(default_factory=list)
-    unnamed: list[Any] = field(default_factory=list)
+    optimizer_losses: list[Any] = field(default_factory=list)
+    gradient_losses: list[Any] = field(default_factory=list)
     gradients: list[Gradients] = field(default_factory=list)
     updates: dict[Any, Update] = field(default_factory=dict)
     arrivals: dict[Any, Any] = field(default_factory=dict)
@@ -76,47 +71,44 @@ class TrainingGraph:
 
     @property
     def losses(self) -> list[Any]:
-        """All losses."""
-        return [*self.unnamed, *self.given]
+        return [*self.gradient_losses, *self.optimizer_losses]
 
     @property
     def loss(self) -> Any:
-        """The loss that speaks for the training; None as long as there is none."""
+        """The loss to report; None if there is none yet."""
         of_variables = (each.loss for each in self.gradients if each.of_variables)
-        return self.given[0] if self.given else next(of_variables, None)
+        return self.optimizer_losses[0] if self.optimizer_losses else next(of_variables, None)
 
     @property
     def optimizers(self) -> list[Any]:
-        """Those whose updates change variables."""
         return [update.optimizer for update in self.updates.values() if not update.is_synchronous]
 
-    def observed(self, graph: Any, fetches: Any) -> dict[str, Any] | None:
-        """What may be fetched beside `fetches` to report progress: None when the run does not train.
+    def extra_fetches(self, graph: Any, fetches: Any) -> dict[str, Any] | None:
+        """Tensors to fetch beside `fetches` to report progress; None if the run does not train.
 
-        Keys are `step`, `loss` and, where an update is synchronous, `arrived`: a list, see `arrivals`. The loss is left
-        out where it needs an input that the run does not.
+        Keys are `step`, `loss` (unless it needs an input that the run does not) and, for synchronous updates,
+        `arrived`: a list, see `arrivals`.
         """
         ops = fetched_operations(graph, fetches)
         if not self.trains(ops):
             return None
-        observed: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         step = tf.compat.v1.train.get_global_step(graph)
         if step is not None:
-            observed["step"] = step
-        loss = self.loss_beside(ops)
+            extra["step"] = step
+        loss = self.fetchable_loss(ops)
         if loss is not None:
-            observed["loss"] = tf.squeeze(loss) if loss.shape.rank is None else loss
+            extra["loss"] = tf.squeeze(loss) if loss.shape.rank is None else loss
         arrived = [time for update, time in self.arrivals.items() if update in self._closure(ops)]
         if arrived:
-            observed["arrived"] = arrived
-        return observed
+            extra["arrived"] = arrived
+        return extra
 
     def trains(self, ops: Iterable[Any]) -> bool:
-        """Whether a run that needs `ops` is a training step."""
         return bool(self.updates) and not self.updates.keys().isdisjoint(self._closure(ops))
 
-    def loss_beside(self, ops: Iterable[Any]) -> Any:
-        """The loss, if a run that needs `ops` can fetch it too and changes no more by it; else None."""
+    def fetchable_loss(self, ops: Iterable[Any]) -> Any:
+        """The loss, if a run that needs `ops` can fetch it without further inputs or side effects; else None."""
         loss = self.loss
         if loss is None or not loss.graph.is_fetchable(loss):
             return None
@@ -124,14 +116,13 @@ class TrainingGraph:
         return None if any(_is_input(op) for op in added) else loss
 
     def note_loss(self, loss: Any) -> None:
-        """An optimizer has been given a loss; it may be the same as before, in another of its methods."""
-        if all(loss is not known for known in self.given):
-            self.given.append(loss)
+        """The same loss may be passed to several methods of an optimizer."""
+        if all(loss is not known for known in self.optimizer_losses):
+            self.optimizer_losses.append(loss)
 
     def note_update(self, operation: Any, update: Update) -> None:
-        """An optimizer has made an op that applies gradients."""
         if not self.losses:
-            self.unnamed.extend(each.loss for each in self.gradients)
+            self.gradient_losses.extend(each.loss for each in self.gradients)
         self.updates[operation] = update
 
     def _closure(self, ops: Iterable[Any]) -> frozenset[Any]:
@@ -148,7 +139,7 @@ def _is_input(op: Any) -> bool:
 
 
 def samples_in(feed_dict: Any) -> int | None:
-    """Samples of one step: the first dimension of the largest array that is fed; None where nothing is."""
+    """Samples of one step: the first dimension of the largest fed array; None if none is fed."""
     arrays = [np.asarray(value) for value in (feed_dict or {}).values() if np.ndim(value) > 0]
     return int(max(arrays, key=lambda array: array.nbytes).shape[0]) if arrays else None
 
@@ -157,17 +148,16 @@ _graphs: weakref.WeakKeyDictionary[Any, TrainingGraph] = weakref.WeakKeyDictiona
 
 
 def of(graph: Any) -> TrainingGraph:
-    """What is known of `graph`."""
     return _graphs.setdefault(graph, TrainingGraph())
 
 
 def install(*, synchronous: bool, before_update: Callable[[Any], object] | None = None) -> None:
-    """Watches all v1 optimizers, and gradients that are asked for without one.
+    """Watches all v1 optimizers, and gradients computed without one.
 
     Args:
-        synchronous: whether the update that a `SyncReplicasOptimizer` returns counts too. It trains nothing itself: it
-            waits until a thread of the chief's has run that of the optimizer inside.
-        before_update: is called with each optimizer that is about to apply gradients.
+        synchronous: whether the update that a `SyncReplicasOptimizer` returns counts too. It does not train by itself:
+            it waits until a thread of the chief has run the update of the inner optimizer.
+        before_update: called with each optimizer that is about to apply gradients.
     """
     base = optimizers.Optimizer
     minimize, compute_gradients = base.minimize, base.compute_gradients
@@ -225,7 +215,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _operation(value: Any) -> Any:
-    """The operation behind a tensor or an op that sessions can run; None for all else, also for those of functions."""
+    """The operation behind a tensor or op that sessions can run; None for anything else, including ops in functions."""
     if tf.executing_eagerly():
         return None
     operation = value if isinstance(value, tf.Operation) else getattr(value, "op", None)
@@ -233,15 +223,15 @@ def _operation(value: Any) -> Any:
 
 
 def planned_variables(graph: Any, training: TrainingGraph) -> list[tuple[str, Any]]:
-    """Global variables with unique names, without those that follow another: the optimizers' own, moving averages."""
+    """Global variables with unique names, without those placed with another: optimizer slots, moving averages."""
     with graph.as_default():
         slots = {id(variable) for optimizer in training.optimizers for variable in optimizer.variables()}
     return unique_names(
         variable
         for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-        if id(variable) not in slots and not _follows_another(variable)
+        if id(variable) not in slots and not _is_colocated(variable)
     )
 
 
-def _follows_another(variable: Any) -> bool:
+def _is_colocated(variable: Any) -> bool:
     return any(group != f"loc:@{variable.op.name}".encode() for group in variable.op.colocation_groups())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dike import plain_files
-from dike.checkpoints import CLAIM, make_private
+from dike.checkpoints import OWNER_FILE, make_private
 from dike.exceptions import BadInputError
 from executor import outputs
 
@@ -121,7 +121,7 @@ class RunFolders:
         """The job whose chief has last claimed a run's folder; None if none has, or that cannot be read."""
         try:
             with self._opened(name) as folder:
-                return str(plain_files.parse_json(plain_files.read_below(folder, CLAIM, _SMALL_BYTES))["job"])
+                return str(plain_files.parse_json(plain_files.read_below(folder, OWNER_FILE, _SMALL_BYTES))["job"])
         except (OSError, KeyError, TypeError, ValueError):
             return None
 

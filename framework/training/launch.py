@@ -189,7 +189,7 @@ def task_spec(
         attempt=attempt,
         fingerprint=fingerprint(spec.profile),
         batch_size=spec.profile.batch_size,
-        kept_batch_size=spec.profile.batch_size if spec.profile_is_kept else None,
+        cached_batch_size=spec.profile.batch_size if spec.profile_is_kept else None,
         replicas=spec.replicas,
         gpus=planned.gpus,
     )

@@ -333,7 +333,7 @@ def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
         number = kind(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return None if isinstance(number, int) and abs(number) > typed.LARGEST else number
+    return None if isinstance(number, int) and abs(number) > typed.MAX_INT else number
 
 
 def _profile(values: Any) -> ModelProfile | None:

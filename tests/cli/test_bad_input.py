@@ -171,7 +171,7 @@ def test_a_checkpoint_folder_of_another_model(dike: Dike, script: Path, tmp_path
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "ckpt-1.index").write_bytes(b"")
-    (folder / checkpoints.MARKER).write_text(json.dumps({"fingerprint": "another"}))
+    (folder / checkpoints.FINGERPRINT_FILE).write_text(json.dumps({"fingerprint": "another"}))
     refused(dike("run", "--profile", "profile.json", "--checkpoint-dir", folder, script), str(folder))
 
 

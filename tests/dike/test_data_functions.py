@@ -152,7 +152,7 @@ def test_a_function_goes_on_from_what_it_kept(name: str) -> None:
     first(), first()
     saved = json.loads(json.dumps(of_first.state()))
     expected = [first(), first()]
-    assert of_first.lost() == []
+    assert of_first.unsaved() == []
     globals()["EPOCHS"] = 0
 
     second = MAKERS[name]()
@@ -191,9 +191,9 @@ def test_iterators_and_changed_objects_are_named_as_lost(monkeypatch: pytest.Mon
 
     functions = DataFunctions()
     functions.register(rows)
-    assert functions.lost() == ["numbers"]
+    assert functions.unsaved() == ["numbers"]
     rows()
-    assert functions.lost() == ["large", "numbers", "readers"]
+    assert functions.unsaved() == ["large", "numbers", "readers"]
 
 
 def test_a_function_that_is_gone_is_forgotten() -> None:

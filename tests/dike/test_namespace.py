@@ -72,7 +72,7 @@ assert pickle.loads(pickle.dumps(tf.float32)) is real.float32
 # TensorFlow's modules stay what they were; ours win where both could be meant.
 assert (real.__name__, real.__spec__.name, real_v1.__name__) == ("tensorflow", "tensorflow", "tensorflow.compat.v1")
 assert dike.profile.ModelProfile and exceptions.DikeError
-assert not [name for name in vars(dike) if type(vars(dike)[name]).__name__ == "_StandIn"]
+assert not [name for name in vars(dike) if type(vars(dike)[name]).__name__ == "_Proxy"]
 
 for wrong in ("dike.nothing", "dike.keras.nothing", "dike.constant"):
     try:

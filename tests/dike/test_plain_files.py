@@ -86,14 +86,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "two points": (lambda at: (at / "x").mkdir(), "x/../../secret", "leads out"),
     "an absolute path": (lambda at: None, "/dev/zero", "leads out"),
     "a device": (lambda at: (at / "x").symlink_to("/dev/zero"), "x", "leads out"),
-    "a pipe": (lambda at: os.mkfifo(at / "x"), "x", "no plain file"),
-    "a folder": (lambda at: (at / "x").mkdir(), "x", "no plain file"),
-    "the folder itself": (lambda at: None, ".", "no plain file"),
+    "a pipe": (lambda at: os.mkfifo(at / "x"), "x", "not a plain file"),
+    "a folder": (lambda at: (at / "x").mkdir(), "x", "not a plain file"),
+    "the folder itself": (lambda at: None, ".", "not a plain file"),
     "links in a ring": (_links_in_a_ring, "x", "a link to a link"),
     "a hole": (lambda at: os.truncate(_made(at / "x"), 2**50), "x", "larger than the disk"),
     "too much": (lambda at: (at / "x").write_bytes(bytes(11)), "x", "larger than 10 bytes"),
     "too deep": (_deep_file, "d/" * plain_files.MAX_DEPTH + "f", "64 folders deep"),
-    "no name": (lambda at: None, "a\0b", "no name"),
+    "no name": (lambda at: None, "a\0b", "not a file name"),
 }
 
 

@@ -68,7 +68,7 @@ def become(connection: socket.socket, request: dict[str, Any], descriptors: list
         time.sleep(0.001)
     # Not before: the end of the process between would count. It ends this one if the executor is gone already.
     process.die_with_parent(request["parent"])
-    process.limit(request.get("groups", ()), request.get("processes"))
+    process.apply_limits(request.get("groups", ()), request.get("processes"))
     if request.get("supervised"):
         process.supervise()
     held = [os.dup2(descriptor, 100 + index) for index, descriptor in enumerate(descriptors)]

@@ -73,7 +73,7 @@ def test_a_log_chunk_survives(data: bytes, offset: int, stream: str, skipped: in
     assert decode_message(chunk.encode()) == chunk
 
 
-@pytest.mark.parametrize("offset", [-1, typed.LARGEST - 2])
+@pytest.mark.parametrize("offset", [-1, typed.MAX_INT - 2])
 def test_a_log_chunk_that_ends_where_no_stream_does_is_a_value_error(offset: int) -> None:
     with pytest.raises(ValueError, match="malformed"):
         decode_message(LogChunk("task", "stdout", offset, b"end").encode())

@@ -39,28 +39,28 @@ def exit_code(call: Callable[[TaskSpec], None], task: TaskSpec) -> int:
 
 def test_the_latest_attempt_keeps_the_folder(tmp_path: Path) -> None:
     first, second = chief(tmp_path, 0), chief(tmp_path, 1)
-    assert exit_code(fencing.claim, first) == 0
+    assert exit_code(fencing.take_ownership, first) == 0
     assert exit_code(fencing.check, first) == 0
-    assert exit_code(fencing.claim, second) == 0
+    assert exit_code(fencing.take_ownership, second) == 0
     assert exit_code(fencing.check, second) == 0
     assert exit_code(fencing.check, first) == EXIT_CODE_FENCED
     # One that was slow to start finds out before it touches anything.
-    assert exit_code(fencing.claim, first) == EXIT_CODE_FENCED
-    assert checkpoints.holder(first) == ("job", 1)
+    assert exit_code(fencing.take_ownership, first) == EXIT_CODE_FENCED
+    assert checkpoints.checkpoint_owner(first) == ("job", 1)
 
 
 def test_a_claim_that_was_written_over_by_an_earlier_attempt_is_made_again(tmp_path: Path) -> None:
     first, second = chief(tmp_path, 0), chief(tmp_path, 1)
-    fencing.claim(second)
-    checkpoints.claim_folder(first)
+    fencing.take_ownership(second)
+    checkpoints.write_owner(first)
     assert exit_code(fencing.check, second) == 0
     assert exit_code(fencing.check, first) == EXIT_CODE_FENCED
 
 
 def test_another_job_that_begins_in_the_folder_gets_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ours, other = chief(tmp_path, 5), chief(tmp_path, 0, "other")
-    fencing.claim(ours)
-    fencing.claim(other)
+    fencing.take_ownership(ours)
+    fencing.take_ownership(other)
     assert exit_code(fencing.check, other) == 0
     assert exit_code(fencing.check, ours) == EXIT_CODE_FENCED
     assert f"has taken over the checkpoint folder '{tmp_path}'" in capfd.readouterr().err
@@ -70,11 +70,11 @@ def test_a_damaged_or_missing_claim_is_made_again(tmp_path: Path) -> None:
     task = chief(tmp_path, 3)
     damaged = [b"", b"[]", b'{"job": "job"}', b'{"job": "job", "attempt": "x"}', b'{"job": "job", "attempt": 1e400}']
     for content in (None, *damaged, b"\xff\xfe", b"[" * 100_000):
-        claim = tmp_path / checkpoints.CLAIM
+        claim = tmp_path / checkpoints.OWNER_FILE
         if content is None:
             assert not claim.exists()
         else:
             claim.write_bytes(content)
-        assert checkpoints.holder(task) is None
+        assert checkpoints.checkpoint_owner(task) is None
         assert exit_code(fencing.check, task) == 0
-        assert checkpoints.holder(task) == ("job", 3)
+        assert checkpoints.checkpoint_owner(task) == ("job", 3)

@@ -54,4 +54,4 @@ for line in sys.stdin:
     os.dup2(report, order["report_fd"])
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
-    launch._leave(launch.main(order["argv"]))
+    launch._exit(launch.main(order["argv"]))

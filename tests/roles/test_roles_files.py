@@ -154,7 +154,7 @@ def test_a_folder_belongs_to_the_model_that_marked_it(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="another model"):
         checkpoints.check_folder(folder, other)
     for damaged in (b"{", b"\xff", b"[" * 100_000):
-        (tmp_path / "checkpoints" / checkpoints.MARKER).write_bytes(damaged)
+        (tmp_path / "checkpoints" / checkpoints.FINGERPRINT_FILE).write_bytes(damaged)
         with pytest.raises(BadInputError, match="damaged"):
             checkpoints.check_folder(folder, PROFILE)
     (tmp_path / "file").write_text("")
@@ -179,7 +179,7 @@ def test_a_job_knows_at_which_step_it_first_began(tmp_path: Path) -> None:
     assert checkpoints.first_step(other, 40) == 40
     assert checkpoints.first_step(dataclasses.replace(other, attempt=2), 50) == 40
     for attempt, damaged in enumerate((b"[", b"\xff", b'{"job": "job-2", "step": 1e400}'), 3):
-        (folder / checkpoints.JOB).write_bytes(damaged)
+        (folder / checkpoints.FIRST_STEP_FILE).write_bytes(damaged)
         assert checkpoints.first_step(dataclasses.replace(other, attempt=attempt), 60 + attempt) == 60 + attempt
 
 

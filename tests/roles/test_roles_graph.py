@@ -77,14 +77,14 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
     with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "1000"), fingerprint="one") as job:
         assert job.chief.wait() == 0
         assert [message["step"] for message in job.chief.reported("resumed")] == [older]
-        assert f"is damaged: {newest.name} is not what was written; going on from" in job.chief.text
+        assert f"is damaged: {newest.name} is not what was written; resuming from" in job.chief.text
 
     # Another model finds its folder taken; nothing needs to be up for that.
     with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), fingerprint="two", alone=True) as job:
         assert job.chief.wait() == 2
         assert job.chief.text.strip().splitlines()[-1].startswith("dike: Checkpoint folder")
         assert "Traceback" not in job.chief.text
-        assert (tmp_path / "job" / "checkpoints" / checkpoints.MARKER).exists()
+        assert (tmp_path / "job" / "checkpoints" / checkpoints.FINGERPRINT_FILE).exists()
 
     # So does one that was never planned.
     wider = {"WIDTH": "17"}
@@ -100,35 +100,35 @@ def test_a_damaged_checkpoint_costs_no_more_than_itself(tmp_path: Path) -> None:
 def save_and_damage(folder: str) -> None:
     import tensorflow as tf
 
-    def newest_whole() -> tuple[str | None, str]:
+    def newest_intact() -> tuple[str | None, str]:
         """And what is said of the others."""
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            return checkpoints.newest_whole(folder), said.getvalue()
+            return checkpoints.newest_intact(folder), said.getvalue()
 
     tmp_path = Path(folder)
     value = tf.Variable(tf.zeros([1000]))
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(value=value), folder, max_to_keep=3)
     paths = [manager.save(checkpoint_number=number) for number in range(5)]
     for path in paths[2:]:
-        checkpoints.seal(path)
-    assert newest_whole() == (paths[4], "")
+        checkpoints.record_checksums(path)
+    assert newest_intact() == (paths[4], "")
     (data,) = tmp_path.glob("ckpt-4.data-*")
     data.write_bytes(data.read_bytes()[:-1] + b"x")
-    newest, said = newest_whole()
+    newest, said = newest_intact()
     assert newest == paths[3]
     assert "ckpt-4' is damaged: ckpt-4.data-00000-of-00001 is not what was written" in said
 
     # Without what Dike notes of them, TensorFlow's own checksums tell; without TensorFlow's list, the files' names.
-    (tmp_path / checkpoints.SUMS).write_bytes(b"\xff")
+    (tmp_path / checkpoints.CHECKSUMS_FILE).write_bytes(b"\xff")
     (tmp_path / "checkpoint").write_bytes(b"\xff")
     (tmp_path / "ckpt-3.index").unlink()
-    newest, said = newest_whole()
+    newest, said = newest_intact()
     assert newest == paths[2]
     assert "ckpt-4' is damaged: " in said
     (tmp_path / "ckpt-2.index").write_bytes(b"")
-    newest, said = newest_whole()
+    newest, said = newest_intact()
     assert newest is None
-    assert said.endswith("; beginning anew.\n")
+    assert said.endswith("; starting over.\n")
 
 
 def test_synchronous_training_ends(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
         wait_for(lambda: step_of(chief) > saved + 20, chief)
         assert min(message["step"] for message in chief.reported("progress")) > older
         assert [message["step"] for message in chief.reported("resumed")] == [older]
-        assert f"is damaged: {newest.name} is not what was written; going on from" in chief.text
+        assert f"is damaged: {newest.name} is not what was written; resuming from" in chief.text
         wait_for(lambda: bool(chief.reported("checkpoint")), chief)
         wait_for(lambda: any(len(message["workers"]) == 2 for message in chief.reported("rates")), chief)
         job.kill("ps:0")

@@ -15,13 +15,13 @@ import sys, time
 from dike import process
 process.SAVE_TIMEOUT_S = 0.0
 process.termination.install()
-process.termination.can_save()
+process.termination.enable_saving()
 print("trains", flush=True)
 while not process.termination.requested:
     time.sleep(0.01)
 time.sleep(float(sys.argv[1]))  # a save
 print("saved", flush=True)
-process.termination.leave()
+process.termination.exit()
 """
 
 

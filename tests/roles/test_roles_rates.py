@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dike.roles.rates import INTERVAL_S, WorkerRates
+from dike.roles.rates import REPORT_INTERVAL_S, WorkerRates
 
 
 class Recorded:
@@ -37,20 +37,20 @@ def test_only_the_time_of_a_workers_own_steps_counts() -> None:
 
 def test_a_first_step_does_not_count() -> None:
     recorded = Recorded()
-    recorded.step(0, INTERVAL_S)
+    recorded.step(0, REPORT_INTERVAL_S)
     assert recorded.reports == []
     for _ in range(5):
-        recorded.step(0, INTERVAL_S / 4)
-    assert recorded.reports[0] == pytest.approx({0: 4 / INTERVAL_S})
+        recorded.step(0, REPORT_INTERVAL_S / 4)
+    assert recorded.reports[0] == pytest.approx({0: 4 / REPORT_INTERVAL_S})
 
 
 def test_several_steps_at_once_count_as_many() -> None:
     recorded = Recorded()
     recorded.step(0, 0.1)
-    recorded.step(0, INTERVAL_S, 8)  # the first eight, in which TensorFlow prepares the function for them
+    recorded.step(0, REPORT_INTERVAL_S, 8)  # the first eight, in which TensorFlow prepares the function for them
     for _ in range(5):
-        recorded.step(0, INTERVAL_S / 4, 8)
-    assert recorded.reports[-1] == pytest.approx({0: 8 * 4 / INTERVAL_S})
+        recorded.step(0, REPORT_INTERVAL_S / 4, 8)
+    assert recorded.reports[-1] == pytest.approx({0: 8 * 4 / REPORT_INTERVAL_S})
 
 
 def test_a_worker_that_does_not_come_back_gets_slower() -> None:
@@ -70,6 +70,6 @@ def test_a_step_may_be_timed_elsewhere() -> None:
     recorded = Recorded()
     recorded.rates.done(3, 0.5)
     recorded.rates.done(3, 0.5)
-    recorded.now_s += INTERVAL_S
+    recorded.now_s += REPORT_INTERVAL_S
     recorded.rates.done(3, 1.0)
     assert recorded.reports == [pytest.approx({3: 2 / 1.5})]

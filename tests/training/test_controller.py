@@ -333,19 +333,19 @@ def find_other_model(stage: Stage, reported: object = None) -> dict[str, JobTask
     return tasks
 
 
-def kept_batch_sizes(stage: Stage) -> list[int | None]:
+def cached_batch_sizes(stage: Stage) -> list[int | None]:
     """What the tasks of the last launch were told of the model."""
     orders = [LaunchOrder.decode(info["data"]) for info in stage.mesos.accepted]
-    return [order.task.kept_batch_size for order in orders if order.task.attempt == orders[-1].task.attempt]
+    return [order.task.cached_batch_size for order in orders if order.task.attempt == orders[-1].task.attempt]
 
 
 def test_another_model_than_the_kept_one_is_planned_for_once() -> None:
     stage = Stage(spec(profile_is_kept=True, max_restarts=0))
     find_other_model(stage)
-    assert set(kept_batch_sizes(stage)) == {64}
+    assert set(cached_batch_sizes(stage)) == {64}
     assert "planning again" in stage.watcher.notes[-1]
     tasks = stage.start()
-    assert set(kept_batch_sizes(stage)) == {None}
+    assert set(cached_batch_sizes(stage)) == {None}
     plan = stage.job.result.plan
     assert plan is not None
     assert (plan.profile, stage.job.result.profile) == (FOUND, FOUND)

@@ -149,7 +149,7 @@ def test_a_job_goes_on_with_the_model_that_its_chief_has_found() -> None:
     go_on(stage, job_spec)
     assert stage.job.result.plan is not None
     assert stage.job.result.plan.profile == found
-    assert LaunchOrder.decode(stage.mesos.accepted[-1]["data"]).task.kept_batch_size is None
+    assert LaunchOrder.decode(stage.mesos.accepted[-1]["data"]).task.cached_batch_size is None
 
 
 def test_all_tasks_are_written_down_before_the_first_is_launched() -> None:

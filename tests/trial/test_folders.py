@@ -173,17 +173,17 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_trial(
     meta = {"kind": "test", "step": 5, "train_s": 1.0}
     with monkeypatch.context() as patch:
         patch.setattr(folders, "sync", full)
-        assert not checkpoints.unless_full(lambda: folders.write(str(path), {"state": b"1"}, meta))
+        assert not checkpoints.skip_if_disk_full(lambda: folders.write(str(path), {"state": b"1"}, meta))
     assert "no room for a checkpoint (No space left on device)" in capsys.readouterr().err
     assert not path.exists(), "half of it would take the room of the next"
-    assert checkpoints.unless_full(lambda: folders.write(str(path), {"state": b"1"}, meta))
+    assert checkpoints.skip_if_disk_full(lambda: folders.write(str(path), {"state": b"1"}, meta))
     assert folders.newest(str(tmp_path)) == str(path)
     with pytest.raises(PermissionError):
-        checkpoints.unless_full(lambda: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
+        checkpoints.skip_if_disk_full(lambda: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
 
 
 def test_a_suspension_is_tried_again_when_there_may_be_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "ROOM_POLL_S", 0.0)
+    monkeypatch.setattr(checkpoints, "DISK_FULL_RETRY_S", 0.0)
 
     def full() -> None:
         raise OSError(errno.EDQUOT, "quota")
@@ -198,18 +198,18 @@ def test_a_suspension_is_tried_again_when_there_may_be_room(monkeypatch: pytest.
 
 
 def test_what_cannot_be_done_without_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "ROOM_POLL_S", 0.0)
+    monkeypatch.setattr(checkpoints, "DISK_FULL_RETRY_S", 0.0)
     left = [OSError(errno.ENOSPC, "full")] * 3
 
     def write() -> None:
         if left:
             raise left.pop()
 
-    checkpoints.wait_for_room(write)
+    checkpoints.retry_while_disk_full(write)
     left[:] = [OSError(errno.ENOSPC, "full")]
-    monkeypatch.setattr(checkpoints, "ROOM_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(checkpoints, "DISK_FULL_TIMEOUT_S", -1.0)
     with pytest.raises(OSError, match="full"):
-        checkpoints.wait_for_room(write)
+        checkpoints.retry_while_disk_full(write)
 
 
 def _best(folder: Path, run: int, step: int) -> None:

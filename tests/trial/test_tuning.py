@@ -130,7 +130,7 @@ def test_every_option_is_one_of_the_command() -> None:
 def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
     monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
-    monkeypatch.setattr(search_command, "own_program", lambda: ("package/train.py", "package.train"))
+    monkeypatch.setattr(search_command, "running_program", lambda: ("package/train.py", "package.train"))
     options = {"env": {"A": "1", "B": 2}, "volume": ["/data:ro", "/ref"], "constraint": "rack:IN:r1,r2", "name": None}
     search_command.check_options(options)
     arguments = search_command.search(print, "", options, ())["arguments"]
@@ -143,7 +143,7 @@ def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -
 def test_a_value_that_an_option_cannot_have_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(search_command, "own_program", lambda: ("train.py", ""))
+    monkeypatch.setattr(search_command, "running_program", lambda: ("train.py", ""))
     with pytest.raises(BadInputError, match="--quantum is 'long'; it must be a finite number"):
         search_command.search(print, "lr: [1]", {"quantum": "long"}, ())
 
@@ -151,7 +151,7 @@ def test_a_value_that_an_option_cannot_have_is_named(
 def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
     monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
-    monkeypatch.setattr(search_command, "own_program", lambda: ("train.py", ""))
+    monkeypatch.setattr(search_command, "running_program", lambda: ("train.py", ""))
     own = {"sampler": RandomSampler(seed=1), "metric": "loss", "mode": None}
     arguments = search_command.search(print, lambda trial: {}, own, ())["arguments"]
     assert arguments[arguments.index("--sampler") + 1] == "RandomSampler"
@@ -175,7 +175,7 @@ def test_a_process_knows_which_script_or_module_it_runs(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     for name in ("__init__.py", "__main__.py", "train.py"):
-        (package / name).write_text("from dike.main_script import own_program\nprint(own_program())\n")
+        (package / name).write_text("from dike.main_script import running_program\nprint(running_program())\n")
     (package / "__init__.py").write_text("")
 
     def told(*arguments: str, cwd: Path = tmp_path) -> object:
@@ -189,7 +189,7 @@ def test_a_process_knows_which_script_or_module_it_runs(tmp_path: Path) -> None:
     assert told("-m", "package") == (str(package / "__main__.py"), "package")
     # A module from elsewhere cannot travel with the working folder.
     assert told("-m", "package.train", cwd=package) is None
-    assert told("-c", "import dike.main_script; print(dike.main_script.own_program())") is None
+    assert told("-c", "import dike.main_script; print(dike.main_script.running_program())") is None
 
 
 def test_a_job_does_not_search(monkeypatch: pytest.MonkeyPatch) -> None:

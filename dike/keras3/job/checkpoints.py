@@ -122,7 +122,7 @@ class FitCheckpoint:
         self._files = tf.Variable(tf.constant([], tf.string), shape=[None], trainable=False)
         self._manager = None
         if task.checkpoint_dir:
-            fencing.claim(task)
+            fencing.take_ownership(task)
             folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
             whole = tf.train.Checkpoint(state=self._state, files=self._files, variables=self._variables)
             self._manager = tf.train.CheckpointManager(whole, folder, max_to_keep=_KEPT)
@@ -149,12 +149,12 @@ class FitCheckpoint:
         newest = self._manager.latest_checkpoint
         least = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
         self._saved_s = time.monotonic()
-        checkpoints.written(lambda: self._save(position.step, least), is_last=is_last)
+        checkpoints.write_checkpoint(lambda: self._save(position.step, least), is_last=is_last)
 
     def _save(self, step: int, least: int) -> None:
         assert self._manager is not None
         path = self._manager.save(checkpoint_number=max(step, least))
-        checkpoints.seal(path)
+        checkpoints.record_checksums(path)
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, step)
 
@@ -167,7 +167,7 @@ class FitCheckpoint:
         number = None if newest is None else checkpoints.step_of(newest)
         kept = KeptModel(step, 0.0, values_of(model), ModelFiles(model).layout(), checkpoint=number)
         path = f"{self._task.checkpoint_dir.rstrip('/')}/run-{self._number}-step-{step}"
-        checkpoints.wait_for_room(lambda: kept.write(path))
+        checkpoints.retry_while_disk_full(lambda: kept.write(path))
         folders.prune(path, keep=1)
 
     def read(self) -> Saved | None:
@@ -176,7 +176,7 @@ class FitCheckpoint:
         Raises:
             BadInputError: if the checkpoint is another model's.
         """
-        path = checkpoints.newest_whole(self._manager.directory) if self._manager is not None else None
+        path = checkpoints.newest_intact(self._manager.directory) if self._manager is not None else None
         if path is None:
             return None
         reader = tf.train.load_checkpoint(path)
@@ -308,7 +308,7 @@ class FitSaver:
             arrays = dump_groups({_CALLBACKS: own, _DATA: data.arrays})
             self._checkpoint.write(self.position, {**data.files, _ARRAYS: arrays}, is_last=is_last)
         if termination.requested:
-            termination.leave()
+            termination.exit()
 
     def _note(self, logs: dict[str, Any]) -> None:
         known = pythonify_logs(logs)

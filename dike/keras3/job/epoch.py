@@ -87,7 +87,7 @@ class Epoch:
 
     def run(self, batches: Batches) -> dict[str, Any]:
         """Trains the batches that are left of the epoch; returns the last logs."""
-        termination.can_save()
+        termination.enable_saving()
         position = self._position
         self._logs = dict(position.logs)
         if position.is_trained:

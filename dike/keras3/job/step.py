@@ -12,7 +12,7 @@ from keras import Variable
 from tensorflow.python.eager.polymorphic_function import autograph_util
 
 from dike.keras3.model import metric_variables
-from dike.roles.rates import computes_several
+from dike.roles.rates import set_steps_per_call
 
 _SMALL = 1024
 """Elements of a tensor that is as well sent as what is made of it."""
@@ -304,7 +304,7 @@ class Step:
             )
             with self._strategy.scope():
                 self._several[count] = steps.get_concrete_function()
-            computes_several(self._several[count], count)
+            set_steps_per_call(self._several[count], count)
         return self._several[count]
 
     def _loop(self, count: int, *tensors: Any) -> Any:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dike.checkpoints import wait_for_room
+from dike.checkpoints import retry_while_disk_full
 from dike.keras3.fit_call import arguments_of, loss_of
 from dike.keras3.trial.reports import KerasReports, reporting_fit
 from dike.trial.runtime import TrialRuntime
@@ -96,7 +96,7 @@ def _reporting_step(own: Callable[..., Any], script: Any) -> Callable[..., Any]:
             first.append(self)
             reports.training(preemptible=False)
             if runtime.save_at_end is None:
-                runtime.save_at_end = lambda: wait_for_room(lambda: script.save_model(self))
+                runtime.save_at_end = lambda: retry_while_disk_full(lambda: script.save_model(self))
         result = own(self, *args, **kwargs)
         if self is first[0]:
             loss = loss_of(result) if isinstance(result, dict) else result[0] if isinstance(result, list) else result

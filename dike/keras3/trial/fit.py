@@ -12,7 +12,7 @@ from keras.src.callbacks import CallbackList
 from keras.src.utils.python_utils import pythonify_logs
 
 from dike import randomness
-from dike.checkpoints import wait_for_room
+from dike.checkpoints import retry_while_disk_full
 from dike.keras3.callbacks import append_logs, settle
 from dike.keras3.data import Batches, handing_to
 from dike.keras3.fit_call import figures, loss_of, validates
@@ -227,7 +227,7 @@ class Fit:
         elif self._has_stepped or self._saved is not None:
             path = self._runtime.spec.checkpoint_path(self._reports.step)
             # A later fit cannot be gone on from without it.
-            wait_for_room(lambda: self._save(0, is_finished=True))
+            retry_while_disk_full(lambda: self._save(0, is_finished=True))
             self._script.finished[str(self._number)] = path.rpartition("/")[2]
             if self._runtime.suspend_requested:
                 self._runtime.suspend(path, self._reports.step)
@@ -366,7 +366,7 @@ class Fit:
             finished=dict(self._script.finished),
             standing=self._runtime.standing.to_json(),
             epochs=self._arguments["epochs"],
-            lost=[*self._states.lost(), *randomness.lost()],
+            lost=[*self._states.unsaved(), *randomness.unsaved()],
         )
         path = self._runtime.spec.checkpoint_path(state.step)
         checkpoints.write(

@@ -1,4 +1,4 @@
-"""TensorFlow 1 sessions, replicated between graphs: every worker runs the whole script against the shared ps."""
+"""TensorFlow 1 sessions with between-graph replication: every worker runs the whole script against the shared ps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dike.task import TaskSpec
 
 
 def install(task: TaskSpec) -> None:
-    """Makes the script's sessions, devices and optimizers those of the task. Called when TensorFlow is imported."""
-    # These modules import TensorFlow at their top, so they cannot be imported before the script has done so.
+    """Called when TensorFlow is imported."""
+    # Not at the top: these modules import TensorFlow.
     from dike.v1 import training
     from dike.v1.job import cluster, monitored, plain, progress, synchronous
 

@@ -1,4 +1,4 @@
-"""The job's checkpoints, and a script's own `Saver`s: the variables are shared, so one process saves them."""
+"""The job's checkpoints, and a script's own `Saver`s: the variables are shared, so only the chief saves them."""
 
 from __future__ import annotations
 
@@ -15,38 +15,33 @@ from dike.task import TaskSpec
 
 
 def write(task: TaskSpec, saver: Any, session: Any, step: int, *, is_last: bool = False) -> bool:
-    """Writes the job's checkpoint of a step; called by the chief, once `fencing.check` has let it.
-
-    Returns:
-        Whether it was written: a disk may be full.
-    """
+    """Writes the job's checkpoint; returns False on a full disk. The chief must call `fencing.check` before."""
     prefix = f"{task.checkpoint_dir.rstrip('/')}/model.ckpt"
 
     def save() -> None:
         tf.io.gfile.makedirs(task.checkpoint_dir)
-        checkpoints.unseal(f"{prefix}-{step}")
+        checkpoints.forget_checksums(f"{prefix}-{step}")
         path = saver.save(session, prefix, global_step=step)
         if path is not None:
-            checkpoints.seal(path)
+            checkpoints.record_checksums(path)
             reporter().checkpoint(path, step)
 
-    return checkpoints.written(save, is_last=is_last)
+    return checkpoints.write_checkpoint(save, is_last=is_last)
 
 
-def count_earlier(task: TaskSpec, saver: Any) -> None:
-    """Has a saver remove in time what earlier attempts have written, too."""
+def track_earlier_checkpoints(task: TaskSpec, saver: Any) -> None:
+    """Makes a saver also remove old checkpoints of earlier attempts."""
     state = tf.train.get_checkpoint_state(task.checkpoint_dir)
     if state is not None:
         saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
 
 
 def check_newest(task: TaskSpec) -> str | None:
-    """Path of the job's newest whole checkpoint, None where there is none; it has all variables of the default graph.
+    """Path of the job's newest intact checkpoint, None if there is none.
 
-    Raises:
-        BadInputError: if a variable is missing in the checkpoint or has another shape there.
+    Raises BadInputError if a variable of the default graph is missing in it or has another shape.
     """
-    path = checkpoints.newest_whole(task.checkpoint_dir)
+    path = checkpoints.newest_intact(task.checkpoint_dir)
     if path is None:
         return None
     stored = dict(tf.train.list_variables(path))
@@ -62,14 +57,14 @@ def check_newest(task: TaskSpec) -> str | None:
     return path
 
 
-def say_where_checkpoints_go(task: TaskSpec, named: str | None) -> None:
-    """Tells the user when the script named a folder that the job does not use."""
+def log_checkpoint_folder(task: TaskSpec, named: str | None) -> None:
+    """Logs the checkpoint folder if the script has named another one."""
     if named and task.is_chief and named.rstrip("/") != task.checkpoint_dir.rstrip("/"):
         print(f"dike: checkpoints go to '{task.checkpoint_dir}', not to '{named}'.", file=sys.stderr)
 
 
-def share_savers(task: TaskSpec) -> None:
-    """Only the chief writes the variables to a file, and reads them; called after sessions are watched."""
+def restrict_savers_to_chief(task: TaskSpec) -> None:
+    """Only the chief writes and reads files of variables. Must be called after sessions are watched."""
     base = tf.compat.v1.train.Saver
     save, restore = base.save, base.restore
 

@@ -1,4 +1,4 @@
-"""The process in its cluster: its one TensorFlow server, every session's settings, every op where the plan says."""
+"""The process in its cluster: one TensorFlow server, settings of all sessions, placement of all ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _VARIABLE_OPS = frozenset(device_setter.STANDARD_PS_OPS)
 
 
 def install(task: TaskSpec) -> None:
-    """Puts the script's servers and ops into the job's cluster."""
     _replace_servers(task)
     _place_all(task)
 
@@ -37,9 +36,9 @@ def server(task: TaskSpec) -> Any:
 
 
 def session_config(task: TaskSpec, given: Any | None) -> Any:
-    """The session's configuration: the user's, cut off from the other workers.
+    """The user's session configuration, with filters for the devices of other workers.
 
-    With the filters a session neither waits for other workers to come up nor fails when one goes away.
+    With the filters a session neither waits for other workers to start nor fails when one ends.
     """
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(given if given is not None else context.context().config)
@@ -51,18 +50,16 @@ def session_config(task: TaskSpec, given: Any | None) -> Any:
 
 
 def _replace_servers(task: TaskSpec) -> None:
-    """A server the script makes becomes the process' own, whatever cluster the script names."""
+    """Replaces every server that the script creates by the process' own, for any cluster that the script names."""
 
     class Server(_Server):
-        """Stands for the server of this process."""
-
         def __init__(self, *_args: Any, **_kwargs: Any) -> None:
             own = server(task)
             self._server_def = own.server_def
             self._server = own._server
 
         def __del__(self) -> None:
-            """The process' server goes on."""
+            """Does nothing: the process' server keeps running."""
 
         @staticmethod
         def create_local_server(*_args: Any, **_kwargs: Any) -> Any:
@@ -74,11 +71,7 @@ def _replace_servers(task: TaskSpec) -> None:
 
 
 class Placement:
-    """Decides each new op's device, after the script's own device functions, so that the plan wins.
-
-    Args:
-        task: the process' task.
-    """
+    """Sets each new op's device, after the script's own device functions, so that the plan takes precedence."""
 
     def __init__(self, task: TaskSpec) -> None:
         self._task = task
@@ -86,22 +79,22 @@ class Placement:
         self._creating = threading.local()
 
     def device_of(self, op: Any) -> str:
-        """The device for `op`, which may already have one that the script asked for."""
+        """The planned device for `op`, which may already have one of the script's."""
         if op.type in _VARIABLE_OPS and not getattr(self._creating, "local", False):
             return f"/job:ps/task:{self._task.ps_of(op.name)}/device:CPU:0"
-        asked = op.device
-        if asked not in self._worker_devices:
-            self._worker_devices[asked] = self._on_worker(asked)
-        return self._worker_devices[asked]
+        requested = op.device
+        if requested not in self._worker_devices:
+            self._worker_devices[requested] = self._on_worker(requested)
+        return self._worker_devices[requested]
 
-    def _on_worker(self, asked: str) -> str:
-        spec = tf.DeviceSpec.from_string(asked)
+    def _on_worker(self, requested: str) -> str:
+        spec = tf.DeviceSpec.from_string(requested)
         if spec.job == Role.PS:
-            return asked  # what TensorFlow puts beside a variable: its initialiser, its gradients' accumulator
+            return requested  # colocated with a variable by TensorFlow: its initialiser, its gradients' accumulator
         return str(spec.replace(job=str(Role.WORKER), task=self._task.index, replica=None).to_string())
 
     def create_variable(self, create: Any, **kwargs: Any) -> Any:
-        """Creates a variable; one that is local to each worker (a metric's counter) stays on the worker."""
+        """Creates a variable; a local one (a metric's counter) stays on the worker."""
         collections = kwargs.get("collections") or ()
         local = ops.GraphKeys.LOCAL_VARIABLES in collections and ops.GraphKeys.GLOBAL_VARIABLES not in collections
         before = getattr(self._creating, "local", False)
@@ -113,7 +106,6 @@ class Placement:
 
 
 def _place_all(task: TaskSpec) -> None:
-    """Applies the placement to all graphs, those the script makes later too."""
     placement = Placement(task)
     apply_device_functions = ops.Graph._apply_device_functions
     create_variable = variable_v1.default_variable_creator

@@ -1,4 +1,4 @@
-"""Monitored sessions: connected to the cluster, initialised by the chief, saved where the job keeps its checkpoints."""
+"""Monitored sessions: connected to the cluster, initialised by the chief, saved to the job's checkpoint folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import monitored_session, session_manager, training
 
-from dike.checkpoints import newest_whole, step_of
+from dike.checkpoints import newest_intact, step_of
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing, planned_model
@@ -22,25 +22,20 @@ from dike.v1.job.progress import StepReports, last_step
 from dike.v1.job.synchronous import CloseTokens
 
 _RECOVERY_WAIT_S = 0.2
-"""How often a worker asks whether the chief has initialised; TensorFlow's 30 s would often be all of a short job."""
+"""Interval at which a worker polls for initialisation by the chief; TensorFlow's 30 s may exceed a short job."""
 
 _RESTORED = "_dike_restored"
 """Attribute of a session creator: the job's checkpoint that its session was restored from."""
 
 _STOP_GRACE_S = 2
-"""The chief's thread that feeds a synchronous job's tokens never ends by itself."""
+"""Short, because the chief's thread that feeds a synchronous job's tokens never ends by itself."""
 
 
 class ProgressHook(tf.compat.v1.train.SessionRunHook):
     """Reports step and loss of every training run; the chief's also saves.
 
-    It saves when a session begins that was not restored, every interval, when the process is told to end, and when the
-    session ends.
-
-    Args:
-        task: the process' task.
-        creator: what makes the session; its scaffold has the saver.
-        others: the session's other hooks.
+    It saves when a session begins that was not restored, every interval, at SIGTERM, and when the session ends. The
+    scaffold of `creator`, the session's creator, has the saver; `others` are the session's other hooks.
     """
 
     def __init__(self, task: TaskSpec, creator: Any, others: Sequence[Any]) -> None:
@@ -57,8 +52,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         self._saved_step = -1
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Reports where the variables are, and where the training goes on and ends."""
-        if not _keeps(self._task, self._creator):
+        if not _is_job_state(self._task, self._creator):
             return
         restored = getattr(self._creator, _RESTORED, None)
         if restored is not None:
@@ -74,22 +68,20 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
             if restored is None:
                 self._save(session)
             else:
-                checkpoints.count_earlier(self._task, self._saver)
-            termination.can_save()
+                checkpoints.track_earlier_checkpoints(self._task, self._saver)
+            termination.enable_saving()
 
     def before_run(self, run_context: Any) -> Any:
-        """Asks for step and loss where the run trains."""
         graph = run_context.session.graph
         arguments = run_context.original_args
-        observed = trained.of(graph).observed(graph, arguments.fetches)
-        if observed is None:
+        extra = trained.of(graph).extra_fetches(graph, arguments.fetches)
+        if extra is None:
             return None
         self._samples = trained.samples_in(arguments.feed_dict)
         self._begun_s = time.time()
-        return tf.compat.v1.train.SessionRunArgs(observed)
+        return tf.compat.v1.train.SessionRunArgs(extra)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Reports what came back."""
         if run_values.results is not None:
             self._steps += 1
             self._last = {"step": self._steps, **run_values.results}
@@ -98,12 +90,12 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
             return
         if termination.requested:
             self._save(run_context.session)
-            termination.leave()
+            termination.exit()
         if time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s:
             self._save(run_context.session)
 
     def end(self, session: Any) -> None:
-        """Reports the last step: a run reads the step while other workers, and itself, still count it up."""
+        """Reports the last step: the step in a run's result may be stale, as all workers still increment it."""
         step = self._step(session)
         if self._last is not None:
             loss = self._last.get("loss")
@@ -112,7 +104,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
             self._save(session, is_last=True)
 
     def _step(self, session: Any) -> int:
-        """The step of all workers; without a global step the training runs of this one."""
+        """The global step; without one, the number of this worker's training runs."""
         step = tf.compat.v1.train.get_global_step(session.graph)
         return int(session.run(step)) if step is not None else self._steps
 
@@ -124,8 +116,8 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         self._saved_s = time.monotonic()
 
 
-def _keeps(task: TaskSpec, creator: Any) -> bool:
-    """Whether the state of the creator's session is the job's: not that of a session that only evaluates."""
+def _is_job_state(task: TaskSpec, creator: Any) -> bool:
+    """Whether the job saves and restores the creator's session, which is not so if it only evaluates."""
     if not task.is_chief or not task.checkpoint_dir:
         return False
     trains = bool(trained.of(tf.compat.v1.get_default_graph()).updates)
@@ -133,7 +125,7 @@ def _keeps(task: TaskSpec, creator: Any) -> bool:
 
 
 def _saver_of(creator: Any) -> Any:
-    """The saver of the creator's scaffold; without a scaffold that of the graph, if it has one."""
+    """The saver of the creator's scaffold; without a scaffold, the graph's saver if it has one."""
     scaffold = getattr(creator, "_scaffold", None)
     if scaffold is not None:
         return scaffold.saver
@@ -142,8 +134,7 @@ def _saver_of(creator: Any) -> Any:
 
 
 def install(task: TaskSpec) -> None:
-    """Replaces how monitored sessions are made."""
-    _find_chief_fast()
+    _shorten_recovery_wait()
     _connect_creators(task)
     _add_hooks(task)
     make = monitored_session.MonitoredTrainingSession
@@ -153,13 +144,13 @@ def install(task: TaskSpec) -> None:
     def make_for_task(*args: Any, **kwargs: Any) -> Any:
         options = signature.bind(*args, **kwargs).arguments
         named = options.get("checkpoint_dir")
-        checkpoints.say_where_checkpoints_go(task, named)
+        checkpoints.log_checkpoint_folder(task, named)
         if named is None and "summary_dir" not in options:
-            # Without a folder the script would have written no summaries either.
+            # Without a folder, MonitoredTrainingSession writes no summaries.
             options.setdefault("save_summaries_steps", None)
             options.setdefault("save_summaries_secs", None)
             options.setdefault("log_step_count_steps", None)
-        # TensorFlow's own hook needs a global step, which not every script has; ProgressHook saves.
+        # ProgressHook saves instead, as TensorFlow's own hook needs a global step.
         options["save_checkpoint_secs"] = options["save_checkpoint_steps"] = None
         options["stop_grace_period_secs"] = _STOP_GRACE_S
         options["is_chief"] = task.is_chief
@@ -170,7 +161,7 @@ def install(task: TaskSpec) -> None:
         module.MonitoredTrainingSession = make_for_task
 
 
-def _find_chief_fast() -> None:
+def _shorten_recovery_wait() -> None:
     initialise = session_manager.SessionManager.__init__
 
     def own_initialise(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -180,12 +171,12 @@ def _find_chief_fast() -> None:
     session_manager.SessionManager.__init__ = own_initialise
 
 
-def _give_saver(scaffold: Any) -> None:
-    """The chief writes and reads the whole checkpoint; by default each ps writes a part of it, on its own machine."""
+def _add_saver(scaffold: Any) -> None:
+    """Adds a saver that makes the chief write the whole checkpoint; by default each ps writes its part locally."""
     key = tf.compat.v1.GraphKeys.SAVERS
     if scaffold._saver is None and not tf.compat.v1.get_collection(key):
         scaffold._saver = tf.compat.v1.train.Saver(sharded=False, allow_empty=True)
-        tf.compat.v1.add_to_collection(key, scaffold._saver)  # for a later session on the same, finalised graph
+        tf.compat.v1.add_to_collection(key, scaffold._saver)  # for later sessions of the finalised graph
 
 
 def _connect_creators(task: TaskSpec) -> None:
@@ -198,18 +189,18 @@ def _connect_creators(task: TaskSpec) -> None:
         return creator
 
     def create(creator: Any) -> Any:
-        with plain.not_plain():
+        with plain.untracked():
             scaffold = creator._scaffold
             has_own_saver = scaffold._saver is not None
-            _give_saver(scaffold)
+            _add_saver(scaffold)
             if not task.is_chief:
                 return create_as_worker(connected(worker(scaffold=scaffold, config=creator._config)))
             as_chief = connected(chief(scaffold=scaffold, config=creator._config))
             named = getattr(creator, "_checkpoint_filename_with_path", None)
-            if _keeps(task, creator):
-                fencing.claim(task)
-                # A saver of the script's own may leave variables out.
-                newest = newest_whole(task.checkpoint_dir) if has_own_saver else checkpoints.check_newest(task)
+            if _is_job_state(task, creator):
+                fencing.take_ownership(task)
+                # The script's own saver may leave variables out.
+                newest = newest_intact(task.checkpoint_dir) if has_own_saver else checkpoints.check_newest(task)
                 setattr(creator, _RESTORED, newest)
                 as_chief._checkpoint_dir = None
                 named = newest or named
@@ -232,7 +223,7 @@ def _add_hooks(task: TaskSpec) -> None:
     ) -> None:
         graph = tf.compat.v1.get_default_graph()
         if task.is_chief and trained.of(graph).losses:
-            # Where the model is read, too: before the hooks add to it.
+            # At the point where capture reads the model: before hooks add variables.
             planned_model.check(task, lambda: trained.planned_variables(graph, trained.of(graph)))
         creator = session_creator or monitored_session.ChiefSessionCreator()
         # All workers' hooks would write the same files.

@@ -1,4 +1,4 @@
-"""Plain `Session` loops: the chief initialises, restores and saves; the other workers wait until it has."""
+"""Plain `Session` loops: the chief initialises, restores and saves; the other workers wait for its initialisation."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from dike.reporting import reporter
 from dike.roles import fencing, planned_model
 from dike.task import TaskSpec
 from dike.v1 import training
-from dike.v1.graphs import opened
+from dike.v1.graphs import unfinalized
 from dike.v1.job import checkpoints, cluster
 from dike.v1.job.cluster import actual_devices
 from dike.v1.job.progress import StepReports
 
 INITIALISED_TIMEOUT_S = 600.0
 _POLL_INTERVAL_S = 0.2
-_ENDS = (tf.errors.OutOfRangeError, StopIteration)
+_END_OF_DATA_ERRORS = (tf.errors.OutOfRangeError, StopIteration)
 _local = threading.local()
 
 
 @contextlib.contextmanager
-def not_plain() -> Iterator[None]:
-    """Sessions made inside are not treated as plain ones: a monitored session has its own way of doing it all."""
+def untracked() -> Iterator[None]:
+    """Sessions made inside are not tracked by `PlainSession`: monitored sessions have hooks instead."""
     before = getattr(_local, "inside", False)
     _local.inside = True
     try:
@@ -47,13 +47,13 @@ def not_plain() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Split:
-    """A run's fetches, taken apart.
+    """A run's fetches, split into initialisers and others.
 
     Attributes:
         variables: global variables whose initialisers are fetched, alone or in a group.
-        others: ops that were grouped with them, such as initialisers of local variables and tables.
-        fetches: all that was fetched.
-        rest: fetches that have nothing to do with initialising.
+        others: ops grouped with them, such as initialisers of local variables and tables.
+        fetches: all fetches.
+        rest: fetches unrelated to initialisation.
         is_rest: for each of the flattened fetches, whether it is in `rest`.
     """
 
@@ -64,14 +64,14 @@ class _Split:
     is_rest: tuple[bool, ...]
 
     def run_rest(self, run: Callable[[list[Any]], list[Any]]) -> Any:
-        """Runs `rest` and gives the results the form of `fetches`; an op's result is None."""
+        """Runs `rest` and returns results in the structure of `fetches`; an op's result is None."""
         results = iter(run(list(self.rest)) if self.rest else [])
         flat = [next(results) if is_rest else None for is_rest in self.is_rest]
         return tf.nest.pack_sequence_as(self.fetches, flat) if tf.nest.is_nested(self.fetches) else flat[0]
 
 
 def _split(graph: Any, fetches: Any) -> _Split | None:
-    """Takes `fetches` apart; None when they hold no initialiser of a global variable."""
+    """Splits `fetches`; None if they contain no initialiser of a global variable."""
     with graph.as_default():
         initialisers = {variable.initializer: variable for variable in tf.compat.v1.global_variables()}
     variables: dict[Any, None] = {}
@@ -80,10 +80,10 @@ def _split(graph: Any, fetches: Any) -> _Split | None:
     is_rest = []
     for fetch in tf.nest.flatten(fetches):
         leaves = _leaves(_operation(graph, fetch))
-        mine = [initialisers[leaf] for leaf in leaves if leaf in initialisers]
-        is_rest.append(not mine)
-        if mine:
-            variables.update(dict.fromkeys(mine))
+        own_variables = [initialisers[leaf] for leaf in leaves if leaf in initialisers]
+        is_rest.append(not own_variables)
+        if own_variables:
+            variables.update(dict.fromkeys(own_variables))
             others.update(dict.fromkeys(leaf for leaf in leaves if leaf not in initialisers))
         else:
             rest.append(fetch)
@@ -93,7 +93,7 @@ def _split(graph: Any, fetches: Any) -> _Split | None:
 
 
 def _operation(graph: Any, fetch: Any) -> Any:
-    """The op that is fetched; None for a tensor or anything else."""
+    """The fetched op; None for a tensor or anything else."""
     if isinstance(fetch, tf.Operation):
         return fetch
     if isinstance(fetch, str) and ":" not in fetch:
@@ -102,7 +102,6 @@ def _operation(graph: Any, fetch: Any) -> Any:
 
 
 def _leaves(op: Any) -> list[Any]:
-    """The ops that a group (`NoOp`) stands for, without the groups in it."""
     if op is None:
         return []
     if op.type != "NoOp":
@@ -123,23 +122,16 @@ def _leaves(op: Any) -> list[Any]:
 
 
 class PlainSession:
-    """What Dike adds to one session that the script made itself.
-
-    Args:
-        task: the process' task.
-        session: the session.
-    """
-
     def __init__(self, task: TaskSpec, session: Any) -> None:
         self._task = task
         self._session = session
-        self._inside = threading.local()  # a thread that feeds a queue is often inside a run
+        self._inside = threading.local()  # by thread: one that feeds a queue is often inside a run
         self._stepping = threading.RLock()
         self._failed = False
         self._placed = False
-        self._looked = False
+        self._restore_tried = False
         self._restored = False
-        self._kept: set[Any] = set()
+        self._restored_variables: set[Any] = set()
         self._trained = False
         self._steps = 0
         self._reports = StepReports(task.index)
@@ -148,21 +140,21 @@ class PlainSession:
         self._saved_variables: list[Any] = []
 
     def run(self, run: Any, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """Runs what the script asked for, initialisers in the job's way; `run` is TensorFlow's own method."""
+        """Runs the script's fetches, or initialises for the job; `run` is TensorFlow's own method."""
         if self.is_inside:
             return run(self._session, fetches, feed_dict, options, run_metadata)
-        with self._entered():
+        with self._inside_method():
             graph = self._session.graph
             split = _split(graph, fetches)
             if split is not None:
                 self._initialise(split)
                 return split.run_rest(lambda rest: run(self._session, rest, feed_dict, options, run_metadata))
-            observed = training.of(graph).observed(graph, fetches)
+            extra = training.of(graph).extra_fetches(graph, fetches)
             begun_s = time.time()
             try:
-                if observed is None:
+                if extra is None:
                     return run(self._session, fetches, feed_dict, options, run_metadata)
-                result, values = run(self._session, (fetches, observed), feed_dict, options, run_metadata)
+                result, values = run(self._session, (fetches, extra), feed_dict, options, run_metadata)
             except Exception as error:
                 self.note_failure(type(error))
                 raise
@@ -171,37 +163,31 @@ class PlainSession:
             return result
 
     def restore(self, restore: Callable[[], None], variables: Sequence[Any]) -> None:
-        """Restores what the script asked for, on the chief only and if the job has no checkpoint of its own.
-
-        Args:
-            restore: does what the script asked for.
-            variables: global variables that get a value.
-        """
-        with self._entered():
+        """Calls the script's `restore` of `variables`, on the chief only and if the job has no checkpoint yet."""
+        with self._inside_method():
             if not self._task.is_chief:
                 self._wait_until_initialised(variables)
             elif self._trained or not self._restore():
                 restore()
 
     def close(self) -> None:
-        """Saves for the last time, unless something went wrong."""
+        """Saves for the last time, unless a run or the script has failed."""
         self.note_failure(sys.exc_info()[0])
         if self._trained and not self._failed and not self.is_inside:
-            with self._entered():
+            with self._inside_method():
                 self._save(is_last=True)
 
     def note_failure(self, kind: type[BaseException] | None) -> None:
-        """Remembers that a run or the script raised: the variables may be broken. The end of the data is no failure."""
-        if kind is not None and issubclass(kind, Exception) and not issubclass(kind, _ENDS):
+        """Records an exception, after which the variables may be invalid. The end of the data is not a failure."""
+        if kind is not None and issubclass(kind, Exception) and not issubclass(kind, _END_OF_DATA_ERRORS):
             self._failed = True
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in one of the methods."""
         return getattr(self._inside, "value", False)
 
     @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
+    def _inside_method(self) -> Iterator[None]:
         self._inside.value = True
         try:
             yield
@@ -211,9 +197,9 @@ class PlainSession:
     def _initialise(self, split: _Split) -> None:
         if self._task.is_chief:
             self._restore()
-            missing = [variable for variable in split.variables if variable not in self._kept]
-            # Only the first initialiser is skipped: a script may start anew on purpose.
-            self._kept.difference_update(split.variables)
+            missing = [variable for variable in split.variables if variable not in self._restored_variables]
+            # Skips only the first initialiser: a script may start over on purpose.
+            self._restored_variables.difference_update(split.variables)
             self._session.run([variable.initializer for variable in missing])
         else:
             self._wait_until_initialised(split.variables)
@@ -221,7 +207,7 @@ class PlainSession:
         self._session.run(list(split.others))
 
     def _wait_until_initialised(self, variables: Sequence[Any]) -> None:
-        with opened(self._session.graph):
+        with unfinalized(self._session.graph):
             missing = tf.compat.v1.report_uninitialized_variables(list(variables))
         deadline_s = time.monotonic() + INITIALISED_TIMEOUT_S
         while len(self._session.run(missing)):
@@ -233,26 +219,26 @@ class PlainSession:
             time.sleep(_POLL_INTERVAL_S)
 
     def _restore(self) -> bool:
-        """Restores the job's newest checkpoint, at the first call; whether there is one."""
+        """Restores the job's newest checkpoint at the first call; returns whether there is one."""
         graph = self._session.graph
-        if self._looked or not self._task.checkpoint_dir or not training.of(graph).updates:
+        if self._restore_tried or not self._task.checkpoint_dir or not training.of(graph).updates:
             return self._restored
-        self._looked = True
+        self._restore_tried = True
         planned_model.check(self._task, lambda: training.planned_variables(graph, training.of(graph)))
-        fencing.claim(self._task)
+        fencing.take_ownership(self._task)
         with graph.as_default():
             path = checkpoints.check_newest(self._task)
             variables = tf.compat.v1.global_variables()
         if path is None:
             return False
-        with opened(graph):
+        with unfinalized(graph):
             saver = tf.compat.v1.train.Saver(variables)
         saver.restore(self._session, path)
         print(f"dike: restored '{path}'.", flush=True)
         self._steps = step_of(path)
         reporter().resumed(self._steps)
         self._restored = True
-        self._kept = set(variables)
+        self._restored_variables = set(variables)
         return True
 
     def _stepped(self, values: Mapping[str, Any], samples: int | None, begun_s: float) -> None:
@@ -265,12 +251,12 @@ class PlainSession:
             return
         if not self._placed:
             self._placed = True
-            termination.can_save()
+            termination.enable_saving()
             with self._session.graph.as_default():
                 reporter().placement(actual_devices(tf.compat.v1.global_variables()))
         if termination.requested:
             self._save()
-            termination.leave()
+            termination.exit()
         if time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s:
             self._save()
 
@@ -282,7 +268,7 @@ class PlainSession:
         with graph.as_default():
             variables = tf.compat.v1.global_variables()
         if self._saver is None or variables != self._saved_variables:
-            with opened(graph):
+            with unfinalized(graph):
                 self._saver = tf.compat.v1.train.Saver(variables)
             self._saved_variables = variables
         global_step = tf.compat.v1.train.get_global_step(graph)
@@ -292,7 +278,6 @@ class PlainSession:
 
 
 def install(task: TaskSpec) -> None:
-    """Connects all sessions to the cluster and watches those that the script makes itself."""
     open_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
     base = sessions.BaseSession
     initialise, run, close = base.__init__, base.run, base.close
@@ -311,9 +296,9 @@ def install(task: TaskSpec) -> None:
         return self._dike.run(run, fetches, feed_dict, options, run_metadata)
 
     def own_close(self: Any) -> None:
-        added, self._dike = getattr(self, "_dike", None), None
-        if added is not None:
-            added.close()
+        tracked, self._dike = getattr(self, "_dike", None), None
+        if tracked is not None:
+            tracked.close()
         close(self)
 
     def close_open() -> None:
@@ -324,10 +309,10 @@ def install(task: TaskSpec) -> None:
 
     def own_exit(self: Any, kind: Any, error: Any, trace: Any) -> Any:
         if self._dike is not None:
-            self._dike.note_failure(kind)  # after an exception TensorFlow closes the session in another thread
+            self._dike.note_failure(kind)  # here, as TensorFlow then closes the session in another thread
         return leave(self, kind, error, trace)
 
-    checkpoints.share_savers(task)
-    atexit.register(close_open)  # scripts leave an InteractiveSession open
+    checkpoints.restrict_savers_to_chief(task)
+    atexit.register(close_open)  # an InteractiveSession is often left open
     base.__init__, base.run, base.close = own_initialise, own_run, own_close
     sessions.Session.__exit__ = own_exit

@@ -1,4 +1,4 @@
-"""What a worker that runs the script reports of its steps, and how many of them the script has the job train."""
+"""Progress reports of a worker that runs the script, and the number of steps that the job trains."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from dike.task import TaskSpec
 
 
 class StepReports:
-    """Reports the training steps of one session.
-
-    Args:
-        worker: this worker's index.
-    """
-
     def __init__(self, worker: int) -> None:
         self._worker = worker
         self._rates = WorkerRates()
@@ -30,13 +24,13 @@ class StepReports:
         """Reports one step.
 
         Args:
-            results: values of `step` and, where known, of `loss` and `arrived` (`TrainingGraph.observed`).
-            samples: samples in the step.
-            begun_s: when its run began, on the clock of `time.time`, which TensorFlow's own timestamps are on.
+            results: values of `step` and, if available, of `loss` and `arrived` (`TrainingGraph.extra_fetches`).
+            samples: number of samples in the step.
+            begun_s: start of its run, on the clock of `time.time`, as TensorFlow's own timestamps are.
         """
         now_s = time.time()
-        # What the script does between two steps, such as reading its data, is a part of its speed. In a synchronous
-        # step the time after its gradients have arrived is spent waiting for other workers.
+        # Counts the script's work between two steps, such as reading its data. In a synchronous step the time after
+        # the arrival of its gradients is spent waiting for other workers.
         busy_s = max(results.get("arrived", ()), default=now_s) - (self._last_s or begun_s)
         if busy_s > 0:  # else the clock was set back
             self._rates.done(self._worker, float(busy_s))
@@ -46,13 +40,13 @@ class StepReports:
 
 
 def last_step(hooks: Iterable[Any]) -> int | None:
-    """The global step at which the first of the hooks will end the training; None if none of them says one yet."""
+    """The smallest global step at which a hook ends the training; None if unknown."""
     ends = [hook._last_step for hook in hooks if isinstance(hook, tf.compat.v1.train.StopAtStepHook)]
     return min((int(end) for end in ends if end is not None), default=None)
 
 
 def count_from_first_start(task: TaskSpec) -> None:
-    """A job that is started again trains a `StopAtStepHook`'s `num_steps` in all, not as many again."""
+    """Makes a `StopAtStepHook` with `num_steps` count the steps of all attempts of the job."""
     base = tf.compat.v1.train.StopAtStepHook
     after_create_session = base.after_create_session
 

@@ -1,4 +1,4 @@
-"""`SyncReplicasOptimizer`: a step takes the same number of gradients however many workers the job has."""
+"""`SyncReplicasOptimizer` with a fixed number of gradients per step for any number of workers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _optimizers: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictiona
 
 
 class CloseTokens(tf.compat.v1.train.SessionRunHook):
-    """Lets the other workers end when this one does.
+    """Ends the other workers when this one ends; they would wait forever for a gradient or a token of it.
 
-    A worker that has done its steps leaves; the others would wait forever for a gradient or a token of its. Closing
-    the queue of tokens ends their last step with `OutOfRangeError`, which a monitored session takes as the end.
+    Closing the queue of tokens ends their last step with `OutOfRangeError`, which a monitored session treats as the
+    end.
     """
 
     def begin(self) -> None:
@@ -33,13 +33,12 @@ class CloseTokens(tf.compat.v1.train.SessionRunHook):
         ]
 
     def end(self, session: Any) -> None:
-        """Closes the queues."""
         if self._close:
             session.run(self._close)
 
 
-def _end_quietly() -> None:
-    """The thread that hands out tokens ends with an error when the queue is closed: that is no news to the user."""
+def _hide_closed_queue_errors() -> None:
+    """Hides the error with which the thread that hands out tokens ends when the queue is closed."""
     show = threading.excepthook
 
     def show_others(arguments: threading.ExceptHookArgs) -> None:
@@ -52,7 +51,7 @@ def _end_quietly() -> None:
 
 
 def _note_arrival(update: Any) -> None:
-    """Lets runs of an update tell when this worker's gradients were all there: what comes after is waiting."""
+    """Records the time when this worker's gradients have all arrived; the rest of the step is waiting."""
     op = update if isinstance(update, tf.Operation) else update.op
     given = [part for part in ancestors([op]) if "AccumulatorApplyGradient" in part.type]
     with tf.control_dependencies(given):
@@ -60,8 +59,8 @@ def _note_arrival(update: Any) -> None:
 
 
 def install(task: TaskSpec) -> None:
-    """Replicas, workers and chief are the job's, whatever the script says."""
-    _end_quietly()
+    """Sets replicas, workers and chief of the script's optimizers to the job's."""
+    _hide_closed_queue_errors()
     base = sync_replicas_optimizer.SyncReplicasOptimizer
     replicas = task.replicas or task.worker_count
     initialise, apply_gradients, make_hook = base.__init__, base.apply_gradients, base.make_session_run_hook
@@ -79,8 +78,8 @@ def install(task: TaskSpec) -> None:
         return update
 
     def own_hook(self: Any, is_chief: bool = task.is_chief, num_tokens: int = -1) -> Any:
-        # Each worker gives its first gradient without a token. TensorFlow's default lets all give one more, which
-        # comes too late or makes the first step's batch a larger one.
+        # Each worker sends its first gradient without a token. TensorFlow's default lets each send one more, which
+        # arrives too late or enlarges the first step's batch.
         return make_hook(self, is_chief=task.is_chief, num_tokens=max(num_tokens, replicas - task.worker_count, 0))
 
     base.__init__ = own_initialise

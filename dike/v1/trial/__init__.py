@@ -1,4 +1,4 @@
-"""Trials that train with TensorFlow 1 sessions: losses observed, sessions saved between two steps and restored."""
+"""Trials that train with TensorFlow 1 sessions: losses reported, sessions saved between two steps and restored."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from dike.trial.runtime import TrialRuntime
 
 
 def install(runtime: TrialRuntime) -> None:
-    """Watches the script's optimizers and sessions. Called when TensorFlow has been imported.
-
-    Raises:
-        BadInputError: if the checkpoint to go on from cannot be read.
-    """
-    # These modules import TensorFlow at their top, so they cannot be imported before the script has done so.
+    """Called when TensorFlow has been imported. Raises BadInputError if the checkpoint cannot be read."""
+    # Not at the top: these modules import TensorFlow.
     from dike.v1 import training
     from dike.v1.trial import hooks, sessions
 

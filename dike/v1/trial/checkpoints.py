@@ -1,7 +1,6 @@
 """Checkpoints of trials that train with TensorFlow 1 sessions.
 
-A folder `session-N` for each session that is open, the script's N-th; the random state; for a script that is to be
-replayed, the results of its runs.
+A folder `session-N` for each open session, the script's N-th; the random state; the run log of a replayed script.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 from dike.v1 import training
-from dike.v1.trial.export import GRAPH
+from dike.v1.trial.export import GRAPH_FILE
 from dike.v1.trial.runs import RunLog
 
 KIND = "graph"
@@ -29,13 +28,7 @@ _RANDOMNESS = "randomness.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint to go on from.
-
-    Attributes:
-        path: its folder.
-        meta: what `write` noted.
-        read: content of one of its files, by name.
-    """
+    """A checkpoint to resume from; `meta` is its metadata, `read` returns the content of a file by name."""
 
     path: str
     meta: dict[str, Any]
@@ -44,34 +37,30 @@ class Checkpoint:
     def restore(self, sessions: Mapping[int, Any]) -> None:
         """Restores the sessions that were open, and the random state.
 
-        Raises:
-            BadInputError: if a session is missing, or its graph is another.
+        Raises BadInputError if a session is missing or has another graph.
         """
         for number, saved in self.meta["sessions"].items():
             session = sessions.get(int(number))
             if session is None:
                 raise BadInputError(
-                    f"Checkpoint '{self.path}' holds a session that the script does not make any more; "
+                    f"Checkpoint '{self.path}' holds a session that the script does not create any more; "
                     "undo the change, or begin a search of another name."
                 )
             tracked = session._dike_trial
             tracked.state.restore(session, f"{self.path}/session-{number}", saved)
-            tracked.counts = saved["counts"]
+            tracked.increments_global_step = saved["counts"]
         randomness.restore(json.loads(self.read(_RANDOMNESS)))
 
 
 def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee: int, log: RunLog | None) -> str:
-    """Writes a checkpoint.
+    """Writes a checkpoint and returns its path.
 
     Args:
         runtime: the trial.
-        step: its step.
-        sessions: number -> session, those whose state is needed.
-        trainee: number of the one that trains.
-        log: what all runs returned, if the script is to be replayed.
-
-    Returns:
-        The checkpoint's path.
+        step: the current step.
+        sessions: number -> session, those to save.
+        trainee: number of the session that trains.
+        log: results of all runs, if the script is to be replayed.
     """
     path = runtime.spec.checkpoint_path(step)
     random_state = json.dumps(randomness.state()).encode()
@@ -80,7 +69,7 @@ def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee
         folder = f"{path}/session-{number}"
         tf.io.gfile.makedirs(folder)
         tracked = session._dike_trial
-        saved[str(number)] = {**tracked.state.save(session, folder), "counts": tracked.counts}
+        saved[str(number)] = {**tracked.state.save(session, folder), "counts": tracked.increments_global_step}
     files = {_RANDOMNESS: random_state}
     meta: dict[str, Any] = {
         "kind": KIND,
@@ -93,7 +82,7 @@ def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee
     }
     graph = sessions[trainee]._dike_trial.state.meta_graph()
     if graph is not None:
-        files[GRAPH] = graph
+        files[GRAPH_FILE] = graph
     if log is not None:
         files[RUNS] = log.dumps()
         meta["runs"] = len(log)
@@ -113,7 +102,7 @@ def write_best(runtime: TrialRuntime, session: Any) -> None:
     graph = tracked.state.meta_graph()
     meta = {"kind": KIND, "step": step, "train_s": runtime.train_s, "value": runtime.standing.best}
     folders.write(
-        path, {} if graph is None else {GRAPH: graph}, {**meta, "trainee": tracked.number, "loss": _loss(session)}
+        path, {} if graph is None else {GRAPH_FILE: graph}, {**meta, "trainee": tracked.number, "loss": _loss(session)}
     )
     folders.prune_best(path)
 
@@ -124,7 +113,7 @@ def _loss(session: Any) -> str | None:
 
 
 def find(spec: TrialSpec) -> Checkpoint | None:
-    """The checkpoint that a run of the trial goes on from; None to begin anew."""
+    """The checkpoint that a run of the trial resumes from, if of this kind; None to start from scratch."""
     path = folders.to_resume(spec)
     if path is None:
         return None

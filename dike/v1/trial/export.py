@@ -1,4 +1,4 @@
-"""What a session held, as files that TensorFlow reads: a checkpoint, and a SavedModel where its graph allows."""
+"""Exports a session's state to files of TensorFlow: a checkpoint, and a SavedModel if its graph allows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dike import plain_files
 from dike.trial import folders
 from dike.trial.export import CHECKPOINT
 
-GRAPH = "graph.meta"
-"""File of a checkpoint: the graph of the session that trains."""
+GRAPH_FILE = "graph.meta"
+"""File in a checkpoint: the graph of the session that trains."""
 NAME = "model.ckpt"
 SAVED_MODEL = "saved_model"
 
@@ -23,14 +23,10 @@ _LOGITS = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits
 
 
 def write(path: str, meta: Mapping[str, Any], target: str) -> None:
-    """Writes the variables of the session that trains, `model.ckpt`, and its graph, `model.ckpt.meta`.
+    """Exports the session that trains: its variables, `model.ckpt`, and its graph, `model.ckpt.meta`.
 
-    A SavedModel stands beside where TensorFlow is installed, and the graph can be loaded without the script's code.
-
-    Args:
-        path: a trial's checkpoint; or one of TensorFlow (`CHECKPOINT`).
-        meta: what its writer noted.
-        target: a folder that exists.
+    Also writes a SavedModel if TensorFlow is installed and the graph can be loaded without the script's code. `path` is
+    a trial's checkpoint, or one of TensorFlow (`CHECKPOINT`).
     """
     if meta["kind"] == CHECKPOINT:
         folder, _, prefix = path.rpartition("/")
@@ -44,7 +40,7 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
         file.write(f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n')
     if meta["kind"] != CHECKPOINT:
         with contextlib.suppress(FileNotFoundError):
-            graph = folders.read(path)[1](GRAPH)
+            graph = folders.read(path)[1](GRAPH_FILE)
             with open(f"{target}/{NAME}.meta", "wb") as file:
                 file.write(graph)
     if not os.path.isfile(f"{target}/{NAME}.meta"):
@@ -55,10 +51,9 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
 
 
 def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:
-    """Writes one with the signature from placeholders to logits, or to the loss where there are none.
+    """Writes a SavedModel with a signature from placeholders to logits, or to the loss if there are none.
 
-    Returns:
-        Why it cannot be written; empty if it could.
+    Returns why it cannot be written; empty on success.
     """
     try:
         import tensorflow as tf
@@ -81,7 +76,7 @@ def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:
                 return "its model reads the data itself"
             inputs = {op.name: op.outputs[0] for op in needed if op.type.startswith("Placeholder")}
             if not inputs:
-                return "its model takes nothing from placeholders"
+                return "its model has no placeholders"
             saved = {name for name, _ in tf.train.list_variables(checkpoint)}
             variables = [each for each in v1.global_variables() if each.op.name in saved]
             v1.train.Saver(variables).restore(session, checkpoint)

@@ -1,4 +1,4 @@
-"""Lets every session's runs pass through the trial: those of plain sessions, and of monitored ones with their hooks."""
+"""Routes all runs of sessions through the trial: plain sessions, and monitored ones with their hooks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from dike.v1.trial.sessions import GraphTrial, TrackedSession
 
 
 def install(trial: GraphTrial, spec: TrialSpec) -> None:
-    """Wraps the methods that all kinds of TensorFlow 1 sessions share, and the functions that make monitored ones."""
     _watch_sessions(trial)
     _watch_monitored_sessions(trial)
     _move_checkpoints(spec)
 
 
 def _watch_sessions(trial: GraphTrial) -> None:
-    """Wraps the methods that all kinds of TensorFlow 1 sessions share."""
     base = sessions.BaseSession
     initialise, run, do_run, close, set_up_partial_run = (
         base.__init__,
@@ -39,14 +37,14 @@ def _watch_sessions(trial: GraphTrial) -> None:
     def own_initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         self._dike_trial = None
         initialise(self, *args, **kwargs)
-        self._dike_trial = trial.opened(self)
+        self._dike_trial = trial.add_session(self)
 
     def own_run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        if not trial.settles(self):
+        if not trial.ends_step(self):
             return run(self, fetches, feed_dict, options, run_metadata)
-        trial.leave_if_saved()
+        trial.suspend_if_saved()
         results = run(self, fetches, feed_dict, options, run_metadata)
-        trial.settle(self)
+        trial.save_if_due(self)
         return results
 
     def own_do_run(
@@ -59,22 +57,22 @@ def _watch_sessions(trial: GraphTrial) -> None:
         )
 
     def own_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
-        # TensorFlow's own callables go around `run`.
+        # TensorFlow's own callables bypass `run`.
         return lambda *values, **options: self.run(
             fetches, dict(zip(feed_list or (), values, strict=True)), **(options if accept_options else {})
         )
 
     def own_set_up_partial_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        trial.give_up("the script uses Session.partial_run")
+        trial.disable_saving("the script uses Session.partial_run")
         return set_up_partial_run(self, *args, **kwargs)
 
     def own_close(self: Any) -> None:
         tracked: TrackedSession | None = getattr(self, "_dike_trial", None)
         if tracked is not None:
-            if trial.settles(self) and sys.exc_info()[0] is None:
-                trial.finish(self)
+            if trial.ends_step(self) and sys.exc_info()[0] is None:
+                trial.save_if_changed(self)
             self._dike_trial = None
-            trial.closed(tracked)
+            trial.remove_session(tracked)
         close(self)
 
     base.__init__, base.run, base._do_run, base.close = own_initialise, own_run, own_do_run, own_close
@@ -82,58 +80,54 @@ def _watch_sessions(trial: GraphTrial) -> None:
 
 
 class RestoreHook(tf.compat.v1.train.SessionRunHook):
-    """Comes first, so that other hooks see the restored session."""
+    """Restores the session; the first hook, so that other hooks see the restored session."""
 
     def __init__(self, trial: GraphTrial) -> None:
         self._trial = trial
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Restores the session."""
-        self._trial.monitored(session)
+        self._trial.restore_monitored(session)
 
 
-class SettleHook(tf.compat.v1.train.SessionRunHook):
-    """Comes last: the other hooks have seen the step."""
+class SaveHook(tf.compat.v1.train.SessionRunHook):
+    """Saves the session; the last hook, after the other hooks have processed the step."""
 
     def __init__(self, trial: GraphTrial) -> None:
         self._trial = trial
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Saves if it is time to."""
-        self._trial.settle(run_context.session)
+        self._trial.save_if_due(run_context.session)
 
     def end(self, session: Any) -> None:
-        """Saves what has been trained."""
-        self._trial.finish(session)
+        self._trial.save_if_changed(session)
 
 
 def _watch_monitored_sessions(trial: GraphTrial) -> None:
-    """Wraps the class that all kinds of monitored sessions share, and the function that makes most of them."""
     base = monitored_session._MonitoredSession
     initialise, run, run_step_fn = base.__init__, base.run, base.run_step_fn
 
     def own_initialise(self: Any, session_creator: Any, hooks: Any, *args: Any, **kwargs: Any) -> None:
         if training.of(tf.compat.v1.get_default_graph()).updates:
-            hooks = [RestoreHook(trial), *(hooks or ()), SettleHook(trial)]
+            hooks = [RestoreHook(trial), *(hooks or ()), SaveHook(trial)]
         initialise(self, session_creator, hooks, *args, **kwargs)
 
     def own_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        trial.leave_if_saved()
+        trial.suspend_if_saved()
         return run(self, *args, **kwargs)
 
     def own_run_step_fn(self: Any, step_fn: Any) -> Any:
-        trial.leave_if_saved()
+        trial.suspend_if_saved()
         result = run_step_fn(self, step_fn)
-        trial.settle(self._tf_sess())  # the function may train without hooks
+        trial.save_if_due(self._tf_sess())  # step_fn may train without hooks
         return result
 
     base.__init__, base.run, base.run_step_fn = own_initialise, own_run, own_run_step_fn
 
 
 def _move_checkpoints(spec: TrialSpec) -> None:
-    """Gives every run of every trial a folder of its own for what `MonitoredTrainingSession` saves and restores.
+    """Redirects checkpoints of `MonitoredTrainingSession` to a folder of the run.
 
-    Trials that run the same script name the same folder, and would go on from each other's checkpoints.
+    Trials of one script use the same folder, and would resume from each other's checkpoints.
     """
     make = monitored_session.MonitoredTrainingSession
     get_state = checkpoint_management.get_checkpoint_state

@@ -1,7 +1,6 @@
-"""The results of all runs of a script's sessions, so that the script can be brought to where it was without training.
+"""Log of the results of all session runs, to replay a script up to a checkpoint without training.
 
-A script with a loop of its own holds state that no checkpoint has: its counters, its lists, how far it is in its data.
-A resumed run of it is executed from the top, and its session runs return what they returned before.
+A script with a loop of its own has state that no checkpoint has: its counters, its lists, its position in its data.
 """
 
 from __future__ import annotations
@@ -14,22 +13,16 @@ from typing import Any
 
 import numpy as np
 
-LIMIT_BYTES = 64 << 20
-"""Most that may be kept; scripts that fetch large arrays at every step reach it."""
+MAX_LOG_BYTES = 64 << 20
+"""Maximum size of the log; scripts that fetch large arrays at every step reach it."""
 
-_LINE_BYTES = 64
-"""About what a run takes beside its results."""
+_RUN_OVERHEAD_BYTES = 64
+"""Approximate size of a run besides its results."""
 
 _END = "end of the data"
 
 
 class RunLog:
-    """What the runs returned, in their order.
-
-    Attributes:
-        size_bytes: about how much it holds.
-    """
-
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._new: list[tuple[str, Sequence[Any] | None]] = []
@@ -39,42 +32,33 @@ class RunLog:
         return len(self._lines) + len(self._new)
 
     def add(self, key: str, results: Sequence[Any] | None) -> None:
-        """Adds a run.
-
-        Args:
-            key: what was run.
-            results: what it returned; None if it came to the end of the data.
-        """
+        """`key` identifies the ops of the run; `results` is None at the end of the data."""
         kept = []
-        self.size_bytes += _LINE_BYTES
+        self.size_bytes += _RUN_OVERHEAD_BYTES
         for result in results or ():
-            # The script may change in place what it was given.
+            # The script may change results in place.
             kept.append(result.copy() if isinstance(result, np.ndarray) else result)
             self.size_bytes += len(result) if isinstance(result, bytes) else result.nbytes
         self._new.append((key, None if results is None else kept))
 
     def dumps(self) -> bytes:
-        """The log as text, one run a line."""
         self._lines += [json.dumps([key, _END if results is None else _encode(results)]) for key, results in self._new]
         self._new.clear()
         return "\n".join(self._lines).encode()
 
     @classmethod
     def loads(cls, text: bytes) -> RunLog:
-        """Reads what `dumps` wrote."""
         log = cls()
         log._lines = text.decode().splitlines()
         log.size_bytes = len(text)
         return log
 
     def get(self, number: int) -> tuple[str, list[Any] | None]:
-        """Key and results of a run."""
         key, results = json.loads(self._lines[number])
         return key, None if results == _END else [_decode(result) for result in results]
 
 
 def key_of(names: Sequence[str]) -> str:
-    """A short name for what is run."""
     return f"{zlib.crc32(chr(0).join(names).encode()):08x}"
 
 

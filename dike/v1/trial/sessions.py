@@ -1,9 +1,8 @@
-"""The sessions of a trial: their training steps counted and reported, their state saved and restored.
+"""The sessions of a trial: counts and reports their training steps, saves and restores their state.
 
-There are two ways to go on where a suspended run stopped. A script that trains in a monitored session is made for
-restarts (it asks `should_stop`, which knows the global step), so its session is restored as soon as it is made. Any
-other script has state of its own, its loop: it is executed from the top, its session runs return what they returned
-before (`RunLog`), and its sessions are restored after the last of these.
+A script that trains in a monitored session is made for restarts (it checks `should_stop`, which uses the global step):
+its session is restored when it is created. Any other script has a loop with state of its own: to resume, it is executed
+from the top, its session runs return their logged results (`RunLog`), and its sessions are restored after the last.
 """
 
 from __future__ import annotations
@@ -22,282 +21,252 @@ from dike.exceptions import BadInputError
 from dike.trial.runtime import TrialRuntime
 from dike.v1 import training
 from dike.v1.trial import checkpoints
-from dike.v1.trial.runs import LIMIT_BYTES, RunLog, key_of
+from dike.v1.trial.runs import MAX_LOG_BYTES, RunLog, key_of
 from dike.v1.trial.state import SessionState
 
-_TOO_MUCH = f"it has fetched more than {LIMIT_BYTES >> 20} MiB in a plain session; use MonitoredTrainingSession"
+_LOG_TOO_LARGE = f"it has fetched more than {MAX_LOG_BYTES >> 20} MiB in a plain session; use MonitoredTrainingSession"
 
 
 @dataclass
-class Plan:
-    """What is known of a run that a script does again and again.
+class RunInfo:
+    """Properties of a session run that a script repeats.
 
     Attributes:
-        key: short name of what is run.
+        key: identifies the ops of the run.
         trains: whether it is a training step.
-        more: the loss, where it is not fetched but can be.
-        loss: where among all values the loss is; None where it is not.
-        advance: by how much it moves the global step; None before its first time.
+        extra_fetches: the loss, if the script does not fetch it but it can be fetched.
+        loss_index: index of the loss among all results; None if it is not among them.
+        advance: increment of the global step; None before the first run.
     """
 
     key: str
     trains: bool
-    more: list[Any]
-    loss: int | None
+    extra_fetches: list[Any]
+    loss_index: int | None
     advance: int | None = None
 
 
 @dataclass
 class TrackedSession:
-    """What is known of a session.
+    """A session and what is known of it.
 
     Attributes:
-        number: how many sessions the script had made before.
-        state: saves and restores it.
-        plans: names of what is run -> what is known of it.
+        number: number of sessions that the script created before.
+        run_infos: names of what is run -> properties of the run.
         is_monitored: whether a monitored session owns it.
-        has_run: whether it may hold anything.
-        counts: whether a training step of it has been seen to move the global step.
+        has_run: whether it may have state.
+        increments_global_step: whether a training step of it has incremented the global step.
     """
 
     number: int
     state: SessionState
-    plans: dict[tuple[str, ...], Plan] = field(default_factory=dict)
+    run_infos: dict[tuple[str, ...], RunInfo] = field(default_factory=dict)
     is_monitored: bool = False
     has_run: bool = False
-    counts: bool = False
+    increments_global_step: bool = False
 
-    def plan(self, graph: Any, targets: list[Any], fetches: list[Any]) -> Plan:
-        """What is known of a run.
-
-        Args:
-            graph: the session's graph.
-            targets: ops to run.
-            fetches: tensors to return.
-        """
+    def run_info(self, graph: Any, targets: list[Any], fetches: list[Any]) -> RunInfo:
         names = (*[op.name for op in targets], *[tensor.name for tensor in fetches])
-        plan = self.plans.get(names)
-        if plan is None:
+        info = self.run_infos.get(names)
+        if info is None:
             known = training.of(graph)
             ops = [*targets, *(tensor.op for tensor in fetches)]
             trains = known.trains(ops)
-            loss = known.loss_beside(ops) if trains else None
-            more = [] if loss is None or loss.name in names else [loss]
-            position = None if loss is None else [tensor.name for tensor in (*fetches, *more)].index(loss.name)
-            plan = self.plans[names] = Plan(key_of([str(self.number), *names]), trains, more, position)
-        return plan
+            loss = known.fetchable_loss(ops) if trains else None
+            extra = [] if loss is None or loss.name in names else [loss]
+            position = None if loss is None else [tensor.name for tensor in (*fetches, *extra)].index(loss.name)
+            info = self.run_infos[names] = RunInfo(key_of([str(self.number), *names]), trains, extra, position)
+        return info
 
 
 class GraphTrial:
-    """The trial, as far as TensorFlow 1 sessions are concerned.
-
-    Args:
-        runtime: the trial of this process.
-
-    Raises:
-        BadInputError: if the checkpoint to go on from cannot be read.
-    """
+    """A trial that trains with TensorFlow 1 sessions. Raises BadInputError if its checkpoint cannot be read."""
 
     def __init__(self, runtime: TrialRuntime) -> None:
         self._runtime = runtime
         self._sessions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._made = 0
+        self._session_count = 0
         self._lock = threading.RLock()
-        self._busy = False
+        self._is_untracked = False
         self._trainee: TrackedSession | None = None
-        self._given_up = False
+        self._saving_disabled = False
         self._log: RunLog | None = RunLog()
         self._step = 0
         self._unsaved = False
         self._saved: tuple[str, int] | None = None
-        self._leaving: tuple[str, int] | None = None
+        self._suspending: tuple[str, int] | None = None
         self._resumed = checkpoints.find(runtime.spec)
-        self._replayed: int | None = None
+        self._replay_index: int | None = None
         if self._resumed is not None and "runs" in self._resumed.meta:
             self._log = RunLog.loads(self._resumed.read(checkpoints.RUNS))
-            self._replayed = 0
+            self._replay_index = 0
 
-    def opened(self, session: Any) -> TrackedSession:
-        """A session has been made."""
-        tracked = TrackedSession(self._made, SessionState(session.graph))
-        self._sessions[self._made] = session
-        self._made += 1
+    def add_session(self, session: Any) -> TrackedSession:
+        tracked = TrackedSession(self._session_count, SessionState(session.graph))
+        self._sessions[self._session_count] = session
+        self._session_count += 1
         return tracked
 
-    def closed(self, tracked: TrackedSession) -> None:
-        """A session will not be used any more."""
+    def remove_session(self, tracked: TrackedSession) -> None:
         self._sessions.pop(tracked.number, None)
 
-    def monitored(self, session: Any) -> None:
-        """A monitored session has been made: it goes on from its checkpoint, if there is one of it."""
+    def restore_monitored(self, session: Any) -> None:
+        """Restores a new monitored session from its checkpoint, if there is one."""
         tracked: TrackedSession = session._dike_trial
         tracked.is_monitored = True
         resumed = self._resumed
         if resumed is not None and "runs" not in resumed.meta and str(tracked.number) in resumed.meta["sessions"]:
             self._restore()
 
-    def settles(self, session: Any) -> bool:
+    def ends_step(self, session: Any) -> bool:
         """Whether the end of a call of `session.run` is the end of a step."""
         tracked: TrackedSession | None = session._dike_trial
-        return tracked is not None and not tracked.is_monitored and not self._busy and _in_main_thread()
+        return tracked is not None and not tracked.is_monitored and not self._is_untracked and _in_main_thread()
 
-    def leave_if_saved(self) -> None:
-        """Suspends the trial if its state has been saved for that.
+    def suspend_if_saved(self) -> None:
+        """Suspends the trial if `save_if_due` has saved it for that.
 
-        Called when the script asks for more: after the step that was saved it may have written its own log.
+        Called at the script's next call: after the saved step it may have written its own log.
         """
-        if self._leaving is not None:
-            leaving, self._leaving = self._leaving, None
-            self._runtime.suspend(*leaving)
+        if self._suspending is not None:
+            suspending, self._suspending = self._suspending, None
+            self._runtime.suspend(*suspending)
 
-    def settle(self, session: Any) -> None:
-        """A call of `session.run` has ended: saves if the slot is wanted back, or if it is time to."""
+    def save_if_due(self, session: Any) -> None:
+        """Saves after a call of `session.run` if suspension is requested or a checkpoint is due."""
         if self._runtime.suspend_requested or self._runtime.checkpoint_due:
-            self.finish(session)
+            self.save_if_changed(session)
             if self._runtime.suspend_requested and not self._unsaved:
-                self._leaving = self._saved
+                self._suspending = self._saved
 
-    def finish(self, session: Any) -> None:
-        """Saves unless nothing has been trained since, or the trial cannot be saved."""
-        mine = self._trainee is not None and session._dike_trial is self._trainee
-        # A run may train without moving the global step; the checkpoint of a step is written once.
-        moved = self._saved is None or self._saved[1] != self._step
-        if mine and self._unsaved and moved and not self._given_up and _in_main_thread():
-            with self._for_own_runs():
+    def save_if_changed(self, session: Any) -> None:
+        """Saves if the session has trained since the last save, and the trial can be saved."""
+        is_trainee = self._trainee is not None and session._dike_trial is self._trainee
+        # A run may train without incrementing the global step; the checkpoint of a step is written once.
+        has_advanced = self._saved is None or self._saved[1] != self._step
+        if is_trainee and self._unsaved and has_advanced and not self._saving_disabled and _in_main_thread():
+            with self._untracked_runs():
                 self._runtime.unless_full(self._save)
 
-    def _finish_open(self) -> None:
-        """Saves a session that the script has left open."""
+    def _save_open_session(self) -> None:
         session = None if self._trainee is None else self._sessions.get(self._trainee.number)
         if session is not None:
-            self.finish(session)
+            self.save_if_changed(session)
 
-    def give_up(self, why: str) -> None:
-        """The trial can no longer be saved; it runs on to its end."""
-        if not self._given_up:
-            self._given_up = True
+    def disable_saving(self, why: str) -> None:
+        """Marks the trial as one that cannot be saved; it runs on to its end."""
+        if not self._saving_disabled:
+            self._saving_disabled = True
             self._runtime.cannot_suspend(why)
 
     def run(self, session: Any, targets: list[Any], fetches: list[Any], run: Callable[[list[Any]], Any]) -> Any:
-        """Does one run of a session.
+        """Does a run and returns the values of `fetches`; `run` is TensorFlow's method, given extra fetches.
 
-        Args:
-            session: the session.
-            targets: ops to run.
-            fetches: tensors to return.
-            run: TensorFlow's own method, given tensors to fetch beside `fetches`.
-
-        Returns:
-            The values of `fetches`.
-
-        Raises:
-            BadInputError: if a script that is brought to where it was does not do what it did.
+        Raises BadInputError if a replayed script runs other ops than before.
         """
         tracked: TrackedSession | None = session._dike_trial
-        if tracked is None or self._busy:
+        if tracked is None or self._is_untracked:
             return run([])
         if not _in_main_thread():
-            return self._run_aside(tracked, session, targets, fetches, run)
-        plan = tracked.plan(session.graph, targets, fetches)
+            return self._run_in_other_thread(tracked, session, targets, fetches, run)
+        info = tracked.run_info(session.graph, targets, fetches)
         tracked.has_run = True
-        if self._replayed is not None:
-            return self._replay(plan, bool(fetches), run)
-        if plan.trains and tracked is not self._trainee:
-            self._begin(session, tracked)
-        before = self._global_step(session) if plan.trains and plan.advance is None else None
+        if self._replay_index is not None:
+            return self._replay(info, bool(fetches), run)
+        if info.trains and tracked is not self._trainee:
+            self._start_training(session, tracked)
+        before = self._global_step(session) if info.trains and info.advance is None else None
         try:
-            values = run(plan.more)
+            values = run(info.extra_fetches)
         except tf.errors.OutOfRangeError:
-            self._record(plan, None)
+            self._record(info, None)
             raise
-        results = values[: len(fetches)] if plan.more else values
-        self._record(plan, results)
-        if plan.trains:
-            if plan.advance is None:
+        results = values[: len(fetches)] if info.extra_fetches else values
+        self._record(info, results)
+        if info.trains:
+            if info.advance is None:
                 after = self._global_step(session)
-                plan.advance = after - before if after is not None and before is not None else 0
-                tracked.counts = tracked.counts or plan.advance > 0
-            self._stepped(plan, plan.advance if tracked.counts else 1, values)
+                info.advance = after - before if after is not None and before is not None else 0
+                tracked.increments_global_step = tracked.increments_global_step or info.advance > 0
+            self._stepped(info, info.advance if tracked.increments_global_step else 1, values)
         return results
 
-    def _run_aside(
+    def _run_in_other_thread(
         self, tracked: TrackedSession, session: Any, targets: Any, fetches: Any, run: Callable[[list[Any]], Any]
     ) -> Any:
-        """A run in another thread; such a thread cannot be stopped between two steps."""
-        plan = tracked.plan(session.graph, targets, fetches)
-        if not plan.trains:
+        """Does a run in another thread, which cannot be suspended between two steps."""
+        info = tracked.run_info(session.graph, targets, fetches)
+        if not info.trains:
             return run([])
-        values = run(plan.more)
+        values = run(info.extra_fetches)
         with self._lock:
             if self._trainee is None:
-                self._begin(session, tracked)
-            self.give_up("it trains in several threads")
-            self._stepped(plan, 1, values)
-        return values[: len(fetches)] if plan.more else values
+                self._start_training(session, tracked)
+            self.disable_saving("it trains in several threads")
+            self._stepped(info, 1, values)
+        return values[: len(fetches)] if info.extra_fetches else values
 
-    def _begin(self, session: Any, tracked: TrackedSession) -> None:
-        """A session is about to take its first step."""
+    def _start_training(self, session: Any, tracked: TrackedSession) -> None:
         first = self._trainee is None
         if first and self._step == 0:
             self._step = self._global_step(session) or 0
         if tracked.is_monitored and first:
             self._log = None
         elif tracked.is_monitored or (self._trainee is not None and self._trainee.is_monitored):
-            self.give_up("it trains in several sessions, monitored ones among them")
+            self.disable_saving("it trains in several sessions, monitored ones among them")
         elif self._log is None:
-            self.give_up(_TOO_MUCH)
+            self.disable_saving(_LOG_TOO_LARGE)
         if session.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
-            self.give_up("it reads its data from queues, whose content cannot be saved; use tf.data")
+            self.disable_saving("it reads its data from queues, whose content cannot be saved; use tf.data")
         if first:
             graph = session.graph
             self._runtime.found_model(lambda: training.planned_variables(graph, training.of(graph)))
         self._trainee = tracked
         if first:
             if self._runtime.save_at_end is None:
-                self._runtime.save_at_end = self._finish_open
+                self._runtime.save_at_end = self._save_open_session
             self._runtime.keep_best = self._keep_best
-            self._runtime.training(preemptible=not self._given_up)
+            self._runtime.training(preemptible=not self._saving_disabled)
 
     def _keep_best(self) -> None:
-        """Keeps the session that trains, as it is while the script reports."""
         session = None if self._trainee is None else self._sessions.get(self._trainee.number)
-        if session is not None and not self._busy and _in_main_thread():
-            with self._for_own_runs():
+        if session is not None and not self._is_untracked and _in_main_thread():
+            with self._untracked_runs():
                 self._runtime.keep(lambda: checkpoints.write_best(self._runtime, session))
 
-    def _stepped(self, plan: Plan, advance: int, values: list[Any]) -> None:
+    def _stepped(self, info: RunInfo, advance: int, values: list[Any]) -> None:
         self._step += advance
         self._unsaved = True
-        if plan.loss is None:
+        if info.loss_index is None:
             self._runtime.progress(self._step)
             return
-        loss = values[plan.loss]
+        loss = values[info.loss_index]
         loss = float(loss if loss.ndim == 0 else np.mean(loss))
         value = loss if self._runtime.spec.metric == "loss" else None
         self._runtime.progress(self._step, loss, value=value, is_reported=False)
 
-    def _record(self, plan: Plan, results: list[Any] | None) -> None:
+    def _record(self, info: RunInfo, results: list[Any] | None) -> None:
         if self._log is not None:
-            self._log.add(plan.key, results)
-            if self._log.size_bytes > LIMIT_BYTES:
+            self._log.add(info.key, results)
+            if self._log.size_bytes > MAX_LOG_BYTES:
                 self._log = None
                 if self._trainee is not None:
-                    self.give_up(_TOO_MUCH)
+                    self.disable_saving(_LOG_TOO_LARGE)
 
-    def _replay(self, plan: Plan, fetches: bool, run: Callable[[list[Any]], Any]) -> Any:
+    def _replay(self, info: RunInfo, fetches: bool, run: Callable[[list[Any]], Any]) -> Any:
         assert self._log is not None
-        assert self._replayed is not None
-        key, results = self._log.get(self._replayed)
-        if key != plan.key:
+        assert self._replay_index is not None
+        key, results = self._log.get(self._replay_index)
+        if key != info.key:
             raise BadInputError(
                 f"The script did not run the same ops again as before checkpoint '{self._runtime.spec.resume_from}'; "
-                "seed what it decides by, or train in a MonitoredTrainingSession."
+                "seed its random decisions, or train in a MonitoredTrainingSession."
             )
-        self._replayed += 1
-        if not plan.trains and not fetches:
+        self._replay_index += 1
+        if not info.trains and not fetches:
             run([])  # an initialiser, of an iterator or a table for example
-        if self._replayed == len(self._log):
-            self._replayed = None
+        if self._replay_index == len(self._log):
+            self._replay_index = None
             self._restore()
         if results is None:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
@@ -316,34 +285,33 @@ class GraphTrial:
         self._runtime.checkpoint_written(path, self._step)
 
     def _restore(self) -> None:
-        """Puts back all sessions of the checkpoint, and the random state."""
         assert self._resumed is not None
         resumed, self._resumed = self._resumed, None
-        with self._for_own_runs():
+        with self._untracked_runs():
             resumed.restore(self._sessions)
         self._step = resumed.meta["step"]
         self._saved = resumed.path, self._step
         self._runtime.restored(resumed.path, self._step, resumed.meta["train_s"], resumed.meta["standing"])
 
     def _global_step(self, session: Any) -> int | None:
-        """The global step; None if there is none, or it has no value yet."""
+        """None if there is none, or it has no value yet."""
         step = tf.compat.v1.train.get_global_step(session.graph)
         if step is None:
             return None
-        with self._for_own_runs():
+        with self._untracked_runs():
             try:
                 return int(session.run(step))
             except tf.errors.FailedPreconditionError:
                 return None
 
     @contextlib.contextmanager
-    def _for_own_runs(self) -> Iterator[None]:
-        """Runs inside are not the script's."""
-        before, self._busy = self._busy, True
+    def _untracked_runs(self) -> Iterator[None]:
+        """Runs inside are Dike's, not the script's."""
+        before, self._is_untracked = self._is_untracked, True
         try:
             yield
         finally:
-            self._busy = before
+            self._is_untracked = before
 
 
 def _in_main_thread() -> bool:

@@ -1,4 +1,4 @@
-"""What a session holds, as TensorFlow checkpoints: variables, tables and the positions of `tf.data` iterators."""
+"""A session's state as TensorFlow checkpoints: variables, tables and the positions of `tf.data` iterators."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops, options
 
 from dike.exceptions import BadInputError
-from dike.v1.graphs import opened
+from dike.v1.graphs import unfinalized
 
 _ITERATORS = {"IteratorV2", "Iterator", "OneShotIterator"}
-_OUTSIDE = ("PyFunc", "GeneratorDataset")
+_PYTHON_OPS = ("PyFunc", "GeneratorDataset")
 """Ops whose state is in Python."""
 
 
 class SessionState:
-    """Saves and restores a session. Adds ops to its graph at the first use.
-
-    Args:
-        graph: the session's graph.
-    """
+    """Saves and restores a session. Adds ops to its graph at the first use."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -32,11 +28,7 @@ class SessionState:
         self._meta_graph: tuple[int, bytes | None] | None = None
 
     def save(self, session: Any, folder: str) -> dict[str, Any]:
-        """Writes the state into `folder`, which exists or is made by writing.
-
-        Returns:
-            What `restore` has to know, as JSON values.
-        """
+        """Writes the state to `folder`, which may be missing; returns the argument `saved` of `restore`."""
         names = self.save_variables(session, folder)
         iterators = {}
         for number, op in enumerate(self._iterator_ops()):
@@ -46,14 +38,14 @@ class SessionState:
         return {"variables": names, "iterators": iterators}
 
     def save_variables(self, session: Any, folder: str) -> list[str]:
-        """Writes the variables and tables that have a value; their names."""
+        """Saves the initialised variables and tables; returns their names."""
         names = self._initialised(session)
         if names:
             self._saver(names).save(session, f"{folder}/variables", write_meta_graph=False, write_state=False)
         return names
 
     def meta_graph(self) -> bytes | None:
-        """The graph, with what is in its collections; None if it is too large for a file."""
+        """The serialised graph with its collections; None if it exceeds protobuf's 2 GiB."""
         version = self._graph.version
         if self._meta_graph is None or self._meta_graph[0] != version:
             try:
@@ -64,11 +56,7 @@ class SessionState:
         return self._meta_graph[1]
 
     def restore(self, session: Any, folder: str, saved: dict[str, Any]) -> None:
-        """Puts back what `save` wrote.
-
-        Raises:
-            BadInputError: if the graph has other variables.
-        """
+        """Raises BadInputError if the graph has other variables."""
         names = saved["variables"]
         if names:
             self._check(f"{folder}/variables", names)
@@ -80,10 +68,9 @@ class SessionState:
             self._iterator_savers(ops[name])[choice].restore(session, f"{folder}/iterator-{number}")
 
     def _initialised(self, session: Any) -> list[str]:
-        """Names of the variables and tables that have a value."""
         variables = _variables(self._graph)
         if variables != self._variables:
-            with opened(self._graph):
+            with unfinalized(self._graph):
                 self._uninitialised = tf.compat.v1.report_uninitialized_variables(variables)
             self._variables = variables
         without = {name.decode() for name in session.run(self._uninitialised)} if variables else set()
@@ -96,7 +83,7 @@ class SessionState:
             wanted = set(names)
             saved = [variable for variable in _variables(self._graph) if variable.op.name in wanted]
             saved += [saveable for saveable in _saveables(self._graph) if saveable.name in wanted]
-            with opened(self._graph):
+            with unfinalized(self._graph):
                 self._savers[key] = tf.compat.v1.train.Saver(saved, max_to_keep=0)
         return self._savers[key]
 
@@ -117,7 +104,7 @@ class SessionState:
         """Savers of one iterator: a strict one, and one that leaves out the state of random ops in the pipeline."""
         if op.name not in self._iterators:
             policies = (options.ExternalStatePolicy.FAIL, options.ExternalStatePolicy.IGNORE)
-            with opened(self._graph):
+            with unfinalized(self._graph):
                 self._iterators[op.name] = [
                     tf.compat.v1.train.Saver(
                         [iterator_ops._IteratorSaveable(op.outputs[0], op.name, policy)], max_to_keep=0
@@ -127,33 +114,33 @@ class SessionState:
         return self._iterators[op.name]
 
     def _save_iterator(self, session: Any, op: Any, path: str) -> int | None:
-        """Saves one iterator; which of its savers could, None if its state cannot be had."""
+        """Saves one iterator; returns the index of the saver that succeeded, None if the state cannot be saved."""
         for choice, saver in enumerate(self._iterator_savers(op)):
             try:
                 saver.save(session, path, write_meta_graph=False, write_state=False)
             except tf.errors.FailedPreconditionError as error:
                 if "initialized" in error.message:
-                    return None  # as a resumed run will find it
-                outside = any(kind in error.message for kind in _OUTSIDE)
-                _note(
+                    return None  # a resumed run will not have initialised it either
+                in_python = any(kind in error.message for kind in _PYTHON_OPS)
+                _log_once(
                     op.name,
                     "cannot be saved, because Python code reads the data: a resumed run reads them from the start"
-                    if outside
+                    if in_python
                     else "is saved without the state of its random ops",
                 )
-                if outside:
+                if in_python:
                     return None
             else:
                 return choice
         return None
 
 
-_noted: set[str] = set()
+_logged: set[str] = set()
 
 
-def _note(iterator: str, message: str) -> None:
-    if iterator not in _noted:
-        _noted.add(iterator)
+def _log_once(iterator: str, message: str) -> None:
+    if iterator not in _logged:
+        _logged.add(iterator)
         print(f"dike: the position of iterator '{iterator}' {message}.", file=sys.stderr, flush=True)
 
 

@@ -28,7 +28,7 @@ def save(step: int, loss: float) -> None:
     fencing.check(task)
     path = folder / f"state-{step}.json"
     temporary = path.with_suffix(f".{os.getpid()}")
-    if checkpoints.unless_full(lambda: temporary.write_text(json.dumps({"step": step, "loss": loss}))):
+    if checkpoints.skip_if_disk_full(lambda: temporary.write_text(json.dumps({"step": step, "loss": loss}))):
         temporary.rename(path)
         reporter().checkpoint(str(path), step)
 
@@ -39,11 +39,11 @@ def newest() -> dict[str, float]:
 
 
 def train() -> None:
-    fencing.claim(task)
+    fencing.take_ownership(task)
     state = newest()
     step, loss = int(state["step"]), float(state["loss"])
     reporter().resumed(step)
-    termination.can_save()
+    termination.enable_saving()
     while step < steps and not diary.with_name("end-job").exists():
         time.sleep(pause_s)
         step, loss = step + 1, loss * 0.99
@@ -54,9 +54,9 @@ def train() -> None:
             save(step, loss)
         if termination.requested:
             save(step, loss)
-            termination.leave()
+            termination.exit()
     save(step, loss)
-    checkpoints.wait_for_room(ended.touch)
+    checkpoints.retry_while_disk_full(ended.touch)
 
 
 if task.is_chief:
