@@ -1,6 +1,6 @@
-"""What the framework and its executors say to each other, beside Mesos' own status updates.
+"""Messages between the framework and its executors, all JSON.
 
-An order travels in `TaskInfo.data`, a report as a framework message, an outcome in `TaskStatus.data`; all are JSON.
+A `LaunchOrder` is sent in `TaskInfo.data`, a `Report` as a framework message, an `Outcome` in `TaskStatus.data`.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from executor.environment import Setup
 from executor.limits import Limits
 
 LAUNCHER = "dike.launch"
-"""Turns a zygote's fork into a process of a training job."""
+"""Module that runs a process of a training job in a zygote's fork."""
 LIBRARIES = {
     Api.GRAPH: ("tensorflow",),
     Api.KERAS: ("tensorflow", "keras"),
-    # TF_USE_LEGACY_KERAS counts only before TensorFlow's import, and the script may be about to set it.
+    # TF_USE_LEGACY_KERAS is read on TensorFlow's import, and the script may set it first.
     Api.TF_KERAS: (),
     Api.COORDINATOR: ("tensorflow",),
     Api.LOOP: (),
 }
-"""API -> what a zygote may import before any script of it, as far as is known."""
+"""API -> modules that a zygote may safely import before any script that uses it."""
 ELASTIC_SAVE_S = 60.0
-"""How long a chief has to end its step and save when the job changes its size."""
+"""Maximum time for a chief to finish its step and save, when the job is resized."""
 
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """What an executor has to run.
+    """An executor's order to run a task of a training job.
 
     Attributes:
-        task: what the process has to know of the job and of itself.
-        bundle_url: where the script's folder can be fetched, token included.
+        task: what the process is to run.
+        bundle_url: URL of the job's bundle, token included.
         script: path of the script inside the bundle.
         arguments: the script's arguments.
         environment: variables set for the process on top of the executor's own.
         cpus: CPUs that Mesos gave to the slot; sizes TensorFlow's thread pools.
-        gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
-        stream_logs: whether output is sent to the framework as it comes; it always goes to the sandbox.
+        gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None if Mesos isolates GPUs.
+        stream_logs: whether output is also sent to the framework; it always goes to the sandbox.
         kill_grace_s: seconds between SIGTERM and SIGKILL; a chief that trains takes up to 5 s to save.
-        elastic: whether the slot changes its process when it is told to (`executor.elastic_messages`).
-        standby: whether an elastic slot only gets ready: `task` says who it will be, and its process is still to come.
+        elastic: whether the slot follows `WantedProcess` messages (`executor.elastic_messages`).
+        standby: whether an elastic slot only prepares: its process is requested later, and `task` names only its role.
         preload: modules that the slot's zygote may import before the script does (`framework.project.script_facts`);
-            None: those that its API is known to need.
-        most_mem_mib: memory that its processes may use, in MiB; 0 for no limit.
+            None: those of its API in `LIBRARIES`.
+        most_mem_mib: memory limit of its processes, in MiB; 0 for no limit.
     """
 
     task: TaskSpec
@@ -72,12 +72,10 @@ class LaunchOrder:
 
     @property
     def limits(self) -> Limits:
-        """What its processes may use."""
         return Limits.of_slot(self.most_mem_mib, self.cpus, "--task-mem")
 
     @property
     def setup(self) -> Setup:
-        """How its processes are set up."""
         preload = LIBRARIES[self.task.api] if self.preload is None else self.preload
         if server.is_server(self.task) and not {"tensorflow", "keras", "tf_keras"} & set(preload):
             preload = ("tensorflow",)
@@ -90,7 +88,6 @@ class LaunchOrder:
 
     @classmethod
     def decode(cls, data: str) -> LaunchOrder:
-        """Reads what `encode` wrote."""
         values = decode(data)
         devices, preload = values["gpu_devices"], values["preload"]
         return cls(
@@ -111,18 +108,17 @@ WANTED_OUTPUT = "wanted_output"
 
 
 class OutputPiece:
-    """A piece of output, whose fields a dataclass has."""
+    """Base of the dataclasses that hold a piece of output."""
 
     offset: int
     data: bytes
 
     @property
     def end(self) -> int:
-        """How many bytes of the output there are up to its end."""
+        """Number of bytes of the output up to the end of this piece."""
         return self.offset + len(self.data)
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields as JSON values."""
         return {**vars(self), "data": base64.b64encode(self.data).decode()}
 
 
@@ -133,9 +129,9 @@ class LogChunk(OutputPiece):
     Attributes:
         task_id: the Mesos task it comes from.
         stream: `stdout` or `stderr`.
-        offset: how many bytes of that stream came before it; a gap means that a message was lost.
-        data: the bytes; none if it only says that no more came.
-        skipped: how many bytes before it the executor cannot send again any more.
+        offset: number of bytes of that stream before it; a gap means that a message was lost.
+        data: the bytes; empty if it only confirms that there are no more.
+        skipped: number of bytes before it that the executor can no longer send.
     """
 
     task_id: str
@@ -153,7 +149,7 @@ class LogChunk(OutputPiece):
         """Reads what `to_json` wrote.
 
         Raises:
-            ValueError: if it is something else, or there can be no such piece.
+            ValueError: if it is something else or inconsistent.
         """
         read = read_message(_EncodedChunk, values)
         chunk = cls(read.task_id, read.stream, read.offset, base64.b64decode(read.data), read.skipped)
@@ -164,10 +160,10 @@ class LogChunk(OutputPiece):
 
 @dataclass(frozen=True)
 class WantedOutput:
-    """From where on the framework wants output; sent to the executor, repeated until a chunk has come from there.
+    """The offsets from which the framework wants output; sent until a chunk at that offset arrives.
 
     Attributes:
-        offsets: stream -> how many bytes of it the framework has; the others are not asked for.
+        offsets: stream -> number of bytes that the framework has; other streams are not requested.
     """
 
     offsets: dict[str, int]
@@ -185,16 +181,16 @@ class WantedOutput:
         """
         values = decode(data)
         if not isinstance(values, dict) or values.pop("kind", None) != WANTED_OUTPUT:
-            raise ValueError("not what a slot of a job is told")
+            raise ValueError("not a message for a slot of a job")
         return read_message(cls, values)
 
 
 @dataclass(frozen=True)
 class Addressed:
-    """What the framework says to an executor, for one of its tasks.
+    """A message of the framework to one task of an executor.
 
     Attributes:
-        task_id: the Mesos task it is for.
+        task_id: the Mesos task.
         data: the message, in base64.
     """
 
@@ -220,11 +216,11 @@ class Addressed:
 
 @dataclass(frozen=True)
 class Report:
-    """A line the process wrote with `dike.reporting`: progress, a checkpoint, where its variables are.
+    """A report line of a process (`dike.reporting`): progress, a checkpoint, where its variables are placed.
 
     Attributes:
         task_id: the Mesos task it comes from.
-        content: the line; its `type` says which report it is.
+        content: the line; its `type` is the kind of report.
     """
 
     task_id: str
@@ -236,7 +232,11 @@ class Report:
 
 
 def read_message(kind: type[T], values: Any) -> T:
-    """`dike.typed.read` for a part of a message; says of what it refuses that it is a malformed message."""
+    """Reads a part of a message (`dike.typed.read`).
+
+    Raises:
+        ValueError: "malformed message", if it has another type.
+    """
     try:
         return typed.read(kind, values)
     except ValueError as error:
@@ -244,7 +244,7 @@ def read_message(kind: type[T], values: Any) -> T:
 
 
 def decode_message(data: str) -> LogChunk | Report:
-    """Reads a framework message; those of elastic slots too are read by `executor.elastic_messages.decode_job_message`.
+    """Reads a message of a slot that is not elastic; `executor.elastic_messages.decode_job_message` reads all.
 
     Raises:
         ValueError: if it is none of the messages above.
@@ -269,11 +269,11 @@ class _EncodedChunk:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a process ended; travels in the data of its last status update.
+    """How a process ended; sent in the data of its last status update.
 
     Attributes:
         exit_code: its exit code, or minus the signal that ended it; None if it never started.
-        log_bytes: stream -> bytes written, so that the framework knows what it has yet to receive.
+        log_bytes: stream -> bytes written, by which the framework knows what is still missing.
         tail: the end of its output, both streams.
         sandbox: the folder on the agent that holds all of it.
     """
@@ -287,7 +287,7 @@ class Outcome:
         """The outcome as base64 text.
 
         Args:
-            last_output: the end of each stream, since nobody may have listened when it was sent.
+            last_output: the end of each stream, in case no framework was connected when it was sent.
         """
         values = dataclasses.asdict(self)
         if last_output:
@@ -311,7 +311,7 @@ _LAST_OUTPUT = "last_output"
 
 
 def decode_last_output(data: str) -> list[LogChunk]:
-    """The output that came with an outcome.
+    """Reads the output that was sent with an outcome.
 
     Raises:
         ValueError: if it cannot be read.
@@ -329,7 +329,7 @@ def encode(values: Any) -> str:
 
 
 def decode(data: str) -> Any:
-    """Reads what `encode` wrote; text that databases cannot keep (NUL, half characters) has U+FFFD instead.
+    """Reads what `encode` wrote, made `storable`.
 
     Raises:
         ValueError: if it is not base64 of JSON.
@@ -347,7 +347,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def storable(value: Any) -> Any:
-    """JSON values with U+FFFD for what databases cannot keep in a text: NUL, and halves of surrogate pairs."""
+    """Replaces by U+FFFD what databases cannot store in a text: NUL, and unpaired surrogates."""
     match value:
         case str():
             return _UNSTORABLE.sub("\ufffd", value)

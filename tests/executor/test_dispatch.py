@@ -299,7 +299,7 @@ class _Never:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def ask(self, *_: object) -> None:
+    def request_fork(self, *_: object) -> None:
         pass
 
     def poll(self) -> None:

@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 from dike.profile import Api, ModelProfile
-from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
+from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wanted
 from executor.messages import LaunchOrder, Outcome, Report
 from framework.mesos import events
 from framework.scheduler.demand import Demand
 from framework.scheduler.offer_pool import SETTLE_S
 from framework.training.elastic.autoscaler import LEAST_S, WARM_UP_S
-from framework.training.elastic.resizer import GATHER_S
+from framework.training.elastic.resizer import BATCH_WINDOW_S
 from framework.training.spec import JobSpec, JobTask, Resize
 from tests.training.job_stage import Stage, Watcher, profile, spec
 
@@ -61,7 +61,7 @@ class PlayedSlot:
         status = self.status
         if wanted.number < status.number:
             return
-        ends = tuple(end for end in status.ends if end.attempt not in wanted.known_ends)
+        ends = tuple(end for end in status.ends if end.attempt not in wanted.acknowledged_ends)
         attempt = None if wanted.task is None else wanted.task.attempt
         if status.attempt is not None and status.attempt != attempt:
             ends = (*ends, ProcessEnd(status.attempt, Outcome(TERMINATED, {}, "", "/sandbox")))
@@ -133,7 +133,7 @@ class ElasticStage(Stage):
         """Slots that are not deaf do what they were told since the last call, and say so."""
         messages, self._heard = self.mesos.messages[self._heard :], len(self.mesos.messages)
         for task_id, data in messages:
-            wish = decode_wish(data)
+            wish = decode_wanted(data)
             # Nothing runs in them that has written anything.
             if task_id not in self.deaf and isinstance(wish, WantedProcess):
                 self.slots[task_id].obey(wish)
@@ -159,7 +159,7 @@ class ElasticStage(Stage):
             self.offer(*offers)
             self.wait(SETTLE_S + 0.1)
             # Where nothing is offered it takes a while until the job goes on.
-            self.wait(GATHER_S)
+            self.wait(BATCH_WINDOW_S)
 
     def get_ready(self) -> list[JobTask]:
         """What was launched beside the job gets ready."""
