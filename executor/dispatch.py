@@ -130,14 +130,14 @@ class SlotProcess:
             has_sandbox: whether this executor's own output is the sandbox's.
         """
         self._close()
-        known_pids, theirs = socket.socketpair()
-        self._connection = Connection(known_pids.detach())
+        own_end, peer_end = socket.socketpair()
+        self._connection = Connection(own_end.detach())
         if has_sandbox:
             output = [os.dup(descriptor) for descriptor in (1, 2)]
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             output = [os.open(self._folder / stream, flags, 0o644) for stream in STREAMS]
-        return [*output, theirs.detach()]
+        return [*output, peer_end.detach()]
 
     def adopt(self, pid: int) -> None:
         """Takes over the forked process; sends it its order and tasks."""
@@ -237,10 +237,10 @@ class SlotProcess:
     def _update_deadline(self, process: ForkedProcess) -> None:
         """Sets the earliest deadline of its tasks; `TASK_END_TIMEOUT_S` if no task is left."""
         now_s = time.monotonic()
-        deadline_s = [task.deadline_s for task in self._tasks.values() if task.deadline_s is not None]
+        deadlines_s = [task.deadline_s for task in self._tasks.values() if task.deadline_s is not None]
         process.clear_deadline()
-        if deadline_s or not self._tasks:
-            process.set_deadline(min(deadline_s, default=now_s + TASK_END_TIMEOUT_S) - now_s)
+        if deadlines_s or not self._tasks:
+            process.set_deadline(min(deadlines_s, default=now_s + TASK_END_TIMEOUT_S) - now_s)
 
     def _launch(self, channel: TaskChannel) -> None:
         self._send({"task": channel.task_id, "launch": str(channel.sandbox)})

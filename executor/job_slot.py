@@ -240,7 +240,7 @@ class JobSlot:
         assert current.group is not None
         current.drain(is_killed=self._kill_grace_s is not None)
         exit_code = current.process.exit_code
-        why = current.group.exceeded_limit() or current.process.describe_end("--task-mem")
+        reason = current.group.exceeded_limit() or current.process.describe_end("--task-mem")
         current.group.remove()
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request", exit_code)
@@ -250,7 +250,7 @@ class JobSlot:
             return None
         if exit_code == 0:
             return self._end("TASK_FINISHED", describe_exit(0), exit_code)
-        return self._end("TASK_FAILED", why, exit_code)
+        return self._end("TASK_FAILED", reason, exit_code)
 
     def _is_wanted(self, current: AttemptProcess) -> bool:
         task = self._wanted.task
@@ -282,8 +282,8 @@ class JobSlot:
     def _outcome(self, exit_code: int | None, *, failed: bool = False) -> Outcome:
         self._sender.drain()
         output = self._output
-        place = output_location(self._channel, self._wanted.task or self._order.task, failed=failed)
-        return Outcome(exit_code, dict(output.log_bytes), output.tail, place)
+        location = output_location(self._channel, self._wanted.task or self._order.task, failed=failed)
+        return Outcome(exit_code, dict(output.log_bytes), output.tail, location)
 
     def _end(self, state: str, message: str, exit_code: int | None = None) -> TaskEnd:
         outcome = self._outcome(exit_code, failed=state == "TASK_FAILED")

@@ -250,9 +250,9 @@ class Outputs:
             if self._is_saving:
                 return
             self._is_saving = True
-        threading.Thread(target=self._save_while_asked, name="outputs", daemon=True).start()
+        threading.Thread(target=self._save_while_requested, name="outputs", daemon=True).start()
 
-    def _save_while_asked(self) -> None:
+    def _save_while_requested(self) -> None:
         while True:
             with self._saver_lock:
                 if not self._is_save_requested:
@@ -367,7 +367,7 @@ def restore_into(workspace: Path, folder: str) -> None:
 
 def _restore(task: _Task, state: _State, store: _Store) -> None:
     state.kept, state.left = {}, {}
-    record = _record(store)
+    record = _load_record(store)
     if record is None:
         return
     for path, stamp in record.deleted.items():
@@ -402,7 +402,7 @@ def _restore(task: _Task, state: _State, store: _Store) -> None:
 
 
 def _save(task: _Task, state: _State, store: _Store) -> None:
-    record = _record(store)
+    record = _load_record(store)
     if not _may_write(task, record, store):
         logger.warning("the outputs are not saved: %s belongs to a later run or another job now", task.folder)
         return
@@ -461,7 +461,7 @@ def _may_write(task: _Task, record: OutputsRecord | None, store: _Store) -> bool
     return claimant == (task.owner, task.number) or (claimant[0] == task.owner and claimant[1] < task.number)
 
 
-def _record(store: _Store) -> OutputsRecord | None:
+def _load_record(store: _Store) -> OutputsRecord | None:
     content = store.read(RECORD)
     try:
         return None if content is None else OutputsRecord.loads(content)

@@ -119,7 +119,7 @@ class SlotRun:
         self._workspace = sandbox / f"trial-{order.trial.number}"
         self._folder_task: BackgroundTask | None = None
         self._save_task: BackgroundTask | None = None
-        self._can_report = True
+        self._is_report_pipe_open = True
         self._cancelled_at_s: float | None = None
         self._paused_at_s: float | None = None
         self._is_terminated = False
@@ -227,7 +227,7 @@ class SlotRun:
             return ()
         if self.is_paused:
             return self._process.watched_fds
-        return (*self._process.watched_fds, self._report_reader) if self._can_report else self._process.watched_fds
+        return (*self._process.watched_fds, self._report_reader) if self._is_report_pipe_open else self._process.watched_fds
 
     def prepare_folder(self, folder: Path, bundle_files: Mapping[str, Stamp], environment: Mapping[str, str]) -> bool:
         """Creates its working folder in a thread: a copy of the bundle, with the trial's earlier outputs.
@@ -359,7 +359,7 @@ class SlotRun:
             while data := os.read(self._report_reader, READ_BYTES):
                 self.reports.feed(data)
                 self._active_at_s = time.monotonic()
-            self._can_report = False
+            self._is_report_pipe_open = False
         except BlockingIOError:
             pass
         if self.startup_s is None and self.reports.last and not self.is_resumed:

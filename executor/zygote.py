@@ -190,20 +190,20 @@ class Zygote:
             self._release()
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         self._deadline_s = time.monotonic() + READY_TIMEOUT_S
         preload = ["--preload", ",".join(self._preload)] if self._preload else []
         try:
-            with theirs, self._log.open("ab") as output:
+            with peer, self._log.open("ab") as output:
                 self._process: subprocess.Popen[bytes] | ForkedZygote = subprocess.Popen(
-                    [*self._command, str(theirs.fileno()), *preload],
+                    [*self._command, str(peer.fileno()), *preload],
                     env=dict(self._environment),
                     cwd=self._log.parent,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(peer.fileno(),),
                     start_new_session=True,
                 )
         except OSError:

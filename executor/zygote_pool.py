@@ -94,7 +94,7 @@ class ZygotePool:
     def __init__(self, folder: Path, idle_s: float = math.inf, max_idle: float = math.inf) -> None:
         self._folder = folder
         self._idle_s = idle_s
-        self._most_idle = max_idle
+        self._max_idle = max_idle
         self._numbers = itertools.count()
         self._pooled: dict[ZygoteKind, _Pooled] = {}
 
@@ -142,7 +142,7 @@ class ZygotePool:
                 del self._pooled[kind]
         idle = sorted(((one.used_s, kind) for kind, one in self._pooled.items() if one.is_idle), key=lambda one: one[0])
         for place, (used_s, kind) in enumerate(idle):
-            if len(idle) - place > self._most_idle or time.monotonic() - used_s > self._idle_s:
+            if len(idle) - place > self._max_idle or time.monotonic() - used_s > self._idle_s:
                 logger.info("a zygote has been idle for %.0f s and is ended", time.monotonic() - used_s)
                 self._pooled.pop(kind).zygote.close()
 
