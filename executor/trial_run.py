@@ -227,7 +227,8 @@ class SlotRun:
             return ()
         if self.is_paused:
             return self._process.watched_fds
-        return (*self._process.watched_fds, self._report_reader) if self._is_report_pipe_open else self._process.watched_fds
+        report_fds = (self._report_reader,) if self._is_report_pipe_open else ()
+        return (*self._process.watched_fds, *report_fds)
 
     def prepare_folder(self, folder: Path, bundle_files: Mapping[str, Stamp], environment: Mapping[str, str]) -> bool:
         """Creates its working folder in a thread: a copy of the bundle, with the trial's earlier outputs.

@@ -429,7 +429,7 @@ class TrialSlot:
                 shared.forking = run
 
     def _enforce_wanted(self, run: SlotRun) -> None:
-        """Suspends or ends a run that is not wanted, or exceeds a limit. Ends one that would lose work only if it has to."""
+        """Suspends or ends a run that is not wanted, or exceeds a limit. Work is lost only if necessary."""
         reports = run.reports
         stall_s = self._order.stall_timeout_s
         if self._kill_grace_s is not None:

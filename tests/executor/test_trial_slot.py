@@ -344,9 +344,9 @@ def test_a_run_that_cannot_be_saved_is_suspended_in_memory_alone(slot: SlotProce
     assert steps == list(range(1, len(steps) + 1))
     assert (again.outcome, again.checkpoint) == ("suspended", None)
     # It is the last to go, however likely the others are to go on.
-    slot.wants(trial(3, "train"), known=((0, 1),), memory_bytes=MEMORY_BYTES, likely=((1, 0), (2, 0), (0, 1)))
+    slot.wants(trial(3, "train"), known=((0, 1),), memory_bytes=MEMORY_BYTES, resume_order=((1, 0), (2, 0), (0, 1)))
     slot.status_when(lambda status: status.run == (3, 0) and status.training)
-    slot.wants(trial(3, "train"), memory_bytes=1, likely=((1, 0), (2, 0), (0, 1)))
+    slot.wants(trial(3, "train"), memory_bytes=1, resume_order=((1, 0), (2, 0), (0, 1)))
     left = slot.status_when(lambda status: not status.paused).paused
     assert left == ()
     seen = [status.paused for status in slot.statuses if status.run == (3, 0)]
@@ -549,7 +549,7 @@ def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlot) -> Non
     gpu_slot.wants(None, memory_bytes=MEMORY_BYTES)
     assert gpu_slot.end_of(0).exit_code == 75
     assert gpu_slot.asked == []
-    assert "not in memory: the driver is too old" in gpu_slot.log
+    assert "not paused: the driver is too old" in gpu_slot.log
 
 
 @pytest.mark.parametrize(
@@ -561,7 +561,7 @@ def test_gpu_memory_is_moved_where_that_is_sooner_than_a_new_process(gpu_slot: G
     _, first = give_way(gpu_slot, "train")
     assert first.exit_code == (None if stays else 75)
     assert gpu_slot.asked == (["lock", "checkpoint"] if stays else [])
-    assert ("and a new process reports after" in gpu_slot.log) == (not stays)
+    assert ("takes longer than a new process" in gpu_slot.log) == (not stays)
 
 
 @pytest.mark.parametrize("gpu_slot", [{"held_bytes": 0}], indirect=True)
@@ -666,7 +666,7 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
     slot.status_when(lambda status: status.paused == ((1, 0), (2, 0)))
     slot.wait_for(lambda: len(slot.groups) == 3, lambda: slot.groups)
     # Its trial has gone on in another slot.
-    slot.wants(trial(3, "train"), memory_bytes=MEMORY_BYTES, let_go=((1, 0), (7, 0)))
+    slot.wants(trial(3, "train"), memory_bytes=MEMORY_BYTES, evict=((1, 0), (7, 0)))
     slot.status_when(lambda status: status.paused == ((2, 0),))
     wait_gone(paused[1].pid)
     # It comes back from there.
@@ -711,13 +711,16 @@ def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: SlotPro
     # Room for two and a half.
     memory_bytes = int((zygote_bytes + 2.5 * (72 << 20)) / 0.9)
     for number in range(3):
-        slot.wants(trial(number, "large"), memory_bytes=memory_bytes, likely=((1, 0), (0, 0)))
+        slot.wants(trial(number, "large"), memory_bytes=memory_bytes, resume_order=((1, 0), (0, 0)))
         slot.trains(number)
     first, second = slot.end_of(0), slot.end_of(1)
     slot.status_when(lambda status: status.run == (2, 0) and status.paused == ((1, 0),))
     # It goes on all the same. Of the one that has just given way nothing has been said.
     slot.wants(
-        trial(0, "large", 1, first.checkpoint), known=((0, 0), (1, 0)), memory_bytes=memory_bytes, likely=((1, 0),)
+        trial(0, "large", 1, first.checkpoint),
+        known=((0, 0), (1, 0)),
+        memory_bytes=memory_bytes,
+        resume_order=((1, 0),),
     )
     status = slot.status_when(lambda status: status.run == (0, 1) and status.step > first.step)
     assert not status.continued
