@@ -37,8 +37,8 @@ class AttemptProcess:
 
     Attributes:
         is_requested: whether a zygote has been asked to fork it.
-        process: the forked process; None before.
-        stop_requested: whether it was asked to stop, because the job changes its size.
+        process: None before the fork.
+        stop_requested: whether it was asked to stop, because the job is resized.
         group: its control group; None before the request.
     """
 
@@ -95,13 +95,7 @@ class AttemptProcess:
     def make_fork_request(
         self, order: LaunchOrder, folder: Path, groups: ControlGroups
     ) -> tuple[ForkRequest, tuple[int, ...]]:
-        """Returns the request to the zygote, and the file descriptors to pass. Creates the control group.
-
-        Args:
-            order: the slot's order.
-            folder: the unpacked bundle.
-            groups: creates control groups.
-        """
+        """Returns the request to the zygote, and the file descriptors to pass. Creates the control group."""
         environment = {
             # Read by scripts.
             "DIKE_CHECKPOINT_DIR": self.task.checkpoint_dir,
@@ -133,11 +127,7 @@ class AttemptProcess:
         self.drain()
 
     def drain(self, *, is_killed: bool = False) -> None:
-        """Waits until its output, reports and files are on their way. All its processes must have ended.
-
-        Args:
-            is_killed: whether the slot is being killed; limits the wait.
-        """
+        """Waits until its output, reports and files are sent or saved; briefly if `is_killed`. Its processes must have ended."""
         self._output.drain()
         self._reports.join(DRAIN_TIMEOUT_S)
         if self._outputs is not None and self.process is not None:

@@ -31,8 +31,7 @@ MAX_UNPACKED_BYTES = 200 * 2**20
 """Maximum size of a decompressed archive: twice the packing limit, which leaves 512 bytes and more for each file."""
 
 
-class BundleError(Exception):
-    """The bundle could not be fetched or unpacked."""
+class BundleError(Exception): ...
 
 
 def fetch(url: str, folder: Path) -> None:

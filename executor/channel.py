@@ -37,13 +37,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """How a slot's task ended.
-
-    Attributes:
-        state: Mesos' terminal state.
-        message: one sentence for the user.
-        data: details for the framework, in base64; may be empty.
-    """
+    """How a slot's task ended: Mesos' terminal state, one sentence for the user, details for the framework in base64."""
 
     state: str
     message: str
@@ -51,12 +45,7 @@ class TaskEnd:
 
 
 class TaskChannel:
-    """The outgoing side of one task.
-
-    Attributes:
-        task_id: Mesos' id of the task.
-        sandbox: the folder that the task writes to.
-    """
+    """The outgoing side of one task, which writes to `sandbox`."""
 
     def __init__(self, driver: Driver, task_id: str, sandbox: Path) -> None:
         self.task_id = task_id
@@ -79,7 +68,6 @@ class TaskChannel:
         self._driver.sendStatusUpdate(status)
 
     def send(self, data: str) -> bool:
-        """Sends a framework message; see `send`."""
         return send(self._driver, data)
 
 
@@ -101,11 +89,7 @@ class Slot(Protocol):
     """Runs the processes of one task. Thread-safe."""
 
     def kill(self, grace_s: float | None = None) -> None:
-        """Ends the task, gracefully first.
-
-        Args:
-            grace_s: seconds between SIGTERM and SIGKILL; None for the default of the task's order.
-        """
+        """Ends the task, gracefully first. The default of `grace_s` is that of the task's order."""
 
     def receive(self, data: str) -> None:
         """Handles a message of the framework, in base64."""
@@ -130,7 +114,6 @@ class Mailbox(Generic[T]):
         return not self._messages.empty()
 
     def take(self) -> list[T]:
-        """Removes and returns all messages, in order."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         messages = []

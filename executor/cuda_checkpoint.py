@@ -18,8 +18,7 @@ LOCK_TIMEOUT_MS = 10_000
 """Maximum time that the driver waits for pending CUDA calls of a process."""
 
 
-class CudaCheckpointError(Exception):
-    """The driver could not move the memory."""
+class CudaCheckpointError(Exception): ...
 
 
 def unavailable_reason() -> str:

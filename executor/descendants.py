@@ -17,12 +17,7 @@ FROZEN_STATUSES = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STA
 
 
 def processes(root: int, excluded: Collection[int | None] = ()) -> list[psutil.Process]:
-    """Lists the descendants of a process.
-
-    Args:
-        root: its id.
-        excluded: ids of processes that are left out with their descendants.
-    """
+    """Lists the descendants of a process, without those in `excluded` and their descendants."""
     return list(_walk(root, excluded))
 
 
@@ -43,7 +38,6 @@ def freeze(root: int) -> bool:
 
 
 def _walk(root: int, excluded: Collection[int | None]) -> Iterator[psutil.Process]:
-    """Yields each process before its children are listed."""
     waiting = children(root)
     while waiting:
         pid = waiting.pop()
@@ -55,10 +49,7 @@ def _walk(root: int, excluded: Collection[int | None]) -> Iterator[psutil.Proces
 
 
 def kill_and_reap(excluded: Collection[int | None] = ()) -> bool:
-    """Kills and reaps the descendants of this process.
-
-    Args:
-        excluded: as in `processes`.
+    """Kills and reaps the descendants of this process (see `processes`).
 
     Returns:
         Whether none was left; call it until none is.

@@ -39,7 +39,6 @@ TASK_END_TIMEOUT_S = 90.0
 killed. Longer than a zygote may take to answer, and than outputs take to be saved.
 """
 CHECK_INTERVAL_S = 5.0
-"""Maximum interval between checks of deadlines."""
 STREAMS = ("stdout", "stderr")
 
 
@@ -94,7 +93,6 @@ class SlotProcess:
 
     @property
     def tasks(self) -> Collection[str]:
-        """Ids of its tasks."""
         return self._tasks.keys()
 
     @property
@@ -112,12 +110,6 @@ class SlotProcess:
             self._launch(channel)
 
     def make_fork_request(self, setup: Setup, kind: ZygoteKind) -> ForkRequest:
-        """Returns the request to the zygote.
-
-        Args:
-            setup: of the slots.
-            kind: of the zygote.
-        """
         changes = {**kind.changes(process_environment(setup)), ZYGOTES_VARIABLE: None}
         return ForkRequest(self._folder, (), self._folder, changes, module=SLOT_PROCESS)
 
@@ -125,9 +117,6 @@ class SlotProcess:
         """Opens its output files and its end of a new connection; the caller closes them.
 
         A process that was forked unnoticed, for an earlier request, finds its connection closed.
-
-        Args:
-            has_sandbox: whether this executor's own output is the sandbox's.
         """
         self._close()
         own_end, peer_end = socket.socketpair()
@@ -167,12 +156,6 @@ class SlotProcess:
             self._send({"task": task_id, "forward": data})
 
     def kill(self, task_id: str, grace_s: float | None) -> None:
-        """Ends a task.
-
-        Args:
-            task_id: the task.
-            grace_s: seconds between SIGTERM and SIGKILL; None for the order's default.
-        """
         task = self._tasks[task_id]
         default_grace_s = float(decode(self.data).get("kill_grace_s", 0.0))
         task.deadline_s = time.monotonic() + TASK_END_TIMEOUT_S + (default_grace_s if grace_s is None else grace_s)
@@ -285,11 +268,7 @@ class Dispatcher(pymesos.Executor):
         self._is_shut_down = False
 
     def main(self, driver: ExecutorDriver) -> None:
-        """Waits for tasks, runs them, reports their ends and waits until the agent has acknowledged these.
-
-        Args:
-            driver: a started driver, with this object as its executor.
-        """
+        """Runs tasks until the last one has ended and the agent has acknowledged all updates."""
         give_up_s = time.monotonic() + LAUNCH_TIMEOUT_S
         pools: list[Zygotes] = [self._local_zygotes, *([self._server_zygotes] if self._server_zygotes else [])]
         try:
@@ -374,7 +353,6 @@ class Dispatcher(pymesos.Executor):
         self._start(driver, channel, data)
 
     def _start(self, driver: ExecutorDriver, channel: TaskChannel, data: str) -> None:
-        """Adds a task to a slot process that accepts it, or to a new one."""
         process = next((process for process in self._processes if process.accepts(data)), None)
         if process is not None:
             process.add_task(channel)

@@ -43,7 +43,6 @@ class WantedProcess:
     acknowledged_ends: tuple[int, ...] = ()
 
     def encode(self) -> str:
-        """The message as base64 text."""
         task = None if self.task is None else self.task.dumps()
         return encode(
             {"kind": "wanted_process", "number": self.number, "task": task, "known_ends": list(self.acknowledged_ends)}
@@ -51,11 +50,7 @@ class WantedProcess:
 
     @classmethod
     def decode(cls, data: str) -> WantedProcess:
-        """Reads what `encode` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is another or a malformed message."""
         values = decode(data)
         try:
             if values["kind"] != "wanted_process":
@@ -71,11 +66,7 @@ class WantedProcess:
 
 
 def decode_wanted(data: str) -> WantedProcess | WantedOutput:
-    """Reads a message to a slot of an elastic job.
-
-    Raises:
-        ValueError: if it is neither kind of message.
-    """
+    """Reads a message to a slot of an elastic job; raises ValueError."""
     values = decode(data)
     is_output = isinstance(values, dict) and values.get("kind") == WANTED_OUTPUT
     return WantedOutput.decode(data) if is_output else WantedProcess.decode(data)
@@ -91,13 +82,13 @@ class ProcessEnd:
 
 @dataclass(frozen=True)
 class ElasticStatus:
-    """State of a slot; sent to the framework on each change, and as the answer to each message.
+    """State of a slot; sent on each change, every second, and as the answer to each message.
 
     Attributes:
         task_id: the slot's Mesos task.
         number: of the newest `WantedProcess` received; 0 before the first.
         ready: whether its zygote has imported its modules.
-        attempt: attempt of the process that runs or is being forked; None if there is none.
+        attempt: attempt of the process that runs or is being forked.
         ends: ends that the framework has not yet acknowledged.
     """
 
@@ -113,11 +104,7 @@ class ElasticStatus:
 
 
 def decode_job_message(data: str) -> LogChunk | Report | ElasticStatus:
-    """Reads a framework message of a training job's slot, elastic or not.
-
-    Raises:
-        ValueError: if it is none of these.
-    """
+    """Reads a message of a training job's slot, elastic or not; raises ValueError."""
     values = decode(data)
     if not isinstance(values, dict) or values.pop("type", None) != "elastic":
         return decode_message(data)

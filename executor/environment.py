@@ -67,14 +67,7 @@ class ZygoteKind:
 
 @dataclass(frozen=True)
 class Setup:
-    """Configuration of a slot's processes.
-
-    Attributes:
-        launcher, preload: of their zygote.
-        environment: variables set by the user for the job or search, and by Dike.
-        cpus: the slot's CPUs.
-        gpu_devices: the slot's GPUs; None if Mesos isolates GPUs.
-    """
+    """Configuration of a slot's processes. `gpu_devices` is None if Mesos isolates GPUs."""
 
     launcher: str
     preload: tuple[str, ...]
@@ -83,11 +76,7 @@ class Setup:
     gpu_devices: Sequence[int] | None = None
 
     def kind(self, base: Mapping[str, str]) -> ZygoteKind:
-        """The kind of zygote to fork from.
-
-        Args:
-            base: the executor's environment.
-        """
+        """The kind of zygote to fork from. `base` is the executor's environment."""
         values = {name: value for name, value in base.items() if name != "LC_CTYPE"}  # set by Python itself
         values |= process_environment(self, {})
         kept = {name: value for name, value in values.items() if not _SET_IN_FORKS.fullmatch(name)}
@@ -99,12 +88,7 @@ class Setup:
 
 
 def process_environment(setup: Setup, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a slot's processes, with its thread pool sizes and visible GPUs.
-
-    Args:
-        setup: the slot's.
-        base: the executor's environment.
-    """
+    """The environment of a slot's processes, with its thread pool sizes and visible GPUs."""
     threads = str(max(1, math.ceil(setup.cpus)))
     environment = {
         **base,

@@ -14,11 +14,7 @@ from executor.process import describe_exit, oom_kills, signal_group, wait_readab
 class ForkedProcess:
     """A child of this process that leads a process group, until it is reaped. All methods belong to one thread.
 
-    Args:
-        pid: the process, a child of this one.
-
     Attributes:
-        pid: its id.
         started_at_s: monotonic time at which it was adopted.
         ended_at_s: monotonic time at which it was reaped; None before.
         exit_code: its exit code, or minus the signal that ended it; None before, and if it was not a child of this one.
@@ -66,11 +62,7 @@ class ForkedProcess:
         self._pidfd = None
 
     def describe_end(self, more_memory: str) -> str:
-        """Describes its end.
-
-        Args:
-            more_memory: option that raises the memory, named if the kernel may have killed it for memory.
-        """
+        """Describes its end; names the option `more_memory` if the kernel may have killed it for memory."""
         how = describe_exit(self.exit_code)
         if not self._oom_suspected:
             return how
@@ -80,11 +72,9 @@ class ForkedProcess:
         )
 
     def terminate(self, grace_s: float, *, leader_only: bool = False) -> None:
-        """Sends SIGTERM on the first call; SIGKILL follows at the deadline.
+        """Sends SIGTERM on the first call; SIGKILL follows `grace_s` seconds later.
 
-        Args:
-            grace_s: seconds until the deadline.
-            leader_only: whether SIGTERM goes to the leader only; its group is killed after its end anyway.
+        SIGTERM goes to the whole group unless `leader_only`; what is left of it is killed after the leader's end.
         """
         self.set_deadline(grace_s)
         if not self._is_terminated:
@@ -104,7 +94,6 @@ class ForkedProcess:
         self._deadline_s = None
 
     def close(self) -> None:
-        """Stops watching it."""
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None

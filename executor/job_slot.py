@@ -40,12 +40,7 @@ STOP_GRACE_S = ELASTIC_SAVE_S + 5.0
 class JobSlot:
     """Runs the process of its order; if the job is elastic, that of the newest `WantedProcess`.
 
-    A single thread waits for messages, processes and deadlines.
-
-    Args:
-        channel: the slot's task.
-        order: of the slot.
-        zygote: forks its processes; the slot closes it.
+    A single thread waits for messages, processes and deadlines. The slot closes its zygote.
     """
 
     def __init__(self, channel: TaskChannel, order: LaunchOrder, zygote: Zygote) -> None:
@@ -78,13 +73,11 @@ class JobSlot:
             logger.warning("message ignored: %s", error)
 
     def kill(self, grace_s: float | None = None) -> None:
-        """Ends the slot's process and its task."""
         self._mailbox.put(float(self._order.kill_grace_s if grace_s is None else grace_s))
 
     # Called on the main thread.
 
     def run(self) -> None:
-        """Runs the slot until its task ends, and reports the end to Mesos."""
         end = self._run_to_end()
         self._channel.update(end.state, end.message, end.data)
 
@@ -108,7 +101,6 @@ class JobSlot:
         return end
 
     def _wait(self) -> None:
-        """Waits for messages, processes and the next deadline, and handles them."""
         current = self._current
         watched = (self._mailbox.fileno(), *self._zygote.watched_fds, *(current.watched_fds if current else ()))
         wait_readable(watched, self._next_wakeup_s() - time.monotonic())
@@ -122,7 +114,6 @@ class JobSlot:
             current.poll()
 
     def _report_running(self, message: str) -> None:
-        """Reports once to Mesos that the task runs."""
         if not self._running_reported:
             self._running_reported = True
             self._channel.update("TASK_RUNNING", message)
@@ -169,7 +160,6 @@ class JobSlot:
         return self._fill()
 
     def _fill(self) -> TaskEnd | None:
-        """Starts the desired process in the empty slot, or ends its task."""
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request")
         if self._zygote.failure:
@@ -219,7 +209,6 @@ class JobSlot:
         return self._end("TASK_FAILED", reason)
 
     def _enforce_wanted(self, current: AttemptProcess) -> None:
-        """Stops the process if it is not wanted."""
         running = current.process
         assert running is not None
         if not self._is_wanted(current):
@@ -291,7 +280,6 @@ class JobSlot:
 
 
 def outputs_of(order: LaunchOrder, task: TaskSpec, workspace: Path) -> Outputs:
-    """The outputs of a chief, which are saved in its job's checkpoint folder."""
     return Outputs(workspace, task.checkpoint_dir, task.job_id, task.attempt, order.environment)
 
 

@@ -59,10 +59,6 @@ class Limits:
 class ControlGroup:
     """The control group of one run: one folder, or in version 1 one for each controller.
 
-    Args:
-        folders: controller -> folder; empty if no group can be created.
-        limits: of the run.
-
     Attributes:
         folders: folders that a process joins (`dike.process.limit`).
         max_processes: for RLIMIT_NPROC, if no group counts processes; None to leave it unchanged.
@@ -106,7 +102,6 @@ class ControlGroup:
 
 
 def _count(events: Path | None, name: str) -> int:
-    """The kernel's counter of an event in a group."""
     with contextlib.suppress(OSError):
         for line in () if events is None else events.read_text().splitlines():
             event, _, count = line.partition(" ")
@@ -116,19 +111,12 @@ def _count(events: Path | None, name: str) -> int:
 
 
 class ControlGroups:
-    """Creates the control groups of one slot process.
-
-    Args:
-        limits: of each run.
-    """
-
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._numbers = itertools.count()
         self._roots = _make_roots() if os.environ.get(LIMITS_VARIABLE) else {}
 
     def make(self) -> ControlGroup:
-        """Creates a group for one run."""
         name = str(next(self._numbers))
         folders = {controller: root_folder / name for controller, root_folder in self._roots.items()}
         try:
@@ -140,7 +128,6 @@ class ControlGroups:
             return ControlGroup({}, self._limits)
 
     def close(self) -> None:
-        """Removes all groups. All runs must have ended."""
         for root_folder in set(self._roots.values()):
             _remove(root_folder)
 

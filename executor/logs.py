@@ -1,4 +1,4 @@
-"""Logging of the executor and of slot processes."""
+"""Logging to files."""
 
 from __future__ import annotations
 

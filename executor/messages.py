@@ -1,4 +1,4 @@
-"""Messages between the framework and its executors, all JSON.
+"""Messages between the framework and its executors: JSON in base64, the form of bytes in Mesos' JSON.
 
 A `LaunchOrder` is sent in `TaskInfo.data`, a `Report` as a framework message, an `Outcome` in `TaskStatus.data`.
 """
@@ -83,7 +83,6 @@ class LaunchOrder:
         return Setup(LAUNCHER, preload, {**self.environment, **own}, self.cpus, self.gpu_devices)
 
     def encode(self) -> str:
-        """The order as base64 text, the form of bytes in Mesos' JSON."""
         return encode({**dataclasses.asdict(self), "task": self.task.dumps()})
 
     @classmethod
@@ -108,14 +107,12 @@ WANTED_OUTPUT = "wanted_output"
 
 
 class OutputPiece:
-    """Base of the dataclasses that hold a piece of output."""
-
     offset: int
     data: bytes
 
     @property
     def end(self) -> int:
-        """Number of bytes of the output up to the end of this piece."""
+        """Offset of the first byte after this piece."""
         return self.offset + len(self.data)
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +124,6 @@ class LogChunk(OutputPiece):
     """A piece of a process' output.
 
     Attributes:
-        task_id: the Mesos task it comes from.
         stream: `stdout` or `stderr`.
         offset: number of bytes of that stream before it; a gap means that a message was lost.
         data: the bytes; empty if it only confirms that there are no more.
@@ -141,16 +137,11 @@ class LogChunk(OutputPiece):
     skipped: int = 0
 
     def encode(self) -> str:
-        """The chunk as base64 text."""
         return encode({"type": "log", **self.to_json()})
 
     @classmethod
     def from_json(cls, values: Any) -> LogChunk:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: if it is something else or inconsistent.
-        """
+        """Reads what `to_json` wrote; raises ValueError."""
         read = read_message(_EncodedChunk, values)
         chunk = cls(read.task_id, read.stream, read.offset, base64.b64decode(read.data), read.skipped)
         if chunk.stream not in STREAMS or chunk.offset < 0 or chunk.end > typed.LARGEST:
@@ -160,25 +151,16 @@ class LogChunk(OutputPiece):
 
 @dataclass(frozen=True)
 class WantedOutput:
-    """The offsets from which the framework wants output; sent until a chunk at that offset arrives.
-
-    Attributes:
-        offsets: stream -> number of bytes that the framework has; other streams are not requested.
-    """
+    """Stream -> offset from which the framework wants output; sent until a chunk at that offset arrives."""
 
     offsets: dict[str, int]
 
     def encode(self) -> str:
-        """The message as base64 text."""
         return encode({"kind": WANTED_OUTPUT, **dataclasses.asdict(self)})
 
     @classmethod
     def decode(cls, data: str) -> WantedOutput:
-        """Reads what `encode` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is another or a malformed message."""
         values = decode(data)
         if not isinstance(values, dict) or values.pop("kind", None) != WANTED_OUTPUT:
             raise ValueError("not a message for a slot of a job")
@@ -187,27 +169,17 @@ class WantedOutput:
 
 @dataclass(frozen=True)
 class Addressed:
-    """A message of the framework to one task of an executor.
-
-    Attributes:
-        task_id: the Mesos task.
-        data: the message, in base64.
-    """
+    """A message of the framework to one task of an executor; `data` is in base64."""
 
     task_id: str
     data: str
 
     def encode(self) -> str:
-        """The message as base64 text."""
         return encode({"task": self.task_id, "data": self.data})
 
     @classmethod
     def decode(cls, data: str) -> Addressed:
-        """Reads what `encode` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is another or a malformed message."""
         values = decode(data)
         if not isinstance(values, dict) or values.keys() != {"task", "data"}:
             raise ValueError("not addressed to a task")
@@ -216,27 +188,17 @@ class Addressed:
 
 @dataclass(frozen=True)
 class Report:
-    """A report line of a process (`dike.reporting`): progress, a checkpoint, where its variables are placed.
-
-    Attributes:
-        task_id: the Mesos task it comes from.
-        content: the line; its `type` is the kind of report.
-    """
+    """A report line of a process (`dike.reporting`): progress, a checkpoint, where its variables are placed."""
 
     task_id: str
     content: dict[str, Any]
 
     def encode(self) -> str:
-        """The report as base64 text."""
         return encode({"type": "report", **dataclasses.asdict(self)})
 
 
 def read_message(kind: type[T], values: Any) -> T:
-    """Reads a part of a message (`dike.typed.read`).
-
-    Raises:
-        ValueError: "malformed message", if it has another type.
-    """
+    """Reads a part of a message (`dike.typed.read`); raises ValueError, "malformed message"."""
     try:
         return typed.read(kind, values)
     except ValueError as error:
@@ -246,8 +208,7 @@ def read_message(kind: type[T], values: Any) -> T:
 def decode_message(data: str) -> LogChunk | Report:
     """Reads a message of a slot that is not elastic; `executor.elastic_messages.decode_job_message` reads all.
 
-    Raises:
-        ValueError: if it is none of the messages above.
+    Raises ValueError.
     """
     values = decode(data)
     kind = values.pop("type", None) if isinstance(values, dict) else None
@@ -284,11 +245,7 @@ class Outcome:
     sandbox: str
 
     def encode(self, last_output: Sequence[LogChunk] = ()) -> str:
-        """The outcome as base64 text.
-
-        Args:
-            last_output: the end of each stream, in case no framework was connected when it was sent.
-        """
+        """Encodes it with the end of each stream, in case no framework was connected when that was sent."""
         values = dataclasses.asdict(self)
         if last_output:
             values[_LAST_OUTPUT] = [chunk.to_json() for chunk in last_output]
@@ -296,11 +253,7 @@ class Outcome:
 
     @classmethod
     def decode(cls, data: str) -> Outcome:
-        """Reads what `encode` wrote, without the output.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Reads what `encode` wrote, without the output; raises ValueError."""
         values = decode(data)
         if isinstance(values, dict):
             values.pop(_LAST_OUTPUT, None)
@@ -311,11 +264,7 @@ _LAST_OUTPUT = "last_output"
 
 
 def decode_last_output(data: str) -> list[LogChunk]:
-    """Reads the output that was sent with an outcome.
-
-    Raises:
-        ValueError: if it cannot be read.
-    """
+    """Reads the output that was sent with an outcome; raises ValueError."""
     values = decode(data)
     chunks = values.get(_LAST_OUTPUT, []) if isinstance(values, dict) else []
     if not isinstance(chunks, list):
@@ -324,16 +273,11 @@ def decode_last_output(data: str) -> list[LogChunk]:
 
 
 def encode(values: Any) -> str:
-    """JSON values as base64 text."""
     return base64.b64encode(json.dumps(values).encode()).decode()
 
 
 def decode(data: str) -> Any:
-    """Reads what `encode` wrote, made `storable`.
-
-    Raises:
-        ValueError: if it is not base64 of JSON.
-    """
+    """Reads what `encode` wrote, made `storable`; raises ValueError."""
     content = base64.b64decode(data, validate=True)
     try:
         values = json.loads(content.decode("utf-8", "replace"))

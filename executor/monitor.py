@@ -22,8 +22,7 @@ GPU_RELEASE_THRESHOLD_BYTES = 32 << 20
 class Gpus:
     """The GPUs of a slot, by NVIDIA's management library (NVML). Empty if there is no driver.
 
-    Args:
-        devices: their indices; None for all that this process can see.
+    `devices` are their indices; None for all that this process can see.
     """
 
     def __init__(self, devices: Sequence[int] | None) -> None:
@@ -82,9 +81,6 @@ class RunMonitor:
     A run's GPU memory is that of its processes if NVML lists them by the ids of this container; else the growth since
     before the run.
 
-    Args:
-        gpus: the slot's.
-
     Attributes:
         latest: the latest figures.
         peak: the maximum of each figure.
@@ -126,9 +122,7 @@ class RunMonitor:
     def record_exit(self, max_rss_bytes: int, cpu: float) -> None:
         """Records the kernel's figures of the run's first process, which may have ended before any sample.
 
-        Args:
-            max_rss_bytes: its peak memory.
-            cpu: CPUs it kept busy, averaged over its life.
+        `cpu` is the number of CPUs it kept busy, averaged over its life.
         """
         self.latest = Usage()
         self.peak = _maximum(self.peak, Usage(max_rss_bytes, cpu))

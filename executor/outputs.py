@@ -58,11 +58,7 @@ Stamp = tuple[int, int]
 
 
 def read_limit(text: str) -> int | None:
-    """Parses a size such as `500M` or `1.5GiB` into bytes; None for `none`.
-
-    Raises:
-        ValueError: if it is something else.
-    """
+    """Parses a size such as `500M` or `1.5GiB` into bytes; None for `none`. Raises ValueError."""
     if text.strip().lower() == "none":
         return None
     match = _SIZE.fullmatch(text.strip())
@@ -92,7 +88,6 @@ class OutputsRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of the saved files."""
         return sum(size for _, size in self.kept.values())
 
     def dumps(self) -> str:
@@ -100,11 +95,7 @@ class OutputsRecord:
 
     @classmethod
     def loads(cls, content: bytes) -> OutputsRecord:
-        """Reads what `dumps` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is something else."""
         try:
             values = plain_files.parse_json(content)
             return cls(
@@ -215,10 +206,7 @@ class Outputs:
     def restore(self, bundle_files: Mapping[str, Stamp] | None = None) -> None:
         """Restores the files that earlier attempts or runs wrote, and removes those that they removed.
 
-        Files of the bundle that are newer stay.
-
-        Args:
-            bundle_files: stamps of the bundle (`list_files`); None: all files in the workspace.
+        Files of the bundle that are newer stay. `bundle_files` (`list_files`) defaults to all files in the workspace.
         """
         self._state = _State(dict(list_files(self._task.workspace) if bundle_files is None else bundle_files))
         self._run_action("restore")
@@ -232,11 +220,7 @@ class Outputs:
         self._run_action("save")
 
     def finish(self, *, is_killed: bool) -> None:
-        """Saves after the end of the process.
-
-        Args:
-            is_killed: whether to wait for at most `KILLED_SAVE_TIMEOUT_S`; the rest is not saved then.
-        """
+        """Saves after the end of the process, for at most `KILLED_SAVE_TIMEOUT_S` if it was killed."""
         saver = threading.Thread(target=self.save, name="outputs", daemon=True)
         saver.start()
         saver.join(KILLED_SAVE_TIMEOUT_S if is_killed else None)
@@ -279,12 +263,7 @@ def is_remote(folder: str) -> bool:
 
 
 def read_record(folder: str, limit_bytes: int = RECORD_LIMIT_BYTES) -> OutputsRecord | None:
-    """Reads the record in a run's folder; None if there is none, or the folder cannot be read here.
-
-    Args:
-        folder: the run's folder.
-        limit_bytes: maximum size of the record.
-    """
+    """Reads the record in a run's folder; None if there is none, it is larger, or the folder cannot be read here."""
     if is_remote(folder):
         return None
     try:
@@ -308,14 +287,8 @@ def _record_in(run_folder: int, limit_bytes: int) -> OutputsRecord | None:
 def open_output(folder: str, path: str, owner: str, limit_bytes: int = RECORD_LIMIT_BYTES) -> BinaryIO:
     """Opens an output file in a run's local folder. Follows no links: the script may have made them.
 
-    Args:
-        folder: the run's folder.
-        path: as in the record.
-        owner: the required owner of the outputs.
-        limit_bytes: maximum size of the record.
-
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if there is no such file, or the outputs have another owner.
     """
     here = -1
     try:
@@ -354,11 +327,7 @@ def printable(path: str) -> str:
 
 
 def restore_into(workspace: Path, folder: str) -> None:
-    """Restores a run's local outputs into a copy of the bundle.
-
-    Raises:
-        OSError: if a file cannot be copied or removed.
-    """
+    """Restores a run's local outputs into a copy of the bundle; raises OSError."""
     record = read_record(folder)
     if record is not None:
         task = _Task(workspace, folder, record.owner, record.number, None)
@@ -540,8 +509,6 @@ def _is_unchanged(source: Path, stamp: Stamp) -> bool:
 
 
 class _RemoteStore:
-    """A run's folder, by TensorFlow."""
-
     def __init__(self, folder: str) -> None:
         import tensorflow as tf
 
@@ -614,13 +581,9 @@ class RemoteCopier:
         return None if self._process is None else self._process.pid
 
     def run(self, action: str, task: _Task, state: _State, environment: Mapping[str, str]) -> _State:
-        """Runs an action in the subprocess; returns the new state.
+        """Runs one of `_ACTIONS` in the subprocess; returns the new state.
 
-        Args:
-            action: one of `_ACTIONS`.
-            task: the outputs.
-            state: their state before.
-            environment: the script's variables, which may configure access to the folder.
+        `environment` may configure access to the folder.
 
         Raises:
             OSError: if it fails or times out.

@@ -30,13 +30,7 @@ MIN_FREE_MEMORY_SHARE = 0.05
 
 @dataclass(frozen=True)
 class _Paused:
-    """A paused run.
-
-    Attributes:
-        run: the run, which has ended.
-        processes: its supervisor and all its processes, none of which can fork.
-        bytes: their private memory, which an eviction frees.
-    """
+    """A paused run: its supervisor and all its processes, none of which can fork, and their private memory."""
 
     run: SlotRun
     processes: Sequence[psutil.Process]
@@ -75,7 +69,6 @@ class PausedRuns:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Memory of those runs."""
         return _bytes(each for each in self._paused.values() if each.run.reports.is_unsaved)
 
     @property
@@ -89,12 +82,10 @@ class PausedRuns:
 
     @property
     def watched_fds(self) -> tuple[int, ...]:
-        """File descriptors that become readable when `poll` has something to do."""
         return tuple(descriptor for each in self._paused.values() for descriptor in each.run.watched_fds)
 
     @property
     def bytes(self) -> int:
-        """Memory that evicting all would free."""
         return _bytes(self._paused.values())
 
     def add(self, run: SlotRun, processes: Sequence[psutil.Process]) -> int:
@@ -105,14 +96,7 @@ class PausedRuns:
     def resume(self, order: TrialRun, monitor: RunMonitor) -> SlotRun | None:
         """Resumes the paused process of the trial's last run as the new run, if its state is the one to resume from.
 
-        Evicts processes of the trial with any other state.
-
-        Args:
-            order: the new run.
-            monitor: monitors it.
-
-        Returns:
-            The new run, which owns the process; None if there is none to resume.
+        Evicts processes of the trial with any other state. Returns None if there is none to resume.
         """
         trial = order.trial
         for key in [key for key in self._paused if key[0] == trial.number]:
@@ -128,12 +112,9 @@ class PausedRuns:
         return None
 
     def _try_unfreeze(self, key: RunKey) -> bool:
-        """Continues the processes of a run (SIGCONT) and restores their GPU memory; evicts it if that fails.
+        """Continues the processes of a run (SIGCONT) and restores their GPU memory; if that fails, evicts it, returns False.
 
         The processes then wait for `SlotRun.resume`. A hanging GPU driver blocks here, and costs the slot.
-
-        Returns:
-            Whether it succeeded.
         """
         paused = self._paused[key]
         for process in paused.processes:

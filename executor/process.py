@@ -73,12 +73,7 @@ def children(pid: int) -> list[int]:
 def save_tails(folder: str, copies: Mapping[Path, Path]) -> bool:
     """Copies the end of a failed process' output to its run's folder: Mesos deletes sandboxes.
 
-    Args:
-        folder: the run's folder.
-        copies: file with output -> its copy in that folder.
-
-    Returns:
-        Whether it was copied; not for a remote folder.
+    `copies` maps files to their copies. Returns whether they were copied; not to a remote folder.
     """
     if not folder or is_remote(folder):
         return False
@@ -93,7 +88,6 @@ def save_tails(folder: str, copies: Mapping[Path, Path]) -> bool:
 
 
 def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
-    """The end of a file with output; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - limit_bytes))

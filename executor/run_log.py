@@ -19,13 +19,7 @@ FINAL_TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a run's output.
-
-    Attributes:
-        offset: number of bytes before it.
-        data: the bytes; whole characters, if they are UTF-8.
-        skipped: number of bytes directly before it that are never sent.
-    """
+    """A piece of a run's output; whole characters, if it is UTF-8. `skipped` bytes directly before are never sent."""
 
     offset: int
     data: bytes
@@ -47,7 +41,6 @@ class RunLog:
 
     @property
     def end(self) -> int:
-        """Number of bytes in the file up to the end of the run's output."""
         return self._start + self.size
 
     @property
@@ -63,12 +56,7 @@ class RunLog:
         self._sent = min(self._sent, size)
 
     def take(self, count: int, *, has_ended: bool) -> list[Piece]:
-        """Returns the next pieces to send.
-
-        Args:
-            count: maximum number.
-            has_ended: whether the run prints no more; before, an incomplete last character is withheld.
-        """
+        """Returns up to `count` pieces to send. Before the run `has_ended`, withholds an incomplete last character."""
         pieces: list[Piece] = []
         if self.size <= self._sent:
             return pieces

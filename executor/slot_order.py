@@ -55,16 +55,11 @@ class SlotOrder:
         return Setup(LAUNCHER, self.preload, own, self.cpus, self.gpu_devices)
 
     def encode(self) -> str:
-        """The order as base64 text, the form of bytes in Mesos' JSON."""
         return encode({"kind": "slot", **dataclasses.asdict(self)})
 
     @classmethod
     def decode(cls, data: str) -> SlotOrder:
-        """Reads what `encode` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is something else."""
         try:
             values = dict(decode(data))
             if values.pop("kind", None) != "slot":
@@ -82,11 +77,7 @@ class SlotOrder:
 
 
 def decode_order(data: str) -> LaunchOrder | SlotOrder:
-    """Reads an executor's order.
-
-    Raises:
-        KeyError, TypeError, ValueError: if it is neither for a training job nor for a search.
-    """
+    """Reads an executor's order; raises KeyError, TypeError or ValueError."""
     values = decode(data)
     is_search = isinstance(values, dict) and values.get("kind") == "slot"
     return SlotOrder.decode(data) if is_search else LaunchOrder.decode(data)

@@ -34,8 +34,7 @@ CONNECTION_FD = 3
 def run(argv: Sequence[str]) -> NoReturn:
     """Runs slots until their tasks have ended, then exits. Receives its order and tasks by the socket.
 
-    Args:
-        argv: the folder for its output.
+    `argv` is the folder for its output.
     """
     folder = Path(argv[0])
     os.environ[process.PARENT_VARIABLE] = str(os.getpid())
@@ -75,16 +74,7 @@ def run(argv: Sequence[str]) -> NoReturn:
 def make_slot(
     channel: TaskChannel, order: LaunchOrder | SlotOrder, own_zygote: Zygote
 ) -> tuple[JobSlot | TrialSlots, Slot]:
-    """Creates the slot for a task.
-
-    Args:
-        channel: the task.
-        order: of a training job or of a search.
-        own_zygote: forks the slot's processes.
-
-    Returns:
-        What runs the slots of this process, and the slot.
-    """
+    """Creates the slot for a task; returns what runs the slots of this process, and the slot."""
     if isinstance(order, LaunchOrder):
         job = JobSlot(channel, order, own_zygote)
         return job, job
@@ -93,11 +83,7 @@ def make_slot(
 
 
 class ExecutorConnection:
-    """The connection to the executor. Thread-safe.
-
-    Attributes:
-        slots: by the ids of tasks that have not ended.
-    """
+    """The connection to the executor. Thread-safe. `slots` maps ids of tasks that have not ended to their slots."""
 
     def __init__(self, connection: Connection) -> None:
         self.slots: dict[str, Slot] = {}
@@ -140,8 +126,7 @@ class ExecutorConnection:
     def receive_messages(self, add: Callable[[TaskChannel], Slot] | None) -> None:
         """Dispatches the executor's messages until it has ended; then ends the slots.
 
-        Args:
-            add: creates a slot for one more task; None for a training job, whose process has only one.
+        `add` creates a slot for one more task; None for a training job, whose process has only one.
         """
         while True:
             try:

@@ -77,15 +77,9 @@ class OutputCopier:
 def forward_reports(
     source: IO[bytes], channel: TaskChannel, on_checkpoint: Callable[[], None] = lambda: None
 ) -> threading.Thread:
-    """Sends the framework each line that a process reports.
+    """Sends the framework each line of `source` (a report), in the returned thread.
 
-    Args:
-        source: a pipe with the lines; closed at its end.
-        channel: the task.
-        on_checkpoint: called after a reported checkpoint.
-
-    Returns:
-        The thread that reads `source` to its end.
+    Calls `on_checkpoint` after a checkpoint. Closes `source` at its end.
     """
 
     def forward() -> None:
@@ -140,12 +134,9 @@ SPOOL_MEMORY_BYTES = 64 * 1024
 
 
 class OutputSpool:
-    """The newest bytes of one stream, in an unnamed file used as a ring buffer.
+    """The newest bytes of one stream, in an unnamed file in `folder` used as a ring buffer.
 
     The very newest are in memory too, so that they are available even if the disk is full.
-
-    Args:
-        folder: the folder of the file.
 
     Attributes:
         end: number of bytes that the stream has had.
@@ -162,11 +153,9 @@ class OutputSpool:
 
     @property
     def last(self) -> bytes:
-        """The end of the stream, at most `SPOOL_MEMORY_BYTES`."""
         return bytes(self._memory)
 
     def append(self, data: bytes) -> None:
-        """Appends at most `SPOOL_FILE_BYTES`."""
         try:
             if self._file is not None:
                 begin = 0
@@ -232,13 +221,7 @@ RETRY_DELAY_S = 1.0
 
 @dataclass
 class _Stream:
-    """One stream.
-
-    Attributes:
-        spool: its newest bytes.
-        sent: number of bytes sent.
-        is_requested: whether the framework is owed a chunk, even an empty one.
-    """
+    """One stream: `sent` bytes are sent; `is_requested`, the framework is owed a chunk, even an empty one."""
 
     spool: OutputSpool
     sent: int = 0
@@ -253,10 +236,6 @@ class OutputSender:
     """Sends each stream in order, from any offset that the framework requests.
 
     Messages may get lost, above all while no framework is connected. It detects gaps by the offsets, and requests them.
-
-    Args:
-        channel: the task.
-        enabled: whether anything is sent.
     """
 
     def __init__(self, channel: TaskChannel, *, enabled: bool) -> None:
@@ -278,7 +257,6 @@ class OutputSender:
             ]
 
     def add(self, stream: str, data: bytes) -> None:
-        """Enqueues output."""
         if stream in self._streams:
             with self._changed:
                 self._streams[stream].spool.append(data)

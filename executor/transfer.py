@@ -47,7 +47,6 @@ class TransferOrder:
     limit_s: float
 
     def encode(self) -> str:
-        """The order as base64 text."""
         return encode(asdict(self))
 
     @classmethod
@@ -72,16 +71,11 @@ class TransferResult:
     error: str = ""
 
     def encode(self) -> str:
-        """The message as base64 text."""
         return encode(asdict(self))
 
     @classmethod
     def decode(cls, data: str) -> TransferResult:
-        """Reads what `encode` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is something else."""
         return read_message(cls, decode(data))
 
 
@@ -92,7 +86,6 @@ class TransferExecutor(pymesos.Executor):
         self._order: TransferOrder | None = None
 
     def launchTask(self, driver: Any, task: Mapping[str, Any]) -> None:  # noqa: N802 (pymesos' names)
-        """Starts to listen."""
         status = {"task_id": task["task_id"], "state": "TASK_RUNNING"}
         order = self._order = TransferOrder.decode(task["data"])
         try:
@@ -107,7 +100,6 @@ class TransferExecutor(pymesos.Executor):
         driver.sendStatusUpdate(status)
 
     def frameworkMessage(self, driver: Any, message: str) -> None:  # noqa: N802
-        """Makes a transfer to another agent, and sends the framework its result."""
         assert self._order is not None
         threading.Thread(target=self._send, args=(driver, self._order, decode(message)), daemon=True).start()
 
@@ -156,22 +148,13 @@ def _receive(connection: socket.socket, order: TransferOrder) -> None:
 
 
 def _chunks(connection: socket.socket, size: int) -> Iterator[bytes]:
-    """Yields what arrives, up to `size` bytes."""
     while size > 0 and (chunk := connection.recv(min(size, CHUNK_BYTES))):
         size -= len(chunk)
         yield chunk
 
 
 def send(order: TransferOrder, host: str, port: int) -> tuple[int, float]:
-    """Sends to another agent.
-
-    Args:
-        order: sets size, duration and token.
-        host: the other agent's address.
-        port: of its task.
-
-    Returns:
-        Bytes that arrived, and the seconds that took.
+    """Sends to another agent; returns the bytes that arrived, and the seconds that took.
 
     Raises:
         OSError: if the peer cannot be reached.
@@ -194,7 +177,6 @@ def send(order: TransferOrder, host: str, port: int) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Serves until its framework or its agent is gone."""
     if "MESOS_AGENT_ENDPOINT" not in os.environ:
         sys.exit("python -m executor.transfer is started by a Mesos agent; run `dike agents measure` instead")
     ExecutorDriver(TransferExecutor()).run()

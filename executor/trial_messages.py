@@ -22,13 +22,7 @@ from executor.messages import OutputPiece, decode, encode, read_message
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A run for a slot.
-
-    Attributes:
-        trial: what the process is to run; the executor fills in file descriptors.
-        arguments: the script's arguments.
-        limit_s: maximum duration, in seconds; None for no limit.
-    """
+    """A run for a slot, of at most `limit_s` seconds. The executor fills in the trial's file descriptors."""
 
     trial: TrialSpec
     arguments: tuple[str, ...] = ()
@@ -79,7 +73,6 @@ class Wanted:
     resume_order: tuple[RunKey, ...] = ()
 
     def encode(self) -> str:
-        """The message as base64 text."""
         run = None
         if self.run is not None:
             run = {
@@ -105,11 +98,7 @@ class Wanted:
 
     @classmethod
     def decode(cls, data: str) -> Wanted:
-        """Reads what `encode` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is another or a malformed message."""
         values = decode(data)
         try:
             if values["kind"] != "wanted":
@@ -253,7 +242,6 @@ class SlotStatus:
     continued: bool = False
 
     def encode(self) -> str:
-        """The message as base64 text."""
         values = dataclasses.asdict(dataclasses.replace(self, output=()))
         values["output"] = [output.to_json() for output in self.output]
         return encode({"kind": "slot_status", **values})
@@ -261,12 +249,9 @@ class SlotStatus:
 
 @dataclass(frozen=True)
 class Losses:
-    """Contents of `progress` reports of a run, oldest first.
+    """Contents of `progress` reports of a run (`dike.trial.reports`), oldest first.
 
     Attributes:
-        task_id: the slot's Mesos task.
-        trial, run: the run's key.
-        reports: contents of `progress` reports (see `dike.trial.reports`).
         first: number of the first of them; a run's first report is 0.
         oldest: number of the oldest that the slot still stores.
     """
@@ -279,19 +264,15 @@ class Losses:
     oldest: int = 0
 
     def encode(self) -> str:
-        """The message as base64 text."""
         return encode({"kind": "losses", **dataclasses.asdict(self)})
 
 
 @dataclass(frozen=True)
 class TrialOutput(OutputPiece):
-    """A piece of a run's output, both streams in one.
+    """A piece of a run's output, both streams in one; whole characters, if it is UTF-8.
 
     Attributes:
-        task_id: the slot's Mesos task.
-        trial, run: the run's key.
         offset: number of bytes of the run's output before it.
-        data: the bytes; whole characters, if they are UTF-8.
         skipped: number of bytes directly before it that are never sent.
     """
 
@@ -303,16 +284,11 @@ class TrialOutput(OutputPiece):
     skipped: int = 0
 
     def encode(self) -> str:
-        """The message as base64 text."""
         return encode({"kind": "trial_output", **self.to_json()})
 
     @classmethod
     def from_json(cls, values: Any) -> TrialOutput:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: if it is something else or inconsistent.
-        """
+        """Reads what `to_json` wrote; raises ValueError."""
         read = read_message(_EncodedOutput, values)
         piece = cls(**{**vars(read), "data": base64.b64decode(read.data)})
         if not 0 <= piece.skipped <= piece.offset or piece.end > typed.LARGEST:
@@ -331,11 +307,7 @@ class _EncodedOutput:
 
 
 def decode_slot_message(data: str) -> SlotStatus | Losses | TrialOutput:
-    """Reads a framework message of a slot.
-
-    Raises:
-        ValueError: if it is none of these.
-    """
+    """Reads a message of a slot; raises ValueError."""
     values = decode(data)
     kind = values.pop("kind", None) if isinstance(values, dict) else None
     if kind == "losses":

@@ -93,14 +93,10 @@ def _without_values(report: dict[str, Any]) -> dict[str, Any]:
 class RunReports:
     """State of one run, from its report lines (see `dike.trial.reports`). Other lines are logged and ignored.
 
-    Args:
-        trial: the run's trial.
-
     Attributes:
         training: whether it has done its first step.
         preemptible: whether it can be checkpointed, and so suspended.
         was_preemptible: whether it could be at any time.
-        step: its last step.
         checkpoint: the trial's newest checkpoint; None if there is none.
         checkpoint_step: steps done at that checkpoint.
         batch_size: samples per step; None if unknown.
@@ -108,7 +104,6 @@ class RunReports:
         is_unsaved: whether it then has steps without a checkpoint.
         last: content of the last `progress` report without `values`; a `result` replaces its `value`, `best` and
             `metrics`.
-        losses: contents of `progress` reports.
     """
 
     def __init__(self, trial: TrialSpec) -> None:

@@ -179,7 +179,6 @@ class SlotRun:
 
     @property
     def process_tree(self) -> list[psutil.Process]:
-        """Its processes and the supervisor."""
         if self.pid is None or self.has_died:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -222,7 +221,6 @@ class SlotRun:
 
     @property
     def watched_fds(self) -> tuple[int, ...]:
-        """File descriptors that become readable when `poll` has something to do."""
         if self._process is None or self.has_died:
             return ()
         if self.is_paused:
@@ -233,13 +231,7 @@ class SlotRun:
     def prepare_folder(self, folder: Path, bundle_files: Mapping[str, Stamp], environment: Mapping[str, str]) -> bool:
         """Creates its working folder in a thread: a copy of the bundle, with the trial's earlier outputs.
 
-        Args:
-            folder: the unpacked bundle.
-            bundle_files: stamps of the bundle's files (`list_files`).
-            environment: of the slot's processes.
-
-        Returns:
-            Whether it is complete; call it until it is.
+        Returns whether it is complete; call it until it is.
 
         Raises:
             OSError: if the folder cannot be created.
@@ -274,12 +266,7 @@ class SlotRun:
             return True
 
     def make_fork_request(self, script: str, groups: ControlGroups) -> tuple[ForkRequest, tuple[int, int, int, int]]:
-        """Returns the request to the zygote, and the file descriptors to pass. Creates the control group.
-
-        Args:
-            script: path of the script in the working folder.
-            groups: creates control groups.
-        """
+        """Returns the request to the zygote, and the file descriptors to pass. Creates the control group."""
         trial = dataclasses.replace(self._order.trial, report_fd=REPORT_FD, control_fd=CONTROL_FD)
         changes = {specs.VARIABLE: trial.dumps(), OUTPUT_DIR_VARIABLE: str(self._workspace)}
         self._group = self._group or groups.make()
@@ -302,12 +289,7 @@ class SlotRun:
         self._close_child_ends()
 
     def cancel(self, reason: str, *, failed: bool = False) -> None:
-        """Ends the run before it has a process.
-
-        Args:
-            reason: why.
-            failed: whether the run has failed.
-        """
+        """Ends the run before it has a process; as failed, if `failed`."""
         self._was_stopped, self._stop_reason = True, reason
         self._failure_reason = reason if failed else ""
         self._cancelled_at_s = time.monotonic()
@@ -372,11 +354,9 @@ class SlotRun:
             process.clear_deadline()
 
     def suspend(self, timeout_s: float, *, pause: bool = False) -> None:
-        """Requests once that it saves its state and ends, or pauses.
+        """Requests once that it saves its state and ends, or pauses: then it waits to be frozen.
 
-        Args:
-            timeout_s: seconds until it is killed, if it can be checkpointed.
-            pause: whether its process is to wait to be frozen instead of ending.
+        It is killed after `timeout_s`, if it can be checkpointed.
         """
         if self.end_requested_at_s is not None or self._process is None:
             return
@@ -390,8 +370,7 @@ class SlotRun:
     def offload_gpus(self, gpu_pids: Collection[int]) -> None:
         """Moves the GPU memory of its processes to the host, in a thread. The run must be paused.
 
-        Args:
-            gpu_pids: ids of all processes with GPU memory, by the driver.
+        `gpu_pids` are the ids of all processes with GPU memory, by the driver.
         """
         pids = [process.pid for process in self.processes]
         # In a container the driver may list other ids; then the trial's main process is assumed.
@@ -425,7 +404,6 @@ class SlotRun:
         self._process.terminate(grace_s)
 
     def kill_if_due(self) -> None:
-        """Kills it if its deadline has passed."""
         if self._process is not None and self._process.kill_if_due():
             logger.warning("%s is killed: %s", self, self._stop_reason)
             self._was_stopped = True

@@ -59,12 +59,7 @@ ACKNOWLEDGE_TIMEOUT_S = 1.0
 
 
 class TrialSlot:
-    """Follows the newest `Wanted`: suspends, starts and reports runs.
-
-    Args:
-        channel: the slot's task.
-        shared: the slots of this process.
-    """
+    """Follows the newest `Wanted`: suspends, starts and reports runs."""
 
     def __init__(self, channel: TaskChannel, shared: TrialSlots) -> None:
         self.task_id = channel.task_id
@@ -108,7 +103,6 @@ class TrialSlot:
             logger.warning("message ignored: %s", error)
 
     def kill(self, grace_s: float | None = None) -> None:
-        """Ends the slot's run and its task."""
         self._shared.call_soon(functools.partial(self._kill, KILL_GRACE_S if grace_s is None else grace_s))
 
     # Called on the main thread.
@@ -119,13 +113,11 @@ class TrialSlot:
 
     @property
     def run_pid(self) -> int | None:
-        """Id of the supervisor of its run; None if there is none."""
         run = self._run
         return None if run is None or run.has_died else run.pid
 
     @property
     def is_leaving(self) -> bool:
-        """Whether its task is about to end."""
         return self._wanted.leave or self._kill_grace_s is not None
 
     @property
@@ -221,7 +213,6 @@ class TrialSlot:
         return None
 
     def _fill(self) -> TaskEnd | None:
-        """Starts the desired run in the empty slot, or ends the task."""
         wanted, shared = self._wanted, self._shared
         if shared.is_ending:
             self._paused.evict_all()
@@ -506,7 +497,6 @@ class TrialSlot:
         self._channel.update(end.state, end.message, status)
 
     def fail(self, message: str) -> None:
-        """Reports the task as failed; its slot has never had a run."""
         self._channel.update("TASK_FAILED", message)
 
     def _reports_of(self, key: RunKey) -> KeptReports | None:
@@ -609,20 +599,18 @@ class TrialSlots:
     # Called on any thread.
 
     def add(self, channel: TaskChannel) -> TrialSlot:
-        """Creates a slot for one more task."""
         slot = TrialSlot(channel, self)
         self.call_soon(functools.partial(self._add, slot))
         return slot
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Has a callback called on the main thread."""
+        """Has `work` called on the main thread."""
         self._mailbox.put(work)
 
     # Called on the main thread.
 
     @property
     def slots(self) -> list[TrialSlot]:
-        """The slots whose tasks have not ended."""
         return list(self._slots.values())
 
     def run(self) -> None:
@@ -669,7 +657,6 @@ class TrialSlots:
         return None
 
     def _wait(self) -> None:
-        """Waits for messages, processes and the next deadline, and handles them."""
         if not self._slots:
             return
         run_fds = [descriptor for slot in self.slots for descriptor in slot.watched_fds]
@@ -690,7 +677,6 @@ class TrialSlots:
 
     @property
     def is_ending(self) -> bool:
-        """Whether all slots are about to end."""
         return all(slot.is_leaving for slot in self.slots)
 
     def kill_leftovers(self) -> bool:

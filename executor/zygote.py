@@ -62,7 +62,6 @@ class ForkRequest:
     processes: int | None = None
 
     def encode(self) -> bytes:
-        """The request as the zygote reads it."""
         values = {
             "argv": [str(self.script), *self.arguments],
             "cwd": str(self.folder),
@@ -141,12 +140,7 @@ class Zygote:
         return () if self.failure else (self._socket.fileno(), self._pidfd)
 
     def request_fork(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
-        """Sends a request.
-
-        Args:
-            request: what to fork.
-            descriptors: stdout, stderr, the report pipe, and the control pipe if there is one.
-        """
+        """Sends a request. The descriptors are stdout, stderr, the report pipe, and the control pipe if any."""
         data = request.encode()
         if len(data) > MESSAGE_BYTES:
             self._answer = f"its parameters and arguments take {len(data)} bytes, more than {MESSAGE_BYTES}"
@@ -181,7 +175,6 @@ class Zygote:
             self._process.kill()
 
     def close(self) -> None:
-        """Kills the zygote and restarts no other."""
         if not self.failure:
             self.failure = "closed"
             self.ready = False

@@ -47,13 +47,9 @@ class Zygotes(Protocol):
     def request_fork(
         self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], on_answer: AnswerCallback
     ) -> None:
-        """Requests a process.
+        """Requests a process. The descriptors must stay open until the answer.
 
-        Args:
-            kind: of zygote.
-            request: what to fork.
-            descriptors: passed with the request; must stay open until it is answered.
-            on_answer: called from `poll`, or immediately on failure.
+        `on_answer` is called from `poll`, or immediately on failure.
         """
 
     def poll(self) -> None:
@@ -104,7 +100,6 @@ class ZygotePool:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the zygotes."""
         return [pid for one in self._pooled.values() if (pid := one.zygote.pid) is not None]
 
     def warm(self, kind: ZygoteKind) -> None:
@@ -173,11 +168,7 @@ class ZygotePool:
 
 
 class ZygoteServerClient:
-    """Client of this machine's zygote server (`executor.zygote_server`).
-
-    Args:
-        path: the server's socket.
-    """
+    """Client of this machine's zygote server (`executor.zygote_server`)."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -36,7 +36,6 @@ MAX_DESCRIPTORS = 4
 
 
 def main(path: str, folder: str) -> None:
-    """Serves until the parent ends."""
     process.die_with_parent()
     log_to(Path(folder) / "zygotes.log")
     pool = ZygotePool(Path(folder), IDLE_TIMEOUT_S, MAX_IDLE)

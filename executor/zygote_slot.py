@@ -32,19 +32,11 @@ class SlotOccupant(Protocol):
     def monitor(self) -> RunMonitor: ...
 
     @property
-    def ended_at_s(self) -> float | None:
-        """Monotonic time of its end; None before."""
+    def ended_at_s(self) -> float | None: ...
 
 
 def set_up(bundle_url: str, folder: Path) -> dict[str, Stamp]:
-    """Creates the slot's folder with the bundle.
-
-    Args:
-        bundle_url: of the bundle, token included; empty for a slot that runs no script.
-        folder: to be created.
-
-    Returns:
-        Stamps of the bundle's files.
+    """Creates the slot's folder with the bundle, if there is one; returns the stamps of its files.
 
     Raises:
         SetUpError: if that fails.
@@ -60,13 +52,9 @@ def set_up(bundle_url: str, folder: Path) -> dict[str, Stamp]:
 
 
 def kill_descendants_except(excluded: Collection[int | None]) -> bool:
-    """Kills and reaps the descendants of this process, except for its remote copier.
+    """Kills and reaps the descendants of this process, but for its remote copier and those in `excluded`.
 
-    Args:
-        excluded: ids of processes that are left alone with their descendants.
-
-    Returns:
-        Whether nothing is left; call it until nothing is.
+    Returns whether nothing is left; call it until nothing is.
     """
     with remote_copier.start_lock:
         return descendants.kill_and_reap((remote_copier.pid, *excluded))

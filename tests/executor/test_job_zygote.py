@@ -72,10 +72,10 @@ class Forks:
         attempt = AttemptProcess(task, OutputCopier(lambda *_: None), channel, RunMonitor(Gpus(())))
         poll_until(self.zygote, lambda: self.zygote.ready, "the zygote")
         order = LaunchOrder(task, "", "session_script.py")
-        self.zygote.request_fork(*attempt.request(order, HERE, ControlGroups(order.limits)))
+        self.zygote.request_fork(*attempt.make_fork_request(order, HERE, ControlGroups(order.limits)))
         pid = poll_until(self.zygote, self.zygote.take_answer, "its answer")
         assert isinstance(pid, int), pid
-        attempt.started(pid)
+        attempt.adopt(pid)
         self.living.append(attempt)
         return attempt
 

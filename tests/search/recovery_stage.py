@@ -66,7 +66,7 @@ class ModelSlot:
             self.reports.pop(key, None)
         for trial, number, count in wish.acknowledged_reports:
             if (trial, number) in self.reports:
-                self.reports[trial, number].known(count)
+                self.reports[trial, number].acknowledge(count)
 
     def turn(self, began: dict[RunKey, str]) -> None:
         run, wanted = self.run, self.wanted

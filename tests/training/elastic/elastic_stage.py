@@ -12,7 +12,7 @@ from framework.mesos import events
 from framework.scheduler.demand import Demand
 from framework.scheduler.offer_pool import SETTLE_S
 from framework.training.elastic.autoscaler import LEAST_S, WARM_UP_S
-from framework.training.elastic.resizer import BATCH_WINDOW_S
+from framework.training.elastic.resizer import GATHER_S
 from framework.training.spec import JobSpec, JobTask, Resize
 from tests.training.job_stage import Stage, Watcher, profile, spec
 
@@ -159,7 +159,7 @@ class ElasticStage(Stage):
             self.offer(*offers)
             self.wait(SETTLE_S + 0.1)
             # Where nothing is offered it takes a while until the job goes on.
-            self.wait(BATCH_WINDOW_S)
+            self.wait(GATHER_S)
 
     def get_ready(self) -> list[JobTask]:
         """What was launched beside the job gets ready."""
