@@ -127,7 +127,7 @@ class AttemptProcess:
         self.drain()
 
     def drain(self, *, is_killed: bool = False) -> None:
-        """Waits until its output, reports and files are sent or saved; briefly if `is_killed`. Its processes must have ended."""
+        """Waits until output, reports and files are sent or saved; briefly if `is_killed`. Its process has ended."""
         self._output.drain()
         self._reports.join(DRAIN_TIMEOUT_S)
         if self._outputs is not None and self.process is not None:

@@ -37,7 +37,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """How a slot's task ended: Mesos' terminal state, one sentence for the user, details for the framework in base64."""
+    """How a slot's task ended: Mesos' terminal state, one sentence for users, details for the framework in base64."""
 
     state: str
     message: str

@@ -74,7 +74,7 @@ class ForkedProcess:
     def terminate(self, grace_s: float, *, leader_only: bool = False) -> None:
         """Sends SIGTERM on the first call; SIGKILL follows `grace_s` seconds later.
 
-        SIGTERM goes to the whole group unless `leader_only`; what is left of it is killed after the leader's end.
+        SIGTERM goes to the whole group unless `leader_only`; the rest of the group is killed after the leader's end.
         """
         self.set_deadline(grace_s)
         if not self._is_terminated:

@@ -112,7 +112,7 @@ class PausedRuns:
         return None
 
     def _try_unfreeze(self, key: RunKey) -> bool:
-        """Continues the processes of a run (SIGCONT) and restores their GPU memory; if that fails, evicts it, returns False.
+        """Continues the processes of a run (SIGCONT) and restores their GPU memory. On failure it evicts them.
 
         The processes then wait for `SlotRun.resume`. A hanging GPU driver blocks here, and costs the slot.
         """
