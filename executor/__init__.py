@@ -1,1 +1,1 @@
-"""The Mesos executor: owns one container (a slot) and runs in it a process of a job, or trials of a search in turns."""
+"""The Mesos executor and its slots, which run the processes of training jobs and of trials."""

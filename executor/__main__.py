@@ -1,4 +1,4 @@
-"""What an agent starts: `python -m executor`, in a sandbox, with Mesos' variables in the environment."""
+"""Entry point of the Mesos executor: an agent starts `python -m executor` in a sandbox, with Mesos' variables set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from executor.logs import log_to
 
 
 def main() -> None:
-    """Runs tasks until the last has ended."""
+    """Runs tasks until the last one has ended."""
     if "MESOS_AGENT_ENDPOINT" not in os.environ:
-        sys.exit("python -m executor is started by a Mesos agent; it has nothing to do by itself")
+        sys.exit("python -m executor is started by a Mesos agent; run `dike` instead")
     sandbox = Path(os.environ.get("MESOS_SANDBOX") or os.environ["MESOS_DIRECTORY"])
     log_to(sandbox / "executor.log")
     process.adopt_orphans()
@@ -24,7 +24,7 @@ def main() -> None:
     driver = ExecutorDriver(dispatcher)
     driver.start()
     dispatcher.main(driver)
-    # The driver's thread waits in a select for up to two seconds; nothing is left for it to do.
+    # Without this, the driver's idle thread delays the exit by up to two seconds, in a select.
     os._exit(0)
 
 

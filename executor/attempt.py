@@ -1,4 +1,4 @@
-"""The process of one attempt of a training job, in its slot."""
+"""The process of one attempt of a training job."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from dike import task as tasks
 from dike.task import TaskSpec
 from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
-from executor.limits import Group, Groups
+from executor.limits import ControlGroup, ControlGroups
 from executor.messages import LaunchOrder
 from executor.monitor import RunMonitor
-from executor.output import DRAIN_S, OutputCopier, forward_reports
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs
+from executor.streams import DRAIN_TIMEOUT_S, OutputCopier, forward_reports
 from executor.zygote import ForkRequest
 
 REPORT_FD = 3
-"""Where a zygote puts the third file descriptor that comes with a request."""
-STOPPED_CODES = (0, process.EXIT_CODE_TERMINATED, -signal.SIGTERM)
-"""How a process may end that was asked to; -SIGTERM is how servers and workers do."""
+"""File descriptor of the report pipe in a forked process."""
+STOPPED_EXIT_CODES = (0, process.EXIT_CODE_TERMINATED, -signal.SIGTERM)
+"""Exit codes of a process that stopped on request; servers and workers end by SIGTERM."""
 
 
 class AttemptProcess:
-    """From the decision to start it until nothing of it is left: it waits for a zygote, is alive, then over.
+    """A job's process, from the request to the zygote until nothing of it is left.
 
     Args:
-        task: what it has to know of the job and of itself.
-        output: copies what it writes.
-        channel: its slot's task.
-        monitor: knows the GPU memory that it leaves behind.
-        outputs: what its script writes, restored already; None where nothing is brought back.
+        task: what the process is to run.
+        output: copies its standard output and error.
+        channel: the slot's task.
+        monitor: records its GPU memory.
+        outputs: the files that its script writes, already restored; None if none are saved.
 
     Attributes:
-        task: the one given.
-        monitor: the one given.
-        asked: whether a zygote was asked for its process.
-        process: its process, once there is one.
-        stopped: whether that is to make place.
-        group: its process' control group; None before that is asked for.
+        is_requested: whether a zygote has been asked to fork it.
+        process: None before the fork.
+        stop_requested: whether it was asked to stop, because the job is resized.
+        group: its control group; None before the request.
     """
 
     def __init__(
@@ -54,10 +52,10 @@ class AttemptProcess:
     ) -> None:
         self.task = task
         self.monitor = monitor
-        self.asked = False
+        self.is_requested = False
         self.process: ForkedProcess | None = None
-        self.stopped = False
-        self.group: Group | None = None
+        self.stop_requested = False
+        self.group: ControlGroup | None = None
         self._output = output
         self._channel = channel
         self._outputs = outputs
@@ -71,44 +69,35 @@ class AttemptProcess:
         return f"attempt {self.task.attempt}"
 
     @property
-    def over_s(self) -> float | None:
-        """When its process ended, on the monotonic clock; None before."""
-        return None if self.process is None else self.process.over_s
+    def ended_at_s(self) -> float | None:
+        """Monotonic time of the end of the process; None before."""
+        return None if self.process is None else self.process.ended_at_s
 
     @property
-    def is_over(self) -> bool:
-        return self.over_s is not None
+    def has_ended(self) -> bool:
+        return self.ended_at_s is not None
 
     @property
-    def watched(self) -> tuple[int, ...]:
-        """File descriptors that can be read when there is something to `poll`."""
-        return () if self.process is None else self.process.watched
+    def watched_fds(self) -> tuple[int, ...]:
+        return () if self.process is None else self.process.watched_fds
 
     def poll(self) -> None:
-        """Takes in its end."""
         if self.process is not None:
             self.process.poll()
 
     @property
-    def ended_as_asked(self) -> bool:
-        """Whether it was to make place, and did; not whether it has saved.
-
-        How a process ends that has nothing to save does not matter.
-        """
+    def ended_as_requested(self) -> bool:
+        """Whether the process stopped on request. Only a chief has to end in order; how others end does not matter."""
         assert self.process is not None
-        in_order = self.process.exit_code in STOPPED_CODES or self.process.killed
-        return self.stopped and (in_order or not self.task.is_chief)
+        in_order = self.process.exit_code in STOPPED_EXIT_CODES or self.process.killed
+        return self.stop_requested and (in_order or not self.task.is_chief)
 
-    def request(self, order: LaunchOrder, folder: Path, groups: Groups) -> tuple[ForkRequest, tuple[int, ...]]:
-        """What a zygote is to be asked for, and the file descriptors that go with it.
-
-        Args:
-            order: of its slot.
-            folder: the unpacked bundle.
-            groups: makes the control group that the process enters.
-        """
+    def make_fork_request(
+        self, order: LaunchOrder, folder: Path, groups: ControlGroups
+    ) -> tuple[ForkRequest, tuple[int, ...]]:
+        """Returns the request to the zygote, and the file descriptors to pass. Creates the control group."""
         environment = {
-            # Tell a script where its checkpoints and its outputs go.
+            # Read by scripts.
             "DIKE_CHECKPOINT_DIR": self.task.checkpoint_dir,
             OUTPUT_DIR_VARIABLE: str(folder),
             tasks.VARIABLE: dataclasses.replace(self.task, report_fd=REPORT_FD).dumps(),
@@ -120,31 +109,27 @@ class AttemptProcess:
             folder,
             environment,
             groups=self.group.folders,
-            processes=self.group.most_processes,
+            processes=self.group.max_processes,
         )
         return request, self._writers
 
-    def started(self, pid: int) -> None:
-        """Its process exists, as a child of ours."""
+    def adopt(self, pid: int) -> None:
+        """Takes over the forked process, which is a child of this one."""
         self.process = ForkedProcess(pid)
-        self._channel.started(pid)
+        self._channel.process_started(pid)
         self._close_writers()
 
     def abandon(self) -> None:
-        """It will never have a process."""
+        """Releases everything; no process will be forked."""
         if self.group is not None:
             self.group.remove()
         self._close_writers()
         self.drain()
 
     def drain(self, *, is_killed: bool = False) -> None:
-        """Waits until what it has written and reported is on its way; nothing of it must be left by then.
-
-        Args:
-            is_killed: whether its slot is to end at once.
-        """
+        """Waits until output, reports and files are sent or saved; briefly if `is_killed`. Its process has ended."""
         self._output.drain()
-        self._reports.join(DRAIN_S)
+        self._reports.join(DRAIN_TIMEOUT_S)
         if self._outputs is not None and self.process is not None:
             self._outputs.finish(is_killed=is_killed)
 

@@ -1,4 +1,4 @@
-"""What a slot says of its task: status updates to Mesos, messages to the framework."""
+"""Outgoing messages of a slot's task: status updates to Mesos, messages to the framework."""
 
 from __future__ import annotations
 
@@ -16,34 +16,28 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED")
-"""States in which a task of ours ends."""
+"""Terminal states that an executor sends."""
 
 
 class Driver(Protocol):
-    """What a slot needs of its executor."""
+    """The part of the executor's driver that a slot uses."""
 
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802 (pymesos' name)
-        """Sends a status update."""
+        ...
 
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
         """Sends a framework message, in base64."""
 
     def processStarted(self, pid: int) -> None:  # noqa: N802
-        """A process that leads a group has been started for the task."""
+        """Records the leader of a process group of the task."""
 
     def processEnded(self, pid: int) -> None:  # noqa: N802
-        """Nothing of it is left."""
+        """Records that nothing of such a process group is left."""
 
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """How a slot's task ended.
-
-    Attributes:
-        state: Mesos' terminal state.
-        message: one sentence for the user.
-        data: what the framework wants to know beside it, in base64; empty if nothing.
-    """
+    """How a slot's task ended: Mesos' terminal state, one sentence for users, details for the framework in base64."""
 
     state: str
     message: str
@@ -51,43 +45,37 @@ class TaskEnd:
 
 
 class TaskChannel:
-    """The outgoing side of one task.
-
-    Attributes:
-        task_id: Mesos' id of the task.
-        sandbox: the folder for what the task writes.
-    """
+    """The outgoing side of one task, which writes to `sandbox`."""
 
     def __init__(self, driver: Driver, task_id: str, sandbox: Path) -> None:
         self.task_id = task_id
         self.sandbox = sandbox
         self._driver = driver
 
-    def started(self, pid: int) -> None:
-        """A process of the task has begun; it leads a group, which is to end with the task whatever happens to us."""
+    def process_started(self, pid: int) -> None:
+        """Reports a process group of the task; the executor kills it if this process ends unexpectedly."""
         self._driver.processStarted(pid)
 
-    def ended(self, pid: int) -> None:
-        """Nothing of such a process is left: its number may become another's."""
+    def process_ended(self, pid: int) -> None:
+        """Reports that nothing of a process group is left: its id may be reused."""
         self._driver.processEnded(pid)
 
     def update(self, state: str, message: str, data: str = "") -> None:
-        """Tells Mesos the task's state; delivered without fail."""
+        """Sends a status update; delivery is guaranteed."""
         status: dict[str, Any] = {"task_id": {"value": self.task_id}, "state": state, "message": message}
         if data:
             status["data"] = data
         self._driver.sendStatusUpdate(status)
 
     def send(self, data: str) -> bool:
-        """Sends the framework a message, as the function of that name."""
         return send(self._driver, data)
 
 
 def send(driver: Driver, data: str) -> bool:
-    """Sends the framework a message in base64, which may get lost.
+    """Sends a framework message in base64, which may get lost.
 
     Returns:
-        Whether the agent has taken it, which promises nothing.
+        Whether the agent accepted it; it may still not reach the framework.
     """
     try:
         driver.sendFrameworkMessage(data)
@@ -98,24 +86,17 @@ def send(driver: Driver, data: str) -> bool:
 
 
 class Slot(Protocol):
-    """What holds the processes of a task; any thread may call it."""
+    """Runs the processes of one task. Thread-safe."""
 
     def kill(self, grace_s: float | None = None) -> None:
-        """Ends the task, gently at first.
+        """Ends the task, gracefully first. The default of `grace_s` is that of the task's order."""
 
-        Args:
-            grace_s: seconds between SIGTERM and SIGKILL; None for what the task's order says.
-        """
-
-    def told(self, data: str) -> None:
-        """The framework has sent a message, in base64."""
+    def receive(self, data: str) -> None:
+        """Handles a message of the framework, in base64."""
 
 
 class Mailbox(Generic[T]):
-    """Messages from any thread, in the order in which they came, for one that waits for file descriptors.
-
-    Its own can be read as long as there are any.
-    """
+    """A thread-safe queue whose file descriptor is readable while it holds messages."""
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[T] = queue.SimpleQueue()
@@ -125,17 +106,14 @@ class Mailbox(Generic[T]):
         return self._event
 
     def put(self, message: T) -> None:
-        """Leaves a message; any thread may."""
         self._messages.put(message)
         os.eventfd_write(self._event, 1)
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether there are messages."""
+    def has_messages(self) -> bool:
         return not self._messages.empty()
 
     def take(self) -> list[T]:
-        """All that has come since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         messages = []

@@ -1,8 +1,8 @@
-"""What processes hold on GPUs: brought to the host's memory and back by NVIDIA's driver, so that others get the GPU.
+"""Moves the GPU memory of processes to the host and back, by NVIDIA's driver, which frees the GPU for others.
 
-The driver does that for a process of any library (cuCheckpointProcess*, Linux, drivers from 570 on); its CUDA calls
-wait meanwhile. It is reached through `cuda.core`, which the extra `cuda` installs. It takes seconds for gigabytes, and
-may fail either way (docs/suspend-resume.md, "GPU memory").
+It works for a process of any library (cuCheckpointProcess*, Linux, driver 570 or newer), whose CUDA calls block
+meanwhile. The driver is called through `cuda.core` (extra `cuda`). A gigabyte takes about a second; either direction
+may fail (docs/suspend-resume.md, "GPU memory").
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_MS = 10_000
-"""How long the driver may wait for what a process has under way."""
+"""Maximum time that the driver waits for pending CUDA calls of a process."""
 
 
-class CudaCheckpointError(Exception):
-    """The driver could not do it; the message says why."""
+class CudaCheckpointError(Exception): ...
 
 
-def why_not() -> str:
-    """Why it cannot be done on this machine; empty if it can."""
+def unavailable_reason() -> str:
+    """Why GPU memory cannot be moved on this machine; empty if it can."""
     try:
         from cuda.core import checkpoint
     except ImportError:
@@ -38,20 +37,20 @@ def why_not() -> str:
     return ""
 
 
-def to_host(pids: Iterable[int]) -> None:
-    """Brings what these processes hold on GPUs to the host's memory.
+def move_to_host(pids: Iterable[int]) -> None:
+    """Moves the GPU memory of these processes to the host.
 
     Raises:
-        CudaCheckpointError: if that fails for one of them, which is of no more use then.
+        CudaCheckpointError: if it fails for a process, which is unusable then.
     """
     _each(pids, lambda process: (process.lock(LOCK_TIMEOUT_MS), process.checkpoint()), "keeps its GPU memory")
 
 
-def to_gpu(pids: Iterable[int]) -> None:
-    """Brings it back to the GPUs that it was on; the processes go on.
+def move_to_gpu(pids: Iterable[int]) -> None:
+    """Moves the memory back to the same GPUs; the processes resume.
 
     Raises:
-        CudaCheckpointError: if that fails for one of them, which is of no more use then.
+        CudaCheckpointError: if it fails for a process, which is unusable then.
     """
     _each(pids, lambda process: (process.restore(), process.unlock()), "does not get its GPU memory back")
 

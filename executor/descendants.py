@@ -1,6 +1,6 @@
-"""The processes that descend from one: from a trial's supervisor, or from the process of a slot.
+"""The descendants of a process: of a trial's supervisor, or of a slot's process.
 
-Both adopt what their descendants leave behind, in a process group or out of it: the kernel has been asked for that.
+Both are subreapers: they adopt orphans of their descendants, in their process group or out of it.
 """
 
 from __future__ import annotations
@@ -13,61 +13,52 @@ import psutil
 
 from executor.process import children
 
-STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+FROZEN_STATUSES = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-def processes(root: int, others: Collection[int | None] = ()) -> list[psutil.Process]:
-    """The descendants of a process.
+def processes(root: int, excluded: Collection[int | None] = ()) -> list[psutil.Process]:
+    """Lists the descendants of a process, without those in `excluded` and their descendants."""
+    return list(_walk(root, excluded))
 
-    Args:
-        root: its id.
-        others: ids of those that are left out, with all that descends from them.
+
+def freeze(root: int) -> bool:
+    """Sends SIGSTOP to the descendants of a process, not to itself.
+
+    Returns:
+        Whether all of them were stopped before this call; call it until they are.
     """
-    return list(_walk(root, others))
-
-
-def stop(root: int) -> bool:
-    """Stops the descendants of a process (SIGSTOP), not itself; to be called until it says that all stand still.
-
-    Args:
-        root: its id.
-    """
-    is_still = True
+    all_frozen = True
     for process in _walk(root, ()):
-        # Before its children are listed: one that stands still has no more of them.
+        # Before its children are listed: a stopped process cannot fork any more.
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() not in STILL:
-                is_still = False
+            if process.status() not in FROZEN_STATUSES:
+                all_frozen = False
                 process.suspend()
-    return is_still
+    return all_frozen
 
 
-def _walk(root: int, others: Collection[int | None]) -> Iterator[psutil.Process]:
-    """Each process before its children are listed."""
+def _walk(root: int, excluded: Collection[int | None]) -> Iterator[psutil.Process]:
     waiting = children(root)
     while waiting:
         pid = waiting.pop()
-        if pid in others:
+        if pid in excluded:
             continue
         with contextlib.suppress(psutil.NoSuchProcess):
             yield psutil.Process(pid)
         waiting += children(pid)
 
 
-def clear(others: Collection[int | None] = ()) -> bool:
-    """Kills and reaps the descendants of this process; to be called until nothing is left.
-
-    Args:
-        others: as `processes`.
+def kill_and_reap(excluded: Collection[int | None] = ()) -> bool:
+    """Kills and reaps the descendants of this process (see `processes`).
 
     Returns:
-        Whether none was found.
+        Whether none was left; call it until none is.
     """
-    left = processes(os.getpid(), others)
+    left = processes(os.getpid(), excluded)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        # A grandchild is its parent's to reap.
+        # Grandchildren are reaped by their parents.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
     return not left

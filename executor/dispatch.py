@@ -1,4 +1,4 @@
-"""The Mesos executor: has processes forked that hold its tasks, and stands between them and the agent."""
+"""The Mesos executor: has slot processes forked for its tasks, and relays between them and the agent."""
 
 from __future__ import annotations
 
@@ -25,55 +25,54 @@ from executor.messages import Addressed, decode
 from executor.process import children, signal_group, wait_readable
 from executor.slot_order import SlotOrder, decode_order
 from executor.zygote import ForkRequest
-from executor.zygote_pool import SLOT_PROCESS, ServedZygotes, ZygotePool, Zygotes
+from executor.zygote_pool import SLOT_PROCESS, ZygotePool, Zygotes, ZygoteServerClient
 
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE_TIMEOUT_S = 15.0
 LAUNCH_TIMEOUT_S = 180.0
-"""How long an executor waits for its first task: an agent that was restarted meanwhile may have given it up."""
+"""Maximum wait for the first task: a restarted agent may have dropped it."""
 SHUTDOWN_GRACE_S = 0.5
-"""Shorter than the least grace Mesos gives an executor."""
-END_TIMEOUT_S = 90.0
-"""How long a task may take, beyond the grace of what is in its slot, to end once it is told to; then the process that
-holds it is killed. Longer than a zygote may take to answer, and outputs to be saved."""
-LOOK_S = 5.0
-"""How often deadlines are looked at, whatever comes."""
+"""Shorter than the minimum grace period that Mesos allows an executor."""
+TASK_END_TIMEOUT_S = 90.0
+"""Maximum time for a task to end once it is killed, beyond the grace period of its processes; then its slot process is
+killed. Longer than a zygote may take to answer, and than outputs take to be saved.
+"""
+CHECK_INTERVAL_S = 5.0
 STREAMS = ("stdout", "stderr")
 
 
 @dataclass
 class _Task:
-    """One that a process holds.
+    """A task of a slot process.
 
     Attributes:
-        channel: what is said of it.
-        is_late: whether it came to others, and the process has not said anything of it yet.
-        due_s: when it has to have ended, on the monotonic clock; None if it has not been told to.
+        channel: its outgoing side.
+        is_unacknowledged: whether it joined a process with other tasks, which has not reported on it yet.
+        deadline_s: monotonic time by which it must have ended; None if it is not being killed.
     """
 
     channel: TaskChannel
-    is_late: bool = False
-    due_s: float | None = None
+    is_unacknowledged: bool = False
+    deadline_s: float | None = None
 
     @property
-    def is_killed(self) -> bool:
-        """Whether it has been told to end."""
-        return self.due_s is not None
+    def kill_requested(self) -> bool:
+        return self.deadline_s is not None
 
 
 class SlotProcess:
-    """The process of slots (`executor.slot_process`), from the decision to fork it until nothing of it is left.
+    """A process of slots (`executor.slot_process`), from the request to the zygote until nothing of it is left.
 
     Args:
-        driver: sends what it says.
-        data: the order of its tasks, encoded.
-        folder: gets what it writes.
-        is_shared: whether tasks that come later may be held by it, too, if their order is the same.
+        driver: sends its messages.
+        data: the encoded order of its tasks.
+        folder: gets its output.
+        is_shared: whether later tasks with the same order may join it.
 
     Attributes:
-        data: that given.
-        missed: tasks that came when it was about to end, once it has: it has not heard of them.
+        data: the encoded order.
+        missed_tasks: tasks that joined while it ended and that it never received; to be started again.
     """
 
     def __init__(self, driver: ExecutorDriver, data: str, folder: Path, *, is_shared: bool) -> None:
@@ -85,165 +84,146 @@ class SlotProcess:
         self._process: ForkedProcess | None = None
         self._groups: set[int] = set()
         self._tasks: dict[str, _Task] = {}
-        self.missed: list[TaskChannel] = []
-        self.is_over = False
+        self.missed_tasks: list[TaskChannel] = []
+        self.has_ended = False
 
     @property
     def pid(self) -> int | None:
-        """Its id; None as long as it has none."""
         return None if self._process is None else self._process.pid
 
     @property
     def tasks(self) -> Collection[str]:
-        """Ids of the tasks that it holds."""
         return self._tasks.keys()
 
     @property
-    def watched(self) -> list[int]:
-        """File descriptors that can be read when there is something to `poll`."""
+    def watched_fds(self) -> list[int]:
         connection = [] if self._connection is None or self._process is None else [self._connection.fileno()]
-        return [*connection, *(() if self._process is None else self._process.watched)]
+        return [*connection, *(() if self._process is None else self._process.watched_fds)]
 
-    def takes(self, data: str) -> bool:
-        """Whether it can hold a task with this order beside those that it holds."""
-        return self._is_shared and data == self.data and any(not task.is_killed for task in self._tasks.values())
+    def accepts(self, data: str) -> bool:
+        """Whether a task with this order may join its current tasks."""
+        return self._is_shared and data == self.data and any(not task.kill_requested for task in self._tasks.values())
 
-    def hold(self, channel: TaskChannel) -> None:
-        """Has it hold a task."""
-        self._tasks[channel.task_id] = _Task(channel, is_late=bool(self._tasks))
+    def add_task(self, channel: TaskChannel) -> None:
+        self._tasks[channel.task_id] = _Task(channel, is_unacknowledged=bool(self._tasks))
         if self._process is not None:
             self._launch(channel)
 
-    def request(self, setup: Setup, kind: ZygoteKind) -> ForkRequest:
-        """What a zygote is to be asked for.
-
-        Args:
-            setup: of the slots.
-            kind: of the zygote.
-        """
+    def make_fork_request(self, setup: Setup, kind: ZygoteKind) -> ForkRequest:
         changes = {**kind.changes(process_environment(setup)), ZYGOTES_VARIABLE: None}
         return ForkRequest(self._folder, (), self._folder, changes, module=SLOT_PROCESS)
 
-    def descriptors(self, *, has_sandbox: bool) -> list[int]:
-        """Its output and its end of a new connection; to be closed by whoever has asked for its process.
+    def open_descriptors(self, *, has_sandbox: bool) -> list[int]:
+        """Opens its output files and its end of a new connection; the caller closes them.
 
-        A process that was forked without our knowing, over an earlier request, finds nobody at its own end.
-
-        Args:
-            has_sandbox: whether our own output is its sandbox's.
+        A process that was forked unnoticed, for an earlier request, finds its connection closed.
         """
         self._close()
-        ours, theirs = socket.socketpair()
-        self._connection = Connection(ours.detach())
+        own_end, peer_end = socket.socketpair()
+        self._connection = Connection(own_end.detach())
         if has_sandbox:
             output = [os.dup(descriptor) for descriptor in (1, 2)]
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             output = [os.open(self._folder / stream, flags, 0o644) for stream in STREAMS]
-        return [*output, theirs.detach()]
+        return [*output, peer_end.detach()]
 
-    def started(self, pid: int) -> None:
-        """Its process exists."""
-        if self.is_over:
+    def adopt(self, pid: int) -> None:
+        """Takes over the forked process; sends it its order and tasks."""
+        if self.has_ended:
             return
         try:
             self._process = ForkedProcess(pid)
         except ProcessLookupError:
-            self.failed("its process ended at once")
+            self.fail("its process ended immediately")
             return
-        # Now that somebody reads it: it may be longer than what a connection holds.
+        # Not earlier: the order may exceed the socket's buffer, and now there is a reader.
         self._send_bytes(self.data.encode())
         for task in self._tasks.values():
             self._launch(task.channel)
 
-    def failed(self, reason: str) -> None:
-        """It will never have a process."""
-        if not self.is_over:
+    def fail(self, reason: str) -> None:
+        """Fails its tasks: it will never have a process."""
+        if not self.has_ended:
             for task in list(self._tasks.values()):
-                self._say_end(task, "TASK_FAILED", reason)
+                self._report_end(task, "TASK_FAILED", reason)
             self._close()
-            self.is_over = True
+            self.has_ended = True
 
-    def told(self, task_id: str, data: str) -> None:
-        """Hands over what the framework says, which it repeats until it has been heard."""
+    def forward(self, task_id: str, data: str) -> None:
+        """Forwards a message of the framework, which repeats it until it is acknowledged."""
         if self._process is not None:
-            self._send({"task": task_id, "told": data})
+            self._send({"task": task_id, "forward": data})
 
     def kill(self, task_id: str, grace_s: float | None) -> None:
-        """Has a task end.
-
-        Args:
-            task_id: which.
-            grace_s: seconds between SIGTERM and SIGKILL for what is in it; None for what its order says.
-        """
         task = self._tasks[task_id]
-        own_s = float(decode(self.data).get("kill_grace_s", 0.0))
-        task.due_s = time.monotonic() + END_TIMEOUT_S + (own_s if grace_s is None else grace_s)
+        default_grace_s = float(decode(self.data).get("kill_grace_s", 0.0))
+        task.deadline_s = time.monotonic() + TASK_END_TIMEOUT_S + (default_grace_s if grace_s is None else grace_s)
         if self._process is None:
-            self._say_end(task, "TASK_KILLED", "killed on request")
+            self._report_end(task, "TASK_KILLED", "killed on request")
             if not self._tasks:
-                # One that is forked all the same finds nobody at the other end.
-                self.failed("killed on request")
+                # If it is forked nevertheless, it finds its connection closed and exits.
+                self.fail("killed on request")
             return
         self._send({"task": task_id, "kill": grace_s})
-        self._limit(self._process)
+        self._update_deadline(self._process)
 
     def poll(self) -> None:
-        """Takes in what it says, and its end."""
-        if self._process is None or self.is_over:
+        """Handles its messages, its deadline and its end."""
+        if self._process is None or self.has_ended:
             return
         self._read()
         self._process.kill_if_due()
         self._process.poll()
-        if self._process.over_s is None:
+        if self._process.ended_at_s is None:
             return
         self._read()
-        self.is_over = True
+        self.has_ended = True
         self._close()
         left = list(self._tasks.values())
         if left:
             for group in self._groups:
-                with contextlib.suppress(PermissionError):  # of somebody else by now
+                with contextlib.suppress(PermissionError):  # the id is another account's by now
                     signal_group(group, signal.SIGKILL)
         for task in left:
-            if task.is_late and not task.is_killed:
-                self.missed.append(task.channel)
+            if task.is_unacknowledged and not task.kill_requested:
+                self.missed_tasks.append(task.channel)
             else:
-                self._say_end(task, "TASK_FAILED", "the process that held the task was killed")
+                self._report_end(task, "TASK_FAILED", "the process that held the task was killed")
 
     def _read(self) -> None:
         while self._connection is not None and self._connection.poll():
             try:
-                said = json.loads(self._connection.recv_bytes())
+                message = json.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
                 self._close()
                 return
-            if "update" in said:
-                self._updated(said["update"])
-            elif "message" in said:
-                self._send({"taken": send(self._driver, said["message"])})
-            elif said["is_over"]:
-                self._groups.discard(said["group"])
+            if "update" in message:
+                self._apply_update(message["update"])
+            elif "message" in message:
+                self._send({"taken": send(self._driver, message["message"])})
+            elif message["is_over"]:
+                self._groups.discard(message["group"])
             else:
-                self._groups.add(said["group"])
+                self._groups.add(message["group"])
 
-    def _updated(self, status: dict[str, Any]) -> None:
+    def _apply_update(self, status: dict[str, Any]) -> None:
         task = self._tasks.get(status["task_id"]["value"])
         if task is not None:
-            task.is_late = False
+            task.is_unacknowledged = False
             if status["state"] in TERMINAL:
                 del self._tasks[task.channel.task_id]
                 if self._process is not None:
-                    self._limit(self._process)
+                    self._update_deadline(self._process)
             self._driver.sendStatusUpdate(status)
 
-    def _limit(self, process: ForkedProcess) -> None:
-        """Gives the process until the first of its tasks' deadlines; END_TIMEOUT_S if it has no task any more."""
+    def _update_deadline(self, process: ForkedProcess) -> None:
+        """Sets the earliest deadline of its tasks; `TASK_END_TIMEOUT_S` if no task is left."""
         now_s = time.monotonic()
-        due_s = [task.due_s for task in self._tasks.values() if task.due_s is not None]
-        process.relieve()
-        if due_s or not self._tasks:
-            process.limit(min(due_s, default=now_s + END_TIMEOUT_S) - now_s)
+        deadlines_s = [task.deadline_s for task in self._tasks.values() if task.deadline_s is not None]
+        process.clear_deadline()
+        if deadlines_s or not self._tasks:
+            process.set_deadline(min(deadlines_s, default=now_s + TASK_END_TIMEOUT_S) - now_s)
 
     def _launch(self, channel: TaskChannel) -> None:
         self._send({"task": channel.task_id, "launch": str(channel.sandbox)})
@@ -253,12 +233,12 @@ class SlotProcess:
 
     def _send_bytes(self, message: bytes) -> None:
         if self._connection is not None:
-            with contextlib.suppress(OSError):  # it has ended; what it has said last is still to be read
+            with contextlib.suppress(OSError):  # it has ended; its last messages are still to be read
                 self._connection.send_bytes(message)
 
-    def _say_end(self, task: _Task, state: str, message: str) -> None:
+    def _report_end(self, task: _Task, state: str, message: str) -> None:
         del self._tasks[task.channel.task_id]
-        task.channel.update("TASK_KILLED" if task.is_killed else state, message)
+        task.channel.update("TASK_KILLED" if task.kill_requested else state, message)
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -267,36 +247,30 @@ class SlotProcess:
 
 
 class Dispatcher(pymesos.Executor):
-    """Runs the tasks it is given, all of one job or search.
+    """Runs the tasks of one job or search. Ends with the last task, so that Mesos gets the resources back immediately.
 
-    It ends with the last, so that Mesos has its resources back at once.
-
-    The callbacks only hand work over; `main` does all of it, on the main thread.
+    Callbacks only enqueue work; `main` does it on the main thread.
 
     Args:
         sandbox: the executor's folder.
-        executor_id: its id in Mesos; a task of the same id has the sandbox for itself, others have folders in there.
-        served: socket of this machine's zygote server; empty for none.
+        executor_id: Mesos' id of the executor; the task of the same id uses the sandbox itself, others a folder in it.
+        zygote_socket: socket of this machine's zygote server; empty for none.
     """
 
-    def __init__(self, sandbox: Path, executor_id: str, served: str = "") -> None:
+    def __init__(self, sandbox: Path, executor_id: str, zygote_socket: str = "") -> None:
         self._sandbox = sandbox
         self._executor_id = executor_id
         self._mailbox: Mailbox[Callable[[], None]] = Mailbox()
-        self._own = ZygotePool(sandbox)
-        self._served = ServedZygotes(served) if served else None
+        self._local_zygotes = ZygotePool(sandbox)
+        self._server_zygotes = ZygoteServerClient(zygote_socket) if zygote_socket else None
         self._processes: list[SlotProcess] = []
-        self._has_begun = False
+        self._has_launched = False
         self._is_shut_down = False
 
     def main(self, driver: ExecutorDriver) -> None:
-        """Waits for tasks, runs them, reports their ends and waits until the agent knows.
-
-        Args:
-            driver: a started driver that calls this object back.
-        """
+        """Runs tasks until the last one has ended and the agent has acknowledged all updates."""
         give_up_s = time.monotonic() + LAUNCH_TIMEOUT_S
-        pools: list[Zygotes] = [self._own, *([self._served] if self._served else [])]
+        pools: list[Zygotes] = [self._local_zygotes, *([self._server_zygotes] if self._server_zygotes else [])]
         try:
             while not (self._is_shut_down and not self._processes):
                 for do in self._mailbox.take():
@@ -305,33 +279,33 @@ class Dispatcher(pymesos.Executor):
                     pool.poll()
                 for process in self._processes[:]:
                     process.poll()
-                    if process.is_over:
+                    if process.has_ended:
                         self._processes.remove(process)
-                        for channel in process.missed:
+                        for channel in process.missed_tasks:
                             self._start(driver, channel, process.data)
-                self._sweep()
-                if self._processes or self._mailbox.is_waiting:
+                self._kill_orphans()
+                if self._processes or self._mailbox.has_messages:
                     pass
-                elif self._has_begun:
+                elif self._has_launched:
                     if not driver.wait_for_acknowledgements(ACKNOWLEDGE_TIMEOUT_S):
                         logger.error("the agent did not acknowledge the end of every task")
-                    if not self._mailbox.is_waiting:
+                    if not self._mailbox.has_messages:
                         return
                 elif time.monotonic() > give_up_s:
                     logger.error("no task came within %g s", LAUNCH_TIMEOUT_S)
                     return
-                of_pools = [descriptor for pool in pools for descriptor in pool.watched]
-                of_processes = [descriptor for process in self._processes for descriptor in process.watched]
-                wait_readable([self._mailbox.fileno(), *of_pools, *of_processes], LOOK_S)
+                pool_fds = [descriptor for pool in pools for descriptor in pool.watched_fds]
+                process_fds = [descriptor for process in self._processes for descriptor in process.watched_fds]
+                wait_readable([self._mailbox.fileno(), *pool_fds, *process_fds], CHECK_INTERVAL_S)
         finally:
             for pool in pools:
                 pool.close()
 
-    def _sweep(self) -> None:
-        """Kills what processes of slots have left that were killed themselves: such orphans are ours."""
+    def _kill_orphans(self) -> None:
+        """Kills what killed slot processes have left behind: this process has adopted it."""
         if all(process.pid is not None for process in self._processes):
-            ours = {*self._own.pids, *(process.pid for process in self._processes)}
-            for orphan in set(children(os.getpid())) - ours:
+            known_pids = {*self._local_zygotes.pids, *(process.pid for process in self._processes)}
+            for orphan in set(children(os.getpid())) - known_pids:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(orphan, signal.SIGKILL)
                     os.waitpid(orphan, 0)
@@ -339,95 +313,94 @@ class Dispatcher(pymesos.Executor):
     # Callbacks of pymesos, on its thread.
 
     def launchTask(self, driver: pymesos.MesosExecutorDriver, task: dict[str, Any]) -> None:  # noqa: N802
-        """Takes a task."""
         self._mailbox.put(functools.partial(self._launch, driver, task["task_id"]["value"], task["data"]))
 
     def frameworkMessage(self, driver: pymesos.MesosExecutorDriver, message: str) -> None:  # noqa: N802
-        """The framework wants something of a task."""
-        self._mailbox.put(functools.partial(self._tell, message))
+        self._mailbox.put(functools.partial(self._forward, message))
 
     def killTask(self, driver: pymesos.MesosExecutorDriver, task_id: dict[str, Any]) -> None:  # noqa: N802
-        """Ends a task, gently first."""
         self._mailbox.put(functools.partial(self._kill, task_id["value"]))
 
     def shutdown(self, driver: pymesos.MesosExecutorDriver) -> None:
-        """Mesos wants all to end: the framework or the agent is gone."""
+        """Ends all tasks: the framework or the agent is gone."""
         self._mailbox.put(self._shut_down)
 
     def error(self, driver: pymesos.MesosExecutorDriver, message: str) -> None:
-        """The agent refuses this executor."""
+        """Logs that the agent refuses this executor, and ends all tasks."""
         logger.error("error from Mesos: %s", message)
         self.shutdown(driver)
 
     # On the main thread.
 
     def _launch(self, driver: ExecutorDriver, task_id: str, data: str) -> None:
-        self._has_begun = True
+        self._has_launched = True
         folder = self._sandbox if task_id == self._executor_id else self._sandbox / task_id
         channel = TaskChannel(driver, task_id, folder)
         if self._is_shut_down:
-            channel.update("TASK_KILLED", "its executor was shut down")
+            channel.update("TASK_KILLED", "its executor is shutting down")
             return
         try:
             decode_order(data)
         except (KeyError, TypeError, ValueError) as error:
-            message = f"this order is of another version of Dike than the agent's {__version__}: {error!r}"
+            message = (
+                f"the order was written by another version of Dike than the agent's {__version__}; "
+                f"install the same version on both: {error!r}"
+            )
             channel.update("TASK_FAILED", message)
             return
-        channel.update("TASK_STARTING", "its process is started")
+        channel.update("TASK_STARTING", "its process is being started")
         folder.mkdir(exist_ok=True)
         self._start(driver, channel, data)
 
     def _start(self, driver: ExecutorDriver, channel: TaskChannel, data: str) -> None:
-        """Has a task held by a process that there is, or by a new one."""
-        process = next((process for process in self._processes if process.takes(data)), None)
+        process = next((process for process in self._processes if process.accepts(data)), None)
         if process is not None:
-            process.hold(channel)
+            process.add_task(channel)
             return
         order = decode_order(data)
-        # Slots with GPUs have each its own.
+        # Each slot with GPUs has a process of its own.
         is_shared = isinstance(order, SlotOrder) and order.gpu_devices == ()
         process = SlotProcess(driver, data, channel.sandbox, is_shared=is_shared)
-        process.hold(channel)
+        process.add_task(channel)
         self._processes.append(process)
         self._fork(process, order.setup, has_sandbox=channel.sandbox == self._sandbox)
 
     def _fork(self, process: SlotProcess, setup: Setup, *, has_sandbox: bool) -> None:
         kind = setup.kind(os.environ)
-        request = process.request(setup, kind)
+        request = process.make_fork_request(setup, kind)
 
         def ask(zygotes: Zygotes) -> None:
-            descriptors = process.descriptors(has_sandbox=has_sandbox)
+            descriptors = process.open_descriptors(has_sandbox=has_sandbox)
 
-            def answered(answer: int | str) -> None:
+            def on_answer(answer: int | str) -> None:
                 for descriptor in descriptors:
                     os.close(descriptor)
                 if isinstance(answer, int):
-                    process.started(answer)
-                elif zygotes is not self._own and not process.is_over:
-                    logger.warning("%s; this executor imports by itself", answer)
-                    ask(self._own)
+                    process.adopt(answer)
+                elif zygotes is not self._local_zygotes and not process.has_ended:
+                    logger.warning("%s; this executor uses a zygote of its own", answer)
+                    ask(self._local_zygotes)
                 else:
-                    process.failed(f"its process could not be started: {answer}")
+                    process.fail(f"its process cannot be started: {answer}")
 
-            zygotes.ask(kind, request, descriptors, answered)
+            zygotes.request_fork(kind, request, descriptors, on_answer)
 
-        ask(self._served or self._own)
+        ask(self._server_zygotes or self._local_zygotes)
 
-    def _tell(self, message: str) -> None:
+    def _forward(self, message: str) -> None:
         try:
             addressed = Addressed.decode(message)
         except ValueError as error:
             logger.warning("message ignored: %s", error)
             return
-        if (process := self._holder(addressed.task_id)) is not None:
-            process.told(addressed.task_id, addressed.data)
+        if (process := self._process_of(addressed.task_id)) is not None:
+            process.forward(addressed.task_id, addressed.data)
 
     def _kill(self, task_id: str) -> None:
-        if (process := self._holder(task_id)) is not None:
+        if (process := self._process_of(task_id)) is not None:
             process.kill(task_id, None)
 
-    def _holder(self, task_id: str) -> SlotProcess | None:
+    def _process_of(self, task_id: str) -> SlotProcess | None:
         return next((process for process in self._processes if task_id in process.tasks), None)
 
     def _shut_down(self) -> None:

@@ -1,4 +1,4 @@
-"""pymesos' drivers, with their known traps handled: the import, the subscription, and the executor's status updates."""
+"""pymesos' drivers, with fixes for its import, its subscription, and the executor's status updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uuid
 from http import HTTPStatus
 from typing import Any
 
-# pymesos takes SIGINT for itself and logs to standard error: Ctrl-C is ours to handle, and that is the user's script's.
+# On import pymesos handles SIGINT and logs to stderr; Dike handles Ctrl-C itself, and stderr is the user's script's.
 _sigint = signal.getsignal(signal.SIGINT)
 import pymesos  # noqa: E402
 import pymesos.detector  # noqa: E402
@@ -22,26 +22,26 @@ import pymesos.process  # noqa: E402
 signal.signal(signal.SIGINT, _sigint)
 logging.getLogger("pymesos").handlers.clear()
 
-__all__ = ["ExecutorDriver", "PatientConnection", "pymesos"]
+__all__ = ["ExecutorDriver", "ResilientConnection", "pymesos"]
 
 logger = logging.getLogger(__name__)
 
-RESEND_S = 5.0
-RECONNECT_PAUSE_S = 0.25
-"""An agent that is back waits two seconds for its executors, and then kills those that have not come."""
-KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
-"""Whoever has vanished without a word is noticed after 30 seconds."""
-FINAL = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+RESEND_INTERVAL_S = 5.0
+RECONNECT_DELAY_S = 0.25
+"""Short: a recovered agent waits two seconds for its executors, then kills those that are missing."""
+KEEPALIVE_OPTIONS = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""Detects a vanished peer after 30 seconds."""
+PERMANENT_ERRORS = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
-class PatientConnection(pymesos.process.Connection):
-    """A subscription that is closed, not fatal, when it cannot be made or is answered with something else than events.
+class ResilientConnection(pymesos.process.Connection):
+    """A subscription that is closed instead of raising if it cannot be made or gets an unusable answer.
 
-    pymesos raises in its thread and interrupts the main thread when a host name cannot be resolved or a network is
-    down, and on any answer but 200, 307 and 503; a master or agent that is just starting says 404. Answers that will
-    not change are handed to the driver, whose `refused(http_status, reason)` is called.
+    pymesos raises in its thread and interrupts the main thread if a host name cannot be resolved, if a network is down,
+    and on any answer but 200, 307 and 503; a master or agent that is starting answers 404. Permanent errors are passed
+    to the driver's `refused(http_status, reason)`.
 
-    To be put in the place of `pymesos.process.Connection`, for which pymesos has no seam.
+    Replaces `pymesos.process.Connection`; pymesos has no setting for it.
     """
 
     def __init__(self, addr: str, callback: Any) -> None:
@@ -49,14 +49,14 @@ class PatientConnection(pymesos.process.Connection):
         try:
             super().__init__(addr, callback)
         except OSError as error:
-            # What pymesos would have set; `handle_connect_event` then tells it to back off.
+            # The attributes that pymesos would have set; it backs off after `handle_connect_event`.
             self._connect_error = str(error)
             self._callback = callback
             self._parser: Any = None
             self._request = callback.gen_request()
             self._response = b""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE.items():
+        for option, value in KEEPALIVE_OPTIONS.items():
             self._sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def handle_connect_event(self) -> str:
@@ -65,29 +65,29 @@ class PatientConnection(pymesos.process.Connection):
     def read(self) -> bool:
         try:
             return bool(super().read())
-        except (RuntimeError, TypeError) as error:  # TypeError: it adds text to bytes when the answer is in parts
+        except (RuntimeError, TypeError) as error:  # TypeError: pymesos adds str to bytes for chunked answers
             parser = self._parser
             status = parser.get_status_code() if parser is not None and parser.is_headers_complete() else 0
-            if status in FINAL:
+            if status in PERMANENT_ERRORS:
                 self._callback.refused(status, str(error))
             else:
-                logger.warning("the answer to SUBSCRIBE was not usable, trying again: %s", error)
+                logger.warning("the answer to SUBSCRIBE is unusable, retrying: %s", error)
             return False
 
 
-pymesos.process.Connection = PatientConnection
+pymesos.process.Connection = ResilientConnection
 
 
 class ExecutorDriver(pymesos.MesosExecutorDriver):
-    """Delivers every status update, whatever happens to the agent's connection.
+    """Delivers every status update, whatever happens to the connection to the agent.
 
-    With MESOS_CHECKPOINT=1 the executor and its task go on without the agent, for MESOS_RECOVERY_TIMEOUT at most, and
-    subscribe again at the agent that is back. pymesos 0.3.15 differs from Mesos' contract in these places:
-      * it takes `MESOS_CHECKPOINT=0` for true, and so would stay for ever after its agent has died;
-      * with it, it does stay for ever;
-      * it waits longer between two attempts than an agent waits for its executors, and ends on an agent that recovers;
-      * it keeps no unacknowledged updates, so one that is sent while the agent is away is lost;
-      * it closes the connection that another thread sends by;
+    With MESOS_CHECKPOINT=1 the executor and its tasks continue without the agent for up to MESOS_RECOVERY_TIMEOUT, and
+    subscribe to the recovered agent. pymesos 0.3.15 violates Mesos' contract in these places:
+      * it takes `MESOS_CHECKPOINT=0` for true, and so would never end after the agent has died;
+      * with a true value, it never ends either;
+      * it pauses between two attempts for longer than an agent waits, and ends on an agent that is recovering;
+      * it loses updates that are sent while the agent is away, since it stores no unacknowledged ones;
+      * it closes a connection that another thread is sending on;
       * it shares one mutable dictionary of HTTP headers between all calls and drivers.
     """
 
@@ -95,59 +95,61 @@ class ExecutorDriver(pymesos.MesosExecutorDriver):
         super().__init__(executor)
         self.checkpoint = os.environ.get("MESOS_CHECKPOINT") == "1"
         self._recovery_timeout_s = _duration_s("MESOS_RECOVERY_TIMEOUT", 15 * 60.0)
-        self._pause_s = min(RECONNECT_PAUSE_S, _duration_s("MESOS_SUBSCRIPTION_BACKOFF_MAX", RECONNECT_PAUSE_S))
-        self._away: threading.Timer | None = None
-        self._has_asked = False
+        self._reconnect_delay_s = min(
+            RECONNECT_DELAY_S, _duration_s("MESOS_SUBSCRIPTION_BACKOFF_MAX", RECONNECT_DELAY_S)
+        )
+        self._recovery_timer: threading.Timer | None = None
+        self._has_subscribed = False
         self._acknowledged = threading.Condition()
 
     def gen_request(self) -> bytes:
-        """The SUBSCRIBE request; called for each new connection, so the place to pause between two of them."""
-        if self._has_asked:
-            time.sleep(self._pause_s)
-        self._has_asked = True
+        """Returns the SUBSCRIBE request. Pauses from the second connection on."""
+        if self._has_subscribed:
+            time.sleep(self._reconnect_delay_s)
+        self._has_subscribed = True
         with self._acknowledged:
             return bytes(super().gen_request())
 
     def _backoff(self, num_conn_retry: int) -> float:
-        """How long pymesos sleeps after a failed attempt: `gen_request` pauses already."""
+        """Returns 0: `gen_request` pauses already."""
         return 0.0
 
     def refused(self, http_status: int, reason: str) -> None:
-        """The agent knows neither us nor our task any more."""
+        """Ends the executor: the agent no longer accepts it."""
         logger.error("the agent refuses this executor: %s", reason)
         self.on_shutdown()
 
     def on_close(self) -> None:
-        """The connection is gone, or could not be made."""
-        # A request under way ends first: it uses what is closed here.
+        """Starts the recovery timer: the connection was lost, or could not be made."""
+        # Waits for a pending request, which uses the connection.
         with self._lock:
-            if self.checkpoint and self._away is None and not self.aborted:
-                logger.warning("the agent is away; the task goes on")
-                self._away = threading.Timer(self._recovery_timeout_s, self._give_up)
-                self._away.daemon = True
-                self._away.start()
+            if self.checkpoint and self._recovery_timer is None and not self.aborted:
+                logger.warning("the connection to the agent is lost; the tasks continue")
+                self._recovery_timer = threading.Timer(self._recovery_timeout_s, self._give_up_recovery)
+                self._recovery_timer.daemon = True
+                self._recovery_timer.start()
             super().on_close()
 
     def on_subscribed(self, info: dict[str, Any]) -> None:
-        """The agent has taken us in, for the first time or again."""
+        """Cancels the recovery timer, and sends unacknowledged updates."""
         with self._lock:
-            if self._away is not None:
-                self._away.cancel()
-                self._away = None
+            if self._recovery_timer is not None:
+                self._recovery_timer.cancel()
+                self._recovery_timer = None
         super().on_subscribed(info)
-        # Those too that came up while the subscription was under way.
+        # Includes updates that were sent during the subscription.
         self._post_unacknowledged()
 
-    def _give_up(self) -> None:
+    def _give_up_recovery(self) -> None:
         with self._lock:
-            if self._away is None:
+            if self._recovery_timer is None:
                 return
-            logger.error("the agent has not come back within %g s: ending", self._recovery_timeout_s)
-            self._away = None
+            logger.error("the agent has not recovered within %g s: ending", self._recovery_timeout_s)
+            self._recovery_timer = None
             self.on_shutdown()
 
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802 (pymesos' name)
-        """Sends an update; it is sent again until the agent acknowledges it."""
+        """Sends an update until the agent acknowledges it."""
         identifier = uuid.uuid4()
         status = {
             "timestamp": time.time(),
@@ -161,27 +163,26 @@ class ExecutorDriver(pymesos.MesosExecutorDriver):
         self._post_update(status)
 
     def wait_for_acknowledgements(self, timeout_s: float) -> bool:
-        """Waits until the agent has taken every update, sending it again every few seconds.
+        """Waits until the agent has acknowledged all updates; resends them every `RESEND_INTERVAL_S`.
 
         Args:
-            timeout_s: how long an agent may take that is there; one that may come back is waited for.
+            timeout_s: maximum wait while the agent is connected; starts anew while it may recover.
 
         Returns:
-            Whether none is left.
+            Whether all are acknowledged.
         """
         deadline = time.monotonic() + timeout_s
         with self._acknowledged:
             while self.updates and time.monotonic() < deadline:
-                waiting = min(RESEND_S, deadline - time.monotonic())
+                waiting = min(RESEND_INTERVAL_S, deadline - time.monotonic())
                 if not self._acknowledged.wait_for(lambda: not self.updates, waiting):
-                    if self._away is None:
+                    if self._recovery_timer is None:
                         self._post_unacknowledged()
                     else:
                         deadline = time.monotonic() + timeout_s
             return not self.updates
 
     def on_acknowledged(self, event: dict[str, Any]) -> None:
-        """The agent has taken an update."""
         with self._acknowledged:
             super().on_acknowledged(event)
             self._acknowledged.notify_all()
@@ -203,7 +204,7 @@ class ExecutorDriver(pymesos.MesosExecutorDriver):
                 }
             )
         except (OSError, RuntimeError, http.client.HTTPException) as error:
-            # Kept in `updates`: it goes out again with the next subscription or the next round of waiting.
+            # It stays in `updates`: resent on the next subscription, or by `wait_for_acknowledgements`.
             logger.warning("status update %s not delivered yet: %s", status["state"], error)
 
     def _send(self, body: Any, path: str = "/api/v1/executor", method: str = "POST", headers: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The executor's own log."""
+"""Logging to files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def log_to(path: Path) -> None:
-    """Sends all logging to the end of a file: a sandbox's `stdout` and `stderr` belong to the user's processes."""
+    """Appends all logging to a file: a sandbox's `stdout` and `stderr` belong to the user's processes."""
     logging.getLogger("pymesos").handlers.clear()
     logging.basicConfig(
         filename=path,

@@ -1,4 +1,4 @@
-"""What a run uses of its machine, and whether it has given its GPUs back."""
+"""Measures a run's use of its machine, and whether it has released its GPUs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from executor.trial_messages import Usage
 
 logger = logging.getLogger(__name__)
 
-RELEASED_BYTES = 32 << 20
-"""GPU memory above what was used before a run that still counts as none; a CUDA context alone takes ten times that."""
+GPU_RELEASE_THRESHOLD_BYTES = 32 << 20
+"""Growth of GPU memory over a run that still counts as released; a CUDA context alone takes ten times as much."""
 
 
 class Gpus:
-    """The GPUs of a slot, seen through NVIDIA's management library.
+    """The GPUs of a slot, by NVIDIA's management library (NVML). Empty if there is no driver.
 
-    Args:
-        devices: their indices; None for all that this process may see. None are looked at where there is no driver.
+    `devices` are their indices; None for all that this process can see.
     """
 
     def __init__(self, devices: Sequence[int] | None) -> None:
@@ -36,20 +35,20 @@ class Gpus:
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
         except pynvml.NVMLError as error:
             if devices:
-                logger.warning("the slot's GPUs %s cannot be watched: %s", devices, error)
+                logger.warning("the slot's GPUs %s cannot be monitored: %s", devices, error)
 
     def __bool__(self) -> bool:
         return bool(self._handles)
 
     def used_bytes(self) -> int | None:
-        """Memory in use on all of them, by whomever; None if the library does not say."""
+        """Memory in use on all of them, by any process; None if unknown."""
         try:
             return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles)
         except pynvml.NVMLError:
             return None
 
     def bytes_by_process(self) -> dict[int, int]:
-        """Process id -> memory, as far as the library can tell; its ids are the host's where a container has others."""
+        """Process id -> memory, as far as known. In a container NVML may report the host's ids."""
         found: dict[int, int] = {}
         for handle in self._handles:
             with contextlib.suppress(pynvml.NVMLError):
@@ -58,7 +57,7 @@ class Gpus:
         return found
 
     def utilisation(self) -> float | None:
-        """Busy share, 0 to 1, the mean over the GPUs; None if the library does not say."""
+        """Busy share, 0 to 1, averaged over the GPUs; None if unknown."""
         if not self._handles:
             return None
         try:
@@ -68,8 +67,8 @@ class Gpus:
         return float(sum(shares)) / len(shares) / 100
 
 
-def own_bytes(process: psutil.Process) -> int:
-    """Memory that no other process shares with this one; 0 if it is gone."""
+def private_bytes(process: psutil.Process) -> int:
+    """Memory that the process shares with no other (USS); 0 if it has ended."""
     try:
         return int(process.memory_full_info().uss)
     except psutil.Error:
@@ -77,38 +76,35 @@ def own_bytes(process: psutil.Process) -> int:
 
 
 class RunMonitor:
-    """Watches one run, from before its process exists.
+    """Monitors one run. Created before its process, to measure the GPU memory in use before.
 
-    GPU memory is that of the run's processes where NVML knows them by the ids that we know, else what the devices use
-    more than before the run.
-
-    Args:
-        gpus: the slot's.
+    A run's GPU memory is that of its processes if NVML lists them by the ids of this container; else the growth since
+    before the run.
 
     Attributes:
-        now: figures at the last look.
-        peak: the greatest of each figure so far.
+        latest: the latest figures.
+        peak: the maximum of each figure.
     """
 
     def __init__(self, gpus: Gpus) -> None:
-        self.now = Usage()
+        self.latest = Usage()
         self.peak = Usage()
         self._gpus = gpus
         self._used_before = gpus.used_bytes() if gpus else None
         self._pids: set[int] = set()
-        self._listed = False
+        self._is_listed = False
         self._cpu_s: dict[int, float] = {}
-        self._looked_s = time.monotonic()
+        self._sampled_at_s = time.monotonic()
 
-    def begin_with(self, processes: Iterable[psutil.Process]) -> None:
-        """The run's processes are there already: the time they have been busy before does not count."""
+    def set_baseline(self, processes: Iterable[psutil.Process]) -> None:
+        """Excludes the CPU time that already running processes of the run have used."""
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 self._cpu_s[process.pid] = times.user + times.system
 
-    def look(self, processes: Iterable[psutil.Process]) -> None:
-        """Takes the figures of the run's processes; those that have just ended count for nothing."""
+    def sample(self, processes: Iterable[psutil.Process]) -> None:
+        """Measures the run's processes; ignores those that have just ended."""
         rss_bytes, busy_s = 0, 0.0
         cpu_s: dict[int, float] = {}
         for process in processes:
@@ -118,54 +114,52 @@ class RunMonitor:
                 cpu_s[process.pid] = times.user + times.system
                 busy_s += cpu_s[process.pid] - self._cpu_s.get(process.pid, 0.0)
         now_s = time.monotonic()
-        cpu = max(0.0, busy_s) / max(now_s - self._looked_s, 1e-3)
-        self._cpu_s, self._looked_s = cpu_s, now_s
+        cpu = max(0.0, busy_s) / max(now_s - self._sampled_at_s, 1e-3)
+        self._cpu_s, self._sampled_at_s = cpu_s, now_s
         self._pids |= cpu_s.keys()
-        self._take(Usage(rss_bytes, cpu, self._gpu_bytes(), self._gpus.utilisation()))
+        self._record(Usage(rss_bytes, cpu, self._gpu_bytes(), self._gpus.utilisation()))
 
-    def ended(self, max_rss_bytes: int, cpu: float) -> None:
-        """The run's first process has ended; the kernel says what a run too short to be looked at has used.
+    def record_exit(self, max_rss_bytes: int, cpu: float) -> None:
+        """Records the kernel's figures of the run's first process, which may have ended before any sample.
 
-        Args:
-            max_rss_bytes: the most memory it ever held.
-            cpu: CPUs it kept busy, the mean over its life.
+        `cpu` is the number of CPUs it kept busy, averaged over its life.
         """
-        self.now = Usage()
-        self.peak = _greatest(self.peak, Usage(max_rss_bytes, cpu))
+        self.latest = Usage()
+        self.peak = _maximum(self.peak, Usage(max_rss_bytes, cpu))
 
     def gpus_free(self) -> bool:
-        """Whether the run, whose processes are gone or have their memory on the host, is seen to hold no GPU memory."""
+        """Whether the run, whose processes have ended or were offloaded, holds no GPU memory."""
         if not self._gpus:
             return True
-        if self._listed:
+        if self._is_listed:
             return not self._pids & self._gpus.bytes_by_process().keys()
-        return (self._more_than_before() or 0) <= RELEASED_BYTES
+        return (self._gpu_bytes_since_start() or 0) <= GPU_RELEASE_THRESHOLD_BYTES
 
-    def gpu_bytes(self, processes: Iterable[psutil.Process]) -> int:
-        """What the run's processes hold on the GPUs now; 0 if nobody can tell."""
+    def measure_gpu_bytes(self, processes: Iterable[psutil.Process]) -> int:
+        """Measures the GPU memory of the run's processes; 0 if unknown."""
         self._pids |= {process.pid for process in processes}
-        self._take(dataclasses.replace(self.now, gpu_mem_bytes=self._gpu_bytes()))
-        return self.now.gpu_mem_bytes or 0
+        self._record(dataclasses.replace(self.latest, gpu_mem_bytes=self._gpu_bytes()))
+        return self.latest.gpu_mem_bytes or 0
 
     def _gpu_bytes(self) -> int | None:
         if not self._gpus:
             return None
         by_process = self._gpus.bytes_by_process()
         ours = self._pids & by_process.keys()
-        self._listed = self._listed or bool(ours)
-        # Some drivers list processes without their figures.
-        return sum(by_process[pid] for pid in ours) or self._more_than_before()
+        self._is_listed = self._is_listed or bool(ours)
+        # Some drivers list processes without their memory.
+        return sum(by_process[pid] for pid in ours) or self._gpu_bytes_since_start()
 
-    def _more_than_before(self) -> int | None:
+    def _gpu_bytes_since_start(self) -> int | None:
         used = self._gpus.used_bytes()
         return None if used is None or self._used_before is None else max(0, used - self._used_before)
 
-    def _take(self, usage: Usage) -> None:
-        self.now = usage
-        self.peak = _greatest(self.peak, usage)
+    def _record(self, usage: Usage) -> None:
+        self.latest = usage
+        self.peak = _maximum(self.peak, usage)
 
 
-def _greatest(left: Usage, right: Usage) -> Usage:
+def _maximum(left: Usage, right: Usage) -> Usage:
     figures = {}
     for name in (field.name for field in dataclasses.fields(Usage)):
         known = [figure for usage in (left, right) if (figure := getattr(usage, name)) is not None]

@@ -1,7 +1,7 @@
-"""What a script writes below its working folder comes back to its run's folder, and is there again after a restart.
+"""Output files: saves what a script writes below its working folder to its run's folder, and restores it for a restart.
 
-The run's folder is a job's checkpoint folder, or a trial's: any path `tf.io.gfile` understands, reached by every agent.
-It gets a folder `outputs/`, and a record of who writes there and of what was left behind.
+The run's folder is a job's checkpoint folder, or a trial's: any path of `tf.io.gfile` that every agent can reach. It
+gets a folder `outputs/` and an `OutputsRecord`.
 """
 
 from __future__ import annotations
@@ -32,37 +32,33 @@ from dike.checkpoints import OWNER_FILE, make_private
 logger = logging.getLogger(__name__)
 
 OUTPUT_DIR_VARIABLE = "DIKE_OUTPUT_DIR"
-"""Names a script's working folder to the script: what it writes there is brought back."""
+"""Variable for the script: its working folder, whose new files are saved."""
 LIMIT_VARIABLE = "DIKE_OUTPUTS_LIMIT"
-"""How much is brought back, as `read_limit` reads it."""
+"""Variable of the process: maximum size of all saved files (`read_limit`)."""
 DEFAULT_LIMIT = "1G"
 FOLDER = "outputs"
 RECORD = "dike-outputs.json"
 """File beside that folder: an `OutputsRecord`."""
 RECORD_LIMIT_BYTES = 64 * 2**20
-"""Of a larger one nothing is read: a script may have written it."""
+"""Maximum size of a record that is read: a script may have written it."""
 REMOTE_TIMEOUT_S = 600.0
-"""How long a copy to or from a remote file system may take."""
+"""Maximum time of a copy to or from a remote file system."""
 
-KILLED_SAVE_S = 10.0
-"""How long the outputs of something that is killed are waited for."""
+KILLED_SAVE_TIMEOUT_S = 10.0
+"""Maximum wait for the outputs of a process that is killed."""
 
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_NOT_OUTPUTS = ("__pycache__", ".ipynb_checkpoints")
+_IGNORED_FOLDERS = ("__pycache__", ".ipynb_checkpoints")
 _MAX_NUMBER = 2**63
-"""Below it are times in nanoseconds and sizes in bytes."""
+"""Exclusive maximum of times in nanoseconds and sizes in bytes."""
 
 Stamp = tuple[int, int]
-"""Time of a file's last change (ns) and its size (bytes)."""
+"""Modification time (ns) and size (bytes) of a file."""
 
 
 def read_limit(text: str) -> int | None:
-    """Reads a size such as `500M` or `1.5GiB`, in bytes; None for `none`.
-
-    Raises:
-        ValueError: if it is something else.
-    """
+    """Parses a size such as `500M` or `1.5GiB` into bytes; None for `none`. Raises ValueError."""
     if text.strip().lower() == "none":
         return None
     match = _SIZE.fullmatch(text.strip())
@@ -73,14 +69,14 @@ def read_limit(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class OutputsRecord:
-    """What is known of a run's outputs.
+    """Which outputs of a run are saved.
 
     Attributes:
-        owner, number: who writes them: a job and its attempt, or a search and the run of the trial.
-        kept: path -> stamp of the files in `outputs/` that were brought back; others there are somebody else's.
-        limit_bytes: how much is brought back at most; None for all.
-        left_behind: path -> why it was not brought back.
-        deleted: path -> stamp of what has travelled with the script, and the script has removed.
+        owner, number: the writer: a job and its attempt, or a search and the run of the trial.
+        kept: path -> stamp of the saved files; other files in `outputs/` belong to other owners.
+        limit_bytes: maximum size of all saved files; None for no limit.
+        left_behind: path -> why it was not saved.
+        deleted: path -> stamp of files of the bundle that the script has removed.
     """
 
     owner: str
@@ -92,20 +88,14 @@ class OutputsRecord:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all that was brought back."""
         return sum(size for _, size in self.kept.values())
 
     def dumps(self) -> str:
-        """The record as JSON text."""
         return json.dumps(dataclasses.asdict(self)) + "\n"
 
     @classmethod
     def loads(cls, content: bytes) -> OutputsRecord:
-        """Reads what `dumps` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is something else."""
         try:
             values = plain_files.parse_json(content)
             return cls(
@@ -128,43 +118,40 @@ def _stamps(values: Any) -> dict[str, Stamp]:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path stays in the folder that it is to be in."""
+    """Whether a relative path stays inside its folder."""
     return bool(path) and not path.startswith("/") and ".." not in path.split("/")
 
 
 class _Store(Protocol):
-    """The run's folder; every method raises OSError if it cannot."""
+    """The run's folder. Every method raises OSError on failure."""
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None if there is none."""
+        """Returns the content of a file; None if there is none."""
 
     def write(self, name: str, text: str) -> None:
-        """Writes a small file at once."""
+        """Writes a small file atomically."""
 
     def fetch(self, path: str, target: Path) -> None:
-        """Copies one of the outputs to a local path."""
+        """Copies an output file to a local path."""
 
     def put(self, source: Path, path: str, stamp: Stamp) -> bool:
-        """Copies a local file there; another of that name is replaced at once, unless this one has changed meanwhile.
-
-        Returns whether it was copied as it was.
-        """
+        """Copies a local file to the outputs, atomically; not if it changes meanwhile. Returns whether it did."""
 
     def remove(self, path: str) -> None:
-        """Removes one of them."""
+        """Removes an output file."""
 
 
 @dataclass
 class _State:
-    """What has to be known from one look to the next.
+    """What is known between two saves.
 
     Attributes:
-        given: path -> stamp of what has travelled with the script: no outputs as long as it is as it was.
-        kept: path -> stamp of what was brought back.
-        left: path -> why it was not.
+        bundle_files: path -> stamp of the files of the bundle; they are no outputs while unchanged.
+        kept: path -> stamp of the saved files.
+        left: path -> why it was not saved.
     """
 
-    given: dict[str, Stamp] = field(default_factory=dict)
+    bundle_files: dict[str, Stamp] = field(default_factory=dict)
     kept: dict[str, Stamp] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
@@ -174,12 +161,12 @@ class _State:
     @classmethod
     def loads(cls, text: str) -> _State:
         values = json.loads(text)
-        return cls(_stamps(values["given"]), _stamps(values["kept"]), values["left"])
+        return cls(_stamps(values["bundle_files"]), _stamps(values["kept"]), values["left"])
 
 
 @dataclass(frozen=True)
 class _Task:
-    """Whose outputs, where they arise and where they go."""
+    """The outputs' owner, working folder and run folder."""
 
     workspace: Path
     folder: str
@@ -189,88 +176,81 @@ class _Task:
 
 
 class Outputs:
-    """The outputs of one process of a script. `save_soon` may be called on any thread, the rest on one.
+    """The output files of one process. `save_soon` is thread-safe; all else belongs to one thread.
 
     Args:
-        workspace: the working folder of the process; it holds what travelled with the script.
+        workspace: the working folder of the process; holds the bundle.
         folder: the run's folder.
         owner, number: see `OutputsRecord`.
-        environment: the process' own; says how much is brought back.
+        environment: of the process; sets the maximum size.
     """
 
     def __init__(self, workspace: Path, folder: str, owner: str, number: int, environment: Mapping[str, str]) -> None:
         try:
             limit_bytes = read_limit(environment.get(LIMIT_VARIABLE, DEFAULT_LIMIT))
         except ValueError as error:
-            logger.warning("%s: %s; it is %s", LIMIT_VARIABLE, error, DEFAULT_LIMIT)
+            logger.warning("%s: %s; the limit is %s", LIMIT_VARIABLE, error, DEFAULT_LIMIT)
             limit_bytes = read_limit(DEFAULT_LIMIT)
         self._task = _Task(workspace, folder, owner, number, limit_bytes)
         self._environment = dict(environment)
         self._state = _State()
         self._lock = threading.Lock()
         self._saver_lock = threading.Lock()
-        self._is_saving = self._is_asked = False
+        self._is_saving = self._is_save_requested = False
 
     @property
     def left_behind(self) -> bool:
-        """Whether something the script has written is in its working folder only."""
+        """Whether something that the script has written is in its working folder only."""
         return bool(self._state.left)
 
-    def restore(self, given: Mapping[str, Stamp] | None = None) -> None:
-        """Puts what earlier attempts or runs wrote into the workspace, and removes what they removed.
+    def restore(self, bundle_files: Mapping[str, Stamp] | None = None) -> None:
+        """Restores the files that earlier attempts or runs wrote, and removes those that they removed.
 
-        A file that travelled with the script and is newer stays.
-
-        Args:
-            given: what has travelled with the script (`local_files`); None: all that is in the workspace.
+        Files of the bundle that are newer stay. `bundle_files` (`list_files`) defaults to all files in the workspace.
         """
-        self._state = _State(dict(local_files(self._task.workspace) if given is None else given))
-        self._do("restore")
+        self._state = _State(dict(list_files(self._task.workspace) if bundle_files is None else bundle_files))
+        self._run_action("restore")
 
-    def belongs_to(self, number: int) -> None:
-        """What is written from now on is of another attempt or run, which goes on in the same working folder."""
+    def assign_to(self, number: int) -> None:
+        """Assigns later output to the next attempt or run, which continues in the same working folder."""
         self._task = dataclasses.replace(self._task, number=number)
 
     def save(self) -> None:
-        """Brings back what has changed since the last time."""
-        self._do("save")
+        """Saves what has changed since the last time."""
+        self._run_action("save")
 
     def finish(self, *, is_killed: bool) -> None:
-        """As `save`, after the end of the process.
-
-        Args:
-            is_killed: whether somebody waits for the end; then it may be left unfinished.
-        """
+        """Saves after the end of the process, for at most `KILLED_SAVE_TIMEOUT_S` if it was killed."""
         saver = threading.Thread(target=self.save, name="outputs", daemon=True)
         saver.start()
-        saver.join(KILLED_SAVE_S if is_killed else None)
+        saver.join(KILLED_SAVE_TIMEOUT_S if is_killed else None)
         if saver.is_alive():
-            logger.error("the outputs of %s were not all saved before its end", self._task.owner)
+            logger.error("some outputs of %s are not saved: it was killed", self._task.owner)
 
     def save_soon(self) -> None:
-        """As `save`, in a thread of its own: a checkpoint was written. While one is at work: once more after it."""
+        """Saves in a thread, after a checkpoint. During a save it requests one more."""
         with self._saver_lock:
-            self._is_asked = True
+            self._is_save_requested = True
             if self._is_saving:
                 return
             self._is_saving = True
-        threading.Thread(target=self._save_while_asked, name="outputs", daemon=True).start()
+        threading.Thread(target=self._save_while_requested, name="outputs", daemon=True).start()
 
-    def _save_while_asked(self) -> None:
+    def _save_while_requested(self) -> None:
         while True:
             with self._saver_lock:
-                if not self._is_asked:
+                if not self._is_save_requested:
                     self._is_saving = False
                     return
-                self._is_asked = False
+                self._is_save_requested = False
             self.save()
 
-    def _do(self, action: str) -> None:
-        """Outputs are worth less than the run: what goes wrong with them is logged, and recorded where that can be."""
+    def _run_action(self, action: str) -> None:
+        """Runs an action. Failures are logged, and recorded where possible: outputs matter less than the run."""
         with self._lock:
             try:
                 if is_remote(self._task.folder):
-                    self._state = remote_copier.do(action, self._task, self._state, self._environment)
+                    self._state = remote_copier.run(action, self._task, self._state, self._environment)
                 else:
                     _ACTIONS[action](self._task, self._state, _LocalStore(Path(self._task.folder), self._task.owner))
             except (OSError, ValueError) as error:
@@ -278,17 +258,12 @@ class Outputs:
 
 
 def is_remote(folder: str) -> bool:
-    """Whether only TensorFlow can reach a folder."""
+    """Whether only TensorFlow can access a folder."""
     return "://" in folder
 
 
 def read_record(folder: str, limit_bytes: int = RECORD_LIMIT_BYTES) -> OutputsRecord | None:
-    """What is known of the outputs in a run's folder; None if nothing is, or the folder cannot be read here.
-
-    Args:
-        folder: the run's folder.
-        limit_bytes: how large the record may be.
-    """
+    """Reads the record in a run's folder; None if there is none, it is larger, or the folder cannot be read here."""
     if is_remote(folder):
         return None
     try:
@@ -302,7 +277,7 @@ def read_record(folder: str, limit_bytes: int = RECORD_LIMIT_BYTES) -> OutputsRe
 
 
 def _record_in(run_folder: int, limit_bytes: int) -> OutputsRecord | None:
-    """The same, of an open folder. Whoever runs scripts there may have put anything in the record's place."""
+    """Reads the record in an open folder, without trust: a script may have put anything in its place."""
     try:
         return OutputsRecord.loads(plain_files.read_below(run_folder, RECORD, limit_bytes))
     except (OSError, ValueError):
@@ -310,16 +285,10 @@ def _record_in(run_folder: int, limit_bytes: int) -> OutputsRecord | None:
 
 
 def open_output(folder: str, path: str, owner: str, limit_bytes: int = RECORD_LIMIT_BYTES) -> BinaryIO:
-    """Opens one of the outputs in a run's local folder. No link on the way is followed: the script may have made it.
-
-    Args:
-        folder: the run's folder.
-        path: as the record has it.
-        owner: whose outputs they have to be.
-        limit_bytes: how large the record may be.
+    """Opens an output file in a run's local folder. Follows no links: the script may have made them.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if there is no such file, or the outputs have another owner.
     """
     here = -1
     try:
@@ -340,55 +309,51 @@ def open_output(folder: str, path: str, owner: str, limit_bytes: int = RECORD_LI
             os.close(here)
 
 
-def local_files(folder: Path) -> Iterator[tuple[str, Stamp]]:
-    """Plain files below a folder, links left out, in the order of their paths; none if there is no such folder."""
+def list_files(folder: Path) -> Iterator[tuple[str, Stamp]]:
+    """Yields the regular files below a folder, sorted by path; none if there is no such folder."""
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _NOT_OUTPUTS)
+        folders[:] = sorted(name for name in folders if name not in _IGNORED_FOLDERS)
         for name in sorted(names):
             path = Path(parent, name)
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # deleted meanwhile
                 found = path.lstat()
                 if stat.S_ISREG(found.st_mode) and not name.endswith(".pyc"):
                     yield path.relative_to(folder).as_posix(), (found.st_mtime_ns, found.st_size)
 
 
-def shown(path: str) -> str:
-    """A file's name as any terminal takes it, and JSON: names may be any bytes."""
+def printable(path: str) -> str:
+    """Escapes a file's name, which may be any bytes, for terminals and JSON."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def restore_into(workspace: Path, folder: str) -> None:
-    """Brings a copy of what travels to where an earlier run left it, by what was brought back to its local folder.
-
-    Raises:
-        OSError: if a file cannot be copied, or removed.
-    """
+    """Restores a run's local outputs into a copy of the bundle; raises OSError."""
     record = read_record(folder)
     if record is not None:
         task = _Task(workspace, folder, record.owner, record.number, None)
-        _restore(task, _State(dict(local_files(workspace))), _LocalStore(Path(folder), record.owner))
+        _restore(task, _State(dict(list_files(workspace))), _LocalStore(Path(folder), record.owner))
 
 
 def _restore(task: _Task, state: _State, store: _Store) -> None:
     state.kept, state.left = {}, {}
-    record = _record(store)
+    record = _load_record(store)
     if record is None:
         return
     for path, stamp in record.deleted.items():
         try:
-            if _is_still(task.workspace / path, stamp):
+            if _is_unchanged(task.workspace / path, stamp):
                 (task.workspace / path).unlink()
         except FileNotFoundError:
-            continue  # it does not travel any more
+            continue  # not in the bundle any more
         except OSError as error:
             state.left[path] = f"could not be removed again: {error.strerror or error}"
     for path, stamp in sorted(record.kept.items()):
         target = task.workspace / path
-        there = state.given.get(path)
-        if there is not None and there[0] > stamp[0]:
+        bundled = state.bundle_files.get(path)
+        if bundled is not None and bundled[0] > stamp[0]:
             continue
         if path in record.left_behind and _is_newer(target, stamp):
-            # The same working folder: what could not be brought back is in it still, and the older version there.
+            # The same working folder still has the newer version, which could not be saved.
             state.kept[path] = stamp
             continue
         try:
@@ -398,7 +363,7 @@ def _restore(task: _Task, state: _State, store: _Store) -> None:
             os.utime(partial, ns=(stamp[0], stamp[0]))
             partial.replace(target)
         except FileNotFoundError:
-            continue  # somebody has removed it
+            continue  # the saved file was deleted
         except OSError as error:
             state.left[path] = f"could not be restored: {error.strerror or error}"
             continue
@@ -406,26 +371,26 @@ def _restore(task: _Task, state: _State, store: _Store) -> None:
 
 
 def _save(task: _Task, state: _State, store: _Store) -> None:
-    record = _record(store)
+    record = _load_record(store)
     if not _may_write(task, record, store):
-        logger.warning("the outputs in %s belong to somebody else now", task.folder)
+        logger.warning("the outputs are not saved: %s belongs to a later run or another job now", task.folder)
         return
     found = {
         path: stamp
-        for path, stamp in local_files(task.workspace)
-        if path in state.kept or state.given.get(path) != stamp
+        for path, stamp in list_files(task.workspace)
+        if path in state.kept or state.bundle_files.get(path) != stamp
     }
-    deleted = {path: stamp for path, stamp in state.given.items() if not os.path.lexists(task.workspace / path)}
+    deleted = {path: stamp for path, stamp in state.bundle_files.items() if not os.path.lexists(task.workspace / path)}
     if not task.workspace.is_dir():
-        # Not the script's doing: it would be without its own files from then on.
-        logger.warning("the working folder %s is gone; nothing of it is brought back", task.workspace)
+        # Hardly done by the script, which would lose its own files. Do not delete the saved ones.
+        logger.warning("the outputs are not saved: the working folder %s was deleted", task.workspace)
         return
     for path in state.kept.keys() - found.keys():
         store.remove(path)
         del state.kept[path]
     state.left = {}
     total = sum(size for _, size in state.kept.values())
-    # The small ones first: one file that is too large must not keep out all the others.
+    # Small files first: one large file must not exclude all others.
     for path, stamp in sorted(found.items(), key=lambda item: (item[1][1], item[0])):
         before = state.kept.get(path)
         if before == stamp:
@@ -440,10 +405,10 @@ def _save(task: _Task, state: _State, store: _Store) -> None:
                 state.kept[path] = stamp
                 total = grown
         except FileNotFoundError:
-            continue  # the script has removed it meanwhile
+            continue  # deleted meanwhile
         except OSError as error:
             state.left[path] = f"{error.strerror or error}{older}"
-    # What others have in there, or had before a newer file travelled, stays theirs.
+    # Files of other owners, or saved before a newer version came with the bundle, are not in this record.
     summary = OutputsRecord(task.owner, task.number, dict(state.kept), task.limit_bytes, dict(state.left), deleted)
     if summary != record:
         store.write(RECORD, summary.dumps())
@@ -453,29 +418,29 @@ _ACTIONS = {"restore": _restore, "save": _save}
 
 
 def _may_write(task: _Task, record: OutputsRecord | None, store: _Store) -> bool:
-    """Whether a process may write to its run's folder: a later attempt or run, or another job's chief, ends that."""
+    """Whether a process may still write to its run's folder, which a later attempt or run, or another job, may own."""
     if record is not None and record.owner == task.owner and record.number > task.number:
         return False
     content = store.read(OWNER_FILE)
     try:
         claim = plain_files.parse_json(content) if content is not None else {}
-        holder = (str(claim["job"]), int(claim["attempt"]))
+        claimant = (str(claim["job"]), int(claim["attempt"]))
     except (KeyError, OverflowError, TypeError, ValueError):
-        return True  # nobody has claimed it: a trial's, or the claim is damaged
-    return holder == (task.owner, task.number) or (holder[0] == task.owner and holder[1] < task.number)
+        return True  # a trial's folder has no claim, or the claim is damaged
+    return claimant == (task.owner, task.number) or (claimant[0] == task.owner and claimant[1] < task.number)
 
 
-def _record(store: _Store) -> OutputsRecord | None:
+def _load_record(store: _Store) -> OutputsRecord | None:
     content = store.read(RECORD)
     try:
         return None if content is None else OutputsRecord.loads(content)
     except ValueError as error:
-        logger.warning("%s is ignored: %s", RECORD, error)
+        logger.warning("ignoring %s: %s", RECORD, error)
         return None
 
 
 class _LocalStore:
-    """A run's folder that is on this machine, or looks so."""
+    """A run's folder in the local file system, including mounts."""
 
     def __init__(self, folder: Path, owner: str) -> None:
         self._folder = folder
@@ -483,7 +448,6 @@ class _LocalStore:
         self._prefix = f".dike-outputs-{owner}-"
 
     def read(self, name: str) -> bytes | None:
-        """See `_Store`."""
         try:
             with plain_files.open_plain(str(self._folder / name)) as file:
                 return plain_files.read(file, name, RECORD_LIMIT_BYTES)
@@ -491,24 +455,21 @@ class _LocalStore:
             return None
 
     def write(self, name: str, text: str) -> None:
-        """See `_Store`."""
         make_private(str(self._folder))
         with self._temporary() as temporary:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(self._folder / name)
 
     def fetch(self, path: str, target: Path) -> None:
-        """See `_Store`."""
         shutil.copyfile(self._outputs / path, target)
 
     def put(self, source: Path, path: str, stamp: Stamp) -> bool:
-        """See `_Store`."""
         target = self._outputs / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Not in that folder: whoever lists the outputs must not see halves of them.
+        # Outside `outputs/`: listings must not show partial files.
         with self._temporary() as temporary:
             shutil.copyfile(source, temporary)
-            if not _is_still(source, stamp):
+            if not _is_unchanged(source, stamp):
                 return False
             shutil.copymode(source, temporary)
             os.utime(temporary, ns=(stamp[0], stamp[0]))
@@ -516,17 +477,16 @@ class _LocalStore:
         return True
 
     def remove(self, path: str) -> None:
-        """See `_Store`."""
         target = self._outputs / path
         target.unlink(missing_ok=True)
         for parent in target.relative_to(self._outputs).parents:
-            with contextlib.suppress(OSError):  # it holds others
+            with contextlib.suppress(OSError):  # not empty
                 if parent != Path():
                     (self._outputs / parent).rmdir()
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """A name for a file that is about to be renamed; what a process that was killed has left of such is removed."""
+        """Yields the name of a file that is about to be renamed; removes those that killed processes have left."""
         for left in self._folder.glob(f"{glob.escape(self._prefix)}*"):
             left.unlink(missing_ok=True)
         path = self._folder / f"{self._prefix}{secrets.token_hex(8)}"
@@ -543,14 +503,12 @@ def _is_newer(file: Path, stamp: Stamp) -> bool:
         return False  # it is not there
 
 
-def _is_still(source: Path, stamp: Stamp) -> bool:
+def _is_unchanged(source: Path, stamp: Stamp) -> bool:
     found = source.stat()
     return (found.st_mtime_ns, found.st_size) == stamp
 
 
 class _RemoteStore:
-    """A run's folder that TensorFlow reaches."""
-
     def __init__(self, folder: str) -> None:
         import tensorflow as tf
 
@@ -560,7 +518,6 @@ class _RemoteStore:
         self._outputs = f"{self._folder}/{FOLDER}"
 
     def read(self, name: str) -> bytes | None:
-        """See `_Store`."""
         path = f"{self._folder}/{name}"
         with self._os_errors():
             if not self._gfile.exists(path):
@@ -569,25 +526,23 @@ class _RemoteStore:
                 return bytes(file.read()) if file.size() <= RECORD_LIMIT_BYTES else None
 
     def write(self, name: str, text: str) -> None:
-        """See `_Store`."""
         with self._os_errors():
             self._gfile.makedirs(self._folder)
             with self._gfile.GFile(f"{self._folder}/{name}", "w") as file:
                 file.write(text)
 
     def fetch(self, path: str, target: Path) -> None:
-        """See `_Store`."""
         with self._os_errors():
             if not self._gfile.exists(f"{self._outputs}/{path}"):
                 raise FileNotFoundError(path)
             self._gfile.copy(f"{self._outputs}/{path}", str(target), overwrite=True)
 
     def put(self, source: Path, path: str, stamp: Stamp) -> bool:
-        """See `_Store`. What is copied is a copy: the script may go on writing."""
+        """Copies a snapshot of the file: the script may continue to write."""
         target = f"{self._outputs}/{path}"
         with tempfile.TemporaryDirectory() as folder:
             copy = shutil.copyfile(source, Path(folder, "copy"))
-            if not _is_still(source, stamp):
+            if not _is_unchanged(source, stamp):
                 return False
             with self._os_errors():
                 self._gfile.makedirs(target.rpartition("/")[0])
@@ -595,7 +550,6 @@ class _RemoteStore:
         return True
 
     def remove(self, path: str) -> None:
-        """See `_Store`."""
         with self._os_errors():
             if self._gfile.exists(f"{self._outputs}/{path}"):
                 self._gfile.remove(f"{self._outputs}/{path}")
@@ -609,16 +563,16 @@ class _RemoteStore:
 
 
 class RemoteCopier:
-    """A process that reaches remote folders in our place: it imports TensorFlow once. Safe from any thread.
+    """A subprocess that accesses remote folders, so that TensorFlow is imported there, and once. Thread-safe.
 
-    It is started when it is first needed, and ends with us.
+    It starts on first use, and ends with this process.
 
     Attributes:
-        starting: held while the process is started; whoever holds it can trust `pid`.
+        start_lock: locked while the subprocess starts; `pid` is reliable while the caller has it locked.
     """
 
     def __init__(self) -> None:
-        self.starting = threading.Lock()
+        self.start_lock = threading.Lock()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
@@ -626,21 +580,17 @@ class RemoteCopier:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def do(self, action: str, task: _Task, state: _State, environment: Mapping[str, str]) -> _State:
-        """Does so; returns the new state.
+    def run(self, action: str, task: _Task, state: _State, environment: Mapping[str, str]) -> _State:
+        """Runs one of `_ACTIONS` in the subprocess; returns the new state.
 
-        Args:
-            action: one of `_ACTIONS`.
-            task: whose outputs.
-            state: what was known of them before.
-            environment: the script's own variables, which say how to reach the folder.
+        `environment` may configure access to the folder.
 
         Raises:
-            OSError: if it fails, or takes too long.
+            OSError: if it fails or times out.
         """
         values = {**dataclasses.asdict(task), "workspace": str(task.workspace), "state": state.dumps()}
         with self._lock:
-            process = self._started(environment)
+            process = self._ensure_started(environment)
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(json.dumps({"action": action, **values}) + "\n")
@@ -651,22 +601,21 @@ class RemoteCopier:
             answer = process.stdout.readline() if is_answered else ""
             if not answer:
                 process.kill()
-                raise OSError("the process that copies ended" if is_answered else f"no answer in {REMOTE_TIMEOUT_S} s")
+                raise OSError("the copying process ended" if is_answered else f"no answer in {REMOTE_TIMEOUT_S} s")
         found = json.loads(answer)
         if "error" in found:
             raise OSError(found["error"])
         return _State.loads(found["state"])
 
     def close(self) -> None:
-        """Ends the process."""
         with self._lock:
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
 
-    def _started(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    def _ensure_started(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
-            with self.starting:
+            with self.start_lock:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "executor.outputs"],
                     stdin=subprocess.PIPE,
@@ -679,15 +628,14 @@ class RemoteCopier:
 
 
 remote_copier = RemoteCopier()
-"""That of this process."""
 
 
 def main() -> None:
-    """The process that copies: reads a task a line from standard input, and answers each in a line."""
+    """Entry point of the subprocess: reads one task per line from standard input, and answers each in a line."""
     answers = os.fdopen(os.dup(1), "w")
-    # What libraries print must not stand between the answers.
+    # Libraries' own output must not mix with the answers.
     os.dup2(2, 1)
-    import tensorflow  # noqa: F401 - not while somebody waits for a copy
+    import tensorflow  # noqa: F401 - before the first copy is waited for
 
     for line in sys.stdin:
         values: dict[str, Any] = json.loads(line)

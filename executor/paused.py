@@ -1,6 +1,6 @@
-"""Runs of trials that are suspended in memory: their processes stand still.
+"""Paused processes of suspended trials: frozen in memory, ready to resume.
 
-Most have written a checkpoint before. A trial that cannot be saved has none, and begins anew if its process is let go.
+Most have a checkpoint too. A trial that cannot be checkpointed has none, and starts over if its process is evicted.
 """
 
 from __future__ import annotations
@@ -17,27 +17,20 @@ import psutil
 
 from executor import cuda_checkpoint
 from executor.cuda_checkpoint import CudaCheckpointError
-from executor.monitor import RunMonitor, own_bytes
+from executor.monitor import RunMonitor, private_bytes
 from executor.trial_messages import FULL_SHARE, RunKey, TrialRun
 from executor.trial_run import SlotRun
 
 logger = logging.getLogger(__name__)
 
-MOST_PAUSED = 8
-"""So many are kept for each slot at most."""
-MACHINE_FREE_SHARE = 0.05
-"""The machine's memory is short below this share of it: others may use more than Mesos has given them."""
+MAX_PAUSED_PER_SLOT = 8
+MIN_FREE_MEMORY_SHARE = 0.05
+"""Below this share of available memory the machine is short: other processes may exceed their Mesos resources."""
 
 
 @dataclass(frozen=True)
 class _Paused:
-    """One of them.
-
-    Attributes:
-        run: the run, which is over.
-        processes: its supervisor and all that belongs to it; none of them can fork.
-        bytes: memory that is theirs alone, which is free again when they are gone.
-    """
+    """A paused run: its supervisor and all its processes, none of which can fork, and their private memory."""
 
     run: SlotRun
     processes: Sequence[psutil.Process]
@@ -45,24 +38,22 @@ class _Paused:
 
 
 class PausedRuns:
-    """Suspended runs whose processes stand still, of all slots of one process, least recently suspended first.
-
-    All methods belong to one thread.
+    """The paused runs of all slots of a process, least recently suspended first. Belongs to one thread.
 
     Attributes:
-        max_count: so many are kept at most, however much memory there is.
-        likely: those that the framework has said may go on, the likeliest first.
-        refused: whether the GPUs' driver has ever failed to move what one of them holds.
+        max_count: maximum number, however much memory is available.
+        resume_order: runs that may be resumed, most likely first, as sent by the framework.
+        offload_failed: whether the GPU driver has ever failed to move the memory of a run.
     """
 
     def __init__(self) -> None:
-        self.max_count = MOST_PAUSED
-        self.likely: Sequence[RunKey] = ()
-        self.refused = False
+        self.max_count = MAX_PAUSED_PER_SLOT
+        self.resume_order: Sequence[RunKey] = ()
+        self.offload_failed = False
         self._paused: dict[RunKey, _Paused] = {}
-        self._dying: list[_Paused] = []
-        """Those that were let go and are not gone yet, in that order."""
-        self._let_go_s = 0.0
+        self._evicted: list[_Paused] = []
+        """Evicted runs whose processes have not all ended, in order of eviction."""
+        self._evicted_at_s = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._paused)
@@ -73,159 +64,151 @@ class PausedRuns:
 
     @property
     def unsaved(self) -> tuple[RunKey, ...]:
-        """Those that no checkpoint holds."""
+        """Runs without a checkpoint of their last steps."""
         return tuple(key for key, each in self._paused.items() if each.run.reports.is_unsaved)
 
     @property
     def unsaved_bytes(self) -> int:
-        """Memory of the runs that no checkpoint holds."""
         return _bytes(each for each in self._paused.values() if each.run.reports.is_unsaved)
 
     @property
     def pids(self) -> frozenset[int]:
-        """Ids of their processes, and of those that are about to be gone."""
-        return frozenset(process.pid for each in (*self._paused.values(), *self._dying) for process in each.processes)
+        """Ids of all processes of paused runs, and of evicted ones that have not ended."""
+        return frozenset(process.pid for each in (*self._paused.values(), *self._evicted) for process in each.processes)
 
-    def has_dying(self, within_s: float = math.inf) -> bool:
-        """Whether processes that were let go within so many seconds are not gone yet."""
-        return bool(self._dying) and time.monotonic() - self._let_go_s < within_s
+    def is_evicting(self, within_s: float = math.inf) -> bool:
+        """Whether processes that were evicted within this time have not ended."""
+        return bool(self._evicted) and time.monotonic() - self._evicted_at_s < within_s
 
     @property
-    def watched(self) -> tuple[int, ...]:
-        """File descriptors that can be read when there is something to `poll`."""
-        return tuple(descriptor for each in self._paused.values() for descriptor in each.run.watched)
+    def watched_fds(self) -> tuple[int, ...]:
+        return tuple(descriptor for each in self._paused.values() for descriptor in each.run.watched_fds)
 
     @property
     def bytes(self) -> int:
-        """Memory that is free again when they are gone."""
         return _bytes(self._paused.values())
 
     def add(self, run: SlotRun, processes: Sequence[psutil.Process]) -> int:
-        """Keeps a run that is over, and whose processes stand still; returns the memory that is theirs alone, bytes."""
-        self._paused[run.key] = paused = _Paused(run, processes, sum(map(own_bytes, processes)))
+        """Adds a run that has ended and whose processes are frozen; returns their private memory in bytes."""
+        self._paused[run.key] = paused = _Paused(run, processes, sum(map(private_bytes, processes)))
         return paused.bytes
 
-    def take(self, order: TrialRun, monitor: RunMonitor) -> SlotRun | None:
-        """Goes on with the process of the trial's last run, if it is here and stands where the run is to begin.
+    def resume(self, order: TrialRun, monitor: RunMonitor) -> SlotRun | None:
+        """Resumes the paused process of the trial's last run as the new run, if its state is the one to resume from.
 
-        One that stands elsewhere is let go. The new run has its process.
-
-        Args:
-            order: what is to run.
-            monitor: watches it.
+        Evicts processes of the trial with any other state. Returns None if there is none to resume.
         """
         trial = order.trial
         for key in [key for key in self._paused if key[0] == trial.number]:
             paused = self._paused[key]
             if key[1] != trial.run - 1 or paused.run.reports.checkpoint != trial.resume_from:
-                self._let_go(key, "its trial has gone on elsewhere")
-            elif self._wake(key):
+                self._evict(key, "its trial was resumed elsewhere")
+            elif self._try_unfreeze(key):
                 del self._paused[key]
                 run = SlotRun(order, paused.run.channel, monitor, paused.run)
-                monitor.begin_with(paused.processes)
-                run.go_on()
+                monitor.set_baseline(paused.processes)
+                run.resume()
                 return run
         return None
 
-    def _wake(self, key: RunKey) -> bool:
-        """Continues the processes of a run, which then wait for the word to go on; whether that has succeeded.
+    def _try_unfreeze(self, key: RunKey) -> bool:
+        """Continues the processes of a run (SIGCONT) and restores their GPU memory. On failure it evicts them.
 
-        A GPU's driver that hangs in it costs the slot, which is not heard of meanwhile.
+        The processes then wait for `SlotRun.resume`. A hanging GPU driver blocks here, and costs the slot.
         """
         paused = self._paused[key]
         for process in paused.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         try:
-            if paused.run.off_gpu:
-                cuda_checkpoint.to_gpu(paused.run.off_gpu)
+            if paused.run.offloaded_pids:
+                cuda_checkpoint.move_to_gpu(paused.run.offloaded_pids)
         except CudaCheckpointError as error:
-            self.refused = True
-            self._let_go(key, str(error))
+            self.offload_failed = True
+            self._evict(key, str(error))
             return False
         return True
 
-    def let_go(self, keys: Iterable[RunKey]) -> None:
-        """Ends those that nobody will go on with."""
+    def evict(self, keys: Iterable[RunKey]) -> None:
+        """Evicts those of these runs that are paused here."""
         for key in keys:
             if key in self._paused:
-                self._let_go(key, "nobody will go on with it")
+                self._evict(key, "it will not be resumed")
 
-    def let_all_go(self) -> None:
-        """Ends all of them."""
-        self.let_go(self.keys)
+    def evict_all(self) -> None:
+        self.evict(self.keys)
 
     def make_room(
-        self, limit_bytes: int, used_bytes: int, coming_bytes: int = 0, kept: Collection[RunKey] = ()
+        self, limit_bytes: int, used_bytes: int, needed_bytes: int = 0, exempt: Collection[RunKey] = ()
     ) -> None:
-        """Lets some go, the least likely to go on first, if memory is short or they are too many.
+        """Evicts runs, least likely to be resumed first, while memory is short or they are too many.
 
-        Those that no checkpoint holds go last, and not for their number.
+        Runs without a checkpoint are evicted last, and never for their number.
 
         Args:
-            limit_bytes: the slots' memory.
-            used_bytes: what is used of it beside them.
-            coming_bytes: what will be used besides.
-            kept: those that are to go on next, which are not let go.
+            limit_bytes: memory of the slots.
+            used_bytes: memory used by all but paused runs.
+            needed_bytes: memory that will be used in addition.
+            exempt: runs that are about to be resumed, which are not evicted.
         """
-        saved = sum(not each.run.reports.is_unsaved and key not in kept for key, each in self._paused.items())
+        saved = sum(not each.run.reports.is_unsaved and key not in exempt for key, each in self._paused.items())
         for _ in range(min(saved, len(self._paused) - self.max_count)):
-            self._shed("there are too many of them", kept)
-        while used_bytes + coming_bytes + self.bytes > FULL_SHARE * limit_bytes:
-            if not self._shed("the memory of the slots is short", kept):
+            self._evict_one("too many runs are paused", exempt)
+        while used_bytes + needed_bytes + self.bytes > FULL_SHARE * limit_bytes:
+            if not self._evict_one("the memory of the slots is short", exempt):
                 break
         memory = psutil.virtual_memory()
-        while memory.available + _bytes(self._dying) - coming_bytes < MACHINE_FREE_SHARE * memory.total:
-            if not self._shed("the machine's memory is short", kept):
+        while memory.available + _bytes(self._evicted) - needed_bytes < MIN_FREE_MEMORY_SHARE * memory.total:
+            if not self._evict_one("the machine's memory is short", exempt):
                 break
 
     def poll(self) -> None:
-        """Takes in the end of those that somebody else has killed, and reaps what has been let go."""
+        """Evicts runs whose processes were killed, and reaps evicted processes."""
         for key, paused in list(self._paused.items()):
             paused.run.poll()
             if paused.run.has_died:
-                self._let_go(key, "its process was killed")
-        for process in [process for each in self._dying for process in each.processes if process.is_running()]:
-            with contextlib.suppress(ChildProcessError):  # as long as its own parent is there, or it is reaped
+                self._evict(key, "its process was killed")
+        for process in [process for each in self._evicted for process in each.processes if process.is_running()]:
+            with contextlib.suppress(ChildProcessError):  # not a child of this process yet, or reaped
                 os.waitpid(process.pid, os.WNOHANG)
-        self._dying = [each for each in self._dying if any(process.is_running() for process in each.processes)]
+        self._evicted = [each for each in self._evicted if any(process.is_running() for process in each.processes)]
 
-    def has_room(self, limit_bytes: int, used_bytes: int, coming_bytes: int, kept: Collection[RunKey] = ()) -> bool:
-        """Whether a run may be suspended: what follows fits beside it, and beside those that are not let go for it.
+    def has_room(self, limit_bytes: int, used_bytes: int, needed_bytes: int, exempt: Collection[RunKey] = ()) -> bool:
+        """Whether a run may be paused: beside runs that must not be evicted for it, memory suffices for what follows.
 
         Args:
-            limit_bytes: the slots' memory.
-            used_bytes: what is used of it beside the suspended runs, the run included.
-            coming_bytes: what the next run may have for itself, and what the run brings from its GPUs.
-            kept: those that are to go on next.
+            limit_bytes: memory of the slots.
+            used_bytes: memory used by all but paused runs, this run included.
+            needed_bytes: memory of the next run, and of what this run offloads from its GPUs.
+            exempt: runs that are about to be resumed.
         """
-        stay = [each for key, each in self._paused.items() if key in kept or each.run.reports.is_unsaved]
-        staying = _bytes(stay)
+        remaining = [each for key, each in self._paused.items() if key in exempt or each.run.reports.is_unsaved]
+        remaining_bytes = _bytes(remaining)
         memory = psutil.virtual_memory()
-        available = memory.available + _bytes(self._dying) + self.bytes - staying
+        available = memory.available + _bytes(self._evicted) + self.bytes - remaining_bytes
         return (
-            used_bytes + staying + coming_bytes <= FULL_SHARE * limit_bytes
+            used_bytes + remaining_bytes + needed_bytes <= FULL_SHARE * limit_bytes
             and len(self.unsaved) < self.max_count
-            and available - coming_bytes > MACHINE_FREE_SHARE * memory.total
+            and available - needed_bytes > MIN_FREE_MEMORY_SHARE * memory.total
         )
 
-    def _shed(self, why: str, kept: Collection[RunKey]) -> bool:
-        """Lets the one go that is least likely to go on; whether there was one."""
-        # One of which nothing has been said has just had to give its slot back.
-        unsaid = [key for key in self._paused if key not in self.likely]
-        by_use = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
+    def _evict_one(self, reason: str, exempt: Collection[RunKey]) -> bool:
+        """Evicts the run least likely to be resumed; returns whether there was one."""
+        # Unranked runs were preempted last.
+        unranked = [key for key in self._paused if key not in self.resume_order]
+        by_use = [*reversed(unranked), *(key for key in reversed(self.resume_order) if key in self._paused)]
         order = sorted(by_use, key=lambda key: self._paused[key].run.reports.is_unsaved)
-        key = next((key for key in order if key not in kept), None)
+        key = next((key for key in order if key not in exempt), None)
         if key is not None:
-            self._let_go(key, why)
+            self._evict(key, reason)
         return key is not None
 
-    def _let_go(self, key: RunKey, why: str) -> None:
+    def _evict(self, key: RunKey, reason: str) -> None:
         paused = self._paused.pop(key)
-        rest = "nothing of it is saved" if paused.run.reports.is_unsaved else "its checkpoint stays"
-        logger.info("%s leaves memory, %s: %s", paused.run, rest, why)
-        self._let_go_s = time.monotonic()
-        self._dying.append(paused)
+        rest = "it has no checkpoint" if paused.run.reports.is_unsaved else "its checkpoint stays"
+        logger.info("%s is evicted, %s: %s", paused.run, rest, reason)
+        self._evicted_at_s = time.monotonic()
+        self._evicted.append(paused)
         for process in paused.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

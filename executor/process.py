@@ -1,4 +1,4 @@
-"""What is asked of processes: their end in words, their group, what they have written."""
+"""Helpers for processes: descriptions of their end, signals, waiting, the end of their output."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from executor.output import TAIL_BYTES
 from executor.outputs import is_remote
+from executor.streams import TAIL_BYTES
 
 logger = logging.getLogger(__name__)
 
-KEPT_BYTES = 1 << 20
-"""How much of a failed process' output is kept."""
+SAVED_TAIL_BYTES = 1 << 20
+"""Bytes of a failed process' output that are saved."""
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """An exit code in words: `exited with status 3`, `ended by signal 9 (SIGKILL)`."""
+    """Describes an exit code: `exited with status 3`, `ended by signal 9 (SIGKILL)`."""
     if exit_code is None:
         return "was never started"
     if exit_code >= 0:
@@ -33,7 +33,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """How many processes the machine's kernel has ended for want of memory, in any container; 0 if it does not say."""
+    """Number of processes that this machine's kernel has killed for lack of memory, in any container; 0 if unknown."""
     with contextlib.suppress(FileNotFoundError), vmstat.open() as file:
         for line in file:
             name, _, count = line.partition(" ")
@@ -43,13 +43,13 @@ def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
 
 
 def signal_group(leader: int, number: signal.Signals) -> None:
-    """Sends a signal to a process group; one that is gone already is what was wanted."""
+    """Sends a signal to a process group, which may have ended already."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, number)
 
 
 def wait_readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
-    """Waits until one of the file descriptors can be read or has no writer left; returns those, none at the timeout."""
+    """Waits until a file descriptor is readable or has no writer left; returns all such, none at the timeout."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -58,7 +58,7 @@ def wait_readable(descriptors: Iterable[int], timeout_s: float | None) -> set[in
 
 
 def children(pid: int) -> list[int]:
-    """Ids of a process' children; the kernel's own list, for to look through all processes takes milliseconds."""
+    """Ids of a process' children, from /proc/PID/task/*/children: a search through all processes takes milliseconds."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -70,30 +70,24 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def keep_tails(folder: str, copies: Mapping[Path, Path]) -> bool:
+def save_tails(folder: str, copies: Mapping[Path, Path]) -> bool:
     """Copies the end of a failed process' output to its run's folder: Mesos deletes sandboxes.
 
-    Args:
-        folder: the run's folder.
-        copies: file of output -> its copy in that folder.
-
-    Returns:
-        Whether that could be done.
+    `copies` maps files to their copies. Returns whether they were copied; not to a remote folder.
     """
     if not folder or is_remote(folder):
         return False
     try:
         for output, copy in copies.items():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(tail_of(output, KEPT_BYTES), encoding="utf-8")
+            copy.write_text(read_tail(output, SAVED_TAIL_BYTES), encoding="utf-8")
     except OSError as error:
-        logger.warning("the output is not kept in %s: %s", folder, error)
+        logger.warning("the output cannot be saved in %s: %s", folder, error)
         return False
     return True
 
 
-def tail_of(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
-    """The end of a file of output; empty if there is none."""
+def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - limit_bytes))

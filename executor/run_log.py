@@ -1,4 +1,4 @@
-"""What a trial's run prints: a file in the sandbox, sent to the framework piece by piece."""
+"""The output of a trial's run: a file in the sandbox, sent to the framework piece by piece."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.output import CHUNK_BYTES
+from executor.streams import CHUNK_BYTES
 
-FIRST_BYTES = 128 * 1024
-"""So much of a run's output is sent in any case: what it prints as it begins."""
-BEHIND_BYTES = 256 * 1024
-"""What is written faster than it can be sent is left out in the middle, once so much has not been sent."""
-LAST_BYTES = 64 * 1024
-"""How much of a run's output is in the last words of its slot."""
+HEAD_BYTES = 128 * 1024
+"""The first part of a run's output, which is never skipped."""
+MAX_UNSENT_BYTES = 256 * 1024
+"""Maximum backlog; beyond it, output is skipped in the middle: it is written faster than it can be sent."""
+FINAL_TAIL_BYTES = 64 * 1024
+"""Maximum output of a run in the last message of its slot."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a run's output.
-
-    Attributes:
-        offset: how many bytes came before it.
-        data: the bytes; whole characters, where they are UTF-8.
-        skipped: how many bytes right before it are left out for good.
-    """
+    """A piece of a run's output; whole characters, if it is UTF-8. `skipped` bytes directly before are never sent."""
 
     offset: int
     data: bytes
@@ -33,51 +27,45 @@ class Piece:
 
 
 class RunLog:
-    """What a run has printed, both streams in one file.
+    """The output of a run, both streams in one file.
 
     Args:
-        path: the file; it is there already.
-        begin: how many bytes in it are of an earlier run, which the same process was.
+        path: the file, which exists.
+        begin: number of bytes in it of earlier runs in the same process.
     """
 
     def __init__(self, path: Path, begin: int = 0) -> None:
         self._path = path
-        self._begin = begin
+        self._start = begin
         self._sent = 0
 
     @property
     def end(self) -> int:
-        """How many bytes are in the file with what it has printed."""
-        return self._begin + self.size
+        return self._start + self.size
 
     @property
     def size(self) -> int:
-        """How many bytes the run has printed; 0 if somebody has removed the file."""
+        """Number of bytes that the run has printed; 0 if the file was deleted."""
         try:
-            return max(0, self._path.stat().st_size - self._begin)
+            return max(0, self._path.stat().st_size - self._start)
         except FileNotFoundError:
             return 0
 
-    def known(self, size: int) -> None:
-        """The framework has so many bytes: what comes behind them is to be sent, again if it was before."""
+    def acknowledge(self, size: int) -> None:
+        """Records that the framework has `size` bytes: what follows is sent, again if necessary."""
         self._sent = min(self._sent, size)
 
     def take(self, count: int, *, has_ended: bool) -> list[Piece]:
-        """The pieces that are to be sent next.
-
-        Args:
-            count: so many at most.
-            has_ended: whether the run prints no more; before, the bytes of a last character that is not whole wait.
-        """
+        """Returns up to `count` pieces to send. Before the run `has_ended`, withholds an incomplete last character."""
         pieces: list[Piece] = []
         if self.size <= self._sent:
             return pieces
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             while len(pieces) < count:
                 begin, size = self._sent, self.size
-                if begin >= FIRST_BYTES and size - begin > BEHIND_BYTES:
-                    begin = size - BEHIND_BYTES // 2
-                file.seek(self._begin + begin)
+                if begin >= HEAD_BYTES and size - begin > MAX_UNSENT_BYTES:
+                    begin = size - MAX_UNSENT_BYTES // 2
+                file.seek(self._start + begin)
                 data = file.read(CHUNK_BYTES)
                 if not has_ended or begin + len(data) < size:
                     data = _whole_characters(data)
@@ -87,10 +75,10 @@ class RunLog:
                 self._sent = begin + len(data)
         return pieces
 
-    def last(self) -> list[Piece]:
-        """The end of the output, whatever has been sent."""
-        self._sent = max(0, self.size - LAST_BYTES)
-        return self.take(LAST_BYTES // CHUNK_BYTES + 1, has_ended=True)
+    def take_tail(self) -> list[Piece]:
+        """Returns the end of the output, whether or not it was sent."""
+        self._sent = max(0, self.size - FINAL_TAIL_BYTES)
+        return self.take(FINAL_TAIL_BYTES // CHUNK_BYTES + 1, has_ended=True)
 
 
 def _whole_characters(data: bytes) -> bytes:

@@ -1,8 +1,7 @@
-"""The process of a slot, or of several: it is forked from a zygote, holds the tasks' own processes, and speaks to the
-executor.
+"""The process of one or several slots, forked from a zygote, so that imports are shared by an executor or a machine.
 
-So what has been imported once serves all tasks of an executor, or of a machine. The executor is at the other end of a
-connection (file descriptor 3); when that ends, so do the slots with all that is in them.
+It runs the tasks' own processes, and is connected to the executor by a socket (file descriptor 3). When that closes,
+the slots end with all their processes.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ CONNECTION_FD = 3
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Holds slots to the end of their tasks, and ends the process.
+    """Runs slots until their tasks have ended, then exits. Receives its order and tasks by the socket.
 
-    Args:
-        argv: folder for what it writes. Order and tasks come by the connection.
+    `argv` is the folder for its output.
     """
     folder = Path(argv[0])
     os.environ[process.PARENT_VARIABLE] = str(os.getpid())
@@ -50,117 +48,106 @@ def run(argv: Sequence[str]) -> NoReturn:
         os._exit(0)  # the executor is gone
     order = decode_order(data)
     log = folder / "zygote.out"
-    # Before threads start, and before we change what a script would inherit.
-    first = zygote.fork_zygote(order.setup.launcher, log, [CONNECTION_FD])
-    # Each run of a trial takes some files.
+    # Before threads start, and before changes that scripts would inherit.
+    split_off = zygote.fork_zygote(order.setup.launcher, log, [CONNECTION_FD])
+    # Each run of a trial has several open files.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # more than the kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     log_to(folder / "executor.log")
-    own = Zygote(order.setup.preload, dict(os.environ), log, (*PROGRAM, order.setup.launcher), first)
-    executor = ExecutorEnd(connection)
+    own_zygote = Zygote(order.setup.preload, dict(os.environ), log, (*PROGRAM, order.setup.launcher), split_off)
+    executor = ExecutorConnection(connection)
     channel = TaskChannel(executor, task["task"], Path(task["launch"]))
     try:
-        holder, executor.slots[channel.task_id] = make_slot(channel, order, own)
+        holder, executor.slots[channel.task_id] = make_slot(channel, order, own_zygote)
         add = holder.add if isinstance(holder, TrialSlots) else None
-        threading.Thread(target=executor.obey, args=(add,), name="executor", daemon=True).start()
+        threading.Thread(target=executor.receive_messages, args=(add,), name="executor", daemon=True).start()
         holder.run()
     except Exception as error:
-        # Nobody else would tell the user why the slots ended.
+        # No other process can report to the user why the slots ended.
         logger.exception("the slots failed")
         for task_id in {channel.task_id, *executor.slots}:
             TaskChannel(executor, task_id, folder).update("TASK_FAILED", f"the executor failed: {error!r}")
     os._exit(0)
 
 
-def make_slot(channel: TaskChannel, order: LaunchOrder | SlotOrder, own: Zygote) -> tuple[JobSlot | TrialSlots, Slot]:
-    """The slot for a task, and what holds it.
-
-    Args:
-        channel: the task.
-        order: of a training job or of a search.
-        own: forks the slot's processes.
-    """
+def make_slot(
+    channel: TaskChannel, order: LaunchOrder | SlotOrder, own_zygote: Zygote
+) -> tuple[JobSlot | TrialSlots, Slot]:
+    """Creates the slot for a task; returns what runs the slots of this process, and the slot."""
     if isinstance(order, LaunchOrder):
-        job = JobSlot(channel, order, own)
+        job = JobSlot(channel, order, own_zygote)
         return job, job
-    trials = TrialSlots(order, channel.sandbox, own)
+    trials = TrialSlots(order, channel.sandbox, own_zygote)
     return trials, trials.add(channel)
 
 
-class ExecutorEnd:
-    """The executor, seen from a slot's process; any thread may call it.
-
-    Attributes:
-        slots: those whose tasks have not ended, by the tasks' ids.
-    """
+class ExecutorConnection:
+    """The connection to the executor. Thread-safe. `slots` maps ids of tasks that have not ended to their slots."""
 
     def __init__(self, connection: Connection) -> None:
         self.slots: dict[str, Slot] = {}
         self._connection = connection
-        self._sending = threading.Lock()
-        self._asking = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._request_lock = threading.Lock()
         self._answered = threading.Condition()
         self._was_taken: bool | None = None
         self._is_gone = False
 
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802 (as pymesos calls it)
-        """Has the executor send a status update; one that is gone has nobody to send it to."""
+        """Sends a status update by the executor; a no-op if that has ended."""
         if status["state"] in TERMINAL:
             self.slots.pop(status["task_id"]["value"], None)
         with contextlib.suppress(OSError):
             self._send({"update": status})
 
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
-        """Has the executor send a framework message, and waits until the agent has taken it.
+        """Sends a framework message by the executor, and waits until the agent accepts it.
 
         Raises:
-            OSError: if the agent has not, or the executor is gone.
+            OSError: if the agent has not accepted it, or the executor has ended.
         """
-        with self._asking:
+        with self._request_lock:
             self._was_taken = None
             self._send({"message": data})
             with self._answered:
                 self._answered.wait_for(lambda: self._is_gone or self._was_taken is not None)
             if not self._was_taken:
-                raise OSError("the agent did not take it")
+                raise OSError("the agent did not accept it")
 
     def processStarted(self, pid: int) -> None:  # noqa: N802
-        """Tells the executor of a process that leads a group."""
         with contextlib.suppress(OSError):  # it is gone
             self._send({"group": pid, "is_over": False})
 
     def processEnded(self, pid: int) -> None:  # noqa: N802
-        """Tells the executor that nothing is left of it."""
         with contextlib.suppress(OSError):  # it is gone
             self._send({"group": pid, "is_over": True})
 
-    def obey(self, add: Callable[[TaskChannel], Slot] | None) -> None:
-        """Hands over what the executor says, until it is gone; the slots end then.
+    def receive_messages(self, add: Callable[[TaskChannel], Slot] | None) -> None:
+        """Dispatches the executor's messages until it has ended; then ends the slots.
 
-        Args:
-            add: makes a slot for one more task; None for a training job, whose task has the process for itself.
+        `add` creates a slot for one more task; None for a training job, whose process has only one.
         """
         while True:
             try:
-                said = json.loads(self._connection.recv_bytes())
+                message = json.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
                 break
-            if "taken" in said:
+            if "taken" in message:
                 with self._answered:
-                    self._was_taken = bool(said["taken"])
+                    self._was_taken = bool(message["taken"])
                     self._answered.notify_all()
                 continue
-            task_id = said["task"]
-            if "launch" in said and add is not None:
-                self.slots[task_id] = add(TaskChannel(self, task_id, Path(said["launch"])))
+            task_id = message["task"]
+            if "launch" in message and add is not None:
+                self.slots[task_id] = add(TaskChannel(self, task_id, Path(message["launch"])))
             elif (slot := self.slots.get(task_id)) is None:
                 pass  # its task has ended
-            elif "told" in said:
-                slot.told(said["told"])
+            elif "forward" in message:
+                slot.receive(message["forward"])
             else:
-                slot.kill(said["kill"])
-        logger.error("the executor is gone: the slot ends")
+                slot.kill(message["kill"])
+        logger.error("the executor has ended: the slots end")
         with self._answered:
             self._is_gone = True
             self._answered.notify_all()
@@ -168,5 +155,5 @@ class ExecutorEnd:
             slot.kill(0.0)
 
     def _send(self, message: dict[str, Any]) -> None:
-        with self._sending:
+        with self._send_lock:
             self._connection.send_bytes(json.dumps(message).encode())

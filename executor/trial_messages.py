@@ -1,10 +1,10 @@
-"""What the framework and a slot of a search say to each other.
+"""Messages between the framework and a slot of a search.
 
-Mesos promises nothing for framework messages, so both sides say what is, not what happened: the framework repeats what
-it wants the slot to hold until the slot has said that it knows (`Wanted.number`), and the slot repeats how its last
-runs ended until the framework has said that it knows (`Wanted.known_ends`). What a run reports is numbered, and kept by
-the slot until the framework has written it down (`Wanted.known_reports`), however long that is away. What a run prints
-stays in a file of the slot, and is sent from wherever the framework wants it (`Wanted.known_output`).
+The protocol is level-triggered, since Mesos may lose framework messages: each side repeats its full state, not events,
+until the other has acknowledged it. The framework repeats the desired state (`Wanted.number`); the slot repeats the
+ends of its runs (`Wanted.acknowledged_ends`), stores numbered reports until the framework has recorded them
+(`Wanted.acknowledged_reports`), however long that is disconnected, and stores output in a file, from which it sends
+any part (`Wanted.acknowledged_output`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,7 @@ from executor.messages import OutputPiece, decode, encode, read_message
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A run that a slot is to hold.
-
-    Attributes:
-        trial: what the process has to know; file descriptors are the executor's to fill in.
-        arguments: the script's arguments.
-        limit_s: seconds that it may run; None for no limit.
-    """
+    """A run for a slot, of at most `limit_s` seconds. The executor fills in the trial's file descriptors."""
 
     trial: TrialSpec
     arguments: tuple[str, ...] = ()
@@ -40,48 +34,45 @@ class TrialRun:
 
 
 FULL_SHARE = 0.9
-"""The memory of slots is short above this share of it; then processes of suspended runs are ended."""
+"""Above this share the slots' memory is short, and paused runs are evicted."""
 RunKey = tuple[int, int]
-"""Number of a trial and of its run."""
-KnownReports = tuple[int, int, int]
-"""Number of a trial, of its run, and how many of that run's reports are written down."""
-KnownOutput = tuple[int, int, int]
-"""Number of a trial, of its run, and how many bytes of that run's output are written down."""
+"""Number of a trial, and of its run."""
+AcknowledgedReports = tuple[int, int, int]
+"""Number of a trial, of its run, and of that run's reports that the framework has recorded."""
+AcknowledgedOutput = tuple[int, int, int]
+"""Number of a trial, of its run, and of the bytes of its output that the framework has recorded."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the framework wants a slot to hold; sent to the executor, repeated until answered.
+    """The desired state of a slot; sent to the executor until acknowledged.
 
     Attributes:
-        number: grows with each change; an executor ignores what is older than it knows.
-        run: the run to hold. One that has ended already is not started again. Any other run in the slot is suspended
-            first. None: nothing.
-        leave: whether the executor is to end once nothing runs; its task is then finished.
-        known_ends: runs whose end the framework has recorded.
-        known_reports: runs of which the framework wants to hear what comes after the reports it has written down.
-        known_output: runs of which it wants what they print, from there on.
-        stop: whether the trial of the run that is in the slot and not wanted will never run again: it is ended even if
-            it cannot be suspended.
-        memory_bytes: how much memory the slot has, its part of the suspended runs that stay in memory included; 0 if
-            none are to stay.
-        let_go: suspended runs whose processes nobody will go on with.
-        likely: those whose processes stay, the likeliest to go on first; empty: as was said last.
+        number: grows with each change; executors ignore smaller ones than their newest.
+        run: the run to hold. A run that has ended is not started again. Any other run in the slot is suspended first.
+            None: no run.
+        leave: whether the slot's task is to finish once nothing runs.
+        acknowledged_ends: runs whose end the framework has recorded.
+        acknowledged_reports: runs whose later reports the framework requests.
+        acknowledged_output: runs whose later output the framework requests.
+        stop: whether the trial that loses the slot will never resume: it is ended even if it cannot be suspended.
+        memory_bytes: memory of the slot, including its part of the paused runs; 0 if no run may be paused.
+        evict: paused runs that will not be resumed.
+        resume_order: paused runs, most likely to be resumed first; empty: unchanged.
     """
 
     number: int
     run: TrialRun | None = None
     leave: bool = False
-    known_ends: tuple[RunKey, ...] = ()
-    known_reports: tuple[KnownReports, ...] = ()
-    known_output: tuple[KnownOutput, ...] = ()
+    acknowledged_ends: tuple[RunKey, ...] = ()
+    acknowledged_reports: tuple[AcknowledgedReports, ...] = ()
+    acknowledged_output: tuple[AcknowledgedOutput, ...] = ()
     stop: bool = False
     memory_bytes: int = 0
-    let_go: tuple[RunKey, ...] = ()
-    likely: tuple[RunKey, ...] = ()
+    evict: tuple[RunKey, ...] = ()
+    resume_order: tuple[RunKey, ...] = ()
 
     def encode(self) -> str:
-        """The message as base64 text."""
         run = None
         if self.run is not None:
             run = {
@@ -95,43 +86,39 @@ class Wanted:
                 "number": self.number,
                 "run": run,
                 "leave": self.leave,
-                "known_ends": [list(key) for key in self.known_ends],
-                "known_reports": [list(known) for known in self.known_reports],
-                "known_output": [list(known) for known in self.known_output],
+                "known_ends": [list(key) for key in self.acknowledged_ends],
+                "known_reports": [list(known) for known in self.acknowledged_reports],
+                "known_output": [list(known) for known in self.acknowledged_output],
                 "stop": self.stop,
                 "memory_bytes": self.memory_bytes,
-                "let_go": [list(key) for key in self.let_go],
-                "likely": [list(key) for key in self.likely],
+                "let_go": [list(key) for key in self.evict],
+                "likely": [list(key) for key in self.resume_order],
             }
         )
 
     @classmethod
     def decode(cls, data: str) -> Wanted:
-        """Reads what `encode` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
+        """Raises ValueError if it is another or a malformed message."""
         values = decode(data)
         try:
             if values["kind"] != "wanted":
-                raise ValueError(f"not what a slot is told: {values['kind']!r}")
+                raise ValueError(f"unknown message kind for a slot: {values['kind']!r}")
             run = values["run"]
             return cls(
                 number=int(values["number"]),
                 run=None if run is None else _run(run),
                 leave=bool(values["leave"]),
-                known_ends=tuple((int(trial), int(number)) for trial, number in values["known_ends"]),
-                known_reports=tuple(
+                acknowledged_ends=tuple((int(trial), int(number)) for trial, number in values["known_ends"]),
+                acknowledged_reports=tuple(
                     (int(trial), int(number), int(count)) for trial, number, count in values["known_reports"]
                 ),
-                known_output=tuple(
+                acknowledged_output=tuple(
                     (int(trial), int(number), int(size)) for trial, number, size in values["known_output"]
                 ),
                 stop=bool(values["stop"]),
                 memory_bytes=int(values["memory_bytes"]),
-                let_go=tuple((int(trial), int(number)) for trial, number in values["let_go"]),
-                likely=tuple((int(trial), int(number)) for trial, number in values["likely"]),
+                evict=tuple((int(trial), int(number)) for trial, number in values["let_go"]),
+                resume_order=tuple((int(trial), int(number)) for trial, number in values["likely"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error
@@ -145,11 +132,11 @@ def _run(values: Mapping[str, Any]) -> TrialRun:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run uses of its machine; None where nobody could tell.
+    """A run's use of its machine; None if unknown.
 
     Attributes:
         rss_bytes: resident memory of its processes.
-        cpu: CPUs it keeps busy, such as 1.7, since the last look.
+        cpu: CPUs it keeps busy, such as 1.7, since the previous sample.
         gpu_mem_bytes: GPU memory of its processes.
         gpu_utilisation: busy share of its GPUs, 0 to 1.
     """
@@ -165,23 +152,23 @@ class RunEnd:
     """How a run ended.
 
     Attributes:
-        trial, run: which.
+        trial, run: the run's key.
         outcome: `finished` (the script ran to its end), `suspended` (state saved), `stopped` (killed because it did not
-            save in time; it goes on from its last checkpoint), `bad_input` (the script refused its arguments or Dike
-            its input; a retry would not help), `timed_out` (it ran, or did nothing, for longer than it may), `failed`.
-        exit_code: minus the signal's number if one ended it; None if it never started, or is suspended in memory.
-        checkpoint: the newest checkpoint the trial has, of this or an earlier run; None if there is none.
+            save in time; resumes from its last checkpoint), `bad_input` (the script refused its arguments or Dike its
+            input; a retry would not help), `timed_out` (it exceeded its duration, or stalled), `failed`.
+        exit_code: minus the signal's number if one ended it; None if it never started, or is paused.
+        checkpoint: the newest checkpoint of the trial, of this or an earlier run; None if there is none.
         step: steps done at that checkpoint.
         message: one sentence about a failure; else empty.
         tail: the end of its output, both streams.
         last: content of its last `progress` report; empty if there was none.
-        preemptible: whether it ever could have been suspended.
-        suspend_s: seconds from the request to the slot being free; None without request.
-        seconds: how long its process lived, or ran for it.
-        usage: the greatest of each figure.
-        log: the file on the agent that holds its output, or the end of it if it has failed.
-        reports: how many `progress` reports it has made.
-        output: how many bytes of output are to come in all.
+        preemptible: whether it could be checkpointed at any time.
+        suspend_s: seconds from the request to the free slot; None without request.
+        seconds: seconds that its process lived, or ran for it.
+        usage: the maximum of each figure.
+        log: the file on the agent with its output, or with the end of it if it has failed.
+        reports: number of its `progress` reports.
+        output: number of bytes of its output, in all.
     """
 
     trial: int
@@ -208,30 +195,29 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """How a slot is; sent at every change, and every second so that a lost message does no harm.
+    """State of a slot; sent on every change, and every second since messages may get lost.
 
     Attributes:
         task_id: the slot's Mesos task.
-        number: the newest `Wanted.number` it knows; 0 before the first.
+        number: of the newest `Wanted` received; 0 before the first.
         run: the run in the slot, from the decision to start it until its end; None if it is empty.
-        training: whether that run has taken its first step in this run.
-        preemptible: whether it can be saved, and so suspended.
-        pausable: whether it can at least be suspended in memory, without a checkpoint.
-        suspending: whether it has been asked to.
+        training: whether that run has done its first step.
+        preemptible: whether it can be checkpointed, and so suspended.
+        pausable: whether it can at least be paused, without a checkpoint.
+        suspending: whether it has been asked to suspend or end.
         step: its last step.
-        checkpoint: its newest checkpoint, and
-        checkpoint_step: the step of that.
-        batch_size: samples of one of its steps; None where its process cannot tell.
-        ends: runs that have ended and that the framework may not know of, oldest first.
-        usage: what the run uses at the moment.
-        zygote_ready: whether the zygote has imported what it should.
-        losses: in the last words of a slot, what the framework may not know of its ended runs.
-        output: likewise the end of what they have printed.
-        paused: suspended runs whose processes stay, and that the slot can go on with, least recently suspended first.
-            Slots of one process list the same.
-        unsaved: those of them that no checkpoint holds: they go on in a slot that lists them, or from the beginning.
-        unsaved_bytes: memory that is theirs alone.
-        continued: whether the run goes on in the process of the one before.
+        checkpoint: its newest checkpoint.
+        checkpoint_step: step of that checkpoint.
+        batch_size: samples per step; None if unknown.
+        ends: ended runs that the framework has not acknowledged, oldest first.
+        usage: the run's current figures.
+        zygote_ready: whether the zygote has imported its modules.
+        losses: in the last message of a slot: unacknowledged reports of its ended runs.
+        output: likewise the end of their output.
+        paused: paused runs that the slot can resume, least recently suspended first. Slots of a process share them.
+        unsaved: those without a checkpoint: they resume in a slot that lists them, or start over.
+        unsaved_bytes: private memory of those.
+        continued: whether the run resumed the paused process of the previous run.
     """
 
     task_id: str
@@ -256,7 +242,6 @@ class SlotStatus:
     continued: bool = False
 
     def encode(self) -> str:
-        """The message as base64 text."""
         values = dataclasses.asdict(dataclasses.replace(self, output=()))
         values["output"] = [output.to_json() for output in self.output]
         return encode({"kind": "slot_status", **values})
@@ -264,14 +249,11 @@ class SlotStatus:
 
 @dataclass(frozen=True)
 class Losses:
-    """What a run reported of its training: the content of its report lines, oldest first.
+    """Contents of `progress` reports of a run (`dike.trial.reports`), oldest first.
 
     Attributes:
-        task_id: the slot's Mesos task.
-        trial, run: which.
-        reports: contents of `progress` reports (see `dike.trial.reports`).
-        first: number of the first of them; the run's first report is 0.
-        oldest: number of the oldest that the slot still has.
+        first: number of the first of them; a run's first report is 0.
+        oldest: number of the oldest that the slot still stores.
     """
 
     task_id: str
@@ -282,20 +264,16 @@ class Losses:
     oldest: int = 0
 
     def encode(self) -> str:
-        """The message as base64 text."""
         return encode({"kind": "losses", **dataclasses.asdict(self)})
 
 
 @dataclass(frozen=True)
 class TrialOutput(OutputPiece):
-    """A piece of what a run has printed, both streams in one.
+    """A piece of a run's output, both streams in one; whole characters, if it is UTF-8.
 
     Attributes:
-        task_id: the slot's Mesos task.
-        trial, run: which.
-        offset: how many bytes of the run's output came before it.
-        data: the bytes; whole characters, where they are UTF-8.
-        skipped: how many bytes right before it the slot leaves out for good.
+        offset: number of bytes of the run's output before it.
+        skipped: number of bytes directly before it that are never sent.
     """
 
     task_id: str
@@ -306,16 +284,11 @@ class TrialOutput(OutputPiece):
     skipped: int = 0
 
     def encode(self) -> str:
-        """The message as base64 text."""
         return encode({"kind": "trial_output", **self.to_json()})
 
     @classmethod
     def from_json(cls, values: Any) -> TrialOutput:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: if it is something else, or there can be no such piece.
-        """
+        """Reads what `to_json` wrote; raises ValueError."""
         read = read_message(_EncodedOutput, values)
         piece = cls(**{**vars(read), "data": base64.b64decode(read.data)})
         if not 0 <= piece.skipped <= piece.offset or piece.end > typed.MAX_INT:
@@ -334,11 +307,7 @@ class _EncodedOutput:
 
 
 def decode_slot_message(data: str) -> SlotStatus | Losses | TrialOutput:
-    """Reads what a slot sent.
-
-    Raises:
-        ValueError: if it is none of these.
-    """
+    """Reads a message of a slot; raises ValueError."""
     values = decode(data)
     kind = values.pop("kind", None) if isinstance(values, dict) else None
     if kind == "losses":

@@ -1,4 +1,4 @@
-"""What the report lines of a trial's run add up to."""
+"""Reports of a trial's run: parsed, aggregated, and stored until acknowledged."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ from dike.trial.spec import EXIT_BAD_INPUT, EXIT_SUSPENDED, TrialSpec, step_of_c
 logger = logging.getLogger(__name__)
 
 
-KEPT_REPORTS = 50_000
-"""So many reports of a run are kept while nobody takes them in; beyond it the oldest go."""
-KEPT_VALUES = 100_000
-"""So many `values` are kept in them; beyond it the oldest go."""
-VALUES_LIMIT = 5000
-"""So many `values` go into one message, unless one report has more."""
+MAX_KEPT_REPORTS = 50_000
+"""Maximum number of unacknowledged reports of a run; beyond it the oldest are dropped."""
+MAX_KEPT_VALUES = 100_000
+"""Maximum number of `values` in them; beyond it the oldest are dropped."""
+MAX_VALUES_PER_MESSAGE = 5000
+"""Maximum number of `values` in a message, unless a single report has more."""
 
 
 class KeptReports:
-    """`progress` reports of one run, until they are known to be written down.
-
-    They are numbered from 0, in the order in which they came.
+    """`progress` reports of one run, stored until acknowledged. They are numbered from 0.
 
     Attributes:
-        oldest: number of the oldest that is kept.
+        oldest: number of the oldest that is stored.
     """
 
     def __init__(self) -> None:
         self._kept: deque[dict[str, Any]] = deque()
         self._unsent = 0
         self._values = 0
-        self._bare = 0
+        self._first_with_values = 0
         """Number below which no report holds values."""
         self.oldest = 0
 
     @property
     def count(self) -> int:
-        """How many have come."""
+        """Number of all reports, those dropped included."""
         return self.oldest + len(self._kept)
 
     @property
@@ -48,37 +46,36 @@ class KeptReports:
         return self._unsent < self.count
 
     def add(self, report: dict[str, Any]) -> None:
-        """One has come."""
         self._kept.append(report)
         self._values += _value_count(report)
-        if len(self._kept) > KEPT_REPORTS:
-            self._forget(self.oldest + 1)
-        while self._values > KEPT_VALUES:
-            self._bare = max(self._bare, self.oldest)
-            place = self._bare - self.oldest
+        if len(self._kept) > MAX_KEPT_REPORTS:
+            self._drop_below(self.oldest + 1)
+        while self._values > MAX_KEPT_VALUES:
+            self._first_with_values = max(self._first_with_values, self.oldest)
+            place = self._first_with_values - self.oldest
             self._values -= _value_count(self._kept[place])
             self._kept[place] = _without_values(self._kept[place])
-            self._bare += 1
+            self._first_with_values += 1
 
     def take(self, limit: int) -> tuple[int, tuple[dict[str, Any], ...]]:
-        """Those that are to be sent next, at most so many: number of the first, and they."""
+        """Returns the number of the next report to send, and up to `limit` reports from there."""
         first = max(self._unsent, self.oldest)
         taken: list[dict[str, Any]] = []
         values = 0
         for report in itertools.islice(self._kept, first - self.oldest, first - self.oldest + limit):
             values += _value_count(report)
-            if taken and values > VALUES_LIMIT:
+            if taken and values > MAX_VALUES_PER_MESSAGE:
                 break
             taken.append(report)
         self._unsent = first + len(taken)
         return first, tuple(taken)
 
-    def known(self, count: int) -> None:
-        """So many are written down; those behind them are to be sent, again if they were before."""
-        self._forget(min(count, self.count))
+    def acknowledge(self, count: int) -> None:
+        """Drops the first `count` reports, which the framework has recorded; resends all others."""
+        self._drop_below(min(count, self.count))
         self._unsent = min(count, self._unsent)
 
-    def _forget(self, below: int) -> None:
+    def _drop_below(self, below: int) -> None:
         while self.oldest < below:
             self._values -= _value_count(self._kept.popleft())
             self.oldest += 1
@@ -94,24 +91,19 @@ def _without_values(report: dict[str, Any]) -> dict[str, Any]:
 
 
 class RunReports:
-    """Takes the lines of one run in (see `dike.trial.reports`); what is no report is logged and otherwise ignored.
-
-    Args:
-        trial: the run's trial.
+    """State of one run, from its report lines (see `dike.trial.reports`). Other lines are logged and ignored.
 
     Attributes:
-        training: whether its first step has been taken.
-        preemptible: whether it can be saved, and so suspended.
-        was_preemptible: whether it ever could.
-        step: its last step.
-        checkpoint: the newest checkpoint that the trial has; None if there is none.
+        training: whether it has done its first step.
+        preemptible: whether it can be checkpointed, and so suspended.
+        was_preemptible: whether it could be at any time.
+        checkpoint: the trial's newest checkpoint; None if there is none.
         checkpoint_step: steps done at that checkpoint.
-        batch_size: samples of a step; None if the run has not said.
-        paused: whether its process waits to be stopped.
-        is_unsaved: whether it does so with steps that no checkpoint holds.
-        last: content of the last `progress` report but its `values`, with what a `result` said in place of its
-            `value`, `best` and `metrics`.
-        losses: contents of `progress` reports.
+        batch_size: samples per step; None if unknown.
+        paused: whether its process waits to be frozen.
+        is_unsaved: whether it then has steps without a checkpoint.
+        last: content of the last `progress` report without `values`; a `result` replaces its `value`, `best` and
+            `metrics`.
     """
 
     def __init__(self, trial: TrialSpec) -> None:
@@ -127,27 +119,27 @@ class RunReports:
         self.paused = False
         self.is_unsaved = False
         self._suspended = False
-        self._refusal = ""
-        self._failure = ""
-        self._rest = b""
-        self._kept_back: dict[str, Any] | None = None
+        self._bad_input_message = ""
+        self._failure_message = ""
+        self._partial_line = b""
+        self._withheld: dict[str, Any] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes in as they come; a line may come in pieces."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        """Parses bytes as they arrive; a line may be split."""
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             try:
-                self._take(json.loads(line))
+                self._apply(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 logger.warning("not a report: %r (%s)", line[:200], error)
 
     def outcome(self, exit_code: int | None, how: str, stopped: str) -> tuple[str, str]:
-        """How the run ended.
+        """The outcome of the run.
 
         Args:
-            exit_code: minus the signal's number if one ended it; None if it was never started or nobody knows.
-            how: its process' end in words.
-            stopped: why we have ended it; empty if we have not.
+            exit_code: minus the signal's number if one ended it; None if it was never started, or unknown.
+            how: description of its exit.
+            stopped: why the slot ended it; empty if it did not.
 
         Returns:
             `RunEnd.outcome` and `RunEnd.message`.
@@ -156,13 +148,13 @@ class RunReports:
             return "suspended", ""
         if exit_code == 0:
             return "finished", ""
-        if exit_code == EXIT_BAD_INPUT and self._refusal:
-            return "bad_input", self._refusal
+        if exit_code == EXIT_BAD_INPUT and self._bad_input_message:
+            return "bad_input", self._bad_input_message
         if stopped:
             return "stopped", stopped
-        return "failed", self._failure or how
+        return "failed", self._failure_message or how
 
-    def _take(self, content: dict[str, Any]) -> None:
+    def _apply(self, content: dict[str, Any]) -> None:
         match content["type"]:
             case "restored":
                 self._checkpoint(content)
@@ -176,7 +168,7 @@ class RunReports:
             case "progress":
                 self._progress(content)
             case "kept_back":
-                self._kept_back = {**content, "type": "progress"}
+                self._withheld = {**content, "type": "progress"}
             case "checkpoint":
                 self._checkpoint(content)
             case "suspended":
@@ -195,21 +187,21 @@ class RunReports:
                 }
                 self.last = {**self.last, "value": content["value"], **best, "metrics": metrics}
             case "bad_input":
-                self._refusal = str(content["message"])
+                self._bad_input_message = str(content["message"])
             case "failed":
-                self._failure = str(content["message"])
+                self._failure_message = str(content["message"])
             case "started":
                 pass
             case other:
                 logger.warning("unknown report %r", other)
 
-    def settle(self) -> None:
-        """The process has ended: what it has kept back until then counts, as it will not report it any more."""
-        if self._kept_back is not None:
-            self._progress(self._kept_back)
+    def finish(self) -> None:
+        """Counts the report that the process withheld until its end."""
+        if self._withheld is not None:
+            self._progress(self._withheld)
 
     def _progress(self, content: dict[str, Any]) -> None:
-        self._kept_back = None
+        self._withheld = None
         self.step = int(content["step"])
         self.last = _without_values(content)
         self.losses.add(content)

@@ -1,4 +1,4 @@
-"""The slots of a search: each holds one trial's process at a time, as the framework wants it."""
+"""The slots of a search: each runs one trial's process at a time, as the framework requests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import psutil
 from executor import cuda_checkpoint
 from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.cuda_checkpoint import CudaCheckpointError
-from executor.limits import Groups
-from executor.monitor import Gpus, RunMonitor, own_bytes
-from executor.outputs import KILLED_SAVE_S, Stamp
-from executor.paused import MOST_PAUSED, PausedRuns
+from executor.limits import ControlGroups
+from executor.monitor import Gpus, RunMonitor, private_bytes
+from executor.outputs import KILLED_SAVE_TIMEOUT_S, Stamp
+from executor.paused import MAX_PAUSED_PER_SLOT, PausedRuns
 from executor.process import wait_readable
 from executor.run_log import Piece, RunLog
 from executor.slot_order import SlotOrder
@@ -27,45 +27,39 @@ from executor.trial_reports import KeptReports
 from executor.trial_run import SlotRun
 from executor.zygote import Zygote
 from executor.zygote_slot import (
-    CLEAR_POLL_S,
+    EXIT_POLL_INTERVAL_S,
     GPU_RELEASE_TIMEOUT_S,
     SetUpError,
     are_gpus_free,
-    clear_all_but,
-    end_all,
+    kill_all,
+    kill_descendants_except,
     set_up,
 )
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
-OWN_S = 5.0
-"""How often a run's own memory is read, which takes milliseconds; at once if it has `MORE_SHARE` times as much in
-all."""
-MORE_SHARE = 1.02
-LOSSES_S = 0.5
-"""How often losses are sent at most."""
-LOSSES_LIMIT = 1000
-"""So many reports go into one message."""
-PIECES_LIMIT = 8
-"""So many pieces of a run's output are sent at a heartbeat."""
+HEARTBEAT_INTERVAL_S = 1.0
+PRIVATE_BYTES_INTERVAL_S = 5.0
+"""Interval between reads of a run's private memory, which take milliseconds."""
+PRIVATE_BYTES_GROWTH = 1.02
+"""Growth factor of a run's resident memory that triggers a read before that."""
+LOSSES_INTERVAL_S = 0.5
+"""Minimum interval between messages with reports."""
+MAX_REPORTS_PER_MESSAGE = 1000
+MAX_PIECES_PER_HEARTBEAT = 8
+"""Maximum number of pieces of a run's output sent at a heartbeat."""
 KILL_GRACE_S = 1.0
-"""Between SIGTERM and SIGKILL; what a trial wants to keep is in its checkpoints."""
-MOVE_S_PER_BYTE = 1.0 / (1 << 30)
-"""To bring GPU memory to the host and back, as seen on an H100 (benchmarks/results/suspend_gpu.md)."""
+"""Seconds between SIGTERM and SIGKILL; a trial's state is in its checkpoints."""
+OFFLOAD_S_PER_BYTE = 1.0 / (1 << 30)
+"""Time to move GPU memory to the host and back, measured on an H100 (benchmarks/results/suspend_gpu.md)."""
 OFFLOAD_TIMEOUT_S = 120.0
-"""A GPU's driver that needs longer to bring GPU memory to the host is not waited for."""
-KNOWN_TIMEOUT_S = 1.0
-"""How long a slot that is to leave waits for the framework to know its ends, which its last status update holds too."""
+"""Maximum wait for the GPU driver to move GPU memory to the host."""
+ACKNOWLEDGE_TIMEOUT_S = 1.0
+"""Maximum wait of a leaving slot until its ends are acknowledged; its last status update contains them too."""
 
 
 class TrialSlot:
-    """Obeys the newest `Wanted`: makes place, starts, reports.
-
-    Args:
-        channel: the slot's task.
-        shared: what it shares with others of its search.
-    """
+    """Follows the newest `Wanted`: suspends, starts and reports runs."""
 
     def __init__(self, channel: TaskChannel, shared: TrialSlots) -> None:
         self.task_id = channel.task_id
@@ -76,447 +70,457 @@ class TrialSlot:
         self._paused = shared.paused
         self._wanted = Wanted(0)
         self._kill_grace_s: float | None = None
-        self._is_announced = False
+        self._running_reported = False
         self._run: SlotRun | None = None
-        self._own_bytes: int | None = None
-        """Memory that its run had for itself when that was last read; None before."""
-        self._own_until = (0.0, 0.0)
-        """Until when that counts, on the monotonic clock, and up to which memory in all, in bytes."""
-        self._has_driver: bool | None = None
-        """Whether what runs hold on the slot's GPUs can be brought to the host; None before it is asked."""
+        self._private_bytes: int | None = None
+        """Private memory of its run when last read; None before."""
+        self._private_bytes_valid = (0.0, 0.0)
+        """Limits of its validity: monotonic time, and resident memory in bytes."""
+        self._driver_can_offload: bool | None = None
+        """Whether the GPU memory of runs can be offloaded; None before that is checked."""
         self._is_pausable = False
-        """Whether the run, which cannot be saved, has room to be suspended in memory."""
+        """Whether the run, which cannot be checkpointed, has room to be paused."""
         self._has_gpus = self._order.gpu_devices is None or bool(self._order.gpu_devices)
-        self._begin_s = 0.0
-        """Seconds from the start of the last new process to its first report."""
-        self._empty_s = time.monotonic()
+        self._startup_s = 0.0
+        """Startup time of the last new process."""
+        self._empty_since_s = time.monotonic()
         self._ends: list[RunEnd] = []
         self._ended: set[RunKey] = set()
-        self._left: dict[RunKey, KeptReports] = {}
-        """What ended runs have reported, until their end is known."""
-        self._printed: dict[RunKey, RunLog] = {}
-        """What they have printed, for as long."""
-        self._told: SlotStatus | None = None
-        self._beat_s = self._losses_s = 0.0
+        self._unacknowledged_reports: dict[RunKey, KeptReports] = {}
+        """Reports of ended runs, until their end is acknowledged."""
+        self._unacknowledged_output: dict[RunKey, RunLog] = {}
+        """Their output, likewise."""
+        self._last_status: SlotStatus | None = None
+        self._last_heartbeat_s = self._last_losses_s = 0.0
 
     # Called on any thread.
 
-    def told(self, data: str) -> None:
-        """Takes what the framework wants."""
+    def receive(self, data: str) -> None:
+        """Enqueues a message of the framework."""
         try:
-            self._shared.do(functools.partial(self._take, Wanted.decode(data)))
+            self._shared.call_soon(functools.partial(self._apply_wanted, Wanted.decode(data)))
         except ValueError as error:
             logger.warning("message ignored: %s", error)
 
     def kill(self, grace_s: float | None = None) -> None:
-        """Ends what is in the slot, and the task."""
-        self._shared.do(functools.partial(self._kill, KILL_GRACE_S if grace_s is None else grace_s))
+        self._shared.call_soon(functools.partial(self._kill, KILL_GRACE_S if grace_s is None else grace_s))
 
     # Called on the main thread.
 
     @property
-    def watched(self) -> tuple[int, ...]:
-        """File descriptors that can be read when there is something to `poll`."""
-        return () if self._run is None else self._run.watched
+    def watched_fds(self) -> tuple[int, ...]:
+        return () if self._run is None else self._run.watched_fds
 
     @property
     def run_pid(self) -> int | None:
-        """The supervisor of its run; None if there is none."""
         run = self._run
         return None if run is None or run.has_died else run.pid
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it is about to end."""
         return self._wanted.leave or self._kill_grace_s is not None
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory, if processes may stand still in it; else 0."""
+        """Its memory for running and paused processes; 0 if runs may not be paused."""
         return self._wanted.memory_bytes
 
     @property
-    def own_bytes(self) -> int:
-        """Memory that its run has for itself, as last looked at; of one that is suspended, until that is kept."""
+    def private_bytes(self) -> int:
+        """Private memory of its run when last read; includes a run that is being paused."""
         run = self._run
-        if run is None or run.pid is None or (run.is_over and not run.is_paused):
+        if run is None or run.pid is None or (run.has_ended and not run.is_paused):
             return 0
-        return self._read_own_bytes(run, run.processes) if self._own_bytes is None else self._own_bytes
+        return self._read_private_bytes(run, run.processes) if self._private_bytes is None else self._private_bytes
 
     @property
-    def staying_bytes(self) -> int:
-        """Memory of its run, if that has been asked to give the slot back and to stay in memory."""
-        return self.own_bytes if self._run is not None and self._run.is_to_stay else 0
+    def pausing_bytes(self) -> int:
+        """Private memory of its run if that has been asked to pause."""
+        return self.private_bytes if self._run is not None and self._run.pause_requested else 0
 
     def poll(self) -> None:
-        """Takes in what its run has to say, and its end."""
         if self._run is not None:
             self._run.poll()
 
     @property
-    def due_s(self) -> float:
-        """When there is something to do, whatever comes, on the monotonic clock."""
+    def deadline_s(self) -> float:
+        """Monotonic time of the next action that no event triggers."""
         run, zygote = self._run, self._shared.zygote
-        due_s = [self._beat_s + HEARTBEAT_S]
-        if run is None and self._gpus_await_end:
-            return time.monotonic() + CLEAR_POLL_S
+        deadlines_s = [self._last_heartbeat_s + HEARTBEAT_INTERVAL_S]
+        if run is None and self._awaits_gpu_release:
+            return time.monotonic() + EXIT_POLL_INTERVAL_S
         if run is None and self._wanted.leave:
-            due_s.append(self._empty_s + KNOWN_TIMEOUT_S)
+            deadlines_s.append(self._empty_since_s + ACKNOWLEDGE_TIMEOUT_S)
         if run is not None:
-            if run.is_over or (run.pid is None and zygote.ready and not zygote.asked):
-                return time.monotonic() + CLEAR_POLL_S
+            if run.has_ended or (run.pid is None and zygote.ready and not zygote.is_forking):
+                return time.monotonic() + EXIT_POLL_INTERVAL_S
             if run.reports.losses.has_unsent:
-                due_s.append(self._losses_s + LOSSES_S)
-            if run.due_s is not None:
-                due_s.append(run.due_s)
-        return min(due_s)
+                deadlines_s.append(self._last_losses_s + LOSSES_INTERVAL_S)
+            if run.deadline_s is not None:
+                deadlines_s.append(run.deadline_s)
+        return min(deadlines_s)
 
     def _kill(self, grace_s: float) -> None:
         self._kill_grace_s = grace_s if self._kill_grace_s is None else min(grace_s, self._kill_grace_s)
 
-    def _take(self, wish: Wanted) -> None:
-        if wish.number >= self._wanted.number:
-            self._wanted = wish
-            self._ends = [end for end in self._ends if end.key not in wish.known_ends]
-            for key in wish.known_ends:
-                self._left.pop(key, None)
-                self._printed.pop(key, None)
-            for trial, number, count in wish.known_reports:
+    def _apply_wanted(self, wanted: Wanted) -> None:
+        if wanted.number >= self._wanted.number:
+            self._wanted = wanted
+            self._ends = [end for end in self._ends if end.key not in wanted.acknowledged_ends]
+            for key in wanted.acknowledged_ends:
+                self._unacknowledged_reports.pop(key, None)
+                self._unacknowledged_output.pop(key, None)
+            for trial, number, count in wanted.acknowledged_reports:
                 reports = self._reports_of((trial, number))
                 if reports is not None:
-                    reports.known(count)
-            for trial, number, size in wish.known_output:
+                    reports.acknowledge(count)
+            for trial, number, size in wanted.acknowledged_output:
                 log = self._log_of((trial, number))
                 if log is not None:
-                    log.known(size)
-            self._paused.likely = wish.likely or self._paused.likely
-            self._paused.let_go(self._paused.keys if wish.memory_bytes == 0 else wish.let_go)
-            self._told = None  # who asks is answered
-
-    # What to do.
+                    log.acknowledge(size)
+            self._paused.resume_order = wanted.resume_order or self._paused.resume_order
+            self._paused.evict(self._paused.keys if wanted.memory_bytes == 0 else wanted.evict)
+            self._last_status = None  # every message is answered
 
     def advance(self) -> TaskEnd | None:
-        """Does whatever can be done now; returns the end of the task if that is it."""
-        if not self._is_announced:
-            self._is_announced = True
+        """Does all that is possible without waiting; returns the end of the task, if it ends."""
+        if not self._running_reported:
+            self._running_reported = True
             self._channel.update("TASK_RUNNING", "the slot is up")
         run = self._run
-        if run is not None and run.is_over and self._is_out(run) and self._is_saved(run):
-            self._left[run.key] = run.reports.losses
-            self._printed[run.key] = run.printed
-            self._ends.append(dataclasses.replace(run.end(), output=run.printed.size))
+        if run is not None and run.has_ended and self._release_slot(run) and self._save_outputs(run):
+            self._unacknowledged_reports[run.key] = run.reports.losses
+            self._unacknowledged_output[run.key] = run.printed
+            self._ends.append(dataclasses.replace(run.finish(), output=run.printed.size))
             self._ended.add(run.key)
             self._is_pausable = False
-            self._begin_s = run.begin_s or self._begin_s
+            self._startup_s = run.startup_s or self._startup_s
             if run.is_paused:
-                own = self._paused.add(run, run.family)
-                if not run.off_gpu:
+                own = self._paused.add(run, run.process_tree)
+                if not run.offloaded_pids:
                     self._shared.largest_bytes = max(self._shared.largest_bytes, own)
                 if self._wanted.memory_bytes == 0:
-                    self._paused.let_all_go()
-            self._empty_s = time.monotonic()
-            self._run = run = self._own_bytes = None
-            self._own_until = (0.0, 0.0)
+                    self._paused.evict_all()
+            self._empty_since_s = time.monotonic()
+            self._run = run = self._private_bytes = None
+            self._private_bytes_valid = (0.0, 0.0)
         if run is None:
             return self._fill()
-        if run.pid is None and not run.is_over:
+        if run.pid is None and not run.has_ended:
             self._start(run)
-        if run.pid is not None and not run.is_over:
-            self._press(run)
+        if run.pid is not None and not run.has_ended:
+            self._enforce_wanted(run)
         return None
 
     def _fill(self) -> TaskEnd | None:
-        """The slot is empty: it ends, or takes the run that is wanted."""
         wanted, shared = self._wanted, self._shared
         if shared.is_ending:
-            self._paused.let_all_go()
+            self._paused.evict_all()
         if self._kill_grace_s is not None:
             return TaskEnd("TASK_KILLED", "killed on request")
         if wanted.leave:
-            is_known = not self._ends or time.monotonic() - self._empty_s >= KNOWN_TIMEOUT_S
-            return TaskEnd("TASK_FINISHED", "nothing more to run") if is_known else None
+            is_acknowledged = not self._ends or time.monotonic() - self._empty_since_s >= ACKNOWLEDGE_TIMEOUT_S
+            return TaskEnd("TASK_FINISHED", "nothing more to run") if is_acknowledged else None
         if shared.zygote.failure:
             return TaskEnd("TASK_FAILED", shared.zygote.failure)
         if wanted.run is not None and wanted.run.key not in self._ended:
             monitor = RunMonitor(self._gpus)
-            self._run = self._paused.take(wanted.run, monitor)
-            if self._run is None and not self._gpus_await_end:
+            self._run = self._paused.resume(wanted.run, monitor)
+            if self._run is None and not self._awaits_gpu_release:
                 if self._paused:
                     shared.make_room(shared.largest_bytes)
                 try:
                     self._run = SlotRun(wanted.run, self._channel, monitor)
                 except OSError as error:
-                    self._cannot_begin(wanted.run, error)
+                    self._fail_start(wanted.run, error)
                 else:
                     self._start(self._run)
         return None
 
-    def _cannot_begin(self, run: TrialRun, error: OSError) -> None:
-        """There is no file for its output, or no pipe."""
+    def _fail_start(self, run: TrialRun, error: OSError) -> None:
+        """Reports a run as failed whose output file or pipes could not be created."""
         trial = run.trial
-        message = f"its process could not be started: {error}"
+        message = f"its process cannot be started: {error}"
         self._ends.append(RunEnd(trial.number, trial.run, "failed", checkpoint=trial.resume_from, message=message))
         self._ended.add(run.key)
 
     @property
-    def going_on(self) -> RunKey | None:
-        """The suspended run that its wanted run continues; None if that has no process here."""
+    def resuming(self) -> RunKey | None:
+        """The paused run that its desired run resumes; None if that is not paused here."""
         wanted = self._wanted.run
         last = None if wanted is None else (wanted.trial.number, wanted.trial.run - 1)
         return last if last in self._paused.keys else None
 
     @property
-    def _gpus_await_end(self) -> bool:
-        """Whether a process that did not get its GPU memory back, and may still hold some, is not gone yet."""
-        return bool(self._gpus) and self._paused.has_dying(GPU_RELEASE_TIMEOUT_S)
+    def _awaits_gpu_release(self) -> bool:
+        """Whether an evicted process, which may still have GPU memory, has not ended."""
+        return bool(self._gpus) and self._paused.is_evicting(GPU_RELEASE_TIMEOUT_S)
 
     @property
-    def _may_stay(self) -> bool:
-        """Whether processes of suspended runs may stay, here or in a slot beside this one."""
+    def _is_pausing_allowed(self) -> bool:
+        """Whether suspended runs may be paused, here or in another slot of this process."""
         wanted = self._wanted
-        may_go_on = not wanted.stop and not self._shared.is_ending
-        return wanted.memory_bytes > 0 and may_go_on and (not self._has_gpus or self._can_offload)
+        may_resume = not wanted.stop and not self._shared.is_ending
+        return wanted.memory_bytes > 0 and may_resume and (not self._has_gpus or self._can_offload)
 
     @property
     def _can_offload(self) -> bool:
-        if self._has_driver is None:
-            why_not = cuda_checkpoint.why_not() if self._gpus else "NVIDIA's library does not show the slot's GPUs"
-            if why_not:
-                logger.warning("suspended trials go by their checkpoints, not in memory: %s", why_not)
-            self._has_driver = not why_not
-        return self._has_driver
+        if self._driver_can_offload is None:
+            reason = (
+                cuda_checkpoint.unavailable_reason() if self._gpus else "NVIDIA's library does not show the slot's GPUs"
+            )
+            if reason:
+                logger.warning("trials are suspended by checkpoints only, not paused: %s", reason)
+            self._driver_can_offload = not reason
+        return self._driver_can_offload
 
-    def _is_out(self, run: SlotRun) -> bool:
-        """Whether nothing of a run that is over runs any more; to be called until that is so."""
+    def _release_slot(self, run: SlotRun) -> bool:
+        """Kills all that a run which has ended left in the slot, or freezes it if it is paused.
+
+        Returns:
+            Whether the slot is free; call it until it is.
+        """
         if run.is_paused and run.has_died:
-            run.leave_memory()
+            run.evict()
         if not run.is_paused:
-            return self._shared.is_clear() and are_gpus_free(run)
-        if self._gpus and not self._is_off_gpus(run):
+            return self._shared.kill_leftovers() and are_gpus_free(run)
+        if self._gpus and not self._release_gpus(run):
             return False
-        # They stand still at once, unless the machine is busy.
-        is_still = any(run.stand_still() for _ in range(2))
-        if is_still:
-            self._look(run)
-        return is_still
+        # SIGSTOP takes effect immediately, unless the machine is busy.
+        is_frozen = any(run.freeze() for _ in range(2))
+        if is_frozen:
+            self._sample_usage(run)
+        return is_frozen
 
-    def _is_off_gpus(self, run: SlotRun) -> bool:
-        """Whether a run that is suspended in memory is seen to hold no GPU memory; to be called until that is so.
+    def _release_gpus(self, run: SlotRun) -> bool:
+        """Offloads the GPU memory of a paused run. Evicts the run if that fails, or if it may not be paused any more.
 
-        One with which that fails, and one that is not to stay any more, is ended: its checkpoint is written.
+        Returns:
+            Whether it holds no GPU memory; call it until it does not, or the run is no longer paused.
         """
         if run.has_died and run.offload is not None:
-            logger.warning("%s has died while its GPU memory was brought to the host; its checkpoint stays", run)
-            self._paused.refused = True
-        if run.has_died or not self._may_stay:
-            run.leave_memory()
+            logger.warning("%s died while its GPU memory was being offloaded; its checkpoint stays", run)
+            self._paused.offload_failed = True
+        if run.has_died or not self._is_pausing_allowed:
+            run.evict()
             return False
         if run.offload is None:
-            if self._is_seen_free(run):
+            if self._are_gpus_seen_free(run):
                 return True
-            # It may hold more by now than when it was asked.
-            if not self._has_place(run):
-                run.leave_memory()
+            # It may have more GPU memory than when the pause was requested.
+            if not self._reserve_memory(run):
+                run.evict()
                 return False
-            run.leave_gpus(self._gpus.bytes_by_process())
+            run.offload_gpus(self._gpus.bytes_by_process())
         assert run.offload is not None
         try:
-            if not run.offload.is_over():
-                if time.monotonic() - run.offload.begin_s >= OFFLOAD_TIMEOUT_S:
-                    self._has_driver = False
-                    self._paused.let_all_go()
-                    raise CudaCheckpointError("the driver does not end; it is not asked again")
+            if not run.offload.is_done():
+                if time.monotonic() - run.offload.started_at_s >= OFFLOAD_TIMEOUT_S:
+                    self._driver_can_offload = False
+                    self._paused.evict_all()
+                    raise CudaCheckpointError("the driver does not answer; GPU memory is not offloaded any more")
                 return False
-            assert run.offload.over_s is not None
-            if self._is_seen_free(run):
+            assert run.offload.ended_at_s is not None
+            if self._are_gpus_seen_free(run):
                 return True
-            if time.monotonic() - run.offload.over_s >= GPU_RELEASE_TIMEOUT_S:
-                raise CudaCheckpointError("its GPU memory is not seen free")
+            if time.monotonic() - run.offload.ended_at_s >= GPU_RELEASE_TIMEOUT_S:
+                raise CudaCheckpointError("its GPU memory was offloaded, but is still in use")
         except CudaCheckpointError as error:
-            logger.warning("%s leaves memory, its checkpoint stays: %s", run, error)
-            self._paused.refused = True
-            run.leave_memory()
+            logger.warning("%s is evicted, its checkpoint stays: %s", run, error)
+            self._paused.offload_failed = True
+            run.evict()
         return False
 
-    def _is_seen_free(self, run: SlotRun) -> bool:
+    def _are_gpus_seen_free(self, run: SlotRun) -> bool:
         return self._gpus.used_bytes() is not None and run.monitor.gpus_free()
 
-    def _has_place(self, run: SlotRun) -> bool:
-        """Whether the process of a run that makes place stays in memory.
+    def _reserve_memory(self, run: SlotRun) -> bool:
+        """Frees host memory to pause a run; returns whether it is to be paused.
 
-        What it holds on GPUs has to fit into the host's memory, for which others are let go. Unless it was asked for,
-        it has to be back sooner than a new process would report, too, and the driver must not have failed yet.
+        Memory must suffice for the run with its GPU memory, for which others are evicted. Unless `always_pause` is set,
+        moving that back must also be faster than a new process, and must not have failed before.
         """
-        if not self._may_stay or not self._has_gpus:
-            return self._may_stay
+        if not self._is_pausing_allowed or not self._has_gpus:
+            return self._is_pausing_allowed
         shared, processes = self._shared, run.processes
-        held = run.monitor.gpu_bytes(processes)
-        shared.largest_bytes = max(shared.largest_bytes, self._read_own_bytes(run, processes))
-        coming = held + (0 if shared.going_on else shared.largest_bytes)
-        begin_s = run.begin_s or max(self._begin_s, 0.0 if run.is_continued else run.age_s)
-        why_not = ""
-        if held and not self._order.always_stay:
-            if self._paused.refused:
-                why_not = "the GPU's driver has failed before"
-            elif held * MOVE_S_PER_BYTE > begin_s:
-                why_not = (
-                    f"it holds {held / (1 << 30):.1f} GiB on GPUs, and a new process reports after {begin_s:.1f} s"
+        gpu_bytes = run.monitor.measure_gpu_bytes(processes)
+        shared.largest_bytes = max(shared.largest_bytes, self._read_private_bytes(run, processes))
+        needed_bytes = gpu_bytes + (0 if shared.resuming else shared.largest_bytes)
+        startup_s = run.startup_s or max(self._startup_s, 0.0 if run.is_resumed else run.age_s)
+        reason = ""
+        if gpu_bytes and not self._order.always_pause:
+            if self._paused.offload_failed:
+                reason = "the GPU's driver has failed before"
+            elif gpu_bytes * OFFLOAD_S_PER_BYTE > startup_s:
+                reason = (
+                    f"moving its {gpu_bytes / (1 << 30):.1f} GiB of GPU memory takes longer than a new process, "
+                    f"which starts in {startup_s:.1f} s"
                 )
-        if not why_not and not shared.has_room(coming):
-            why_not = "there is no room"
-        if why_not:
-            logger.info("%s does not stay in memory: %s", run, why_not)
+        if not reason and not shared.has_room(needed_bytes):
+            reason = "there is not enough memory"
+        if reason:
+            logger.info("%s is not paused: %s", run, reason)
             return False
-        shared.make_room(coming)
+        shared.make_room(needed_bytes)
         return True
 
-    def _look(self, run: SlotRun) -> None:
-        """Looks what a run uses, and whether memory is short."""
+    def _sample_usage(self, run: SlotRun) -> None:
+        """Samples a run's usage, and evicts paused runs if memory is short."""
         shared, paused, processes = self._shared, self._paused, run.processes
-        run.look()
-        may_pause = self._may_stay and run.reports.training and not (run.reports.preemptible or self._has_gpus)
+        run.sample_usage()
+        may_pause = (
+            self._is_pausing_allowed and run.reports.training and not (run.reports.preemptible or self._has_gpus)
+        )
         if paused or may_pause:
-            until_s, up_to_bytes = self._own_until
-            rss_bytes = run.monitor.now.rss_bytes or 0
-            if self._own_bytes is None or time.monotonic() >= until_s or rss_bytes > up_to_bytes:
-                self._read_own_bytes(run, processes)
+            until_s, up_to_bytes = self._private_bytes_valid
+            rss_bytes = run.monitor.latest.rss_bytes or 0
+            if self._private_bytes is None or time.monotonic() >= until_s or rss_bytes > up_to_bytes:
+                self._read_private_bytes(run, processes)
             if paused:
                 shared.make_room()
         self._is_pausable = may_pause and shared.can_pause(self)
 
-    def _read_own_bytes(self, run: SlotRun, processes: Iterable[psutil.Process]) -> int:
-        self._own_bytes = own = sum(map(own_bytes, processes))
-        self._own_until = time.monotonic() + OWN_S, MORE_SHARE * (run.monitor.now.rss_bytes or 0)
+    def _read_private_bytes(self, run: SlotRun, processes: Iterable[psutil.Process]) -> int:
+        self._private_bytes = own = sum(map(private_bytes, processes))
+        self._private_bytes_valid = (
+            time.monotonic() + PRIVATE_BYTES_INTERVAL_S,
+            PRIVATE_BYTES_GROWTH * (run.monitor.latest.rss_bytes or 0),
+        )
         return own
 
     def _start(self, run: SlotRun) -> None:
-        """Gets its process from the zygote, once that is ready and nothing of an earlier run is left."""
+        """Has the process forked once the zygote is ready and nothing is left of an earlier run."""
         shared, zygote = self._shared, self._shared.zygote
-        if shared.asking is run:
+        if shared.forking is run:
             answer = zygote.take_answer()
-            if answer is None and zygote.asked:
+            if answer is None and zygote.is_forking:
                 if shared.is_ending:
                     zygote.kill()
                 return
-            shared.asking = None
+            shared.forking = None
             if isinstance(answer, int):
-                run.started(answer)
+                run.adopt(answer)
                 return
             if answer is not None:
-                run.not_started(f"its process could not be started: {answer}", failed=True)
+                run.cancel(f"its process cannot be started: {answer}", failed=True)
                 return
-            # The zygote has died over it; another one is asked.
+            # The zygote died during the request; ask its successor.
         if zygote.failure:
-            run.not_started("its slot has no zygote any more")
+            run.cancel("the zygote of its slot has failed")
         elif not self._is_wanted(run):
-            run.not_started("it was not wanted any more before it began")
+            run.cancel("it was withdrawn before it started")
         else:
             try:
-                is_prepared = run.is_prepared(shared.folder, shared.given, self._order.environment)
+                is_prepared = run.prepare_folder(shared.folder, shared.bundle_files, self._order.environment)
             except Exception as error:
-                run.not_started(f"its working folder could not be made: {error}", failed=True)
+                run.cancel(f"its working folder cannot be created: {error}", failed=True)
                 return
-            if is_prepared and zygote.ready and shared.is_clear():
-                zygote.ask(*run.request(self._order.script, shared.groups))
-                shared.asking = run
+            if is_prepared and zygote.ready and shared.kill_leftovers():
+                zygote.request_fork(*run.make_fork_request(self._order.script, shared.groups))
+                shared.forking = run
 
-    def _press(self, run: SlotRun) -> None:
-        """Makes a run end that is to make place. One that cannot be suspended is left alone as long as that may be."""
+    def _enforce_wanted(self, run: SlotRun) -> None:
+        """Suspends or ends a run that is not wanted, or exceeds a limit. Work is lost only if necessary."""
         reports = run.reports
         stall_s = self._order.stall_timeout_s
         if self._kill_grace_s is not None:
             run.terminate(self._kill_grace_s, "its slot was killed")
-        elif run.exceeded:
-            run.fail(KILL_GRACE_S, run.exceeded)
+        elif run.exceeded_limit:
+            run.fail(KILL_GRACE_S, run.exceeded_limit)
         elif run.limit_s is not None and run.age_s >= run.limit_s:
-            run.time_out(KILL_GRACE_S, "it has run for as long as a trial may (--trial-timeout)")
+            run.time_out(KILL_GRACE_S, "it exceeded the maximum duration of a trial (--trial-timeout)")
         elif stall_s is not None and run.idle_s >= stall_s:
             run.time_out(
-                KILL_GRACE_S, f"it has reported and printed nothing and used no CPU for {stall_s:g} s (--stall-timeout)"
+                KILL_GRACE_S, f"it stalled: no report, no output and no CPU use for {stall_s:g} s (--stall-timeout)"
             )
-        elif self._wanted.leave and reports.training and not (reports.preemptible or self._may_pause(run)):
-            run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
+        elif self._wanted.leave and reports.training and not (reports.preemptible or self._can_pause_unsaved(run)):
+            run.terminate(KILL_GRACE_S, "its slot must end, and it cannot be suspended")
         elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
             run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
-        elif run.asked_s is None and (
-            self._wanted.leave or (not self._is_wanted(run) and (reports.preemptible or self._may_pause(run)))
+        elif run.end_requested_at_s is None and (
+            self._wanted.leave or (not self._is_wanted(run) and (reports.preemptible or self._can_pause_unsaved(run)))
         ):
-            run.suspend(self._order.suspend_timeout_s, stays=self._has_place(run))
+            run.suspend(self._order.suspend_timeout_s, pause=self._reserve_memory(run))
         run.kill_if_due()
 
-    def _may_pause(self, run: SlotRun) -> bool:
-        """Whether a run that cannot be saved can be suspended in memory at this moment, or is about to be."""
-        return self._is_pausable and self._may_stay and (run.is_to_stay or self._shared.can_pause(self))
+    def _can_pause_unsaved(self, run: SlotRun) -> bool:
+        """Whether a run that cannot be checkpointed can be paused now, or is being paused."""
+        return self._is_pausable and self._is_pausing_allowed and (run.pause_requested or self._shared.can_pause(self))
 
-    def _is_saved(self, run: SlotRun) -> bool:
-        """Whether what a run has written is brought back; a slot that is killed does not wait long for that."""
-        assert run.over_s is not None
-        is_late = self._kill_grace_s is not None and time.monotonic() - run.over_s > KILLED_SAVE_S
-        return run.is_saved() or is_late
+    def _save_outputs(self, run: SlotRun) -> bool:
+        """Saves a run's output files; returns whether that is done, or has timed out in a slot that is killed."""
+        assert run.ended_at_s is not None
+        is_late = self._kill_grace_s is not None and time.monotonic() - run.ended_at_s > KILLED_SAVE_TIMEOUT_S
+        return run.save_outputs() or is_late
 
     def _is_wanted(self, run: SlotRun) -> bool:
         wanted = self._wanted
         return self._kill_grace_s is None and wanted.run is not None and wanted.run.key == run.key and not wanted.leave
 
-    # What to say.
-
-    def tell(self) -> None:
-        """Says what is to be said by now."""
+    def report(self) -> None:
+        """Sends the messages that are due."""
         now_s = time.monotonic()
         run = self._run
-        for key, reports in self._left.items():
-            # Before the end itself is told.
+        for key, reports in self._unacknowledged_reports.items():
+            # Before the end itself is reported.
             self._send_losses(key, reports)
-        for key, log in self._printed.items():
+        for key, log in self._unacknowledged_output.items():
             self._send_output(key, log)
-        if run is not None and run.reports.losses.has_unsent and now_s - self._losses_s >= LOSSES_S:
-            self._losses_s = now_s
+        if run is not None and run.reports.losses.has_unsent and now_s - self._last_losses_s >= LOSSES_INTERVAL_S:
+            self._last_losses_s = now_s
             self._send_losses(run.key, run.reports.losses)
-        is_due = now_s - self._beat_s >= HEARTBEAT_S
+        is_due = now_s - self._last_heartbeat_s >= HEARTBEAT_INTERVAL_S
         if is_due:
-            self._beat_s = now_s
-            if run is not None and run.pid is not None and not run.is_over:
-                self._look(run)
-                self._send_output(run.key, run.printed, PIECES_LIMIT)
+            self._last_heartbeat_s = now_s
+            if run is not None and run.pid is not None and not run.has_ended:
+                self._sample_usage(run)
+                self._send_output(run.key, run.printed, MAX_PIECES_PER_HEARTBEAT)
         status = self._status()
         news = dataclasses.replace(status, step=0, usage=Usage())
-        if run is not None:  # then `paused` can wait for the heartbeat; `unsaved` cannot: those can go on nowhere else
+        if run is not None:  # `paused` can wait for the heartbeat; `unsaved` cannot: those resume nowhere else
             news = dataclasses.replace(news, paused=())
-        if is_due or news != self._told:
-            self._told = news
+        if is_due or news != self._last_status:
+            self._last_status = news
             self._channel.send(status.encode())
 
     def conclude(self, end: TaskEnd) -> None:
-        """Says the last that is to be said, nothing being left in the slot, and tells Mesos of the end."""
-        for reports in self._left.values():
-            reports.known(max(reports.oldest, reports.count - LOSSES_LIMIT))
-        last = tuple(self._next_losses(key, reports) for key, reports in self._left.items() if reports.has_unsent)
+        """Sends the last status, and the end of the task to Mesos. Nothing must be left in the slot."""
+        for reports in self._unacknowledged_reports.values():
+            reports.acknowledge(max(reports.oldest, reports.count - MAX_REPORTS_PER_MESSAGE))
+        last = tuple(
+            self._next_losses(key, reports)
+            for key, reports in self._unacknowledged_reports.items()
+            if reports.has_unsent
+        )
         status = dataclasses.replace(self._status(), losses=last, output=self._last_output()).encode()
         self._channel.send(status)
         self._channel.update(end.state, end.message, status)
 
     def fail(self, message: str) -> None:
-        """Tells Mesos of the end of a slot that has never held anything."""
         self._channel.update("TASK_FAILED", message)
 
     def _reports_of(self, key: RunKey) -> KeptReports | None:
         run = self._run
-        return run.reports.losses if run is not None and run.key == key else self._left.get(key)
+        return run.reports.losses if run is not None and run.key == key else self._unacknowledged_reports.get(key)
 
     def _log_of(self, key: RunKey) -> RunLog | None:
         run = self._run
-        return run.printed if run is not None and run.key == key else self._printed.get(key)
+        return run.printed if run is not None and run.key == key else self._unacknowledged_output.get(key)
 
     def _send_output(self, key: RunKey, log: RunLog, count: int | None = None) -> None:
-        """Sends so many pieces of a run's output at most; None: all that has not been sent of one that has ended."""
-        while pieces := log.take(count or PIECES_LIMIT, has_ended=count is None):
+        """Sends up to `count` pieces of a run's output; None: all that is unsent, of a run that has ended."""
+        while pieces := log.take(count or MAX_PIECES_PER_HEARTBEAT, has_ended=count is None):
             for piece in pieces:
                 self._channel.send(self._output_message(key, piece).encode())
             if count is not None:
                 return
 
     def _last_output(self) -> tuple[TrialOutput, ...]:
-        return tuple(self._output_message(key, piece) for key, log in self._printed.items() for piece in log.last())
+        return tuple(
+            self._output_message(key, piece)
+            for key, log in self._unacknowledged_output.items()
+            for piece in log.take_tail()
+        )
 
     def _output_message(self, key: RunKey, piece: Piece) -> TrialOutput:
         return TrialOutput(self._channel.task_id, *key, piece.offset, piece.data, piece.skipped)
@@ -526,7 +530,7 @@ class TrialSlot:
             self._channel.send(self._next_losses(key, reports).encode())
 
     def _next_losses(self, key: RunKey, reports: KeptReports) -> Losses:
-        first, taken = reports.take(LOSSES_LIMIT)
+        first, taken = reports.take(MAX_REPORTS_PER_MESSAGE)
         return Losses(self._channel.task_id, *key, taken, first, reports.oldest)
 
     def _status(self) -> SlotStatus:
@@ -548,46 +552,46 @@ class TrialSlot:
             training=run.reports.training,
             preemptible=run.reports.preemptible,
             pausable=self._is_pausable,
-            suspending=run.asked_s is not None,
+            suspending=run.end_requested_at_s is not None,
             step=run.reports.step,
             checkpoint=run.reports.checkpoint,
             checkpoint_step=run.reports.checkpoint_step,
             batch_size=run.reports.batch_size,
-            usage=run.monitor.now,
-            continued=run.is_continued,
+            usage=run.monitor.latest,
+            continued=run.is_resumed,
         )
 
 
 class TrialSlots:
-    """The slots of one process, all launched with the same order. A slot with GPUs is alone in its process.
+    """The slots of one process, all with the same order. A slot with GPUs has a process of its own.
 
-    A run whose process stands still goes on in any of them. One thread waits for whatever comes first.
+    A paused run can resume in any of them. A single thread waits for messages, processes and deadlines.
 
     Args:
-        order: what each of them has been launched with.
-        sandbox: gets the script's folder.
-        zygote: forks trials; it is closed at the end.
+        order: of each slot.
+        sandbox: gets the bundle.
+        zygote: forks trials; closed at the end.
 
     Attributes:
         order, zygote: those given.
-        folder: the script's.
-        given: what has travelled with the script.
-        gpus: those of the slot.
-        groups: makes the control groups of runs.
-        paused: the runs that stand still.
-        asking: the run for which the zygote has been asked for a process; None if it owes no answer.
-        largest_bytes: the most memory that a run has had for itself when it was suspended, GPU memory aside.
+        folder: the unpacked bundle.
+        bundle_files: stamps of its files.
+        gpus: the GPUs of the slot.
+        groups: creates the control groups of runs.
+        paused: the paused runs.
+        forking: the run for which a fork has been requested from the zygote; None if there is no answer pending.
+        largest_bytes: maximum private memory of a run when it was paused, without GPU memory.
     """
 
     def __init__(self, order: SlotOrder, sandbox: Path, zygote: Zygote) -> None:
         self.order = order
         self.zygote = zygote
         self.folder = sandbox / "bundle"
-        self.given: dict[str, Stamp] = {}
+        self.bundle_files: dict[str, Stamp] = {}
         self.gpus = Gpus(order.gpu_devices)
-        self.groups = Groups(order.limits)
+        self.groups = ControlGroups(order.limits)
         self.paused = PausedRuns()
-        self.asking: SlotRun | None = None
+        self.forking: SlotRun | None = None
         self.largest_bytes = 0
         self._slots: dict[str, TrialSlot] = {}
         self._mailbox: Mailbox[Callable[[], None]] = Mailbox()
@@ -595,30 +599,28 @@ class TrialSlots:
     # Called on any thread.
 
     def add(self, channel: TaskChannel) -> TrialSlot:
-        """A slot for one more task."""
         slot = TrialSlot(channel, self)
-        self.do(functools.partial(self._add, slot))
+        self.call_soon(functools.partial(self._add, slot))
         return slot
 
-    def do(self, work: Callable[[], None]) -> None:
-        """Has something done by the thread that all else belongs to."""
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Has `work` called on the main thread."""
         self._mailbox.put(work)
 
     # Called on the main thread.
 
     @property
     def slots(self) -> list[TrialSlot]:
-        """Those whose tasks have not ended."""
         return list(self._slots.values())
 
     def run(self) -> None:
-        """Holds the slots to the end of the last one's task; each tells its own end."""
-        self._obey()
+        """Runs the slots until the last task has ended. Each slot reports its own end."""
+        self._run_callbacks()
         try:
-            self.given = set_up(self.order.bundle_url, self.folder)
+            self.bundle_files = set_up(self.order.bundle_url, self.folder)
         except SetUpError as error:
             self.zygote.close()
-            self._obey()
+            self._run_callbacks()
             for slot in self.slots:
                 slot.fail(str(error))
             return
@@ -628,17 +630,17 @@ class TrialSlots:
                 last = self._advance()
                 self._wait()
         finally:
-            end_all(self.zygote)
+            kill_all(self.zygote)
             self.groups.close()
         slot, end = last
         slot.conclude(end)
 
     def _add(self, slot: TrialSlot) -> None:
         self._slots[slot.task_id] = slot
-        self.paused.max_count = MOST_PAUSED * len(self._slots)
+        self.paused.max_count = MAX_PAUSED_PER_SLOT * len(self._slots)
 
     def _advance(self) -> tuple[TrialSlot, TaskEnd] | None:
-        """Does whatever can be done now; returns the end of the last slot's task if that is it."""
+        """Does all that is possible without waiting; returns the last slot and its end, if that has ended."""
         for slot in self.slots:
             end = slot.advance()
             if end is None:
@@ -647,81 +649,79 @@ class TrialSlots:
             if not self._slots:
                 return slot, end
             slot.conclude(end)
-            # Its memory goes with it.
-            self.paused.max_count = MOST_PAUSED * len(self._slots)
+            # There is less memory without the slot.
+            self.paused.max_count = MAX_PAUSED_PER_SLOT * len(self._slots)
             self.make_room()
         for slot in self.slots:
-            slot.tell()
+            slot.report()
         return None
 
     def _wait(self) -> None:
-        """Waits until something has come or is due, and takes it in."""
         if not self._slots:
             return
-        held = [descriptor for slot in self.slots for descriptor in slot.watched]
-        watched = (self._mailbox.fileno(), *self.zygote.watched, *held, *self.paused.watched)
-        readable = wait_readable(watched, min(slot.due_s for slot in self.slots) - time.monotonic())
-        self._obey()
+        run_fds = [descriptor for slot in self.slots for descriptor in slot.watched_fds]
+        watched = (self._mailbox.fileno(), *self.zygote.watched_fds, *run_fds, *self.paused.watched_fds)
+        readable = wait_readable(watched, min(slot.deadline_s for slot in self.slots) - time.monotonic())
+        self._run_callbacks()
         self.zygote.poll()
         for slot in self.slots:
-            if readable.intersection(slot.watched):
+            if readable.intersection(slot.watched_fds):
                 slot.poll()
-        # Reports come many times a second, and many may stand still.
-        if self.paused.has_dying() or readable.intersection(self.paused.watched):
+        # Only then: reports arrive many times a second, and many runs may be paused.
+        if self.paused.is_evicting() or readable.intersection(self.paused.watched_fds):
             self.paused.poll()
 
-    def _obey(self) -> None:
+    def _run_callbacks(self) -> None:
         for work in self._mailbox.take():
             work()
 
     @property
     def is_ending(self) -> bool:
-        """Whether all slots are about to end."""
         return all(slot.is_leaving for slot in self.slots)
 
-    def is_clear(self) -> bool:
-        """Whether nothing is left of runs that are over; to be called until that is so."""
-        if self.asking is not None:
-            return False  # nobody knows yet which process is that run's
+    def kill_leftovers(self) -> bool:
+        """Kills what ended runs have left; returns whether nothing is left. Call it until nothing is."""
+        if self.forking is not None:
+            return False  # the new run's process is not identified yet
         running = (slot.run_pid for slot in self.slots)
-        return clear_all_but((self.zygote.pid, *self.paused.pids, *running))
+        return kill_descendants_except((self.zygote.pid, *self.paused.pids, *running))
 
     @property
-    def going_on(self) -> list[RunKey]:
-        """The runs whose processes are to go on next."""
-        return [key for slot in self.slots if (key := slot.going_on) is not None]
+    def resuming(self) -> list[RunKey]:
+        """The paused runs that are about to be resumed."""
+        return [key for slot in self.slots if (key := slot.resuming) is not None]
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all slots, which are alike, if processes may stand still in them; some may not know it yet."""
+        """Memory of all slots, which are equal; 0 if runs may not be paused. Some slots may not know it yet."""
         return len(self.slots) * max(slot.memory_bytes for slot in self.slots)
 
     @property
     def used_bytes(self) -> int:
-        """What is used of it beside what stands still."""
-        return self._zygote_bytes() + sum(slot.own_bytes for slot in self.slots)
+        """Memory used by all but paused runs."""
+        return self._zygote_bytes() + sum(slot.private_bytes for slot in self.slots)
 
-    def has_room(self, coming_bytes: int) -> bool:
-        """Whether there is room for so much, if what a checkpoint holds is let go."""
-        return self.paused.has_room(self.memory_bytes, self.used_bytes, coming_bytes, self.going_on)
+    def has_room(self, needed_bytes: int) -> bool:
+        """Whether this much memory is or can be made available, by evicting runs that have a checkpoint."""
+        return self.paused.has_room(self.memory_bytes, self.used_bytes, needed_bytes, self.resuming)
 
-    def make_room(self, coming_bytes: int = 0) -> None:
-        """Lets some of what stands still go, if memory is short, or will be with so much more."""
-        self.paused.make_room(self.memory_bytes, self.used_bytes, coming_bytes, self.going_on)
+    def make_room(self, needed_bytes: int = 0) -> None:
+        """Evicts paused runs if memory is short, or will be with this much more in use."""
+        self.paused.make_room(self.memory_bytes, self.used_bytes, needed_bytes, self.resuming)
 
     def can_pause(self, pausing: TrialSlot) -> bool:
-        """Whether the run in a slot, which no checkpoint holds, may be suspended.
+        """Whether the run in a slot, which has no checkpoint, may be paused.
 
-        Every slot may get a run as large as the largest so far, and what gives its slot back just now stays as well.
+        Counts memory for a run in every slot, as large as the largest so far, and for runs that are being paused.
         """
-        largest = max(self.largest_bytes, *(slot.own_bytes for slot in self.slots))
+        largest = max(self.largest_bytes, *(slot.private_bytes for slot in self.slots))
         others = [slot for slot in self.slots if slot is not pausing]
-        beside = sum(largest + slot.staying_bytes for slot in others)
-        used = self._zygote_bytes() + pausing.own_bytes + beside
-        return self.paused.has_room(self.memory_bytes, used, largest, self.going_on)
+        beside = sum(largest + slot.pausing_bytes for slot in others)
+        used = self._zygote_bytes() + pausing.private_bytes + beside
+        return self.paused.has_room(self.memory_bytes, used, largest, self.resuming)
 
     def _zygote_bytes(self) -> int:
-        """Memory that all processes share: what the zygote has imported."""
-        with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+        """Memory that all processes share: the zygote's imports."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # it is being restarted
             return int(psutil.Process(self.zygote.pid).memory_info().rss)
         return 0

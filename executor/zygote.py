@@ -1,8 +1,7 @@
-"""The executor's side of a slot's zygote: keeps one alive and asks it for processes.
+"""The executor's side of a slot's zygote: keeps it alive and requests forks.
 
-A zygote (`dike.zygote`) has imported what its forks need and run nothing. Over a connected pair of sockets it says
-that it is ready, then answers each request, a JSON object with file descriptors, with the id of the process that it
-has forked.
+A zygote (`dike.zygote`) has imported what its forks need and run nothing. Over a pair of connected sockets it reports
+that it is ready, then answers each request (a JSON object with file descriptors) with the id of the forked process.
 """
 
 from __future__ import annotations
@@ -21,35 +20,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.process import describe_exit, tail_of
+from executor.process import describe_exit, read_tail
 
 logger = logging.getLogger(__name__)
 
 PROGRAM = (sys.executable, "-P", "-m", "dike.zygote")
-"""Its first argument is the launcher (`executor.environment.ZygoteKind`)."""
+"""Command of a zygote; the next argument is the launcher (`executor.environment.ZygoteKind`)."""
 MAX_DEATHS = 3
-"""How many zygotes in a row may end before they have forked anything."""
+"""Maximum number of zygotes in a row that end without a fork."""
 READY_TIMEOUT_S = 300.0
 FORK_TIMEOUT_S = 60.0
 MESSAGE_BYTES = 1 << 17
-"""The longest message. With a longer variable in its environment a process could start no program."""
+"""Maximum size of a message. With a longer environment variable a process could not start programs."""
 
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A process that a zygote is to fork.
+    """A process for a zygote to fork.
 
     Attributes:
-        script: its path, seen from the working directory.
+        script: its path, relative to the working directory.
         arguments: the script's arguments.
         folder: working directory.
         environment: changes to the zygote's own; None unsets a variable.
-        parent: the process that adopts orphans, and so becomes its parent; None for this one.
-        module: what it runs; empty for the zygote's launcher.
-        is_supervised: whether the process whose id is answered becomes a supervisor, and goes on in a child
+        parent: the subreaper that becomes its parent; None for this process.
+        module: module to run; empty for the zygote's launcher.
+        is_supervised: whether the forked process becomes a supervisor, and the launcher runs in its child
             (`dike.process.supervise`).
-        groups: folders of the control groups that it enters (`executor.limits`).
-        processes: how many its account may have, as far as it asks; None for no limit.
+        groups: folders of the control groups that it joins (`executor.limits`).
+        processes: RLIMIT_NPROC of the process; None for no limit.
     """
 
     script: Path
@@ -63,7 +62,6 @@ class ForkRequest:
     processes: int | None = None
 
     def encode(self) -> bytes:
-        """The request as the zygote reads it."""
         values = {
             "argv": [str(self.script), *self.arguments],
             "cwd": str(self.folder),
@@ -78,7 +76,7 @@ class ForkRequest:
 
     @classmethod
     def decode(cls, text: str, parent: int) -> ForkRequest:
-        """Reads what `encode` wrote, for forks that another process is to adopt.
+        """Reads what `encode` wrote, for forks to be adopted by `parent`.
 
         Raises:
             KeyError, TypeError, ValueError: if it is something else.
@@ -91,23 +89,22 @@ class ForkRequest:
 
 
 class Zygote:
-    """Keeps a zygote alive; one request at a time.
+    """Keeps a zygote alive, restarting it if necessary; one request at a time.
 
-    The owner calls `poll` whenever one of `watched` can be read, and now and then for the sake of the deadlines.
+    The owner calls `poll` when one of `watched_fds` is readable, and periodically for timeouts.
 
     Args:
         preload: modules to import.
         environment: its whole environment, which its forks inherit.
-        log: file that gets its output.
-        command: the program with its first arguments; the next are the socket's file descriptor and what it is to
-            preload.
-        first: the socket and the process id of a zygote that is there already, a child of this process; the ones after
-            it are started by the command.
+        log: file for its output.
+        command: the program with its first arguments; the socket's file descriptor and the preload follow.
+        first: the socket and process id of an existing zygote, a child of this process; its successors are started by
+            the command.
 
     Attributes:
-        ready: whether it has imported what it should.
-        asked: whether it owes an answer to a request.
-        failure: why no more zygotes are started; empty as long as they are.
+        ready: whether it has imported its modules.
+        is_forking: whether a request is unanswered.
+        failure: why no more zygotes are started; empty while they are.
     """
 
     def __init__(
@@ -126,64 +123,58 @@ class Zygote:
         self._is_unfit = False
         self._answer: int | str | None = None
         self.ready = False
-        self.asked = False
+        self.is_forking = False
         self.failure = ""
         if first is None:
             self._start()
         else:
-            self._take_up(*first)
+            self._attach(*first)
 
     @property
     def pid(self) -> int | None:
         return None if self.failure else self._process.pid
 
     @property
-    def watched(self) -> tuple[int, ...]:
-        """File descriptors that can be read when there is something to `poll`; others after each restart."""
+    def watched_fds(self) -> tuple[int, ...]:
+        """File descriptors that become readable when `poll` has something to do; they change on a restart."""
         return () if self.failure else (self._socket.fileno(), self._pidfd)
 
-    def ask(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
-        """Asks for a process.
-
-        Args:
-            request: what to fork.
-            descriptors: stdout, stderr, where it reports, and where it reads requests, if it does.
-        """
+    def request_fork(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
+        """Sends a request. The descriptors are stdout, stderr, the report pipe, and the control pipe if any."""
         data = request.encode()
         if len(data) > MESSAGE_BYTES:
             self._answer = f"its parameters and arguments take {len(data)} bytes, more than {MESSAGE_BYTES}"
             return
-        self.asked = True
+        self.is_forking = True
         self._deadline_s = time.monotonic() + FORK_TIMEOUT_S
         try:
             socket.send_fds(self._socket, [data], list(descriptors))
         except (BrokenPipeError, ConnectionResetError):
-            return  # its end is seen in `poll`
+            return  # `poll` handles its end
 
     def take_answer(self) -> int | str | None:
-        """The new process' id, or why there is none; None while the zygote owes the answer or has died over it."""
+        """The id of the new process, or why there is none. None while it is pending, and if the zygote died."""
         answer, self._answer = self._answer, None
         return answer
 
     def poll(self) -> None:
-        """Reads what has come, and starts a new zygote if this one has ended."""
+        """Reads its messages, and restarts it if it has ended."""
         if self.failure:
             return
         while (message := self._receive()) is not None:
-            self._take(message)
+            self._apply(message)
         if self._process.poll() is not None:
-            self._ended()
-        elif (self.asked or not self.ready) and time.monotonic() > self._deadline_s:
+            self._handle_exit()
+        elif (self.is_forking or not self.ready) and time.monotonic() > self._deadline_s:
             logger.error("the zygote did not answer in time")
             self.kill()
 
     def kill(self) -> None:
-        """Ends the zygote; `poll` sees it. What it has forked is not touched."""
+        """Kills the zygote, not its forks; `poll` handles its end."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     def close(self) -> None:
-        """Ends the zygote for good."""
         if not self.failure:
             self.failure = "closed"
             self.ready = False
@@ -192,40 +183,40 @@ class Zygote:
             self._release()
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         self._deadline_s = time.monotonic() + READY_TIMEOUT_S
         preload = ["--preload", ",".join(self._preload)] if self._preload else []
         try:
-            with theirs, self._log.open("ab") as output:
-                self._process: subprocess.Popen[bytes] | SplitProcess = subprocess.Popen(
-                    [*self._command, str(theirs.fileno()), *preload],
+            with peer, self._log.open("ab") as output:
+                self._process: subprocess.Popen[bytes] | ForkedZygote = subprocess.Popen(
+                    [*self._command, str(peer.fileno()), *preload],
                     env=dict(self._environment),
                     cwd=self._log.parent,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(peer.fileno(),),
                     start_new_session=True,
                 )
         except OSError:
             self._socket.close()
             raise
-        # The socket alone would not tell: whoever has inherited it holds it open.
+        # The socket does not show its end: processes that inherited it keep it open.
         self._pidfd = os.pidfd_open(self._process.pid)
 
-    def _take_up(self, connection: socket.socket, pid: int) -> None:
+    def _attach(self, connection: socket.socket, pid: int) -> None:
         self._socket = connection
         self._socket.setblocking(False)
         self._deadline_s = time.monotonic() + READY_TIMEOUT_S
-        self._process = SplitProcess(pid)
+        self._process = ForkedZygote(pid)
         self._pidfd = os.pidfd_open(pid)
 
     def _receive(self) -> Any:
         try:
             data = self._socket.recv(MESSAGE_BYTES)
             if not data:
-                self.kill()  # nobody can talk to it any more
+                self.kill()  # unusable without its socket
                 return None
             return json.loads(data)
         except (BlockingIOError, ConnectionResetError):
@@ -234,7 +225,7 @@ class Zygote:
             logger.warning("not a message of a zygote: %r", data[:200])
             return {}
 
-    def _take(self, message: Mapping[str, Any]) -> None:
+    def _apply(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"ready": True}:
                 self.ready = True
@@ -243,24 +234,24 @@ class Zygote:
                 logger.warning("%s, so every process imports them itself: %s", ", ".join(self._preload), reason)
                 self._preload, self._is_unfit = (), bool(self._preload)
             case {"pid": int(pid)}:
-                self.asked, self._answer, self._deaths = False, pid, 0
+                self.is_forking, self._answer, self._deaths = False, pid, 0
             case {"error": error}:
-                self.asked, self._answer = False, str(error)
+                self.is_forking, self._answer = False, str(error)
             case _:
                 logger.warning("unknown message of a zygote: %r", message)
 
-    def _ended(self) -> None:
+    def _handle_exit(self) -> None:
         code = self._process.returncode
         how = describe_exit(code)
         logger.error("the zygote %s", how)
         if self._is_unfit:
             self._is_unfit = False
-        elif self.asked or not self.ready:
+        elif self.is_forking or not self.ready:
             self._deaths += 1
         self._release()
-        self.ready = self.asked = False
+        self.ready = self.is_forking = False
         if self._deaths >= MAX_DEATHS:
-            self.failure = f"the zygote {how}, {self._deaths} times in a row; {tail_of(self._log)}".rstrip("; ")
+            self.failure = f"the zygote {how}, {self._deaths} times in a row; {read_tail(self._log)}".rstrip("; ")
             return
         try:
             self._start()
@@ -272,8 +263,8 @@ class Zygote:
         os.close(self._pidfd)
 
 
-class SplitProcess:
-    """A zygote that this process has forked, as `subprocess.Popen` shows one that it has started.
+class ForkedZygote:
+    """A zygote forked by this process, with the interface of `subprocess.Popen`.
 
     Attributes:
         pid: its process id.
@@ -285,7 +276,6 @@ class SplitProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Looks whether it has ended."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -293,12 +283,10 @@ class SplitProcess:
         return self.returncode
 
     def wait(self) -> int:
-        """Waits for its end."""
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
     def kill(self) -> None:
-        """Ends it."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Zygotes by kind, each asked for one process at a time, and those of a machine's zygote server."""
+"""Zygotes by kind: a pool of local ones, and the client of a machine's zygote server."""
 
 from __future__ import annotations
 
@@ -25,121 +25,120 @@ from executor.zygote import MESSAGE_BYTES, PROGRAM, ForkRequest, Zygote
 logger = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("iII")
-"""Process, account and group of who is at the other end of a socket."""
+"""Process, account and group of a socket's peer (`struct ucred`)."""
 SLOT_PROCESS = "executor.slot_process"
-"""What zygotes import beside the libraries, to turn forks into the processes of slots."""
+"""Module that zygotes import in addition, which runs slots in forks."""
 
 START_TIMEOUT_S = 30.0
-START_LOOK_S = 0.01
-"""How long, and how often, it is looked whether a server has started."""
+"""Maximum wait for a server that is starting."""
+START_POLL_INTERVAL_S = 0.01
 
-Answered = Callable[[int | str], None]
-"""Called with the new process' id, or with why there is none."""
+AnswerCallback = Callable[[int | str], None]
+"""Called with the id of the new process, or with why there is none."""
 
 
 class Zygotes(Protocol):
-    """Where processes are forked."""
+    """Forks processes from zygotes of any kind."""
 
     @property
-    def watched(self) -> Sequence[int]:
-        """File descriptors that can be read when there is something to `poll`."""
+    def watched_fds(self) -> Sequence[int]:
+        """File descriptors that become readable when `poll` has something to do."""
 
-    def ask(self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], answered: Answered) -> None:
-        """Asks for a process.
+    def request_fork(
+        self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], on_answer: AnswerCallback
+    ) -> None:
+        """Requests a process. The descriptors must stay open until the answer.
 
-        Args:
-            kind: of zygote.
-            request: what to fork.
-            descriptors: go with it; they have to stay open until there is an answer.
-            answered: called from `poll`.
+        `on_answer` is called from `poll`, or immediately on failure.
         """
 
     def poll(self) -> None:
-        """Takes in what has come; to be called now and then for the sake of deadlines, too."""
+        """Handles answers; to be called periodically for timeouts, too."""
 
     def close(self) -> None:
         """Ends the zygotes, not their forks."""
 
 
 @dataclass
-class _Order:
+class _PendingFork:
     request: ForkRequest
     descriptors: Sequence[int]
-    answered: Answered
+    on_answer: AnswerCallback
 
 
 @dataclass
 class _Pooled:
     zygote: Zygote
-    orders: collections.deque[_Order] = field(default_factory=collections.deque)
-    current: _Order | None = None
+    pending: collections.deque[_PendingFork] = field(default_factory=collections.deque)
+    current: _PendingFork | None = None
     used_s: float = field(default_factory=time.monotonic)
 
     @property
     def is_idle(self) -> bool:
-        return self.current is None and not self.orders and self.zygote.ready
+        return self.current is None and not self.pending and self.zygote.ready
 
 
 class ZygotePool:
-    """Keeps a zygote of each kind that is asked for.
+    """Keeps a zygote of each requested kind.
 
     Args:
         folder: for their logs.
-        idle_s: how long one is kept that is not asked for anything.
-        most_idle: how many of those are kept.
+        idle_s: time after which an idle zygote is ended.
+        max_idle: maximum number of idle zygotes.
     """
 
-    def __init__(self, folder: Path, idle_s: float = math.inf, most_idle: float = math.inf) -> None:
+    def __init__(self, folder: Path, idle_s: float = math.inf, max_idle: float = math.inf) -> None:
         self._folder = folder
         self._idle_s = idle_s
-        self._most_idle = most_idle
+        self._max_idle = max_idle
         self._numbers = itertools.count()
         self._pooled: dict[ZygoteKind, _Pooled] = {}
 
     @property
-    def watched(self) -> list[int]:
-        return [descriptor for one in self._pooled.values() for descriptor in one.zygote.watched]
+    def watched_fds(self) -> list[int]:
+        return [descriptor for one in self._pooled.values() for descriptor in one.zygote.watched_fds]
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the zygotes."""
         return [pid for one in self._pooled.values() if (pid := one.zygote.pid) is not None]
 
     def warm(self, kind: ZygoteKind) -> None:
-        """Has a zygote of this kind begin to import.
+        """Starts a zygote of this kind, which begins to import.
 
         Raises:
             OSError: if it cannot be started.
         """
         if kind not in self._pooled:
             log = self._folder / f"zygote-{next(self._numbers)}.out"
-            # Not their values: whoever reads the log may not be meant to know them.
+            # Names only: values may be secret.
             logger.info("a zygote imports %s for %s", ", ".join(kind.preload) or "nothing", kind.launcher)
             for other in self._pooled:
                 changed = dict(set(other.environment) ^ set(kind.environment))
-                logger.info("one that imports %s differs in %s", ", ".join(other.preload), ", ".join(changed) or "that")
+                logger.info("another imports %s; different variables: %s", ", ".join(other.preload), ", ".join(changed))
             command = (kind.python, *PROGRAM[1:], "--also", SLOT_PROCESS, kind.launcher)
             self._pooled[kind] = _Pooled(Zygote(kind.preload, zygote_environment(kind), log, command))
 
-    def ask(self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], answered: Answered) -> None:
+    def request_fork(
+        self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], on_answer: AnswerCallback
+    ) -> None:
         try:
             self.warm(kind)
         except OSError as error:
-            answered(f"the zygote could not be started: {error}")
+            on_answer(f"the zygote cannot be started: {error}")
             return
-        self._pooled[kind].orders.append(_Order(request, descriptors, answered))
-        self._go_on(self._pooled[kind])
+        self._pooled[kind].pending.append(_PendingFork(request, descriptors, on_answer))
+        self._advance(self._pooled[kind])
 
     def poll(self) -> None:
         for kind, pooled in list(self._pooled.items()):
             pooled.zygote.poll()
-            self._go_on(pooled)
+            self._advance(pooled)
             if pooled.zygote.failure:
                 del self._pooled[kind]
         idle = sorted(((one.used_s, kind) for kind, one in self._pooled.items() if one.is_idle), key=lambda one: one[0])
         for place, (used_s, kind) in enumerate(idle):
-            if len(idle) - place > self._most_idle or time.monotonic() - used_s > self._idle_s:
-                logger.info("a zygote ends that nobody has asked for anything for %.0f s", time.monotonic() - used_s)
+            if len(idle) - place > self._max_idle or time.monotonic() - used_s > self._idle_s:
+                logger.info("a zygote has been idle for %.0f s and is ended", time.monotonic() - used_s)
                 self._pooled.pop(kind).zygote.close()
 
     def close(self) -> None:
@@ -147,43 +146,41 @@ class ZygotePool:
             pooled.zygote.close()
         self._pooled.clear()
 
-    def _go_on(self, pooled: _Pooled) -> None:
+    def _advance(self, pooled: _Pooled) -> None:
         zygote = pooled.zygote
-        if (order := pooled.current) is not None:
+        if (fork := pooled.current) is not None:
             answer = zygote.take_answer()
-            if answer is None and not zygote.asked:
-                # It died over the request, and may have forked all the same: that fork finds nobody at the other end.
+            if answer is None and not zygote.is_forking:
+                # It died during the request and may have forked: that fork finds its connection closed, and exits.
                 answer = zygote.failure or "the zygote died"
             if answer is None:
                 return
             pooled.current = None
-            order.answered(answer)
+            fork.on_answer(answer)
         if zygote.failure:
-            while pooled.orders:
-                pooled.orders.popleft().answered(zygote.failure)
-        elif pooled.orders and zygote.ready:
-            pooled.current = order = pooled.orders.popleft()
+            while pooled.pending:
+                pooled.pending.popleft().on_answer(zygote.failure)
+        elif pooled.pending and zygote.ready:
+            pooled.current = fork = pooled.pending.popleft()
             pooled.used_s = time.monotonic()
-            zygote.ask(order.request, order.descriptors)
-            self._go_on(pooled)
+            zygote.request_fork(fork.request, fork.descriptors)
+            self._advance(pooled)
 
 
-class ServedZygotes:
-    """Those of this machine's zygote server (`executor.zygote_server`).
-
-    Args:
-        path: the server's socket.
-    """
+class ZygoteServerClient:
+    """Client of this machine's zygote server (`executor.zygote_server`)."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._waiting: dict[socket.socket, Answered] = {}
+        self._waiting: dict[socket.socket, AnswerCallback] = {}
 
     @property
-    def watched(self) -> list[int]:
+    def watched_fds(self) -> list[int]:
         return [connection.fileno() for connection in self._waiting]
 
-    def ask(self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], answered: Answered) -> None:
+    def request_fork(
+        self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], on_answer: AnswerCallback
+    ) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         values = {"kind": kind.dumps(), "request": request.encode().decode()}
         try:
@@ -191,13 +188,13 @@ class ServedZygotes:
             socket.send_fds(connection, [json.dumps(values).encode()], list(descriptors))
         except OSError as error:
             connection.close()
-            answered(f"the zygote server cannot be reached: {error}")
+            on_answer(f"the zygote server is unreachable: {error}")
             return
         connection.setblocking(False)
-        self._waiting[connection] = answered
+        self._waiting[connection] = on_answer
 
     def poll(self) -> None:
-        for connection, answered in list(self._waiting.items()):
+        for connection, on_answer in list(self._waiting.items()):
             with contextlib.suppress(BlockingIOError):
                 try:
                     data = connection.recv(MESSAGE_BYTES)
@@ -205,7 +202,7 @@ class ServedZygotes:
                     data = b""
                 del self._waiting[connection]
                 connection.close()
-                answered(json.loads(data) if data else "the zygote server has ended")
+                on_answer(json.loads(data) if data else "the zygote server has ended")
 
     def close(self) -> None:
         for connection in self._waiting:
@@ -214,22 +211,22 @@ class ServedZygotes:
 
 
 def warm_soon(path: str, kind: ZygoteKind) -> None:
-    """As `warm`, without waiting for a server that is just starting."""
+    """Calls `warm` in a thread, which waits for the server."""
 
     def do() -> None:
         try:
             warm(path, kind)
         except OSError as error:
-            logger.warning("the zygote server cannot be reached: %s", error)
+            logger.warning("the zygote server is unreachable: %s", error)
 
     threading.Thread(target=do, name="warm", daemon=True).start()
 
 
 def warm(path: str, kind: ZygoteKind) -> None:
-    """Has the zygote of this kind begin to import, of a server that may just be starting.
+    """Has a server, which may be starting, begin the imports of a zygote of this kind.
 
     Raises:
-        OSError: if the server is not there.
+        OSError: if there is no server.
     """
     wait_for_server(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -238,17 +235,17 @@ def warm(path: str, kind: ZygoteKind) -> None:
 
 
 def wait_for_server(path: str) -> None:
-    """Waits until a server that may just be starting can be connected to, `START_TIMEOUT_S` at most."""
+    """Waits for a server that may be starting, for at most `START_TIMEOUT_S`."""
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while not os.path.exists(path) and time.monotonic() < give_up_s:
-        time.sleep(START_LOOK_S)
+        time.sleep(START_POLL_INTERVAL_S)
 
 
 def _connect(connection: socket.socket, path: str) -> None:
-    """Connects to a server of this account, whose path may be longer than the system takes.
+    """Connects to a server of the same account, whose path may exceed the maximum length of socket addresses.
 
     Raises:
-        OSError: if none is there: a server of another account would get variables and run its own code.
+        OSError: if there is none. A server of another account would receive variables and run its own code.
     """
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
     try:

@@ -1,11 +1,11 @@
-"""Keeps zygotes for all executors of a machine: `python -P -m executor.zygote_server SOCKET FOLDER`.
+"""Serves zygotes to all executors of a machine: `python -P -m executor.zygote_server SOCKET FOLDER`.
 
-An embedded Mesos has one, so that its executors, and the commands that run jobs on it, import a library once. It is
-asked by SOCKET (AF_UNIX, SOCK_SEQPACKET), a connection a request: a JSON object with a `kind` (`ZygoteKind.dumps`) and
-a `request` (`ForkRequest.encode`), with the file descriptors that go with it; the answer is a process id or a sentence.
-Without a `request` a zygote of that kind begins to import, and nothing is answered.
+An embedded Mesos has one, so that its executors, and commands that run jobs on it, import a library once. A connection
+to SOCKET (AF_UNIX, SOCK_SEQPACKET) has one request: a JSON object with a `kind` (`ZygoteKind.dumps`), a `request`
+(`ForkRequest.encode`) and its file descriptors. The answer is a process id or an error message. Without a `request` a
+zygote of that kind begins to import, and there is no answer.
 
-The forks become children of this process' parent, which adopts orphans. FOLDER gets the zygotes' output.
+Forks become children of this process' parent, a subreaper. FOLDER gets the zygotes' output.
 """
 
 from __future__ import annotations
@@ -27,60 +27,59 @@ from executor.zygote_pool import ZygotePool
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 600.0
-MOST_IDLE = 3
-"""So many zygotes are kept that nobody asks for anything: each takes some hundred MiB."""
-LOOK_S = 5.0
-DESCRIPTORS = 4
-"""So many go with a request at most."""
+IDLE_TIMEOUT_S = 600.0
+MAX_IDLE = 3
+"""Maximum number of idle zygotes: each takes some hundred MiB."""
+POLL_INTERVAL_S = 5.0
+MAX_DESCRIPTORS = 4
+"""Maximum number of file descriptors with a request."""
 
 
 def main(path: str, folder: str) -> None:
-    """Serves until the parent ends."""
     process.die_with_parent()
     log_to(Path(folder) / "zygotes.log")
-    pool = ZygotePool(Path(folder), IDLE_S, MOST_IDLE)
+    pool = ZygotePool(Path(folder), IDLE_TIMEOUT_S, MAX_IDLE)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        # Made readable for nobody else before anybody can connect.
-        others = os.umask(0o077)
-        # The system takes short paths only.
+        # Private to this account before a client can connect.
+        old_umask = os.umask(0o077)
+        # Socket addresses have a short maximum length.
         os.chdir(os.path.dirname(path))
         draft = f".{os.path.basename(path)}"
-        with contextlib.suppress(FileNotFoundError):  # of a server before
+        with contextlib.suppress(FileNotFoundError):  # left by an earlier server
             os.unlink(draft)
         listener.bind(draft)
-        os.umask(others)  # of every task to come
+        os.umask(old_umask)  # inherited by all tasks
         listener.listen()
-        # Whoever sees it can connect.
+        # Renamed last: clients connect as soon as it exists.
         os.rename(draft, path)
         listener.setblocking(False)
         arriving: list[socket.socket] = []
         while True:
-            watched = [listener.fileno(), *pool.watched, *(one.fileno() for one in arriving)]
-            wait_readable(watched, LOOK_S)
+            watched = [listener.fileno(), *pool.watched_fds, *(one.fileno() for one in arriving)]
+            wait_readable(watched, POLL_INTERVAL_S)
             with contextlib.suppress(BlockingIOError):
                 connection, _ = listener.accept()
                 connection.setblocking(False)
                 arriving.append(connection)
             for connection in arriving[:]:
                 with contextlib.suppress(BlockingIOError):
-                    _take(pool, connection)
+                    _receive(pool, connection)
                     arriving.remove(connection)
             pool.poll()
 
 
-def _take(pool: ZygotePool, connection: socket.socket) -> None:
-    """Takes a request.
+def _receive(pool: ZygotePool, connection: socket.socket) -> None:
+    """Receives a request.
 
     Raises:
-        BlockingIOError: if none has come yet.
+        BlockingIOError: if it has not arrived.
     """
-    data, descriptors, _, _ = socket.recv_fds(connection, 2 * MESSAGE_BYTES, DESCRIPTORS)
+    data, descriptors, _, _ = socket.recv_fds(connection, 2 * MESSAGE_BYTES, MAX_DESCRIPTORS)
 
-    def answered(answer: int | str) -> None:
+    def on_answer(answer: int | str) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
-        with contextlib.suppress(OSError):  # nobody waits for it any more
+        with contextlib.suppress(OSError):  # the client has disconnected
             connection.send(json.dumps(answer).encode())
         connection.close()
 
@@ -93,16 +92,16 @@ def _take(pool: ZygotePool, connection: socket.socket) -> None:
     except (KeyError, TypeError, ValueError) as error:
         if data:
             logger.warning("not a request: %r", error)
-        answered(f"not a request: {error!r}")
+        on_answer(f"not a request: {error!r}")
         return
     if request is not None:
-        pool.ask(kind, request, descriptors, answered)
+        pool.request_fork(kind, request, descriptors, on_answer)
         return
     connection.close()
     try:
         pool.warm(kind)
     except OSError as error:
-        logger.error("no zygote could be started: %s", error)
+        logger.error("the zygote cannot be started: %s", error)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What slots have in common whose processes are forked from a zygote."""
+"""Common parts of slots whose processes are forked from a zygote."""
 
 from __future__ import annotations
 
@@ -10,83 +10,70 @@ from typing import Protocol
 
 from executor import bundle, descendants
 from executor.monitor import RunMonitor
-from executor.outputs import Stamp, local_files, remote_copier
+from executor.outputs import Stamp, list_files, remote_copier
 from executor.zygote import Zygote
 
 logger = logging.getLogger(__name__)
 
-CLEAR_POLL_S = 0.02
-"""How often it is looked whether processes are gone that were killed."""
+EXIT_POLL_INTERVAL_S = 0.02
+"""Interval of checks whether killed processes have ended."""
 GPU_RELEASE_TIMEOUT_S = 10.0
-"""How long the next process waits for GPU memory that one which is gone should not hold."""
+"""Maximum wait for GPU memory to be released by processes that have ended."""
 
 
 class SetUpError(Exception):
-    """Why a slot could not be set up, in one sentence."""
+    """The slot could not be set up; the message is one sentence."""
 
 
-class Held(Protocol):
-    """What is in a slot; its text names it."""
-
-    @property
-    def monitor(self) -> RunMonitor:
-        """Watches it."""
+class SlotOccupant(Protocol):
+    """A run or attempt in a slot; `str` names it."""
 
     @property
-    def over_s(self) -> float | None:
-        """When its process ended, on the monotonic clock; None before."""
+    def monitor(self) -> RunMonitor: ...
+
+    @property
+    def ended_at_s(self) -> float | None: ...
 
 
 def set_up(bundle_url: str, folder: Path) -> dict[str, Stamp]:
-    """Makes the folder that processes work in, and what has travelled with the script in it.
-
-    Args:
-        bundle_url: where that can be fetched, token included; empty for a slot that runs no script.
-        folder: is made.
-
-    Returns:
-        The files that have travelled.
+    """Creates the slot's folder with the bundle, if there is one; returns the stamps of its files.
 
     Raises:
-        SetUpError: if that cannot be done.
+        SetUpError: if that fails.
     """
     try:
         if bundle_url:
             bundle.fetch(bundle_url, folder)
         else:
             folder.mkdir()
-        return dict(local_files(folder))
+        return dict(list_files(folder))
     except (bundle.BundleError, OSError) as error:
-        raise SetUpError(f"the slot could not be set up: {error}") from error
+        raise SetUpError(f"the slot cannot be set up: {error}") from error
 
 
-def clear_all_but(others: Collection[int | None]) -> bool:
-    """Ends what descends from this process; to be called until nothing is left.
+def kill_descendants_except(excluded: Collection[int | None]) -> bool:
+    """Kills and reaps the descendants of this process, but for its remote copier and those in `excluded`.
 
-    Args:
-        others: ids of processes that stay, with all that descends from them.
-
-    Returns:
-        Whether nothing is left.
+    Returns whether nothing is left; call it until nothing is.
     """
-    with remote_copier.starting:
-        return descendants.clear((remote_copier.pid, *others))
+    with remote_copier.start_lock:
+        return descendants.kill_and_reap((remote_copier.pid, *excluded))
 
 
-def are_gpus_free(held: Held) -> bool:
-    """Whether the GPUs of a slot are seen free of what was in it, nothing of which is left, or have had time for it."""
-    assert held.over_s is not None
-    if held.monitor.gpus_free():
+def are_gpus_free(occupant: SlotOccupant) -> bool:
+    """Whether an ended occupant holds no GPU memory, or has had `GPU_RELEASE_TIMEOUT_S` to release it."""
+    assert occupant.ended_at_s is not None
+    if occupant.monitor.gpus_free():
         return True
-    if time.monotonic() - held.over_s < GPU_RELEASE_TIMEOUT_S:
+    if time.monotonic() - occupant.ended_at_s < GPU_RELEASE_TIMEOUT_S:
         return False
-    logger.warning("%s is gone, but its GPU memory is not seen free", held)
+    logger.warning("%s has ended, but its GPU memory is still in use", occupant)
     return True
 
 
-def end_all(zygote: Zygote) -> None:
-    """Ends a zygote and all that descends from this process."""
+def kill_all(zygote: Zygote) -> None:
+    """Kills the zygote and all descendants of this process."""
     zygote.close()
     remote_copier.close()
-    while not descendants.clear():
-        time.sleep(CLEAR_POLL_S)
+    while not descendants.kill_and_reap():
+        time.sleep(EXIT_POLL_INTERVAL_S)

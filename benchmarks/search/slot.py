@@ -18,7 +18,7 @@ from executor import descendants
 from executor.channel import TaskChannel
 from executor.cuda_checkpoint import CudaCheckpointError
 from executor.environment import Setup, process_environment
-from executor.limits import Groups, Limits
+from executor.limits import ControlGroups, Limits
 from executor.monitor import Gpus, RunMonitor
 from executor.paused import PausedRuns
 from executor.process import wait_readable
@@ -104,10 +104,12 @@ class BenchmarkSlot:
         """
         channel = TaskChannel(NoDriver(), "slot", self._folder)
         run = SlotRun(self._order(checkpoint), channel, RunMonitor(self._gpus))
-        self._wait(None, lambda: run.is_prepared(self._script.parent, {}, {}))
-        request, descriptors = run.request(self._script.name, Groups(Limits.of_slot(0, 1, "--slot-mem")))
+        self._wait(None, lambda: run.prepare_folder(self._script.parent, {}, {}))
+        request, descriptors = run.make_fork_request(
+            self._script.name, ControlGroups(Limits.of_slot(0, 1, "--slot-mem"))
+        )
         begin_s = time.monotonic()
-        run.started(_spawn(request, descriptors, self._devices) if cold else self._fork(request, descriptors))
+        run.adopt(_spawn(request, descriptors, self._devices) if cold else self._fork(request, descriptors))
         self._wait(run, lambda: run.reports.last)
         return run, time.monotonic() - begin_s
 
@@ -124,7 +126,7 @@ class BenchmarkSlot:
         time.sleep(STILL_S)
         begin_s = time.monotonic()
         was_kept = bool(self._paused)
-        run = self._paused.take(order, monitor)
+        run = self._paused.resume(order, monitor)
         if run is None:
             if was_kept:
                 self.refusals.append("it does not get its GPU memory back")
@@ -150,48 +152,48 @@ class BenchmarkSlot:
         """
         first = run.reports.step
         self._wait(run, lambda: run.reports.step > first)
-        run.suspend(DEADLINE_S, stays=stays)
-        self._wait(run, lambda: run.is_over)
+        run.suspend(DEADLINE_S, pause=stays)
+        self._wait(run, lambda: run.has_ended)
         if stays and self._gpus:
-            run.leave_gpus(self._gpus.bytes_by_process())
+            run.offload_gpus(self._gpus.bytes_by_process())
         try:
             self._until(lambda: not stays or self._is_still(run))
         except CudaCheckpointError as error:
             self.refusals.append(str(error))
-            run.leave_memory()
+            run.evict()
             run.kill_if_due()
             stays = False
         self._until(lambda: stays or _has_died(run))
         self._until(lambda: stays or self._is_clear())
         self._until(run.monitor.gpus_free)
-        self._until(run.is_saved)
-        end = run.end()
+        self._until(run.save_outputs)
+        end = run.finish()
         if stays:
-            self._paused.add(run, run.family)
+            self._paused.add(run, run.process_tree)
         if end.outcome != "suspended":
             raise RuntimeError(f"a run of {self._script.name} has {end.outcome}: {end.message}\n{end.tail}")
         return end
 
     def _is_still(self, run: SlotRun) -> bool:
         """Whether the processes of a suspended run stand still, and what they held on GPUs is on the host."""
-        is_off_gpus = run.offload is None or run.offload.is_over()
-        return is_off_gpus and run.stand_still()
+        is_off_gpus = run.offload is None or run.offload.is_done()
+        return is_off_gpus and run.freeze()
 
     def gpu_bytes(self, run: SlotRun) -> int:
         """What a run holds on the slot's GPUs."""
-        return run.monitor.gpu_bytes(run.processes)
+        return run.monitor.measure_gpu_bytes(run.processes)
 
     def _is_clear(self) -> bool:
         self._paused.poll()
-        return descendants.clear((self._zygote.pid, *self._paused.pids))
+        return descendants.kill_and_reap((self._zygote.pid, *self._paused.pids))
 
     def wait_until_ready(self) -> None:
         """Waits for the zygote's imports."""
         self._wait(None, lambda: self._zygote.ready)
 
     def _fork(self, request: ForkRequest, descriptors: Sequence[int]) -> int:
-        self._zygote.ask(request, descriptors)
-        self._wait(None, lambda: not self._zygote.asked)
+        self._zygote.request_fork(request, descriptors)
+        self._wait(None, lambda: not self._zygote.is_forking)
         answer = self._zygote.take_answer()
         if not isinstance(answer, int):
             raise RuntimeError(f"the zygote has forked nothing: {answer}")
@@ -209,9 +211,9 @@ class BenchmarkSlot:
         while not condition():
             if self._zygote.failure or time.monotonic() > end_s:
                 raise RuntimeError(f"{self._script.name} does not get on: {self._zygote.failure or 'too slow'}")
-            if run is not None and run.is_over:
-                raise RuntimeError(f"a run of {self._script.name} has ended: {run.end()}")
-            wait_readable((*self._zygote.watched, *(run.watched if run else ())), _POLL_S)
+            if run is not None and run.has_ended:
+                raise RuntimeError(f"a run of {self._script.name} has ended: {run.finish()}")
+            wait_readable((*self._zygote.watched_fds, *(run.watched_fds if run else ())), _POLL_S)
             self._zygote.poll()
             if run is not None:
                 run.poll()
@@ -235,7 +237,7 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequenc
         yield slot
     finally:
         zygote.close()
-        while not descendants.clear():
+        while not descendants.kill_and_reap():
             time.sleep(_CLEAR_POLL_S)
 
 

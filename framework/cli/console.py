@@ -19,7 +19,7 @@ from dike.profile import ModelProfile
 from dike.task import is_chief
 from executor.messages import LogChunk
 from executor.outputs import FOLDER as OUTPUTS_FOLDER
-from executor.outputs import read_record, shown
+from executor.outputs import printable, read_record
 from framework.cli.task_output import TaskOutput
 from framework.training.elastic.layout import Size
 from framework.training.observer import JobObserver
@@ -228,14 +228,16 @@ def describe_outputs(folder: str) -> list[str]:
         return []
     texts = []
     if record.kept:
-        names = [shown(path) for path in itertools.islice(sorted(record.kept), NAMED_OUTPUTS)]
+        names = [printable(path) for path in itertools.islice(sorted(record.kept), NAMED_OUTPUTS)]
         count = len(record.kept)
         more = f" and {count - len(names)} more" if count > len(names) else ""
         files = f"{count} file{'s' if count > 1 else ''}, {format_bytes(record.size_bytes)}"
         texts.append(f"outputs are in {folder}/{OUTPUTS_FOLDER} ({files}): {', '.join(names)}{more}")
     if record.left_behind:
         limit = "" if record.limit_bytes is None else f" (--outputs-limit is {format_bytes(record.limit_bytes)})"
-        left = [f"{shown(path)}: {why}" for path, why in itertools.islice(record.left_behind.items(), NAMED_OUTPUTS)]
+        left = [
+            f"{printable(path)}: {why}" for path, why in itertools.islice(record.left_behind.items(), NAMED_OUTPUTS)
+        ]
         more = f"; and {len(record.left_behind) - len(left)} more" if len(record.left_behind) > len(left) else ""
         texts.append(f"outputs left behind{limit}: {'; '.join(left)}{more}")
     return texts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dike.exceptions import DikeError
-from executor.driver import PatientConnection, pymesos
+from executor.driver import ResilientConnection, pymesos
 from framework.mesos.events import EventScheduler, Refused
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class FrameworkSettings:
 
 
 # pymesos has no seam for its connection class.
-pymesos.process.Connection = PatientConnection
+pymesos.process.Connection = ResilientConnection
 
 
 def driver_failure() -> str:

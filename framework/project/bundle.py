@@ -96,9 +96,9 @@ def pack(
         for count, path in enumerate(files.walk(), 1):
             name = path.relative_to(folder).as_posix()
             found = found or path == script
-            if count > executor_bundle.MEMBERS_LIMIT:
+            if count > executor_bundle.MAX_MEMBERS:
                 raise BadInputError(
-                    f"{folder}, which travels with the script, holds more than {executor_bundle.MEMBERS_LIMIT} files; "
+                    f"{folder}, which travels with the script, holds more than {executor_bundle.MAX_MEMBERS} files; "
                     f"name what need not travel in {folder / IGNORE_FILE}."
                 )
             try:
@@ -182,7 +182,7 @@ def check(archive: bytes, script: str) -> None:
         raise BadInputError(f"The bundle is larger than {SIZE_LIMIT_BYTES // 2**20} MiB.")
     found = False
     try:
-        with executor_bundle.opened(io.BytesIO(archive)) as tar:
+        with executor_bundle.open_archive(io.BytesIO(archive)) as tar:
             for member in executor_bundle.plain_members(tar):
                 tarfile.data_filter(member, ".")
                 found |= member.isreg() and posixpath.normpath(member.name) == posixpath.normpath(script)

@@ -26,7 +26,7 @@ from executor.environment import Setup, ZygoteKind
 from executor.messages import LAUNCHER
 from executor.process import wait_readable
 from executor.zygote import ForkRequest
-from executor.zygote_pool import ServedZygotes, wait_for_server, warm_soon
+from executor.zygote_pool import ZygoteServerClient, wait_for_server, warm_soon
 from framework.project import tensorflow_noise
 from framework.project.entry_point import EntryPoint, find_entry_point, hint, planning_environment
 from framework.project.kept_profiles import KnownProfile, content_of, kept_profile, libraries
@@ -370,11 +370,11 @@ class Forks:
         request = ForkRequest(Path(script), others, folder, changes, module=f"{CAPTURE}.__main__")
         answers: list[int | str] = []
         wait_for_server(self.path)
-        served = ServedZygotes(self.path)
+        served = ZygoteServerClient(self.path)
         try:
-            served.ask(self.kind, request, [output, output], answers.append)
+            served.request_fork(self.kind, request, [output, output], answers.append)
             while not answers:
-                wait_readable(served.watched, None)
+                wait_readable(served.watched_fds, None)
                 served.poll()
         finally:
             served.close()

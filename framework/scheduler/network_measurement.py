@@ -18,7 +18,7 @@ from typing import Any
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from executor.messages import encode
-from executor.transfer import ANSWER_S, PATIENCE_S, TOKEN_BYTES, TransferOrder, TransferResult
+from executor.transfer import PEER_TIMEOUT_S, RESULT_TIMEOUT_S, TOKEN_BYTES, TransferOrder, TransferResult
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.containers import Container, own_container
@@ -244,7 +244,7 @@ class NetworkMeasurement:
             if not are_ready and now_s - self._started_s < START_TIMEOUT_S:
                 return
             self._plan()
-        if self._open and now_s - self._round_s >= self._limits.seconds + PATIENCE_S + ANSWER_S:
+        if self._open and now_s - self._round_s >= self._limits.seconds + PEER_TIMEOUT_S + RESULT_TIMEOUT_S:
             for sender, receiver in self._open.values():
                 self._problems.append(f"{sender} said nothing of its transfer to {receiver}.")
             self._open.clear()

@@ -589,7 +589,7 @@ def _task_info(
         # Where Mesos isolates GPUs a slot sees its own; one without any must not see others'.
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
         suspend_timeout_s=spec.suspend_timeout_s,
-        always_stay=spec.suspend == "memory" and bool(slot.gpu_devices),
+        always_pause=spec.suspend == "memory" and bool(slot.gpu_devices),
         stall_timeout_s=spec.stall_timeout_s,
     )
     return {

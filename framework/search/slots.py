@@ -275,9 +275,9 @@ class Slot:
             run.confirmed = run.known
         return dataclasses.replace(
             self._wanted,
-            known_reports=tuple((*run.key, run.known) for run in runs),
-            known_output=tuple((*run.key, run.known_output) for run in runs),
-            likely=self.likely,
+            acknowledged_reports=tuple((*run.key, run.known) for run in runs),
+            acknowledged_output=tuple((*run.key, run.known_output) for run in runs),
+            resume_order=self.likely,
         )
 
     def failure(self) -> str:
@@ -303,7 +303,7 @@ class Slot:
             self._ends,
             stop=self._stops,
             memory_bytes=self.memory_bytes,
-            let_go=self._let_go,
+            evict=self._let_go,
         )
         self._sent_s = None
 

@@ -13,7 +13,7 @@ def poll_until(zygote: Zygote, condition: Callable[[], Found | None], what: str)
     """Polls until the answer is true, and returns it; fails when the zygote has been given up."""
 
     def poll(pause_s: float) -> None:
-        wait_readable(zygote.watched, pause_s)
+        wait_readable(zygote.watched_fds, pause_s)
         zygote.poll()
 
     return wait_until(condition, what, said=lambda: zygote.failure, lost=lambda: zygote.failure, pause=poll)

@@ -4,8 +4,8 @@ Standard input, a line each: `wanted BASE64 [TASK]`, `kill SECONDS [TASK]`, `lau
 is meant. Standard output, a JSON object a line: what the slot tells
 its driver, and at last how its task ended. What its processes write to their standard output is in SANDBOX/stdout.
 
-STOP_GRACE_S, KNOWN_TIMEOUT_S and OFFLOAD_TIMEOUT_S in the environment stand in for the product's own. As long as there
-is a file HELD_SAVE, what runs have written is still being brought back.
+STOP_GRACE_S, ACKNOWLEDGE_TIMEOUT_S and OFFLOAD_TIMEOUT_S in the environment replace those of the product. As long as
+there is a file HELD_SAVE, what runs have written is still being brought back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dike import process
-from executor import attempt, job_slot, output, slot_process, trial_slot
+from executor import attempt, job_slot, slot_process, streams, trial_slot
 from executor.channel import Slot, TaskChannel
 from executor.environment import process_environment
 from executor.job_slot import JobSlot
@@ -30,7 +30,7 @@ from executor.zygote import Zygote
 from tests.executor import played_gpu
 
 TASK = "slot-task"
-DRAIN_S = 60.0
+DRAIN_TIMEOUT_S = 60.0
 """In the place of the product's: nothing is to be missing because the machine has stood still for a moment."""
 
 
@@ -68,17 +68,17 @@ def obey(edge: Edge, sandbox: Path, holder: JobSlot | TrialSlots, slots: dict[st
             (sandbox / rest).mkdir()
             slots[rest] = holder.add(TaskChannel(edge, rest, sandbox / rest))
         elif word == "wanted":
-            slot.told(rest)
+            slot.receive(rest)
         else:
             slot.kill(float(rest))
 
 
 def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> tuple[JobSlot | TrialSlots, Slot]:
-    for module in (attempt, output):
-        assert hasattr(module, "DRAIN_S")
-        module.DRAIN_S = DRAIN_S
+    for module in (attempt, streams):
+        assert hasattr(module, "DRAIN_TIMEOUT_S")
+        module.DRAIN_TIMEOUT_S = DRAIN_TIMEOUT_S
     trial_slot.OFFLOAD_TIMEOUT_S = float(os.environ.get("OFFLOAD_TIMEOUT_S", trial_slot.OFFLOAD_TIMEOUT_S))
-    trial_slot.KNOWN_TIMEOUT_S = float(os.environ.get("KNOWN_TIMEOUT_S", trial_slot.KNOWN_TIMEOUT_S))
+    trial_slot.ACKNOWLEDGE_TIMEOUT_S = float(os.environ.get("ACKNOWLEDGE_TIMEOUT_S", trial_slot.ACKNOWLEDGE_TIMEOUT_S))
     job_slot.STOP_GRACE_S = float(os.environ.get("STOP_GRACE_S", job_slot.STOP_GRACE_S))
     decoded = decode_order(order)
     setup = decoded.setup
@@ -91,8 +91,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     process.adopt_orphans()
     if held := os.environ.get("HELD_SAVE"):
-        is_saved = SlotRun.is_saved
-        SlotRun.is_saved = lambda self: is_saved(self) and not os.path.exists(held)  # type: ignore[method-assign]
+        save_outputs = SlotRun.save_outputs
+        SlotRun.save_outputs = lambda self: save_outputs(self) and not os.path.exists(held)  # type: ignore[method-assign]
     if "PLAYED_GPU" in os.environ:
         played_gpu.install()
     edge = Edge(os.dup(1))

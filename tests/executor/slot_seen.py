@@ -31,10 +31,10 @@ Status = TypeVar("Status")
 
 def skip_without_groups() -> None:
     """Skips a test where this account cannot have processes and memory counted."""
-    homes = limits._make_homes()
-    for home in homes.values():
-        limits._remove(home)
-    if missing := {"pids", "memory"} - homes.keys():
+    roots = limits._make_roots()
+    for root in roots.values():
+        limits._remove(root)
+    if missing := {"pids", "memory"} - roots.keys():
         pytest.skip(f"no control groups can be made here that count {' and '.join(sorted(missing))}")
 
 

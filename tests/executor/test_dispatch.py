@@ -263,7 +263,7 @@ def test_what_is_in_the_group_of_a_process_ends_with_its_holder(
     tmp_path: Path, bundle_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As where orphans become another process' children.
-    monkeypatch.setattr(Dispatcher, "_sweep", lambda self: None)
+    monkeypatch.setattr(Dispatcher, "_kill_orphans", lambda self: None)
     executor = Executor(tmp_path)
     edge = executor.edge
     executor.launch(task=order(bundle_url, "helped"))
@@ -294,12 +294,12 @@ def test_a_task_that_is_killed_while_others_are_imported_is_never_started(
 class _Never:
     """Zygotes that import for ever."""
 
-    watched = pids = ()
+    watched_fds = pids = ()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def ask(self, *_: object) -> None:
+    def request_fork(self, *_: object) -> None:
         pass
 
     def poll(self) -> None:

@@ -51,7 +51,7 @@ class Agent:
                 refused = len(agent.updates) <= refused_updates
                 if not refused:
                     # However long the acknowledgement takes.
-                    driver_module.RESEND_S = DEADLINE_S
+                    driver_module.RESEND_INTERVAL_S = DEADLINE_S
                 self.send_response(500 if refused else 202)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -120,7 +120,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setenv("MESOS_FRAMEWORK_ID", "F")
     monkeypatch.setenv("MESOS_EXECUTOR_ID", "E")
     monkeypatch.setenv("MESOS_CHECKPOINT", "1")
-    monkeypatch.setattr(driver_module, "RESEND_S", 0.1)
+    monkeypatch.setattr(driver_module, "RESEND_INTERVAL_S", 0.1)
     yield played
     played.close()
 

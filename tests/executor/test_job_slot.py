@@ -318,7 +318,7 @@ def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(opened: O
 def test_a_process_that_cannot_be_forked_fails_the_slot(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "refuses").touch()
     state, message, _ = opened("train").task_end()
-    assert (state, message) == ("TASK_FAILED", "the process could not be started: no memory")
+    assert (state, message) == ("TASK_FAILED", "the process cannot be started: no memory")
 
 
 def test_a_bundle_that_cannot_be_fetched_fails_the_slot(opened: Open, bundle_url: str) -> None:
@@ -398,4 +398,4 @@ def test_a_fork_bomb_ends_its_own_job(opened: Open) -> None:
     slot = opened("bomb", environment=LIMITED, elastic=False)
     state, message, _ = slot.task_end()
     assert state == "TASK_FAILED"
-    assert message.startswith("it had 40 processes and threads at once")
+    assert message.startswith("it exceeded its limit of 40 processes and threads")

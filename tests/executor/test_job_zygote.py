@@ -16,11 +16,11 @@ from executor.attempt import AttemptProcess
 from executor.channel import TaskChannel
 from executor.elastic_messages import decode_job_message
 from executor.environment import process_environment
-from executor.limits import Groups
+from executor.limits import ControlGroups
 from executor.messages import LAUNCHER, LaunchOrder, Report
 from executor.monitor import Gpus, RunMonitor
-from executor.output import OutputCopier
 from executor.process import wait_readable
+from executor.streams import OutputCopier
 from executor.zygote import PROGRAM, Zygote
 from framework.embedded.ports import reserve_blocks
 from tests.executor.polled_zygote import poll_until
@@ -72,17 +72,17 @@ class Forks:
         attempt = AttemptProcess(task, OutputCopier(lambda *_: None), channel, RunMonitor(Gpus(())))
         poll_until(self.zygote, lambda: self.zygote.ready, "the zygote")
         order = LaunchOrder(task, "", "session_script.py")
-        self.zygote.ask(*attempt.request(order, HERE, Groups(order.limits)))
+        self.zygote.request_fork(*attempt.make_fork_request(order, HERE, ControlGroups(order.limits)))
         pid = poll_until(self.zygote, self.zygote.take_answer, "its answer")
         assert isinstance(pid, int), pid
-        attempt.started(pid)
+        attempt.adopt(pid)
         self.living.append(attempt)
         return attempt
 
     def stop(self, attempt: AttemptProcess) -> int | None:
         assert attempt.process is not None
         attempt.process.terminate(DEADLINE_S)
-        assert wait_readable(attempt.process.watched, DEADLINE_S)
+        assert wait_readable(attempt.process.watched_fds, DEADLINE_S)
         attempt.process.poll()
         attempt.drain()
         self.living.remove(attempt)

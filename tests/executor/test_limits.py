@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor import limits
-from executor.limits import LIMITS_VARIABLE, PROCESSES_VARIABLE, Group, Groups, Limits
+from executor.limits import LIMITS_VARIABLE, PROCESSES_VARIABLE, ControlGroup, ControlGroups, Limits
 
 LIMITS = Limits(processes=40, mem_mib=192.0, cpus=1.5, more_memory="--slot-mem")
 
@@ -19,21 +19,21 @@ def _written(folder: Path, *names: str) -> dict[str, str]:
 def test_a_group_of_version_2_gets_its_limits_and_says_what_was_exceeded(tmp_path: Path) -> None:
     for name in ("pids.max", "memory.max", "cpu.max"):
         (tmp_path / name).write_text("max")
-    group = Group(dict.fromkeys(("pids", "memory", "cpu"), tmp_path), LIMITS)
+    group = ControlGroup(dict.fromkeys(("pids", "memory", "cpu"), tmp_path), LIMITS)
     assert group.folders == [str(tmp_path)]
     assert _written(tmp_path, "pids.max", "memory.max", "cpu.max") == {
         "pids.max": "40",
         "memory.max": str(192 << 20),
         "cpu.max": "150000 100000",
     }
-    assert group.exceeded() == ""
+    assert group.exceeded_limit() == ""
     (tmp_path / "memory.events").write_text("low 0\nmax 7\noom 1\noom_kill 0\n")
     (tmp_path / "pids.events").write_text("max 0\n")
-    assert group.exceeded() == ""
+    assert group.exceeded_limit() == ""
     (tmp_path / "memory.events").write_text("low 0\nmax 7\noom 1\noom_kill 1\n")
-    assert group.exceeded() == "it needed more memory than the 192 MiB that it was given; --slot-mem MIB gives it more"
+    assert group.exceeded_limit() == "it exceeded its memory of 192 MiB; raise --slot-mem MIB"
     (tmp_path / "pids.events").write_text("max 3\n")
-    assert group.exceeded().startswith("it had 40 processes and threads at once and asked for more")
+    assert group.exceeded_limit().startswith("it exceeded its limit of 40 processes and threads")
 
 
 def test_a_group_of_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_group_of_version_1_has_a_folder_for_each_controller(tmp_path: Path) -
     for controller, folder in folders.items():
         folder.mkdir()
         (folder / names[controller]).write_text("-1")
-    group = Group(folders, LIMITS)
+    group = ControlGroup(folders, LIMITS)
     assert group.folders == sorted(map(str, folders.values()))
     assert {each: (folders[each] / name).read_text() for each, name in names.items()} == {
         "pids": "40",
@@ -50,7 +50,7 @@ def test_a_group_of_version_1_has_a_folder_for_each_controller(tmp_path: Path) -
         "cpu": "150000",
     }
     (folders["memory"] / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert "192 MiB" in group.exceeded()
+    assert "192 MiB" in group.exceeded_limit()
 
 
 USER = "/user.slice/user-1000.slice/user@1000.service/app.slice/run-1.scope"
@@ -99,9 +99,9 @@ def test_groups_are_made_where_the_account_may(
 def test_a_machine_without_groups_limits_nothing_but_by_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LIMITS_VARIABLE, raising=False)
     monkeypatch.delenv(PROCESSES_VARIABLE, raising=False)
-    groups = Groups(LIMITS)
+    groups = ControlGroups(LIMITS)
     group = groups.make()
-    assert (group.folders, group.exceeded(), group.most_processes) == ([], "", None)
+    assert (group.folders, group.exceeded_limit(), group.max_processes) == ([], "", None)
     monkeypatch.setenv(PROCESSES_VARIABLE, "300")
-    assert groups.make().most_processes == 300
+    assert groups.make().max_processes == 300
     assert Limits.of_slot(0, 0.25, "--slot-mem") == Limits(300, 0, 1.0, "--slot-mem")

@@ -94,7 +94,7 @@ def test_what_is_wanted_again_survives() -> None:
     wanted = WantedOutput({"stderr": 17})
     assert WantedOutput.decode(wanted.encode()) == wanted
     for other in ({"kind": "other"}, {"kind": "wanted_output", "offsets": 3}, []):
-        with pytest.raises(ValueError, match=r"malformed|not what"):
+        with pytest.raises(ValueError, match=r"malformed|not a message"):
             WantedOutput.decode(encode(other))
 
 

@@ -11,7 +11,7 @@ import psutil
 import pynvml
 import pytest
 
-from executor.monitor import RELEASED_BYTES, Gpus, RunMonitor
+from executor.monitor import GPU_RELEASE_THRESHOLD_BYTES, Gpus, RunMonitor
 from executor.trial_messages import Usage
 from framework.embedded.machine import gpu_models
 from tests.waiting import wait_until
@@ -86,13 +86,13 @@ def test_memory_and_cpus_are_the_sums_over_the_processes(child: Start) -> None:
     monitor = RunMonitor(Gpus(()))
     # Both before and after each look: it does not know either when it is held up itself.
     times = [(cpu_s(processes), time.monotonic())]
-    monitor.look(processes)
+    monitor.sample(processes)
     times.append((cpu_s(processes), time.monotonic()))
     wait_until(lambda: cpu_s(processes) - times[1][0] >= 0.2, "CPU time of theirs")
     times.append((cpu_s(processes), time.monotonic()))
-    monitor.look(processes)
+    monitor.sample(processes)
     times.append((cpu_s(processes), time.monotonic()))
-    usage = monitor.now
+    usage = monitor.latest
     assert usage.rss_bytes == pytest.approx(sum(process.memory_info().rss for process in processes), rel=0.05)
     assert usage.rss_bytes is not None
     assert usage.rss_bytes > 64 * MIB
@@ -106,19 +106,19 @@ def test_memory_and_cpus_are_the_sums_over_the_processes(child: Start) -> None:
 def test_the_peak_outlives_the_processes(child: Start) -> None:
     process = child("print('up', flush=True); import time; time.sleep(600)")
     monitor = RunMonitor(Gpus(()))
-    monitor.look([psutil.Process(process.pid)])
-    seen, most = monitor.now.rss_bytes, monitor.now.cpu
+    monitor.sample([psutil.Process(process.pid)])
+    seen, most = monitor.latest.rss_bytes, monitor.latest.cpu
     assert seen is not None
     assert most is not None
     handle = psutil.Process(process.pid)
     process.kill()
     process.wait()
-    monitor.look([handle])
-    assert monitor.now.rss_bytes == 0
+    monitor.sample([handle])
+    assert monitor.latest.rss_bytes == 0
     assert monitor.peak.rss_bytes == seen
     # It was there before it was watched, so its CPU time may be that of any number of CPUs.
-    monitor.ended(seen + MIB, most + 1)
-    assert (monitor.now, monitor.peak) == (Usage(), Usage(seen + MIB, most + 1))
+    monitor.record_exit(seen + MIB, most + 1)
+    assert (monitor.latest, monitor.peak) == (Usage(), Usage(seen + MIB, most + 1))
 
 
 def test_gpu_memory_is_that_of_the_processes_that_the_library_knows(child: Start) -> None:
@@ -127,8 +127,8 @@ def test_gpu_memory_is_that_of_the_processes_that_the_library_knows(child: Start
     gpus.used = 100 * MIB
     monitor = RunMonitor(gpus)
     gpus.used, gpus.processes = 900 * MIB, {process.pid: 500 * MIB, 1: 300 * MIB}
-    monitor.look([psutil.Process(process.pid)])
-    assert (monitor.now.gpu_mem_bytes, monitor.now.gpu_utilisation) == (500 * MIB, 0.5)
+    monitor.sample([psutil.Process(process.pid)])
+    assert (monitor.latest.gpu_mem_bytes, monitor.latest.gpu_utilisation) == (500 * MIB, 0.5)
     assert not monitor.gpus_free()
     # Another's memory does not matter.
     gpus.used, gpus.processes = 5000 * MIB, {1: 4900 * MIB}
@@ -141,10 +141,10 @@ def test_gpu_memory_is_what_came_since_the_run_began_where_processes_have_other_
     gpus.used = 100 * MIB
     monitor = RunMonitor(gpus)
     gpus.used = 900 * MIB
-    monitor.look([psutil.Process(process.pid)])
-    assert monitor.now.gpu_mem_bytes == 800 * MIB
+    monitor.sample([psutil.Process(process.pid)])
+    assert monitor.latest.gpu_mem_bytes == 800 * MIB
     assert not monitor.gpus_free()
-    gpus.used = 100 * MIB + RELEASED_BYTES
+    gpus.used = 100 * MIB + GPU_RELEASE_THRESHOLD_BYTES
     assert monitor.gpus_free()
 
 
@@ -163,15 +163,15 @@ def test_the_figures_are_nvmls_own(child: Start) -> None:
     gpus = Gpus((0,))
     monitor = RunMonitor(gpus)
     process = child(ALLOCATE)
-    monitor.look([psutil.Process(process.pid)])
-    held = monitor.now.gpu_mem_bytes
+    monitor.sample([psutil.Process(process.pid)])
+    held = monitor.latest.gpu_mem_bytes
     assert held is not None
     assert 512 * MIB <= held < 2048 * MIB
     used = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used
     assert gpus.used_bytes() == pytest.approx(used, rel=0.05)
     assert held <= used
-    assert monitor.now.gpu_utilisation is not None
-    assert 0 <= monitor.now.gpu_utilisation <= 1
+    assert monitor.latest.gpu_utilisation is not None
+    assert 0 <= monitor.latest.gpu_utilisation <= 1
     assert not monitor.gpus_free()
     process.kill()
     process.wait()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from executor import outputs
-from executor.outputs import Outputs, local_files, open_output, read_limit, read_record
+from executor.outputs import Outputs, list_files, open_output, read_limit, read_record
 
 LONG_AGO_NS = 1_000_000_000
 
@@ -36,7 +36,7 @@ class Run:
     @property
     def brought_back(self) -> dict[str, str]:
         place = self.store / outputs.FOLDER
-        return {path: (place / path).read_text() for path, _ in local_files(place)}
+        return {path: (place / path).read_text() for path, _ in list_files(place)}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_working_folder_that_somebody_has_deleted_is_not_the_script_s_doing(ru
     assert run.brought_back == {"history.csv": "epoch 1\n"}
     again = Run(tmp_path / "elsewhere", str(run.store), number=1)
     again.outputs.restore()
-    assert {path for path, _ in local_files(again.workspace)} == {"train.py", "data.csv", "history.csv"}
+    assert {path for path, _ in list_files(again.workspace)} == {"train.py", "data.csv", "history.csv"}
 
 
 def test_the_next_attempt_finds_what_was_written(run: Run, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_what_travelled_and_was_removed_stays_away_until_the_user_changes_it(run
 
     again = Run(tmp_path / "again", str(run.store), number=1)
     again.outputs.restore()
-    assert [path for path, _ in local_files(again.workspace)] == ["train.py"]
+    assert [path for path, _ in list_files(again.workspace)] == ["train.py"]
     again.outputs.save()
 
     edited = Run(tmp_path / "edited", str(run.store), number=2)
@@ -386,7 +386,7 @@ def test_an_output_is_opened_only_where_no_link_leads_elsewhere(run: Run, tmp_pa
 
 def test_what_could_not_be_brought_back_stays_in_the_same_working_folder(tmp_path: Path) -> None:
     run = Run(tmp_path / "work", str(tmp_path / "run"), **{outputs.LIMIT_VARIABLE: "1K"})
-    given = dict(local_files(run.workspace))
+    given = dict(list_files(run.workspace))
     run.outputs.restore(given)
     run.write("log.csv", "1")
     run.outputs.save()

@@ -17,7 +17,7 @@ LIMIT = 1000
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> PausedRuns:
-    monkeypatch.setattr(paused, "own_bytes", lambda process: process.held)
+    monkeypatch.setattr(paused, "private_bytes", lambda process: process.held)
     machine(monkeypatch, available=1 << 40)
     return PausedRuns()
 
@@ -42,24 +42,24 @@ def add(runs: PausedRuns, trial: int, held: int, *, is_unsaved: bool = False, ha
 def test_the_least_likely_goes_first_and_the_one_that_is_to_go_on_stays(runs: PausedRuns) -> None:
     for trial in range(3):
         add(runs, trial, 200)
-    runs.likely = [(2, 0), (1, 0), (0, 0)]
-    runs.make_room(LIMIT, used_bytes=100, coming_bytes=300, kept=[(0, 0)])
+    runs.resume_order = [(2, 0), (1, 0), (0, 0)]
+    runs.make_room(LIMIT, used_bytes=100, needed_bytes=300, exempt=[(0, 0)])
     assert runs.keys == ((0, 0), (2, 0))
-    runs.make_room(LIMIT, used_bytes=100, coming_bytes=5000, kept=[(0, 0)])
+    runs.make_room(LIMIT, used_bytes=100, needed_bytes=5000, exempt=[(0, 0)])
     assert runs.keys == ((0, 0),)
-    runs.make_room(LIMIT, used_bytes=100, coming_bytes=5000)
+    runs.make_room(LIMIT, used_bytes=100, needed_bytes=5000)
     assert runs.keys == ()
 
 
 def test_room_counts_those_that_are_not_let_go(runs: PausedRuns) -> None:
     add(runs, 0, 200)
     add(runs, 1, 300)
-    assert runs.has_room(LIMIT, used_bytes=100, coming_bytes=800)
-    assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=801)
-    assert runs.has_room(LIMIT, used_bytes=100, coming_bytes=500, kept=[(1, 0)])
-    assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=501, kept=[(1, 0)])
+    assert runs.has_room(LIMIT, used_bytes=100, needed_bytes=800)
+    assert not runs.has_room(LIMIT, used_bytes=100, needed_bytes=801)
+    assert runs.has_room(LIMIT, used_bytes=100, needed_bytes=500, exempt=[(1, 0)])
+    assert not runs.has_room(LIMIT, used_bytes=100, needed_bytes=501, exempt=[(1, 0)])
     add(runs, 2, 100, is_unsaved=True)
-    assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=401, kept=[(1, 0)])
+    assert not runs.has_room(LIMIT, used_bytes=100, needed_bytes=401, exempt=[(1, 0)])
 
 
 def test_all_that_have_died_leave_at_once(runs: PausedRuns) -> None:
@@ -73,8 +73,8 @@ def test_the_machine_keeps_a_twentieth_free(runs: PausedRuns, monkeypatch: pytes
     for trial in range(3):
         add(runs, trial, 100)
     machine(monkeypatch, available=600)
-    assert runs.has_room(1 << 40, used_bytes=0, coming_bytes=399)
-    assert not runs.has_room(1 << 40, used_bytes=0, coming_bytes=400)
-    runs.make_room(1 << 40, used_bytes=0, coming_bytes=250)
+    assert runs.has_room(1 << 40, used_bytes=0, needed_bytes=399)
+    assert not runs.has_room(1 << 40, used_bytes=0, needed_bytes=400)
+    runs.make_room(1 << 40, used_bytes=0, needed_bytes=250)
     # Who has just given its slot back, of whom nothing is said, goes first.
     assert runs.keys == ((0, 0),)

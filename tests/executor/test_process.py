@@ -42,7 +42,7 @@ def test_a_process_that_the_kernel_has_ended_for_want_of_memory_says_so(
     _wait(process)
     said = process.describe_end("--slot-mem")
     assert said.startswith(describe_exit(-number))
-    assert ("for want of memory" in said and "--slot-mem" in said) == (oom_killed and number is signal.SIGKILL)
+    assert ("ran out of memory" in said and "--slot-mem" in said) == (oom_killed and number is signal.SIGKILL)
 
 
 @pytest.mark.integration
@@ -50,7 +50,7 @@ def test_a_process_that_was_killed_as_its_time_was_up_says_nothing_of_memory(mon
     counts = iter([3, 4])
     monkeypatch.setattr(forked, "oom_kills", lambda: next(counts))
     process = _sleeping()
-    process.limit(0.0)
+    process.set_deadline(0.0)
     assert process.kill_if_due()
     _wait(process)
     assert process.describe_end("--slot-mem") == "ended by signal 9 (SIGKILL)"
@@ -61,5 +61,5 @@ def _sleeping() -> ForkedProcess:
 
 
 def _wait(process: ForkedProcess) -> None:
-    wait_readable(process.watched, 60.0)
+    wait_readable(process.watched_fds, 60.0)
     process.poll()

@@ -153,18 +153,18 @@ def test_reports_are_kept_until_they_are_known() -> None:
     assert steps(reports.take(3)) == (0, [0, 1, 2])
     assert steps(reports.take(3)) == (3, [3, 4])
     assert not reports.has_unsent
-    reports.known(2)
+    reports.acknowledge(2)
     assert steps(reports.take(9)) == (2, [2, 3, 4])
     # An answer to an earlier message comes late.
-    reports.known(1)
+    reports.acknowledge(1)
     assert steps(reports.take(9)) == (2, [2, 3, 4])
-    reports.known(99)
+    reports.acknowledge(99)
     assert (reports.oldest, reports.count, reports.has_unsent) == (5, 5, False)
 
 
 def test_of_too_many_values_the_oldest_go_and_a_message_holds_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_reports, "KEPT_VALUES", 5)
-    monkeypatch.setattr(trial_reports, "VALUES_LIMIT", 3)
+    monkeypatch.setattr(trial_reports, "MAX_KEPT_VALUES", 5)
+    monkeypatch.setattr(trial_reports, "MAX_VALUES_PER_MESSAGE", 3)
     reports = RunReports(TRIAL)
     for step in range(4):
         reports.feed(lines({"type": "progress", "step": step, "values": [[1, step, 0.5], [2, step, 0.5]]}))
@@ -172,14 +172,14 @@ def test_of_too_many_values_the_oldest_go_and_a_message_holds_few(monkeypatch: p
     taken = [reports.losses.take(9) for _ in range(3)]
     assert [steps(each) for each in taken] == [(0, [0, 1, 2]), (3, [3]), (4, [])]
     assert [len(each.get("values", ())) for _, some in taken for each in some] == [0, 0, 2, 2]
-    reports.losses.known(4)
+    reports.losses.acknowledge(4)
     for step in range(4, 6):
         reports.feed(lines({"type": "progress", "step": step, "values": [[1, step, 0.5], [2, step, 0.5]]}))
     assert [len(each["values"]) for each in reports.losses.take(1)[1]] == [2]
 
 
 def test_of_too_many_reports_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_reports, "KEPT_REPORTS", 3)
+    monkeypatch.setattr(trial_reports, "MAX_KEPT_REPORTS", 3)
     reports = kept(5)
     assert (reports.oldest, reports.count) == (2, 5)
     assert steps(reports.take(9)) == (2, [2, 3, 4])
@@ -189,8 +189,8 @@ def test_what_was_kept_back_counts_only_if_it_is_not_reported_any_more() -> None
     kept_back = {**PROGRESS[0], "type": "kept_back", "step": 6}
     read = reports({**PROGRESS[0], "step": 4}, kept_back)
     assert (read.step, read.losses.count) == (4, 1)
-    read.settle()
+    read.finish()
     assert (read.step, read.last["step"], read.losses.count) == (6, 6, 2)
     read.feed(lines(kept_back, {**PROGRESS[0], "step": 7}))
-    read.settle()
+    read.finish()
     assert (read.step, read.losses.count) == (7, 3)

@@ -18,8 +18,8 @@ from executor import limits
 from executor.limits import PROCESSES_VARIABLE
 from executor.slot_order import LAUNCHER, SlotOrder
 from executor.trial_messages import (
-    KnownOutput,
-    KnownReports,
+    AcknowledgedOutput,
+    AcknowledgedReports,
     Losses,
     RunEnd,
     RunKey,
@@ -79,8 +79,8 @@ class SlotProcess(SeenSlot[SlotStatus]):
         *,
         leave: bool = False,
         known: tuple[RunKey, ...] = (),
-        reports: tuple[KnownReports, ...] = (),
-        output: tuple[KnownOutput, ...] = (),
+        reports: tuple[AcknowledgedReports, ...] = (),
+        output: tuple[AcknowledgedOutput, ...] = (),
         stop: bool = False,
         number: int | None = None,
         memory_bytes: int = 0,
@@ -154,7 +154,7 @@ def test_a_run_that_does_nothing_for_too_long_is_ended_as_a_failure(tmp_path: Pa
         end = process.end_of(0)
         assert (end.outcome, end.message) == (
             "timed_out",
-            "it has reported and printed nothing and used no CPU for 2 s (--stall-timeout)",
+            "it stalled: no report, no output and no CPU use for 2 s (--stall-timeout)",
         )
         assert end.last["step"] == 5
         process.wants(trial(1, "finish"), known=((0, 0),))
@@ -166,7 +166,7 @@ def test_a_run_that_does_nothing_for_too_long_is_ended_as_a_failure(tmp_path: Pa
 def test_a_run_that_takes_too_long_is_ended_as_a_failure(slot: SlotProcess) -> None:
     slot.wants(dataclasses.replace(trial(0, "stubborn"), limit_s=1.5))
     end = slot.end_of(0)
-    assert (end.outcome, end.message) == ("timed_out", "it has run for as long as a trial may (--trial-timeout)")
+    assert (end.outcome, end.message) == ("timed_out", "it exceeded the maximum duration of a trial (--trial-timeout)")
 
 
 def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess) -> None:
@@ -344,9 +344,9 @@ def test_a_run_that_cannot_be_saved_is_suspended_in_memory_alone(slot: SlotProce
     assert steps == list(range(1, len(steps) + 1))
     assert (again.outcome, again.checkpoint) == ("suspended", None)
     # It is the last to go, however likely the others are to go on.
-    slot.wants(trial(3, "train"), known=((0, 1),), memory_bytes=MEMORY_BYTES, likely=((1, 0), (2, 0), (0, 1)))
+    slot.wants(trial(3, "train"), known=((0, 1),), memory_bytes=MEMORY_BYTES, resume_order=((1, 0), (2, 0), (0, 1)))
     slot.status_when(lambda status: status.run == (3, 0) and status.training)
-    slot.wants(trial(3, "train"), memory_bytes=1, likely=((1, 0), (2, 0), (0, 1)))
+    slot.wants(trial(3, "train"), memory_bytes=1, resume_order=((1, 0), (2, 0), (0, 1)))
     left = slot.status_when(lambda status: not status.paused).paused
     assert left == ()
     seen = [status.paused for status in slot.statuses if status.run == (3, 0)]
@@ -466,7 +466,7 @@ class GpuSlot(SlotProcess):
         folder, order: as `SlotProcess`.
         fails, hangs: what its driver refuses, and what it never ends.
         held_bytes: GPU memory of each trial.
-        always_stay: see `SlotOrder`.
+        always_pause: see `SlotOrder`.
         is_seen: whether NVIDIA's library shows the GPU.
         offload_timeout_s: in the place of the product's.
     """
@@ -478,7 +478,7 @@ class GpuSlot(SlotProcess):
         fails: str = "",
         hangs: str = "",
         held_bytes: int = 1 << 30,
-        always_stay: bool = True,
+        always_pause: bool = True,
         is_seen: bool = True,
         offload_timeout_s: float | None = None,
     ) -> None:
@@ -488,7 +488,7 @@ class GpuSlot(SlotProcess):
         played["PLAYED_GPU_UNSEEN"] = "" if is_seen else "1"
         if offload_timeout_s is not None:
             played["OFFLOAD_TIMEOUT_S"] = str(offload_timeout_s)
-        own = dataclasses.replace(order, gpu_devices=(0,), always_stay=always_stay)
+        own = dataclasses.replace(order, gpu_devices=(0,), always_pause=always_pause)
         super().__init__(folder, own, environment=played)
 
     @property
@@ -549,19 +549,19 @@ def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlot) -> Non
     gpu_slot.wants(None, memory_bytes=MEMORY_BYTES)
     assert gpu_slot.end_of(0).exit_code == 75
     assert gpu_slot.asked == []
-    assert "not in memory: the driver is too old" in gpu_slot.log
+    assert "not paused: the driver is too old" in gpu_slot.log
 
 
 @pytest.mark.parametrize(
     ("gpu_slot", "stays"),
-    [({"always_stay": False, "held_bytes": 1}, True), ({"always_stay": False, "held_bytes": 1 << 40}, False)],
+    [({"always_pause": False, "held_bytes": 1}, True), ({"always_pause": False, "held_bytes": 1 << 40}, False)],
     indirect=["gpu_slot"],
 )
 def test_gpu_memory_is_moved_where_that_is_sooner_than_a_new_process(gpu_slot: GpuSlot, stays: bool) -> None:
     _, first = give_way(gpu_slot, "train")
     assert first.exit_code == (None if stays else 75)
     assert gpu_slot.asked == (["lock", "checkpoint"] if stays else [])
-    assert ("and a new process reports after" in gpu_slot.log) == (not stays)
+    assert ("takes longer than a new process" in gpu_slot.log) == (not stays)
 
 
 @pytest.mark.parametrize("gpu_slot", [{"held_bytes": 0}], indirect=True)
@@ -580,7 +580,7 @@ def test_no_process_stays_on_a_gpu_that_nobody_sees(gpu_slot: GpuSlot) -> None:
 
 @pytest.mark.parametrize(
     "gpu_slot",
-    [{"always_stay": False, "held_bytes": 1, "fails": fails} for fails in ("checkpoint", "restore")],
+    [{"always_pause": False, "held_bytes": 1, "fails": fails} for fails in ("checkpoint", "restore")],
     indirect=True,
 )
 def test_gpu_memory_is_not_moved_again_where_the_driver_has_failed(gpu_slot: GpuSlot) -> None:
@@ -666,7 +666,7 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
     slot.status_when(lambda status: status.paused == ((1, 0), (2, 0)))
     slot.wait_for(lambda: len(slot.groups) == 3, lambda: slot.groups)
     # Its trial has gone on in another slot.
-    slot.wants(trial(3, "train"), memory_bytes=MEMORY_BYTES, let_go=((1, 0), (7, 0)))
+    slot.wants(trial(3, "train"), memory_bytes=MEMORY_BYTES, evict=((1, 0), (7, 0)))
     slot.status_when(lambda status: status.paused == ((2, 0),))
     wait_gone(paused[1].pid)
     # It comes back from there.
@@ -711,13 +711,16 @@ def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: SlotPro
     # Room for two and a half.
     memory_bytes = int((zygote_bytes + 2.5 * (72 << 20)) / 0.9)
     for number in range(3):
-        slot.wants(trial(number, "large"), memory_bytes=memory_bytes, likely=((1, 0), (0, 0)))
+        slot.wants(trial(number, "large"), memory_bytes=memory_bytes, resume_order=((1, 0), (0, 0)))
         slot.trains(number)
     first, second = slot.end_of(0), slot.end_of(1)
     slot.status_when(lambda status: status.run == (2, 0) and status.paused == ((1, 0),))
     # It goes on all the same. Of the one that has just given way nothing has been said.
     slot.wants(
-        trial(0, "large", 1, first.checkpoint), known=((0, 0), (1, 0)), memory_bytes=memory_bytes, likely=((1, 0),)
+        trial(0, "large", 1, first.checkpoint),
+        known=((0, 0), (1, 0)),
+        memory_bytes=memory_bytes,
+        resume_order=((1, 0),),
     )
     status = slot.status_when(lambda status: status.run == (0, 1) and status.step > first.step)
     assert not status.continued
@@ -858,7 +861,7 @@ def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_kn
     tmp_path: Path, order: SlotOrder
 ) -> None:
     # Longer than is waited for its end here.
-    with contextlib.closing(SlotProcess(tmp_path, order, environment={"KNOWN_TIMEOUT_S": "600"})) as slot:
+    with contextlib.closing(SlotProcess(tmp_path, order, environment={"ACKNOWLEDGE_TIMEOUT_S": "600"})) as slot:
         slot.wants(trial(0, "train"))
         slot.trains(0)
         slot.wants(None, leave=True)
@@ -927,7 +930,7 @@ def test_a_run_that_cannot_have_its_files_fails_alone(slot: SlotProcess) -> None
     slot.wants(trial(0, "finish"))
     end = slot.end_of(0)
     assert (end.outcome, end.exit_code) == ("failed", None)
-    assert "could not be started: [Errno 21]" in end.message
+    assert "cannot be started: [Errno 21]" in end.message
     slot.wants(trial(1, "finish"), known=((0, 0),))
     assert slot.end_of(1).outcome == "finished"
 
@@ -1022,8 +1025,7 @@ def test_a_fork_bomb_ends_its_own_trial_and_no_other(limited: SlotProcess) -> No
     end = limited.end_of(0)
     assert (end.outcome, end.message) == (
         "failed",
-        "it had 40 processes and threads at once and asked for more, which its machine does not allow a run "
-        "(DIKE_MOST_PROCESSES of the agent's executors)",
+        "it exceeded its limit of 40 processes and threads; raise DIKE_MOST_PROCESSES of the agent's executors",
     )
     limited.wants(trial(2, "finish"), known=((0, 0),))
     assert limited.end_of(2).outcome == "finished", "the slot goes on with the next"
@@ -1035,7 +1037,7 @@ def test_a_trial_that_takes_more_memory_than_its_slot_has_ends_and_names_the_opt
     end = limited.end_of(0)
     assert (end.outcome, end.message) == (
         "failed",
-        "it needed more memory than the 192 MiB that it was given; --slot-mem MIB gives it more",
+        "it exceeded its memory of 192 MiB; raise --slot-mem MIB",
     )
 
 

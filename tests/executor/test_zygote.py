@@ -43,7 +43,7 @@ def test_one_that_never_becomes_ready_is_given_up(
     first = slow.pid
     poll_until(slow, lambda: slow.failure, "its failure")
     assert slow.failure == "the zygote ended by signal 9 (SIGKILL), 3 times in a row"
-    assert (slow.pid, slow.watched, slow.ready) == (None, (), False)
+    assert (slow.pid, slow.watched_fds, slow.ready) == (None, (), False)
     assert first is not None
     assert not psutil.pid_exists(first)
 
@@ -55,17 +55,17 @@ def test_one_that_does_not_answer_a_request_is_replaced(
     deaf = started(opened, tmp_path, DEAF)
     poll_until(deaf, lambda: deaf.ready, "a zygote")
     first = deaf.pid
-    deaf.ask(ForkRequest(tmp_path / "script.py", (), tmp_path, {}), (0, 1, 2, 2))
+    deaf.request_fork(ForkRequest(tmp_path / "script.py", (), tmp_path, {}), (0, 1, 2, 2))
     poll_until(deaf, lambda: deaf.pid != first, "another zygote")
-    assert (deaf.asked, deaf.take_answer()) == (False, None)
+    assert (deaf.is_forking, deaf.take_answer()) == (False, None)
     poll_until(deaf, lambda: deaf.ready, "a zygote")
 
 
 def test_a_request_that_cannot_be_sent_is_answered(opened: list[Zygote], tmp_path: Path) -> None:
     deaf = started(opened, tmp_path, DEAF)
     poll_until(deaf, lambda: deaf.ready, "a zygote")
-    deaf.ask(ForkRequest(tmp_path / "script.py", ("x" * zygote.MESSAGE_BYTES,), tmp_path, {}), (0, 1, 2, 2))
-    assert not deaf.asked
+    deaf.request_fork(ForkRequest(tmp_path / "script.py", ("x" * zygote.MESSAGE_BYTES,), tmp_path, {}), (0, 1, 2, 2))
+    assert not deaf.is_forking
     assert f"more than {zygote.MESSAGE_BYTES}" in str(deaf.take_answer())
     assert deaf.take_answer() is None
 

@@ -129,7 +129,7 @@ def test_a_folder_that_is_too_large_is_refused_with_the_remedy(project: Path) ->
 def test_more_files_than_executors_unpack_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = bundle.pack(project / "train.py")
     bundle.check(archive, "train.py")
-    monkeypatch.setattr(executor_bundle, "MEMBERS_LIMIT", 1)
+    monkeypatch.setattr(executor_bundle, "MAX_MEMBERS", 1)
     with pytest.raises(BadInputError, match=r"holds more than 1 files; name what need not travel in .*\.dikeignore"):
         bundle.pack(project / "train.py")
     with pytest.raises(BadInputError, match="it holds more than 1 files"):
@@ -179,7 +179,7 @@ def test_a_wrong_token_is_refused_in_words(project: Path, tmp_path: Path, monkey
         with pytest.raises(executor_bundle.BundleError, match="HTTP 404"):
             executor_bundle.fetch(server.url(TOKEN) + "x", tmp_path / "sandbox")
         url = server.url(TOKEN)
-    monkeypatch.setattr(executor_bundle, "AWAY_S", 0.0)
+    monkeypatch.setattr(executor_bundle, "UNREACHABLE_TIMEOUT_S", 0.0)
     with pytest.raises(executor_bundle.BundleError, match="could not be fetched"):
         executor_bundle.fetch(url, tmp_path / "sandbox")
 
@@ -228,7 +228,7 @@ def test_an_executor_comes_again_where_others_take_all_the_room(
         slow = pool.submit(httpx.get, server.url(OTHER), timeout=DEADLINE_S)
         assert taken.wait(DEADLINE_S)
         with monkeypatch.context() as impatient:
-            impatient.setattr(executor_bundle, "PATIENCE_S", 0.0)
+            impatient.setattr(executor_bundle, "BUSY_TIMEOUT_S", 0.0)
             with pytest.raises(executor_bundle.BundleError, match=r"HTTP 503|timed out"):
                 executor_bundle.fetch(server.url(TOKEN), tmp_path / "impatient")
         waits: list[float] = []
@@ -241,7 +241,7 @@ def test_an_executor_comes_again_where_others_take_all_the_room(
         clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=pause)
         monkeypatch.setattr(executor_bundle, "time", clock)
         executor_bundle.fetch(server.url(TOKEN), tmp_path / "sandbox")
-        assert set(waits) == {executor_bundle.RETRY_S}
+        assert set(waits) == {executor_bundle.RETRY_INTERVAL_S}
         assert slow.result().content == archive
     assert (tmp_path / "sandbox" / "train.py").is_file()
 

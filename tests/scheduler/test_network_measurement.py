@@ -15,7 +15,7 @@ import yaml
 from dike.exceptions import BadInputError, JobFailedError
 from dike.profile import Api
 from executor.messages import decode, encode
-from executor.transfer import CHUNK, TransferOrder, TransferResult, listening, send, serve
+from executor.transfer import CHUNK_BYTES, TransferOrder, TransferResult, listen, send, serve
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos import events
@@ -188,9 +188,9 @@ def test_a_transfer_ends_by_size_or_by_time_and_needs_the_token() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     order = TransferOrder("127.0.0.1", port, "t" * 32, 8 * MIB, 60.0)
-    threading.Thread(target=serve, args=(listening(order), order), daemon=True).start()
+    threading.Thread(target=serve, args=(listen(order), order), daemon=True).start()
     count, seconds = send(order, "127.0.0.1", port)
-    assert 8 * MIB - CHUNK <= count < 8 * MIB
+    assert 8 * MIB - CHUNK_BYTES <= count < 8 * MIB
     assert seconds > 0
     assert send(dataclasses.replace(order, limit_s=0.0), "127.0.0.1", port)[0] == 0
     with pytest.raises((ValueError, OSError)):

@@ -61,12 +61,12 @@ class ModelSlot:
         if wish.number < self.wanted.number:
             return
         self.wanted = wish
-        self.ends = [end for end in self.ends if end.key not in wish.known_ends]
-        for key in wish.known_ends:
+        self.ends = [end for end in self.ends if end.key not in wish.acknowledged_ends]
+        for key in wish.acknowledged_ends:
             self.reports.pop(key, None)
-        for trial, number, count in wish.known_reports:
+        for trial, number, count in wish.acknowledged_reports:
             if (trial, number) in self.reports:
-                self.reports[trial, number].known(count)
+                self.reports[trial, number].acknowledge(count)
 
     def turn(self, began: dict[RunKey, str]) -> None:
         run, wanted = self.run, self.wanted

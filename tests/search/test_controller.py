@@ -61,7 +61,7 @@ def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, 
     stage.tick(QUANTUM_S + 0.1)
     assert second.wanted.run is None
     assert first.wanted.run.key == (0, 1)
-    assert first.wanted.let_go == ()
+    assert first.wanted.evict == ()
     suspend_in_memory_alone(first, (0, 0))
     assert train_unsaved(first) == (0, 1)
     # No slot is ended for others in which it would lose all that it has done, be it before its next step.
@@ -84,7 +84,7 @@ def test_a_trial_that_cannot_be_saved_goes_on_in_any_slot_that_has_its_process(b
     second.say(paused=((0, 0),), unsaved=((0, 0),))
     stage.tick(0.1)
     assert second.wanted.run.key == (0, 1)
-    assert (first.wanted.let_go, second.wanted.let_go) == ((), ())
+    assert (first.wanted.evict, second.wanted.evict) == ((), ())
     train_unsaved(second)
     first.say(paused=(), unsaved=())
     # It stands still again, and the slot that it was in is lost.
@@ -154,7 +154,7 @@ def test_a_suspended_trial_goes_on_from_its_checkpoint(begin: Any, storage: str)
     stage.tick(QUANTUM_S + 0.1)
     assert slot.wanted.run.key == (0, 1)
     assert slot.wanted.run.trial.resume_from == "/c/run-0-step-5"
-    assert slot.wanted.known_ends == ((0, 0),)
+    assert slot.wanted.acknowledged_ends == ((0, 0),)
     record = stored(storage)[0]
     assert (record.state, record.checkpoint, record.checkpoint_step) == (TrialState.RUNNING, "/c/run-0-step-5", 5)
     store = Store(storage)
@@ -183,7 +183,7 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
     slot.report(4, 1.0)
     stage.tick(QUANTUM_S + 0.1)
     # The one that stays there is wanted again: it is not let go.
-    assert (slot.wanted.run.key, slot.wanted.let_go) == ((0, 1), ())
+    assert (slot.wanted.run.key, slot.wanted.evict) == ((0, 1), ())
     slot.say(paused=((0, 0), (1, 0)))
     slot.end("suspended", checkpoint="/c/run-0-step-4", step=4, suspend_s=0.1)
     slot.say(paused=((1, 0),), continued=True)
@@ -196,7 +196,7 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
     # The one that has waited longest is the likeliest to go on.
     slot.report(5, 0.5)
     stage.tick(QUANTUM_S + 0.1)
-    assert (slot.wanted.run.key, slot.wanted.let_go, slot.wanted.likely) == ((1, 1), (), ((1, 0),))
+    assert (slot.wanted.run.key, slot.wanted.evict, slot.wanted.resume_order) == ((1, 1), (), ((1, 0),))
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,9 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     # It is to go on in another slot, which may be able to take its process, and does not.
     assert second.wanted.run.key == (0, 1)
     stage.tick(5.0)
-    assert first.wanted.let_go == ()
+    assert first.wanted.evict == ()
     second.train()
-    assert first.wanted.let_go == ((0, 0),)
+    assert first.wanted.evict == ((0, 0),)
     assert first.wanted.run.key == (1, 0)
     number = first.wanted.number
     stage.tick(5.0)
@@ -266,12 +266,12 @@ def test_what_a_stopped_trial_has_left_is_let_go_in_every_slot_that_lists_it(beg
     for slot in slots:
         slot.say(paused=((0, 0),))
     stage.tick(0.1)
-    assert [slot.wanted.let_go for slot in slots] == [(), ()]
+    assert [slot.wanted.evict for slot in slots] == [(), ()]
     slots[0].send_reports(1, (0, 0))
     slots[0].say()
     assert stage.trials[0].state is TrialState.STOPPED
     stage.tick(0.1)
-    assert [slot.wanted.let_go for slot in slots] == [((0, 0),)] * 2
+    assert [slot.wanted.evict for slot in slots] == [((0, 0),)] * 2
 
 
 @pytest.mark.parametrize(

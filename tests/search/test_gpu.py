@@ -15,8 +15,8 @@ import psutil
 import pynvml
 import pytest
 
-from executor.cuda_checkpoint import why_not
-from executor.monitor import RELEASED_BYTES
+from executor.cuda_checkpoint import unavailable_reason
+from executor.monitor import GPU_RELEASE_THRESHOLD_BYTES
 from framework.embedded.machine import gpu_models
 from tests.running import Running, run_dike
 from tests.task_processes import SLOT
@@ -53,7 +53,7 @@ def used_bytes() -> int:
         pynvml.nvmlShutdown()
 
 
-in_memory = pytest.mark.skipif(bool(why_not()), reason=why_not() or "the driver can do it")
+in_memory = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the driver can do it")
 
 
 @pytest.mark.parametrize("suspend", ["checkpoint", pytest.param("memory", marks=in_memory)])
@@ -82,8 +82,8 @@ def test_trials_share_a_gpu_one_after_the_other(tmp_path: Path, suspend: str) ->
         assert any(one["process"] == "continued" for one in slices)
     else:
         assert len(runs) > len(HELD_MIB)
-    assert all(run["before"] <= at_first + RELEASED_BYTES for run in runs)
-    assert used_bytes() <= at_first + RELEASED_BYTES
+    assert all(run["before"] <= at_first + GPU_RELEASE_THRESHOLD_BYTES for run in runs)
+    assert used_bytes() <= at_first + GPU_RELEASE_THRESHOLD_BYTES
 
     held = defaultdict(list)
     for run in runs:
@@ -156,4 +156,4 @@ def test_what_is_killed_while_trials_stand_still_leaves_nothing_on_the_gpu(tmp_p
     assert result["complete"]
     assert [trial["step"] for trial in result["trials"]] == [STEPS] * 3
     assert not any(one.is_running() for one in stopped)
-    wait_until(lambda: used_bytes() <= at_first + RELEASED_BYTES, "the GPU to be free")
+    wait_until(lambda: used_bytes() <= at_first + GPU_RELEASE_THRESHOLD_BYTES, "the GPU to be free")

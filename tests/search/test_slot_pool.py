@@ -464,7 +464,7 @@ def test_reports_that_were_lost_on_their_way_are_sent_again(begin: Any, storage:
     slot.report(3, 0.25)
     assert stage.trials[0].step == 1
     stage.tick(REPEAT_S)
-    assert slot.wanted.known_reports == ((0, 0, 1),)
+    assert slot.wanted.acknowledged_reports == ((0, 0, 1),)
     slot.send_reports(first=1)
     assert [reading.step for reading in stage.trials[0].readings] == [1, 2, 3]
     slot.make(4, 0.125)
@@ -499,7 +499,7 @@ def test_a_slot_is_told_now_and_then_what_it_need_not_keep(begin: Any) -> None:
     stage.tick(CONFIRM_S / 2)
     assert not stage.mesos.messages
     stage.tick(CONFIRM_S)
-    assert slot.wanted.known_reports == ((0, 0, 1),)
+    assert slot.wanted.acknowledged_reports == ((0, 0, 1),)
     stage.mesos.messages.clear()
     stage.tick(CONFIRM_S)
     assert not stage.mesos.messages, "nothing has come since"

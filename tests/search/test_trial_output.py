@@ -104,7 +104,7 @@ def prints(slot: PlayedSlot, offset: int, data: bytes, skipped: int = 0) -> None
 
 def test_what_is_missing_is_asked_for_and_what_comes_twice_counts_once(stage: SearchStage) -> None:
     (slot,) = stage.played.values()
-    assert slot.wanted.known_output == ((0, 0, 0),)
+    assert slot.wanted.acknowledged_output == ((0, 0, 0),)
     slot.train()
     prints(slot, 0, b"one\n")
     stage.tick(1.1)
@@ -112,7 +112,7 @@ def test_what_is_missing_is_asked_for_and_what_comes_twice_counts_once(stage: Se
     stage.tick(1.1)
     assert said(stage.store) == "--- run 0 on agent-0, from step 0 ---\none\n"
     # The slot hears from where on, and sends what it has sent before, cut into other pieces.
-    assert slot.wanted.known_output == ((0, 0, 4),)
+    assert slot.wanted.acknowledged_output == ((0, 0, 4),)
     prints(slot, 4, b"two\nth")
     prints(slot, 0, b"one\ntwo\nthree\nfour\n")
     prints(slot, 30, b"nine\n", 11)

@@ -236,7 +236,7 @@ def test_a_bundle_that_cannot_be_meant_is_refused_when_it_is_submitted(name: str
 def test_a_bundle_that_grows_without_end_fills_neither_service_nor_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor_bundle, "UNPACKED_LIMIT_BYTES", 2**20)
+    monkeypatch.setattr(executor_bundle, "MAX_UNPACKED_BYTES", 2**20)
     token, content = "t" * 32, bomb(8 * 2**20)
     check(bomb(2**19), "train.py")
     assert len(content) < 2**20

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dike.profile import Api
-from executor import output as executor_output
+from executor import streams as executor_streams
 from executor.channel import TaskChannel
 from executor.messages import LogChunk, WantedOutput, decode_message
-from executor.output import OutputSender
+from executor.streams import OutputSender
 from framework.mesos import events
 from framework.training import output
 from framework.training.output import GAP_REPORT_S, LONGEST_REPEAT_S, PATIENCE_S, REPEAT_S
@@ -175,7 +175,7 @@ def test_whatever_is_lost_the_output_is_whole(
     stage: OutputStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A real sender, and a Mesos that loses a quarter of the messages in both directions."""
-    monkeypatch.setattr(executor_output, "CHUNK_BYTES", 70)
+    monkeypatch.setattr(executor_streams, "CHUNK_BYTES", 70)
     chance = random.Random(seed)
     arrived: list[LogChunk] = []
 

@@ -153,7 +153,7 @@ class Slot:
         return process.pid
 
     def _fork(self, zygote: Zygote, request: ForkRequest, descriptors: Sequence[int]) -> int:
-        zygote.ask(request, descriptors)
+        zygote.request_fork(request, descriptors)
         answer = poll_until(zygote, zygote.take_answer, "a process")
         assert isinstance(answer, int), answer
         return answer

@@ -97,7 +97,7 @@ def test_what_a_crash_cuts_off_is_known(plain_slot: Slot, tmp_path: Path) -> Non
     reports.feed(b"".join(json.dumps(report).encode() + b"\n" for report in run.reports))
     assert run.code == -signal.SIGSEGV
     assert reports.step < 7
-    reports.settle()
+    reports.finish()
     assert (reports.step, reports.last["last"]) == (7, 1 / 7)
     assert sum(report["count"] for report in reports.losses.take(100)[1]) == 7
 

@@ -22,7 +22,7 @@ from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.export import Kept, check_meta, pick
 from executor import outputs
-from executor.outputs import shown
+from executor.outputs import printable
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.records import TrialRecord
 from framework.search.store import Store
@@ -118,16 +118,16 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
             continue
         known = _read_record(run_folder)
         if known is None or known.owner != _owner(record):
-            other = other or ("" if known is None else shown(known.owner)[:MAX_REASON])
+            other = other or ("" if known is None else printable(known.owner)[:MAX_REASON])
             continue
         reached = True
         for path, why in known.left_behind.items():
             if len(left) < MAX_LEFT_BEHIND and len(path) <= _MAX_PATH:
-                left[shown(prefix + path)] = shown(why[:MAX_REASON])
+                left[printable(prefix + path)] = printable(why[:MAX_REASON])
         files += [
             OutputFileView(path=prefix + path, size_bytes=size, modified_s=time_ns / 1e9)
             for path, (time_ns, size) in sorted(known.kept.items())[: MAX_FILES + 1 - len(files)]
-            if len(path) <= _MAX_PATH and shown(path) == path
+            if len(path) <= _MAX_PATH and printable(path) == path
         ]
     told = "" if reached else f"Nothing has been brought back yet, or {folder} is not to be seen from the service."
     if other and not reached:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from dike.profile import Api, ModelProfile
-from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
+from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wanted
 from executor.messages import LaunchOrder, Outcome, Report
 from framework.mesos import events
 from framework.scheduler.demand import Demand
@@ -61,7 +61,7 @@ class PlayedSlot:
         status = self.status
         if wanted.number < status.number:
             return
-        ends = tuple(end for end in status.ends if end.attempt not in wanted.known_ends)
+        ends = tuple(end for end in status.ends if end.attempt not in wanted.acknowledged_ends)
         attempt = None if wanted.task is None else wanted.task.attempt
         if status.attempt is not None and status.attempt != attempt:
             ends = (*ends, ProcessEnd(status.attempt, Outcome(TERMINATED, {}, "", "/sandbox")))
@@ -133,7 +133,7 @@ class ElasticStage(Stage):
         """Slots that are not deaf do what they were told since the last call, and say so."""
         messages, self._heard = self.mesos.messages[self._heard :], len(self.mesos.messages)
         for task_id, data in messages:
-            wish = decode_wish(data)
+            wish = decode_wanted(data)
             # Nothing runs in them that has written anything.
             if task_id not in self.deaf and isinstance(wish, WantedProcess):
                 self.slots[task_id].obey(wish)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from executor import output
+from executor import streams
 from executor.channel import TaskChannel
 from executor.messages import LogChunk, WantedOutput, decode_message
-from executor.output import OutputSender, OutputSpool
+from executor.streams import OutputSender, OutputSpool
 from tests.waiting import wait_until
 
 ALPHABET = b"abcdefghijklmnopqrstuvwxyz"
@@ -22,11 +22,11 @@ class Edge:
     """Stands where Mesos' driver would; an agent may be away."""
 
     def __init__(self) -> None:
-        self.is_away = False
+        self.is_unreachable = False
         self.chunks: list[LogChunk] = []
 
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
-        if self.is_away:
+        if self.is_unreachable:
             raise OSError(errno.ECONNREFUSED, "nobody listens")
         chunk = decode_message(data)
         assert isinstance(chunk, LogChunk)
@@ -58,14 +58,14 @@ def sender(edge: Edge, tmp_path: Path) -> OutputSender:
 @pytest.fixture(autouse=True)
 def patient_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends when all is sent, however slow the machine is."""
-    monkeypatch.setattr(output, "DRAIN_S", 120.0)
+    monkeypatch.setattr(streams, "DRAIN_TIMEOUT_S", 120.0)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of eleven bytes, and memory for five."""
-    monkeypatch.setattr(output, "FILE_BYTES", 11)
-    monkeypatch.setattr(output, "MEMORY_BYTES", 5)
+    monkeypatch.setattr(streams, "SPOOL_FILE_BYTES", 11)
+    monkeypatch.setattr(streams, "SPOOL_MEMORY_BYTES", 5)
 
 
 @pytest.mark.usefixtures("small")
@@ -158,15 +158,15 @@ def test_a_task_that_writes_faster_than_it_is_listened_to_leaves_out_much_at_onc
 def test_an_agent_that_is_away_gets_it_all_when_it_is_back(
     edge: Edge, sender: OutputSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "RETRY_S", 0.01)
-    monkeypatch.setattr(output, "DRAIN_S", 0.05)
+    monkeypatch.setattr(streams, "RETRY_DELAY_S", 0.01)
+    monkeypatch.setattr(streams, "DRAIN_TIMEOUT_S", 0.05)
     sender.add("stdout", b"one ")
     sender.drain()
-    edge.is_away = True
+    edge.is_unreachable = True
     sender.add("stdout", b"two ")
     sender.drain()
     sender.add("stdout", b"three")
-    edge.is_away = False
+    edge.is_unreachable = False
     wait_until(lambda: edge.stdout == b"one two three", "all of the output")
 
 
