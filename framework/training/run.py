@@ -1,4 +1,4 @@
-"""Runs one training job from a script to its result: profile, Mesos, bundle, driver, events."""
+"""Runs one training job in this process, from a script to its result."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from solver import Plan
 from solver.settings import PlanSettings
 
 CANCEL_MARGIN_S = 12.0
-"""How much longer than its processes a job may take to end after Ctrl-C."""
+"""Additional time, beyond that of its processes, for a job to end after Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What `dike run` was asked to do.
+    """Input of `dike run`.
 
     Attributes:
-        entry: what is run, and the folder that travels.
-        archive: that folder, packed (`framework.project.bundle.pack`).
-        arguments: the script's own.
-        profile: the model's numbers.
-        kept_profile: the same, where they were read for an earlier command; None if they were read for this one.
+        entry: the script and the folder of its bundle.
+        archive: the bundle (`framework.project.bundle.pack`).
+        arguments: the script's arguments.
+        profile: the model's profile.
+        kept_profile: the same, if it was read for an earlier command; None if for this one.
         mesos: where to run it.
-        checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
+        checkpoint_dir: folder for checkpoints; None makes a new one below `dike-runs`.
         checkpoint_interval_s, max_restarts, planning, min_workers, max_workers, plan, plan_only, stream_all_logs,
             elastic, resize_interval_s, stragglers, isolate_tasks: see `JobSpec`.
         environment: variables for the script's processes.
-        constraints: which agents it may use (`framework.scheduler.constraints`).
+        constraints: on the agents it may use (`framework.scheduler.constraints`).
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
     """
 
@@ -84,9 +84,9 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
     """Runs a training job to its end.
 
     Raises:
-        BadInputError: if the input cannot be used; nothing has been launched.
-        JobFailedError: if the master ended the framework, or a private Mesos broke down.
-        InterruptedByUserError: after Ctrl-C or SIGTERM, when everything launched has ended.
+        BadInputError: the input is invalid; nothing was launched.
+        JobFailedError: the master removed the framework, or the embedded Mesos failed.
+        InterruptedByUserError: after Ctrl-C or SIGTERM, when all tasks have ended.
     """
     job_id = new_job_id(request.entry.script)
     checkpoint_dir = absolute_folder(request.checkpoint_dir or f"{RUNS_FOLDER}/{job_id}")
@@ -99,7 +99,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             with (
                 request.mesos.connect() as master,
                 request.mesos.bundle_server({token: request.archive}.get, master) as server,
-                _marked(request, job_id, checkpoint_dir),
+                _mark_in_use(request, job_id, checkpoint_dir),
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
                 result = _run(request, spec, master, observer, made)
@@ -110,18 +110,17 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             job = made[0] if made else None
             raise InterruptedByUserError(_after_interruption(request, checkpoint_dir, job)) from None
         except MesosLostError as error:
-            raise JobFailedError(f"{error} {_how_to_go_on(request, checkpoint_dir, made[0])}") from error
+            raise JobFailedError(f"{error} {_how_to_resume(request, checkpoint_dir, made[0])}") from error
 
 
 def _after_interruption(request: RunRequest, checkpoint_dir: str, job: TrainingJob | None) -> str:
-    """What somebody who has pressed Ctrl-C may want to know: how the training goes on."""
     if job is None:
         return "Interrupted; nothing was started."
-    return f"Interrupted; all tasks were told to end. {_how_to_go_on(request, checkpoint_dir, job)}"
+    return f"Interrupted; all tasks were stopped. {_how_to_resume(request, checkpoint_dir, job)}"
 
 
-def _how_to_go_on(request: RunRequest, checkpoint_dir: str, job: TrainingJob) -> str:
-    """How a training goes on that was cut short."""
+def _how_to_resume(request: RunRequest, checkpoint_dir: str, job: TrainingJob) -> str:
+    """Explains how to resume an interrupted training."""
     step = job.result.checkpoint_step
     if step is None and request.checkpoint_dir is None:
         return (
@@ -130,15 +129,15 @@ def _how_to_go_on(request: RunRequest, checkpoint_dir: str, job: TrainingJob) ->
         )
     if request.checkpoint_dir is not None:
         saved = "No new checkpoint was saved" if step is None else f"The checkpoint of step {step} was saved"
-        return f"{saved}; the same command goes on from the newest checkpoint in {checkpoint_dir}."
+        return f"{saved}; the same command resumes from the newest checkpoint in {checkpoint_dir}."
     return (
         f"The checkpoint of step {step} is in {checkpoint_dir}; the same command with "
-        f"--checkpoint-dir {shlex.quote(checkpoint_dir)} goes on from there."
+        f"--checkpoint-dir {shlex.quote(checkpoint_dir)} resumes from it."
     )
 
 
-def _marked(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib.AbstractContextManager[None]:
-    """Says in the checkpoint folder that it is in use, where that is one of ours and tasks see it as we do."""
+def _mark_in_use(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib.AbstractContextManager[None]:
+    """Marks the checkpoint folder as in use, if Dike has made it and tasks see the same path."""
     if request.plan_only or "://" in checkpoint_dir:
         return contextlib.nullcontext()
     return in_use(Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.runs_here)
@@ -183,7 +182,7 @@ def _job_spec(
 def _run(
     request: RunRequest, spec: JobSpec, master: LeadingMaster, observer: JobObserver, made: list[TrainingJob]
 ) -> JobResult:
-    """Runs it; `made` has the job's state machine as soon as there is one."""
+    """Runs the job; `made` receives its state machine as soon as it exists."""
 
     def make(handle: JobHandle) -> TrainingJob:
         all_agents = functools.partial(admitted_agents, master, request.constraints)
@@ -196,7 +195,7 @@ def _run(
         make=make,
         cancel_timeout_s=kill_grace_s(spec.environment) + CANCEL_MARGIN_S,
         subscribed=lambda _: _notify_before_start(request, spec, observer),
-        interrupted=lambda: observer.notify("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)"),
+        interrupted=lambda: observer.notify("interrupted: stopping all tasks (Ctrl-C again leaves that to Mesos)"),
         constraints=request.constraints,
     )
     training = run_standalone(job, request.mesos, master)
@@ -208,15 +207,15 @@ def _notify_before_start(request: RunRequest, spec: JobSpec, observer: JobObserv
     if spec.plan_only:
         return
     if request.mesos.master is not None and request.checkpoint_dir is None:
-        where = "on the chief's agent" if spec.container is None else "in the chief's container, and go with it"
+        where = "on the chief's agent" if spec.container is None else "in the chief's container, deleted with it"
         observer.notify(
-            f"checkpoints go to {spec.checkpoint_dir} {where}; name a folder that all agents share "
-            "with --checkpoint-dir, so that a restart can find them anywhere"
+            f"checkpoints are written to {spec.checkpoint_dir} {where}; name a folder that all agents share "
+            "with --checkpoint-dir, so that a restart on another agent finds them"
         )
     if spec.profile.api in (Api.COORDINATOR, Api.LOOP):
         loop, means = "the script's own coordinator loop", "by itself"
         if spec.profile.api is Api.LOOP:
-            # Or it calls `fit`, of a model that cannot be read: that is saved as in any job.
+            # A `fit` of a model that cannot be profiled is saved as in any job.
             loop, means = "a training loop of the script's own", "by dike.checkpoint or by itself"
         observer.notify(
             f"{loop} saves and restores {means}, if at all; DIKE_CHECKPOINT_DIR in its environment names the folder"

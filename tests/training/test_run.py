@@ -324,9 +324,9 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, v1_profile: Pat
     run.process.send_signal(signal.SIGINT)
     run.result(exit_code=130)
     assert re.search(
-        "dike: Interrupted; all tasks were told to end. "
+        "dike: Interrupted; all tasks were stopped. "
         "(No checkpoint was saved yet, so the same command starts again from the beginning; --checkpoint-interval 10 "
-        r"|The checkpoint of step \d+ is in (\S+); the same command with --checkpoint-dir \2 goes on from there\.)",
+        r"|The checkpoint of step \d+ is in (\S+); the same command with --checkpoint-dir \2 resumes from it\.)",
         run.log,
     ), run.log
     # It does not wait for ever: an import of TensorFlow may outlast its patience, but not Mesos'.

@@ -1,4 +1,4 @@
-"""The options of an elastic job, and what its user is notified of."""
+"""Options of an elastic job, and notes for its user."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dike.exceptions import BadInputError
 from dike.profile import Api
 from framework.training.spec import JobSpec, Stragglers
 
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 
 
 def read_bounds(
     text: str | None, *, min_workers: int | None, max_workers: int | None, has_plan: bool
 ) -> tuple[int, int] | None:
-    """Fewest and most workers of an elastic job, from `MIN:MAX`.
+    """Parses `MIN:MAX` workers of an elastic job.
 
     Args:
         text: the value of `--elastic`; None if it was not given.
@@ -25,7 +25,7 @@ def read_bounds(
         has_plan: whether `--plan` was given.
 
     Raises:
-        BadInputError: if it cannot be read, makes no sense, or contradicts another option.
+        BadInputError: the value is malformed or contradicts another option.
     """
     if min_workers is not None and has_plan:
         raise BadInputError("The plan (--plan) says how many workers there are; leave --min-workers out.")
@@ -42,22 +42,18 @@ def read_bounds(
     if parts is None:
         raise BadInputError(f"'{text}' is not a value of --elastic; say MIN:MAX workers, such as 1:4.")
     least, most = int(parts[1]), int(parts[2])
-    if not 1 <= least <= most <= MOST_WORKERS:
+    if not 1 <= least <= most <= MAX_WORKERS:
         raise BadInputError(
-            f"--elastic {text} makes no sense; it takes MIN:MAX workers with 1 <= MIN <= MAX <= {MOST_WORKERS}."
+            f"--elastic {text} makes no sense; it takes MIN:MAX workers with 1 <= MIN <= MAX <= {MAX_WORKERS}."
         )
     return least, most
 
 
 def read_stragglers(text: str | None, *, is_elastic: bool) -> Stragglers:
-    """What is done about stragglers.
-
-    Args:
-        text: the value of `--stragglers`; None if it was not given.
-        is_elastic: whether the job can change while it trains.
+    """Parses `--stragglers`; without a value, elastic jobs replace stragglers and others report them.
 
     Raises:
-        BadInputError: if it is not one of the values, or cannot be done.
+        BadInputError: the value is unknown, or the job cannot replace workers.
     """
     if text is None:
         return "replace" if is_elastic else "report"
@@ -72,7 +68,7 @@ def read_stragglers(text: str | None, *, is_elastic: bool) -> Stragglers:
 
 
 def elastic_notes(spec: JobSpec) -> list[str]:
-    """What a user should know of an elastic job before it starts."""
+    """Notes for the user of an elastic job before it starts."""
     assert spec.elastic is not None
     notes = []
     if spec.replicas is not None:
@@ -81,5 +77,5 @@ def elastic_notes(spec: JobSpec) -> list[str]:
             "number of workers (--elastic)"
         )
     if spec.profile.api is Api.COORDINATOR:
-        notes.append("the size of the job stays as it is: its script's own loop cannot be stopped and resumed")
+        notes.append("the job keeps its size: its script's own loop cannot be stopped and resumed")
     return notes
