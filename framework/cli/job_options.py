@@ -86,7 +86,7 @@ class JobOptions:
         Raises:
             BadInputError: if something cannot be used.
         """
-        from framework.project.profiling import Forks, load_profile, profile_of_job
+        from framework.project.profiling import JobZygotes, load_profile, profile_of_job
 
         self._check(planning)
         plan_text = None if self.plan_file is None else read_text(self.plan_file, "plan")
@@ -98,7 +98,7 @@ class JobOptions:
             **self.environment,
         }
         server = zygotes()
-        forks = Forks.of_job(server, entry, environment) if server else None
+        forks = JobZygotes.warm_up(server, entry, environment) if server else None
         from dike.checkpoints import check_folder, fingerprint
         from framework.project import bundle
         from framework.training.run import RunRequest
@@ -137,9 +137,9 @@ class JobOptions:
                 self.batch_size,
                 self.checkpoint_dir,
                 forks,
-                again=self.profile_again,
-                serves=serves,
-                tell=tell,
+                refresh=self.profile_again,
+                is_acceptable=serves,
+                notify=tell,
             )
             profile = known.profile
         else:
@@ -152,7 +152,7 @@ class JobOptions:
             archive=archive,
             arguments=self.arguments,
             profile=profile,
-            kept_profile=known if known is not None and known.is_kept else None,
+            cached_profile=known if known is not None and known.is_cached else None,
             checkpoint_dir=self.checkpoint_dir,
             checkpoint_interval_s=self.checkpoint_interval_s,
             max_restarts=self.max_restarts,
@@ -262,7 +262,7 @@ def script_arguments(
         shown = script_flags(find_entry_point(script, is_module=is_module))
         for word in ours:
             option = word.partition("=")[0]
-            if not shown.shows(option):
+            if not shown.defines(option):
                 command = f"dike {context.info_name}"
                 name = f"-m {script}" if is_module else str(script)
                 raise BadInputError(

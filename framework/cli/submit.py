@@ -110,7 +110,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         script=request.entry.path,
         arguments=list(request.arguments),
         profile=request.profile.to_json(),
-        profile_is_kept=request.kept_profile is not None,
+        profile_is_kept=request.cached_profile is not None,
         checkpoint_dir=folder,
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,

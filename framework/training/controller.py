@@ -20,7 +20,7 @@ from framework.mesos.connection import Connection
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import TaskState
-from framework.project.last_words import why_hopeless
+from framework.project.failure_summary import no_restart_reason
 from framework.project.tensorflow_noise import without_noise
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.background import AtOnce, Background
@@ -74,7 +74,7 @@ class TrainingJob:
         demand: framework id -> what all other frameworks use and request; None if unknown.
         state: result of `to_state` in an earlier service; None for a new job.
         launched: ids of the tasks that may still run; all others never started or have ended. None: as in `state`.
-        patient: whether a job that try_take none of the existing agents waits for others; else that is an error.
+        patient: whether a job that fits none of the existing agents waits for others; else that is an error.
         background: runs the planner; None plans synchronously.
 
     Raises:
@@ -543,7 +543,7 @@ class TrainingJob:
         # Output before a signal is unrelated to the signal.
         output = task.outcome.tail if task.outcome and task.failed_by_itself else ""
         trained = state.result.steps is not None or state.result.checkpoint_step is not None
-        return why_hopeless(output, has_ever_trained=trained, stepped=state.stepped, again=again)
+        return no_restart_reason(output, has_ever_trained=trained, stepped=state.stepped, again=again)
 
     # Teardown.
 
@@ -593,7 +593,7 @@ class TrainingJob:
                 lost = f"a part of {task.name}'s output was lost in transit"
                 if task.adopted:
                     lost = f"the output that {task.name} wrote while no service was running is missing here"
-                self._observer.notify(f"{lost}; all of it is in {task.outcome.sandbox} on {task.node}")
+                self._observer.notify(f"{lost}; it is in {task.outcome.sandbox} on {task.node}")
 
 
 @dataclass(frozen=True)
@@ -637,7 +637,7 @@ class WorkerReplacement:
         for lost in self._lost.values():
             if now_s > lost.deadline_s:
                 waited = f"within {REPLACEMENT_TIMEOUT_S:g} s"
-                return f"{lost.task.failure}; its agent did not offer its place again {waited}"
+                return f"{lost.task.failure}; its agent did not offer its resources again {waited}"
         return ""
 
     def consider(self, agents: Sequence[AgentOffer], now_s: float) -> Launch | Decline:

@@ -64,7 +64,7 @@ class _PendingPlan:
 
     Attributes:
         answer: what to launch, or why the job has to wait.
-        agents: the offers for the launch; empty for an pending why no offer arrives.
+        agents: the offers for the launch; empty if it explains why no offer arrives.
     """
 
     answer: Future[PlannedLaunch | str]
@@ -81,7 +81,7 @@ class Planner:
         all_agents: lists every agent with its total resources; called from any thread.
         background: runs the planner.
         now_s: current time.
-        patient: whether a job that try_take none of the existing agents waits for others; else that is an error.
+        patient: whether a job that fits none of the existing agents waits for others; else that is an error.
 
     Attributes:
         allotted: maximum initial size of an elastic job in central allocation; None: the planner chooses.
@@ -310,7 +310,7 @@ class Planner:
             return []
 
     def _why_never(self, nodes: Sequence[NodeClass] | None, unmet: str, cause: Exception | None = None) -> str:
-        """Why the job does not fit even if all agents are idle; empty if it try_take, or that is not known."""
+        """Why the job does not fit even if all agents are idle; empty if it fits, or that is not known."""
         if unmet:
             return unmet
         # Cached: planning is slow.
@@ -419,7 +419,7 @@ def planned(request: PlanRequest) -> Plan:
 
 
 class TrainingSizing:
-    """The smallest size of a training job: what it needs and where it try_take."""
+    """The smallest size of a training job: what it needs and where it fits."""
 
     is_gang = True
 
@@ -429,7 +429,7 @@ class TrainingSizing:
             spec,
             max_workers=fewest,
             elastic=None if spec.elastic is None else (fewest, fewest),
-            # Whether a job try_take does not depend on its speed.
+            # Whether a job fits does not depend on its speed.
             planning=dataclasses.replace(spec.planning, measurements=()),
         )
         self._fewest = fewest
@@ -458,12 +458,12 @@ class TrainingSizing:
         except InfeasibleError as error:
             return Fit(problem=str(error))
         except SolverError as error:
-            logger.warning("it cannot be said where job %s would start: %s", self._spec.job_id, error)
+            logger.warning("cannot predict where job %s would start: %s", self._spec.job_id, error)
             return Fit()
 
     def _planned(self, nodes: Nodes) -> Fit:
         needs = self._needs(nodes)
-        # Only the planner checks whether a model try_take a GPU's memory.
+        # Only the planner checks whether a model fits a GPU's memory.
         if not any(need.gpus for need in needs) and (holders := packed(needs, nodes)):
             return Fit(holders)
         request = dataclasses.replace(plan_request(self._spec, nodes), time_limit_s=FIT_TIME_LIMIT_S)
@@ -483,10 +483,10 @@ def _fit_plan(plan: Plan, nodes: Nodes) -> Fit:
         alike = [one for one in room if one.partition("/")[0] == hostname and one not in wanted.keys() - {name}]
         able = [one for one in ([name] if name in room else alike) if one not in used]
         if not able:
-            return Fit(problem=f"Its plan wants agent {name}; the agents are {', '.join(sorted(room))}.")
+            return Fit(problem=f"Its plan needs agent {name}; the agents are {', '.join(sorted(room))}.")
         best = min(able, key=lambda one: len(need.missing(room[one])))
         if missing := need.missing(room[best]):
-            return Fit(problem=f"Its plan wants {describe(amounts)} on {name}, which is {describe(missing)} short.")
+            return Fit(problem=f"Its plan needs {describe(amounts)} on {name}, which is {describe(missing)} short.")
         used.add(best)
     return Fit(frozenset(used))
 

@@ -16,8 +16,8 @@ from framework.mesos.containers import Container, own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
 from framework.project.entry_point import RUNS_FOLDER, EntryPoint
-from framework.project.kept_profiles import KnownProfile
-from framework.project.run_folders import absolute_folder, in_use, new_job_id
+from framework.project.profile_cache import CachedProfile
+from framework.project.run_folders import absolute_folder, mark_in_use, new_job_id
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.demand import demand_on
@@ -46,7 +46,7 @@ class RunRequest:
         archive: the bundle (`framework.project.bundle.pack`).
         arguments: the script's arguments.
         profile: the model's profile.
-        kept_profile: the same, if it was read for an earlier command; None if for this one.
+        cached_profile: the same, if it was read for an earlier command; None if for this one.
         mesos: where to run it.
         checkpoint_dir: folder for checkpoints; None makes a new one below `dike-runs`.
         checkpoint_interval_s, max_restarts, planning, min_workers, max_workers, plan, plan_only, stream_all_logs,
@@ -60,7 +60,7 @@ class RunRequest:
     archive: bytes
     arguments: tuple[str, ...]
     profile: ModelProfile
-    kept_profile: KnownProfile | None = None
+    cached_profile: CachedProfile | None = None
     mesos: MesosAccess = field(default_factory=MesosAccess)
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float = 60.0
@@ -99,12 +99,12 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             with (
                 request.mesos.connect() as master,
                 request.mesos.bundle_server({token: request.archive}.get, master) as server,
-                _mark_in_use(request, job_id, checkpoint_dir),
+                _mark_folder(request, job_id, checkpoint_dir),
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
                 result = _run(request, spec, master, observer, made)
-                if request.kept_profile is not None and result.profile is not None:
-                    request.kept_profile.replaced_by(result.profile)
+                if request.cached_profile is not None and result.profile is not None:
+                    request.cached_profile.replace_with(result.profile)
                 return result
         except KeyboardInterrupt:
             job = made[0] if made else None
@@ -136,11 +136,11 @@ def _how_to_resume(request: RunRequest, checkpoint_dir: str, job: TrainingJob) -
     )
 
 
-def _mark_in_use(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib.AbstractContextManager[None]:
+def _mark_folder(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib.AbstractContextManager[None]:
     """Marks the checkpoint folder as in use, if Dike has made it and tasks see the same path."""
     if request.plan_only or "://" in checkpoint_dir:
         return contextlib.nullcontext()
-    return in_use(Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.runs_here)
+    return mark_in_use(Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.runs_here)
 
 
 def _job_spec(
@@ -156,7 +156,7 @@ def _job_spec(
         script=request.entry.path,
         arguments=request.arguments,
         profile=request.profile,
-        profile_is_kept=request.kept_profile is not None,
+        profile_is_kept=request.cached_profile is not None,
         checkpoint_dir=checkpoint_dir,
         bundle_url=bundle_url,
         python=request.mesos.python(master),

@@ -15,7 +15,7 @@ from dike.task import Role, is_chief
 from executor.messages import Outcome
 from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
-from framework.project.last_words import error_words, same_again
+from framework.project.failure_summary import error_summary, failure_signature_of
 from solver import Plan, PlannedTask
 from solver.plain import can_share
 from solver.settings import GPUS_PER_WORKER, PlanSettings
@@ -257,7 +257,9 @@ class JobTask:
     def failure_signature(self) -> str:
         """Signature of a failure of the script or the installation; empty if it may be transient."""
         if self.outcome is not None:
-            return f"{self.outcome.exit_code} {same_again(self.outcome.tail)}" if self.failed_by_itself else ""
+            return (
+                f"{self.outcome.exit_code} {failure_signature_of(self.outcome.tail)}" if self.failed_by_itself else ""
+            )
         return "no executor" if self.state is TaskState.FAILED and not self.executor_seen and not self.joined else ""
 
     @property
@@ -276,7 +278,7 @@ class JobTask:
     def last_words(self) -> str:
         """The error with which its script failed; empty if it was stopped."""
         # Output before a signal is unrelated to the signal.
-        return error_words(self.outcome.tail) if self.outcome and self.failed_by_itself else ""
+        return error_summary(self.outcome.tail) if self.outcome and self.failed_by_itself else ""
 
     @property
     def output_location(self) -> str:

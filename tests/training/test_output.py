@@ -115,7 +115,7 @@ def test_of_what_comes_ahead_the_newest_is_kept(stage: OutputStage, monkeypatch:
         stage.writes(offset, data)
     stage.update(stage.chief, "TASK_LOST")
     assert stage.watcher.output == b"four "
-    assert [note[:8] for note in stage.watcher.notes if "have not come" in note] == ["14 bytes"]
+    assert [note[:8] for note in stage.watcher.notes if "are missing here" in note] == ["14 bytes"]
 
 
 def test_what_came_ahead_precedes_the_end_of_the_output(stage: OutputStage) -> None:
@@ -133,7 +133,7 @@ def test_gaps_in_output_that_comes_too_fast_are_told_together(stage: OutputStage
     assert [note[:9] for note in stage.watcher.notes] == ["10 bytes ", "432 bytes"]
     stage.writes(1_000, b"x", skipped=509)
     stage.update(stage.chief, "TASK_FINISHED")
-    assert [note[:9] for note in stage.watcher.notes if "have not come" in note][2:] == ["509 bytes"]
+    assert [note[:9] for note in stage.watcher.notes if "are missing here" in note][2:] == ["509 bytes"]
 
 
 def test_what_the_executor_does_not_have_any_more_is_told(stage: OutputStage) -> None:
@@ -212,4 +212,4 @@ def test_whatever_is_lost_the_output_is_whole(
         return stage.watcher.output == b"".join(lines)
 
     wait_until(is_whole, "all of the output", said=lambda: stage.watcher.output[-200:])
-    assert not [note for note in stage.watcher.notes if "have not come" in note]
+    assert not [note for note in stage.watcher.notes if "are missing here" in note]

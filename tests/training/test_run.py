@@ -139,12 +139,12 @@ def test_a_model_that_has_changed_behind_the_scripts_back_is_planned_again(
     width.write_text("5")
     again, said = run()
     assert again == ["width 5", "width 5", "width 5", "fit 31"]
-    assert "the model of train.py is as it was on" in said
+    assert "using the profile of train.py read on" in said
     assert "planning again" in said
     assert "0 restarts" in said
     third, said = run()
     assert third == ["width 5", "fit 31"]
-    assert "the model of train.py is as it was on" in said
+    assert "using the profile of train.py read on" in said
     assert "planning again" not in said
 
 

@@ -79,7 +79,7 @@ def without(spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], surplus: frozen
     """Lays the job out less the workers with the ids `surplus`."""
     size = dataclasses.replace(size_of(plan), workers=size_of(plan).workers - len(surplus))
     target = _Layouter(spec, plan, [task for task in tasks if task.task_id not in surplus], ()).to(size)
-    # Shrinking always try_take.
+    # Shrinking always fits.
     assert target is not None
     return dataclasses.replace(target, surplus=surplus)
 

@@ -28,23 +28,23 @@ def read_bounds(
         BadInputError: the value is malformed or contradicts another option.
     """
     if min_workers is not None and has_plan:
-        raise BadInputError("The plan (--plan) says how many workers there are; leave --min-workers out.")
+        raise BadInputError("The plan (--plan) sets the number of workers; leave --min-workers out.")
     if min_workers is not None and max_workers is not None and min_workers > max_workers:
         raise BadInputError(f"--min-workers is {min_workers}, more than --max-workers {max_workers}; change one.")
     if text is None:
         return None
     if has_plan:
         raise BadInputError("A job that follows a plan (--plan) keeps its size; leave --elastic out.")
-    for name, count, bound in (("--min-workers", min_workers, "least"), ("--max-workers", max_workers, "most")):
+    for name, count, bound in (("--min-workers", min_workers, "minimum"), ("--max-workers", max_workers, "maximum")):
         if count is not None:
-            raise BadInputError(f"--elastic already says how many workers there are at {bound}; leave {name} out.")
+            raise BadInputError(f"--elastic already sets the {bound} number of workers; leave {name} out.")
     parts = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", text)
     if parts is None:
-        raise BadInputError(f"'{text}' is not a value of --elastic; say MIN:MAX workers, such as 1:4.")
+        raise BadInputError(f"'{text}' is not a value of --elastic; give MIN:MAX workers, such as 1:4.")
     least, most = int(parts[1]), int(parts[2])
     if not 1 <= least <= most <= MAX_WORKERS:
         raise BadInputError(
-            f"--elastic {text} makes no sense; it takes MIN:MAX workers with 1 <= MIN <= MAX <= {MAX_WORKERS}."
+            f"--elastic {text} is out of range; give MIN:MAX workers with 1 <= MIN <= MAX <= {MAX_WORKERS}."
         )
     return least, most
 
@@ -64,7 +64,7 @@ def read_stragglers(text: str | None, *, is_elastic: bool) -> Stragglers:
             return value
     near = difflib.get_close_matches(text, get_args(Stragglers), 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    raise BadInputError(f"'{text}' is not a value of --stragglers{hint}; say replace, report or ignore.")
+    raise BadInputError(f"'{text}' is not a value of --stragglers{hint}; give replace, report or ignore.")
 
 
 def elastic_notes(spec: JobSpec) -> list[str]:

@@ -105,7 +105,7 @@ class StragglerFinder:
         """Starts the backoff of a straggler, whether its replacement succeeds or no other agent has room."""
         count = self._attempts.get(slow.task_id, 0)
         if count == 0 and not has_room:
-            self._observer.notify(f"{slow.name} stays where it is until another agent has room for it")
+            self._observer.notify(f"{slow.name} stays on its agent until another agent has room for it")
         self._attempts[slow.task_id] = count + 1
         self._backoff_until_s[slow.task_id] = now_s + self._backoff_s * 2**count
 
