@@ -81,12 +81,7 @@ def own_token_file() -> Path:
 
 
 def read_or_create_secret(path: Path, new: str, what: str) -> str:
-    """Reads a secret from a file that only its owner may read; creates the file if it is missing.
-
-    Args:
-        path: the file.
-        new: the secret to create it with.
-        what: the kind of secret, for messages.
+    """Reads a secret from a file that only its owner may read; creates the file with `new` if it is missing.
 
     Raises:
         BadInputError: the file cannot be written or read, or others may read it.
@@ -117,11 +112,7 @@ def _write_once(path: Path, text: str) -> None:
 
 
 def signature(what: str, data: bytes) -> str:
-    """Signs data that this account stores where other accounts can write.
-
-    Args:
-        what: the purpose; a signature is valid for no other.
-        data: the data.
+    """Signs data that this account stores where other accounts can write; valid only for the purpose `what`.
 
     Raises:
         BadInputError: the account's key cannot be written or read.

@@ -52,12 +52,7 @@ class ClusterAccess:
         return str(self.zygotes_link) if self.zygotes_link.exists() else ""
 
     def write(self, mesos_file: Path, zygotes: Path) -> None:
-        """Writes the secret in Mesos' form, and publishes it and the zygote server's socket.
-
-        Args:
-            mesos_file: credentials file of the daemons.
-            zygotes: the zygote server's socket.
-        """
+        """Writes the daemons' credentials file and publishes the secret and the zygote server's socket."""
         _write(mesos_file, json.dumps({"credentials": [{"principal": PRINCIPAL, "secret": self.secret}]}))
         self.secret_file.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         _write(self.secret_file, self.secret)

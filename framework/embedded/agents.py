@@ -81,13 +81,7 @@ class AgentSpec:
         }
 
     def with_defaults(self, models: Sequence[str], blocks: list[PortBlock], devices: Iterator[int]) -> AgentSpec:
-        """The spec with defaults for missing resources, ports and the GPU model.
-
-        Args:
-            models: models of the machine's GPUs.
-            blocks: free blocks of ports; one that is used is removed.
-            devices: free device numbers.
-        """
+        """The spec with defaults for missing resources, ports and the GPU model; removes a block that it uses from `blocks`."""
         resources = self.resources or local_resources()
         if not self.specifies(GPU_DEVICES):
             resources = ";".join(

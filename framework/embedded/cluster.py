@@ -53,10 +53,7 @@ class Agent:
 
     Attributes:
         name: its hostname in Mesos, `agent-0` and so on.
-        pid: its process id.
-        port: port of its HTTP interface.
         work_dir: folder of its state and sandboxes.
-        spec: its resources, with defaults.
     """
 
     name: str
@@ -77,7 +74,6 @@ class EmbeddedCluster:
     (HTTP basic); see docs/security.md.
 
     Attributes:
-        access: address and secret.
         failure: why the cluster has failed, in one sentence; empty while it has not.
     """
 

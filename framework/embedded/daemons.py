@@ -31,8 +31,6 @@ class Daemon(ABC):
 
     Attributes:
         name: name of its log and work folder; also an agent's hostname.
-        port: port of its HTTP interface.
-        pid: process id, as last started.
         started_at: Unix time of its last start.
     """
 
@@ -81,7 +79,6 @@ class AgentDaemon(Daemon):
     """An agent.
 
     Attributes:
-        spec: its resources, with defaults.
         master: returns the master's `host:port` or `zk://` URI when the agent starts.
     """
 
@@ -103,10 +100,6 @@ class DaemonRunner:
     """Starts and signals the daemons of one cluster.
 
     Args:
-        control: the supervisor, their parent.
-        files: the cluster's files.
-        access: the cluster's address and secret.
-        library: the Mesos library.
         spare_ports: for daemons whose port was taken.
     """
 

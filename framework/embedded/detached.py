@@ -36,7 +36,6 @@ class DetachedCluster:
     """A detached cluster that was started.
 
     Attributes:
-        master: its `host:port`.
         supervisor_pid: process that ends the cluster on SIGTERM.
         supervisor_started: Unix time of that process's start, which detects reuse of its id.
         agent_pids: hostname -> process id of each agent, as first started.

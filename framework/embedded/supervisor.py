@@ -100,7 +100,6 @@ class Daemon:
     """A started daemon and its state.
 
     Attributes:
-        pid: process id, as last started.
         status: exit status; None while it runs.
         is_kept: whether it is restarted when it ends.
     """

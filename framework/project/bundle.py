@@ -140,10 +140,7 @@ def _too_large(folder: Path, size_limit_bytes: int) -> str:
 
 
 def bundled_files(folder: Path) -> Iterator[Path]:
-    """Yields the bundled files of a folder, and its empty subfolders.
-
-    Args:
-        folder: an absolute path without links.
+    """Yields the bundled files of a folder (absolute, without links), and its empty subfolders.
 
     Raises:
         BadInputError: a folder or a list of exclusions cannot be read.
@@ -152,11 +149,7 @@ def bundled_files(folder: Path) -> Iterator[Path]:
 
 
 def is_bundled(path: Path, folder: Path) -> bool:
-    """Whether a folder, or something in it, is part of a bundle.
-
-    Args:
-        path: an absolute path without links.
-        folder: the bundled folder.
+    """Whether a folder `path` (absolute, without links), or something in it, is part of the bundle of `folder`.
 
     Raises:
         BadInputError: a list of exclusions cannot be read.
@@ -166,11 +159,7 @@ def is_bundled(path: Path, folder: Path) -> bool:
 
 
 def check(archive: bytes, script: str) -> None:
-    """Validates an uploaded archive as the executors will.
-
-    Args:
-        archive: untrusted data.
-        script: path that it must contain.
+    """Validates an untrusted archive as the executors will.
 
     Raises:
         BadInputError: it is too large, compressed or not, is no archive, contains paths outside of its folder, or lacks
@@ -197,7 +186,6 @@ class _Files:
 
     Args:
         folder: an absolute path without links.
-        exclude: see `pack`.
     """
 
     def __init__(self, folder: Path, exclude: Collection[Path] = ()) -> None:

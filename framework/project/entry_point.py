@@ -72,11 +72,7 @@ class EntryPoint:
 
 
 def find_entry_point(name: str | Path, *, is_module: bool = False) -> EntryPoint:
-    """Finds the script or module, from the working folder.
-
-    Args:
-        name: path of a script, or a module's name.
-        is_module: which of the two.
+    """Finds a script by its path or a module by its name, from the working folder.
 
     Raises:
         BadInputError: it does not exist.
@@ -123,12 +119,7 @@ def _find_module(name: str) -> EntryPoint:
 
 
 def environment_for_tasks(entry: EntryPoint, *, on_this_machine: bool) -> dict[str, str]:
-    """The variables of this process that are passed to the script's processes: library settings, nothing private.
-
-    Args:
-        entry: the script.
-        on_this_machine: whether its processes run on this machine, so that paths are valid there.
-    """
+    """The variables of this process that tasks get: library settings, nothing private; paths only `on_this_machine`."""
     names = [name for name in os.environ if name in PORTABLE_VARIABLES or name.startswith("TF_")]
     values = {name: os.environ[name] for name in names if name not in EXCLUDED_VARIABLES}
     if on_this_machine:
@@ -147,13 +138,7 @@ def planning_environment(for_tasks: Mapping[str, str]) -> dict[str, str]:
 
 
 def hint(error: str, entry: EntryPoint, for_tasks: Mapping[str, str]) -> str:
-    """A hint for the error of a script that misses a variable or a file; empty if there is none.
-
-    Args:
-        error: the error as Python prints it.
-        entry: the script.
-        for_tasks: the variables passed to it.
-    """
+    """A hint for the error of a script that misses a variable or a file; empty if there is none."""
     if found := re.search(r"KeyError: '(\w+)'", error):
         name = found[1]
         if name in os.environ and name not in for_tasks:

@@ -49,7 +49,6 @@ class CachedProfile:
     """A model's profile.
 
     Attributes:
-        profile: the profile.
         read_s: Unix time at which it was read.
         cache_file: its cache file; None if it cannot be cached.
         is_cached: whether it was read for an earlier command.
@@ -106,12 +105,7 @@ def cached_profile(
 
 
 def content_of(folder: Path, paths: Iterable[Path]) -> str | None:
-    """Hashes names and contents of files; None if they are too many, or one cannot be read.
-
-    Args:
-        folder: a folder.
-        paths: files and folders below it, in any order.
-    """
+    """Hashes names and contents of files below `folder`; None if they are too many, or one cannot be read."""
     digest, left = hashlib.sha256(), MAX_HASHED_BYTES
     try:
         known = sorted(itertools.islice(paths, MAX_FILES + 1))
@@ -131,11 +125,7 @@ def content_of(folder: Path, paths: Iterable[Path]) -> str | None:
 
 
 def libraries(names: Iterable[str]) -> dict[str, Any]:
-    """Library -> its time of installation, or hash of its source if it is not installed, to detect changes.
-
-    Args:
-        names: top-level modules; missing ones are left out.
-    """
+    """Installed library -> time of installation, or hash of its source if it is not in `site-packages`."""
     found: dict[str, Any] = {}
     for name in names:
         try:

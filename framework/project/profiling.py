@@ -199,7 +199,7 @@ def _inputs(entry: EntryPoint, content: str | None, call: Sequence[str], batch_s
         entry: the script.
         content: hash of its files.
         call: where it runs, and its arguments.
-        batch_size: samples per step of one worker; None for the script's own.
+        batch_size: as for `load_profile`.
     """
     if content is None:
         return None
@@ -233,9 +233,7 @@ class _ProfilingProcess:
 
     Attributes:
         model: a script or `keras:NAME`.
-        arguments: the script's arguments.
         batch_size: samples per step of one worker; None for the script's own.
-        environment: the child's variables.
         folder: its working folder; None for the current one.
         shown_as: that folder in its output, and the replacement shown; None shows all output immediately.
         zygotes: forks the child; None starts a new interpreter.
@@ -340,7 +338,6 @@ class JobZygotes:
 
     Attributes:
         path: the server's socket.
-        kind: the kind of zygote.
     """
 
     path: str
@@ -348,13 +345,7 @@ class JobZygotes:
 
     @classmethod
     def warm_up(cls, path: str, entry: EntryPoint, for_tasks: Mapping[str, str]) -> JobZygotes | None:
-        """Starts warming up a zygote for a job's tasks; None if its script cannot be read.
-
-        Args:
-            path: the server's socket.
-            entry: the script.
-            for_tasks: variables passed to its tasks.
-        """
+        """Starts warming up a zygote for a job's tasks; None if its script cannot be read."""
         try:
             setup = Setup(LAUNCHER, script_facts(entry).preload, for_tasks)
         except BadInputError:
@@ -389,7 +380,6 @@ class _ChildOutput:
 
     Args:
         shown_as: see `_ProfilingProcess`.
-        name: the script's name.
     """
 
     def __init__(self, shown_as: tuple[bytes, bytes] | None, name: str) -> None:

@@ -49,7 +49,6 @@ class RunFolders:
     """The runs below a folder. A `path` is that of a run, `NAME`, or of a trial, `NAME` and `trial-3`.
 
     Args:
-        root: the folder.
         results_too: whether outputs and logs of scripts are removed with the checkpoints.
 
     Raises:
@@ -172,10 +171,7 @@ class RunFolders:
 def mark_in_use(folder: Path, run: str, *, make: bool) -> Iterator[None]:
     """Marks a folder as used by an active run, within the context.
 
-    Args:
-        folder: the checkpoint folder.
-        run: the run's name.
-        make: whether to make the folder for this run; else it is marked only if an earlier run has made it.
+    Without `make` the folder is the user's, and is marked only if an earlier run has made it.
 
     Raises:
         BadInputError: the folder is not writable.

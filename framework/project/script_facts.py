@@ -200,9 +200,7 @@ def _preloadable_of_function(entry: EntryPoint) -> tuple[str, ...]:
 def _imports(tree: ast.AST, package: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
     """Module and imported members of each import that runs when the module is loaded, in order.
 
-    Args:
-        tree: the module.
-        package: its package; if empty, relative imports are left out.
+    Without a `package`, relative imports are left out.
     """
     for node in ast.iter_child_nodes(tree):
         yield from _imports_in(node, package)

@@ -56,11 +56,7 @@ class ParamStyle(enum.StrEnum):
 
 
 def script_arguments(flags: Mapping[str, str], parameters: Mapping[str, Value]) -> tuple[list[str], list[str]]:
-    """Formats parameters as a script's arguments.
-
-    Args:
-        flags: parameter -> its flag, as described in this module; a parameter without one is left out.
-        parameters: name -> value.
+    """Formats parameters as a script's arguments; one without a flag is left out.
 
     Returns:
         The words before the script's other arguments, and those after them.
@@ -127,7 +123,6 @@ class ScriptFlags:
     """The flags that the source of a script defines.
 
     Args:
-        trees: the script's modules.
         is_complete: whether these are all of its own modules.
         libraries: imported modules that are neither its own nor Python's; None if unknown.
     """
@@ -459,7 +454,6 @@ class _ParamsUse:
     """The script's use of `dike.params`.
 
     Attributes:
-        is_used: whether it is called.
         names: the parameters that it names.
         is_closed: whether it can read no others.
     """

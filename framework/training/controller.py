@@ -66,11 +66,8 @@ class TrainingJob:
     Pass every event to `handle` and call `tick` a few times a second, from one thread, until `done`.
 
     Args:
-        spec: the submitted job.
-        observer: receives notifications.
         all_agents: lists every agent with its total resources, used or not; None if unknown. Distinguishes a job that
             has to wait from one that can never start. Called from any thread.
-        clock: seconds, monotonic.
         demand: framework id -> what all other frameworks use and request; None if unknown.
         state: result of `to_state` in an earlier service; None for a new job.
         launched: ids of the tasks that may still run; all others never started or have ended. None: as in `state`.
@@ -212,9 +209,7 @@ class TrainingJob:
     def hold(self, competing_jobs: Callable[[], int], sample_runs: int) -> None:
         """Hands the decision on its size to the central allocation; no-op for a job that is not elastic.
 
-        Args:
-            competing_jobs: returns the number of jobs that share the agents.
-            sample_runs: number of other sizes to measure before the first decision on a running job.
+        First the speeds of `sample_runs` other sizes are measured.
         """
         self._is_centrally_allocated, self._competing_jobs, self._sample_runs = True, competing_jobs, sample_runs
         if self._resizer is not None:
@@ -306,12 +301,7 @@ class TrainingJob:
             self._end_attempt(self._task_ended(task, counts=not was_interrupted and not task.missed_executor))
 
     def _task_ended(self, task: JobTask, *, counts: bool) -> AttemptEnd | None:
-        """Decides whether the end of a task ends the attempt.
-
-        Args:
-            task: the task.
-            counts: whether this is a failure, if the task has not finished.
-        """
+        """Decides whether the end of a task ends the attempt; `counts`: as a failure, if it has not finished."""
         resizer = self._resizer
         if resizer is not None:
             resizer.task_ended(task)
@@ -475,7 +465,7 @@ class TrainingJob:
             self.result.failure = refusal
             if end.task is not None and end.task.outcome is not None:
                 self.result.failed_tail = without_noise(end.task.outcome.tail)
-                self.result.last_words = end.task.last_words
+                self.result.last_words = end.task.script_failure
         return not refusal
 
     def _count_or_refuse_restart(self, end: AttemptEnd) -> str:
@@ -601,7 +591,6 @@ class _Lost:
     """A lost worker.
 
     Attributes:
-        task: the lost task.
         deadline_s: time limit for its agent's offer.
         replacement: the task being launched in its place; None before.
     """

@@ -40,14 +40,8 @@ def place(
 ) -> list[JobTask]:
     """Assigns each task of the plan its agent, executor, port and GPU devices.
 
-    Args:
-        spec: the job.
-        plan: tasks on named nodes.
-        agents: unused offers.
-        serial: number of this launch, part of the task ids.
-        avoid_ports: ports that failed before; used only if there is no other.
-        held: running tasks of the job, whose GPU devices are not assigned again.
-        executors: id -> Mesos' ExecutorInfo of those that they share.
+    Ports in `avoid_ports`, which failed before, are used only if there is no other. GPU devices of the running tasks
+    `held` are not assigned again. `serial` numbers the launches of a job and is part of the task ids.
 
     Raises:
         DoesNotFitError: a node is not on offer or has too little.
@@ -90,15 +84,9 @@ def place(
 def choose_executor(
     spec: JobSpec, task: JobTask, agent: AgentOffer, others: Iterable[JobTask], executors: Executors, new: str
 ) -> None:
-    """Sets the executor of a task: that of another task of its job on its agent, or a new one.
+    """Sets the executor of a task: that of another task of its job on its agent, or a new one with the id `new`.
 
-    Args:
-        spec: the job.
-        task: the task; updated.
-        agent: where it is launched.
-        others: other tasks of the job, including those of the same launch.
-        executors: id -> Mesos' ExecutorInfo of existing shared executors.
-        new: id of a new shared executor, the same for all tasks of a launch on an agent.
+    `others` include tasks of the same launch, and all tasks of a launch on an agent share `new`.
     """
     # A container sees the GPUs of all its tasks; unless Dike assigns them, tasks cannot distinguish them.
     if spec.isolate_tasks or (task.planned.gpus and not _assigns_gpus(spec, agent.pool)):
@@ -151,7 +139,7 @@ def launch_operation(
         cluster: addresses of the whole job.
         agent: the offers to use.
         attempt: number of earlier starts of the job.
-        executors: id -> Mesos' ExecutorInfo of existing shared executors.
+        executors: existing shared executors.
         standby: whether the tasks only warm up (`executor.messages.LaunchOrder`).
 
     Raises:

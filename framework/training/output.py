@@ -60,11 +60,8 @@ class ReportReader:
     """Applies executors' messages; malformed ones are logged and ignored.
 
     Args:
-        spec: the job.
         state: receives the chief's progress and checkpoints, and the placement.
-        observer: receives notifications.
         listener: receives what matters for the size of the job.
-        output: receives the output.
     """
 
     def __init__(
@@ -144,7 +141,6 @@ class _Request:
     """A request to an executor to send output again.
 
     Attributes:
-        sent_s: when it was last sent.
         pause_s: delay before it is sent again.
         ahead_s: when the first output beyond the gap arrived; None if none did.
         ahead: that output, used if the gap is skipped.
@@ -179,11 +175,7 @@ class OutputReader:
     """Passes output on in order and requests missing output again.
 
     Args:
-        spec: the job.
-        run: its current attempt.
         outbox: receives messages for executors; delivery is not guaranteed.
-        observer: receives the output.
-        clock: seconds, monotonic.
     """
 
     def __init__(

@@ -46,7 +46,6 @@ class PlannedLaunch:
     """A launch of the whole job.
 
     Attributes:
-        plan: the plan.
         tasks: its tasks, in the order of the plan.
         operations: agent id -> its launch operation.
         nodes: the machines that the plan was made for.
@@ -75,12 +74,8 @@ class Planner:
     """Plans a job on the offers, in the background, while offers may be withdrawn and others arrive.
 
     Args:
-        spec: the job.
-        run: its current attempt.
         observer: receives the reasons to wait.
         all_agents: lists every agent with its total resources; called from any thread.
-        background: runs the planner.
-        now_s: current time.
         patient: whether a job that fits none of the existing agents waits for others; else that is an error.
 
     Attributes:
@@ -132,12 +127,7 @@ class Planner:
     def consider(self, agents: Sequence[AgentOffer], now_s: float) -> PlannedLaunch | Decline | Later:
         """Plans on the offers; notifies the user why the job has to wait.
 
-        Args:
-            agents: the offers; while planning, the remaining ones of those before.
-            now_s: current time.
-
-        Returns:
-            A launch on these offers, if one is planned.
+        While planning, `agents` are the remaining ones of the offers before.
 
         Raises:
             InfeasibleError: the job can never fit, and is not patient.
@@ -152,10 +142,6 @@ class Planner:
 
     def tick(self, now_s: float, *, connected: bool) -> None:
         """Notifies the user why no offer arrives.
-
-        Args:
-            now_s: current time.
-            connected: whether offers can arrive.
 
         Raises:
             InfeasibleError: the job can never fit, and is not patient.
@@ -176,10 +162,6 @@ class Planner:
 
         Afterwards `allotted` can be set: the job then starts with tasks of this plan's shape. Planned on all agents,
         its tasks would be so large that few jobs could share the agents.
-
-        Args:
-            now_s: current time.
-            competing_jobs: number of jobs that share the agents.
 
         Returns:
             None while planning, and if the job does not fit: the user is notified and planning is repeated later.
@@ -333,11 +315,6 @@ def plan_for(
 ) -> Plan:
     """The plan to follow on these agents: the submitted one, or the best found.
 
-    Args:
-        spec: the job.
-        agents: the offers.
-        whole_agents: lists all known agents with their total resources.
-
     Raises:
         InfeasibleError: the job does not fit the offers.
     """
@@ -353,15 +330,10 @@ def plan_for(
 
 
 def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exception | None = None) -> None:
-    """Checks that the job would fit if all agents were idle.
-
-    Args:
-        spec: the job.
-        nodes: all agents with their total resources; None if unknown.
-        cause: why it does not fit the current offers.
+    """Checks that the job would fit if all agents, given with their total resources, were idle.
 
     Raises:
-        InfeasibleError: it would not.
+        InfeasibleError: it would not; chained to `cause`, why it does not fit the current offers.
     """
     if not nodes:
         return
@@ -384,12 +356,9 @@ def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exc
 
 
 def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> PlanRequest:
-    """The planner's request for a job on these machines.
+    """The planner's request for a job on the free resources of machines.
 
-    Args:
-        spec: the job.
-        nodes: the free resources of the machines.
-        all_nodes: all known machines with their total resources.
+    `all_nodes` are all known machines with their total resources.
     """
     fewest, most = (spec.min_workers, spec.max_workers) if spec.elastic is None else spec.elastic
     planning = spec.planning

@@ -44,14 +44,10 @@ class RunRequest:
     Attributes:
         entry: the script and the folder of its bundle.
         archive: the bundle (`framework.project.bundle.pack`).
-        arguments: the script's arguments.
-        profile: the model's profile.
         cached_profile: the same, if it was read for an earlier command; None if for this one.
-        mesos: where to run it.
         checkpoint_dir: folder for checkpoints; None makes a new one below `dike-runs`.
         checkpoint_interval_s, max_restarts, planning, min_workers, max_workers, plan, plan_only, stream_all_logs,
             elastic, resize_interval_s, stragglers, isolate_tasks: see `JobSpec`.
-        environment: variables for the script's processes.
         constraints: on the agents it may use (`framework.scheduler.constraints`).
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
     """

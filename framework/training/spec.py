@@ -35,22 +35,17 @@ class JobSpec:
     Attributes:
         job_id: unique identifier, part of its tasks' names.
         script, arguments: path of the script inside its bundle, and its arguments.
-        profile: the model's profile.
         profile_is_kept: whether the profile was read for an earlier command, so that the chief has to compare it.
         checkpoint_dir, checkpoint_interval_s: folder for checkpoints, the same path on all agents, and their interval.
         max_restarts: maximum number of failures survived without a newer checkpoint in between.
-        planning: settings of the planner.
         min_workers: minimum number of workers of a job with parameter servers; None allows one plain task.
         max_workers: maximum number of workers; None for no limit.
         plain: whether it is one plain task without ps, as are its checkpoints; None while there are none.
         plan: the plan to follow; None to make one.
-        bundle_url: URL of the bundle.
-        python: interpreter that runs the executor on the agents.
         container: container of the tasks; None for the agent's own file system.
         plan_only: whether the job ends with its plan, without a launch.
         hand_out_gpus: whether Dike assigns GPU devices, for agents that neither isolate nor announce them.
         stream_all_logs: whether every task streams its output, not only the chief.
-        environment: variables for the script's processes.
         elastic: minimum and maximum number of workers of an elastic job; None for a job of constant size.
         resize_interval_s: minimum seconds between two changes of size.
         stragglers: what to do about workers that are much slower than the others.
@@ -132,8 +127,6 @@ class JobTask:
     """One Mesos task of a job.
 
     Attributes:
-        task_id: its Mesos id.
-        planned: its line in the plan.
         agent_id, node: where it runs, for Mesos and for people.
         host, port: address of its TensorFlow server.
         gpu_devices: indices of its devices; empty if none.
@@ -275,7 +268,7 @@ class JobTask:
         return f"{self.name} {self.state.verb} on {self.node}: {why}"
 
     @property
-    def last_words(self) -> str:
+    def script_failure(self) -> str:
         """The error with which its script failed; empty if it was stopped."""
         # Output before a signal is unrelated to the signal.
         return error_summary(self.outcome.tail) if self.outcome and self.failed_by_itself else ""
@@ -291,9 +284,6 @@ class Resize:
     """One change of a job's size.
 
     Attributes:
-        from_workers, from_ps: counts before.
-        to_workers, to_ps: counts after.
-        reason: why.
         step: the saved step.
         cost_s: seconds from the chief's stop to the first step after it.
     """
@@ -319,11 +309,9 @@ class JobResult:
         placement: variable -> device on which the chief found it.
         steps, loss: the last progress that the chief reported.
         checkpoint_dir, checkpoint_step: the checkpoint folder, and the newest checkpoint's step; None before the first.
-        failure: why it failed; empty if it did not.
         failed_tail: the end of the failed task's output.
         last_words: the script's error in there; empty if the script was stopped.
         profile: the model that the chief has found, if it differs from the planned one.
-        resizes: changes of size, in order.
     """
 
     succeeded: bool = False

@@ -48,7 +48,6 @@ class JobRun:
         serial: number of the next launch, part of its task ids.
         plan: the plan followed; None before the first.
         tasks: id -> task, including tasks outside of the attempt (`JobTask.member`).
-        cluster: role -> addresses, in the order of the index.
         used_ports: ports that failed before, used again only if there is no other.
         executors: id -> Mesos' ExecutorInfo of shared executors; Mesos requires the same one in each later launch.
     """
@@ -104,12 +103,7 @@ class JobRun:
         )
 
     def add(self, tasks: Iterable[JobTask], operations: Iterable[Mapping[str, Any]]) -> None:
-        """Adds the tasks of one launch.
-
-        Args:
-            tasks: the tasks.
-            operations: the operations that launch them.
-        """
+        """Adds the tasks of one launch."""
         self.tasks.update({task.task_id: task for task in tasks})
         self.serial += 1
         for operation in operations:
@@ -144,9 +138,6 @@ class TrainingState:
     """Full state of a training job's state machine.
 
     Attributes:
-        run: plan and tasks.
-        result: the result so far.
-        phase: current phase.
         will_restart: whether it restarts when all tasks have stopped.
         cancelled: whether its end was requested.
         stepped: whether the attempt has made a step.
@@ -291,9 +282,7 @@ def _stored() -> TypeAdapter[_Stored]:
 def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
     """Decodes a result of `StateWriter.write`.
 
-    Args:
-        values: the JSON values, with the amounts of output stored as `received`: task -> stream -> bytes.
-        spec: the job.
+    The values also contain the amounts of output stored, as `received`: task -> stream -> bytes.
 
     Raises:
         BadInputError: they are malformed or of another version.

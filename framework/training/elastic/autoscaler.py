@@ -69,7 +69,6 @@ class Decision:
     """A size to change to.
 
     Attributes:
-        size: the size.
         reason: a sentence for the user.
         beneficiaries: ids of the frameworks for which the job shrinks.
         needs_no_offers: whether the change only removes tasks and so needs no offers.
@@ -85,8 +84,6 @@ class Autoscaler:
     """Decides the size of a job, across all its attempts.
 
     Args:
-        spec: the job.
-        run: its current attempt.
         demand: returns what other frameworks use and request; None if unknown.
 
     Attributes:
@@ -117,12 +114,7 @@ class Autoscaler:
         return self._models is not None
 
     def plan_ahead(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
-        """Sets up the speed model from a plan made in advance, whose task shapes the job will use.
-
-        Args:
-            plan: the plan.
-            nodes: the machines with their total resources.
-        """
+        """Sets up the speed model from a plan made in advance for these machines, with their total resources."""
         if self._models is None or self._models.worker != plan.option.worker:
             self._models = JobModels(self._spec, plan, nodes)
         self._least_ps = self._planned_ps = plan.option.ps
@@ -167,12 +159,7 @@ class Autoscaler:
         )
 
     def launched(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
-        """Updates the models for a plan just launched, whose task shapes may be new.
-
-        Args:
-            plan: the plan.
-            nodes: the machines that it was made for.
-        """
+        """Updates the models for a plan just launched, which may have other task shapes."""
         self._shrinks.clear()
         # With fewer ps each shard is larger than the memory that a ps has for it.
         self._least_ps = min(plan.option.ps, self._planned_ps or plan.option.ps)
@@ -226,11 +213,7 @@ class Autoscaler:
         return self._cached_demand
 
     def sample_sizes(self, runs: int) -> list[Size]:
-        """Smaller sizes whose measured speeds would improve the model most, the largest first.
-
-        Args:
-            runs: maximum number; returns none if measuring costs more than a small part of the remaining time.
-        """
+        """At most `runs` smaller sizes to measure, the largest first; none if that costs too much of the remaining time."""
         assert self._spec.elastic is not None
         assert self._models is not None
         models, now = self._models, size_of(self._plan)
@@ -323,7 +306,6 @@ class Situation:
     """Input of a decision.
 
     Attributes:
-        now: the job's size.
         sizes: other sizes within the user's bounds for which there is room.
         samples_left: samples still to train; the trained number if unknown.
         cost_s: cost of a change in seconds.
@@ -347,10 +329,6 @@ def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Deci
     While others wait, a job above its fair share shrinks to it at any cost. Otherwise it grows (up to its share while
     others request resources) or shrinks if that saves time. With a central allocation it shrinks to the given size
     immediately and never exceeds it.
-
-    Args:
-        situation: the input.
-        samples_per_s: predicted speed of a size.
     """
     now, fair = situation.now, situation.fair_workers
     if situation.waiting and fair is not None and fair < now.workers:
@@ -399,13 +377,9 @@ def _shrink(situation: Situation, fair: int, samples_per_s: Callable[[Size], flo
 
 
 def work_balance(replicas: int | None, size: Size) -> float:
-    """Fraction of time in which the workers of a synchronous job compute, if a step is a fixed number of gradients.
+    """Fraction of time in which the workers of a synchronous job compute, if a step is `replicas` gradients.
 
     If the workers do not divide that number evenly, some compute one gradient more and the others wait.
-
-    Args:
-        replicas: gradients of one step; None for a job without such steps.
-        size: the job's size.
     """
     if replicas is None:
         return 1.0
@@ -417,15 +391,10 @@ class JobModels:
     """Models of a job's speed and remaining time, in samples.
 
     Args:
-        spec: the job.
         plan: its first plan; predicts the speed until one is measured.
-        nodes: machines that it may use.
 
     Attributes:
-        worker: resources of one worker.
-        amounts: resources of its tasks.
         max_ps: maximum number of useful parameter servers.
-        has_begun: whether it has made a step.
     """
 
     def __init__(self, spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass]) -> None:

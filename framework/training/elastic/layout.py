@@ -33,7 +33,6 @@ class Layout:
     """A job at another size.
 
     Attributes:
-        plan: the plan at that size.
         stays: id of each remaining task -> its line in the plan.
         new: lines of the plan without a task.
         surplus: ids of tasks to remove.
@@ -56,15 +55,7 @@ def size_of(plan: Plan) -> Size:
 def layout(
     spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], size: Size, agents: Sequence[AgentOffer]
 ) -> Layout | None:
-    """Lays the job out at another size, with tasks of the same shape; None if there is no room.
-
-    Args:
-        spec: the job.
-        plan: its current plan.
-        tasks: its current tasks.
-        size: the new size.
-        agents: usable offers.
-    """
+    """Lays the job out at another size, with tasks of the same shape; None if there is no room."""
     return _Layouter(spec, plan, tasks, agents).to(size)
 
 

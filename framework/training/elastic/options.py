@@ -16,13 +16,7 @@ MAX_WORKERS = 1024
 def read_bounds(
     text: str | None, *, min_workers: int | None, max_workers: int | None, has_plan: bool
 ) -> tuple[int, int] | None:
-    """Parses `MIN:MAX` workers of an elastic job.
-
-    Args:
-        text: the value of `--elastic`; None if it was not given.
-        min_workers: the value of `--min-workers`.
-        max_workers: the value of `--max-workers`.
-        has_plan: whether `--plan` was given.
+    """Parses `MIN:MAX` workers of an elastic job; None without `--elastic`.
 
     Raises:
         BadInputError: the value is malformed or contradicts another option.

@@ -44,12 +44,6 @@ def additional_tasks(
 ) -> tuple[list[JobTask], dict[str, dict[str, Any]]]:
     """Creates the tasks that a change of size adds, and by agent the operations that launch them.
 
-    Args:
-        spec: the job.
-        run: its current attempt.
-        target: the layout after the change.
-        agents: unused offers.
-
     Raises:
         DoesNotFitError: there is no room for them.
     """
@@ -81,18 +75,11 @@ class RunningResize:
     """Carries out one change.
 
     Args:
-        spec: the job.
         run: its current attempt; becomes the next one.
-        slots: the slots of the tasks.
-        target: the layout after the change.
         new: the additional tasks, already launched.
         reason: shown to the user.
-        now_s: current time.
 
     Attributes:
-        target, new, reason: as given.
-        before: the size before the change.
-        stage: its progress.
         stopped_s: when the chief was asked to stop.
     """
 

@@ -54,7 +54,6 @@ class _ResizeLaunch:
 
     Attributes:
         resize: starts the change at a given time, after the launch.
-        new: the tasks.
         operations: agent id -> its launch operation.
     """
 
@@ -67,13 +66,9 @@ class Resizer(ReportListener):
     """Changes the size of one running job, one change at a time.
 
     Args:
-        spec: the job.
-        run: its current attempt.
         outbox: receives messages for executors.
-        observer: receives notifications.
         result: receives the completed changes.
         demand: returns what other frameworks use and request; None if unknown.
-        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -129,11 +124,7 @@ class Resizer(ReportListener):
         self._autoscaler.plan_ahead(plan, nodes)
 
     def hold(self, sample_runs: int) -> None:
-        """Hands the decision on its size to the central allocation (`scale_to`).
-
-        Args:
-            sample_runs: number of other sizes to measure first.
-        """
+        """Hands the decision on its size to the central allocation, after `sample_runs` other sizes were measured."""
         self._decides_size = False
         self._sample_runs = sample_runs
 
@@ -142,11 +133,7 @@ class Resizer(ReportListener):
         return self._autoscaler.is_known
 
     def view(self, *, runs: bool) -> JobView:
-        """The job as the allocation policy sees it.
-
-        Args:
-            runs: whether it has tasks; else it waits.
-        """
+        """The job as the allocation policy sees it."""
         if not runs:
             return self._autoscaler.view(None, can_change=True, can_grow=True)
         if self._resize is not None:
@@ -243,15 +230,7 @@ class Resizer(ReportListener):
     # Timed work.
 
     def tick(self, now_s: float, *, may_begin: bool) -> str:
-        """Runs what is due.
-
-        Args:
-            now_s: current time.
-            may_begin: whether a change may begin now.
-
-        Returns:
-            Why the job has to restart; empty if it need not.
-        """
+        """Runs what is due; returns why the job has to restart, empty if it need not."""
         self._slots.send(now_s)
         if self._adoption is not None:
             failure = self._adoption.tick()
@@ -321,12 +300,7 @@ class Resizer(ReportListener):
         return dataclasses.replace(self._spare_workers(), leaving=going)
 
     def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
-        """Requests the release of exactly these tasks; an empty set withdraws the request.
-
-        Args:
-            task_ids: the tasks.
-            reason: a sentence for the user.
-        """
+        """Requests the release of exactly these tasks; an empty set withdraws the request."""
         if task_ids and not self._reclaimed_ids:
             self._gathering_since_s = None
         self._reclaimed_ids = task_ids
@@ -464,9 +438,7 @@ class Adoption:
     """Waits until all slots of the attempt have reported what they run.
 
     Args:
-        spec: the job.
         run: the saved attempt.
-        slots: the slots of its tasks.
     """
 
     def __init__(self, spec: JobSpec, run: JobRun, slots: ElasticSlots) -> None:

@@ -22,8 +22,6 @@ class Straggler:
     """A worker that has been slow in several consecutive reports.
 
     Attributes:
-        index: the worker's index.
-        steps_per_s: its speed.
         median_steps_per_s: the median of all workers.
     """
 
@@ -46,10 +44,7 @@ class StragglerDetector:
         self._slow: dict[int, int] = {}
 
     def add(self, rates: Mapping[int, float]) -> Straggler | None:
-        """Applies one report.
-
-        Args:
-            rates: worker index -> steps per second, of the workers that it covers.
+        """Applies one report, worker index -> steps per second of the workers that it covers.
 
         Returns:
             The slowest worker that was slow in its last `MIN_SLOW_REPORTS` reports; None if there is none.
@@ -73,8 +68,6 @@ class StragglerFinder:
     """Finds the tasks that are stragglers and notifies the user once for each.
 
     Args:
-        run: the job's current attempt.
-        observer: receives notifications.
         backoff_s: backoff before a straggler that was not replaced is returned again; doubles each time.
     """
 
