@@ -60,7 +60,6 @@ class ClusterAccess:
         self.zygotes_link.symlink_to(zygotes)
 
     def remove(self) -> None:
-        """Removes what `write` has published."""
         self.secret_file.unlink(missing_ok=True)
         self.zygotes_link.unlink(missing_ok=True)
 

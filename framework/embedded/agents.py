@@ -71,7 +71,6 @@ class AgentSpec:
         return amount
 
     def gpu_devices(self) -> set[int]:
-        """The GPU device numbers in a checked text."""
         return {
             device
             for part in _parts(self.resources)
@@ -81,7 +80,7 @@ class AgentSpec:
         }
 
     def with_defaults(self, models: Sequence[str], blocks: list[PortBlock], devices: Iterator[int]) -> AgentSpec:
-        """The spec with defaults for missing resources, ports and the GPU model; removes a block that it uses from `blocks`."""
+        """Fills in missing resources, ports and the GPU model; removes the block that it uses from `blocks`."""
         resources = self.resources or local_resources()
         if not self.specifies(GPU_DEVICES):
             resources = ";".join(

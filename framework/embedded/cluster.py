@@ -191,7 +191,6 @@ class EmbeddedCluster:
 
     @property
     def zygotes(self) -> str:
-        """The zygote server's socket (`executor.zygote_server`)."""
         return str(self._files.zygotes)
 
     def stop(self) -> None:
@@ -270,7 +269,6 @@ class EmbeddedCluster:
         self.wait_for_agents(READY_TIMEOUT_S)
 
     def _prepare(self) -> DaemonRunner:
-        """Makes the work folder, reserves ports, starts the supervisor and the zygote server."""
         if self._files.work_dir != Path():
             raise DikeError("A cluster object can be started only once: make another.")
         self._library = ensure_library()

@@ -35,8 +35,6 @@ class AgentGoneError(Exception):
 
 
 class Agent:
-    """The agent's executor API."""
-
     def __init__(self, environment: dict[str, str]) -> None:
         self._endpoint = environment["MESOS_AGENT_ENDPOINT"]
         self._path = "/" + environment["MESOS_SLAVE_PID"].split("@")[0] + "/api/v1/executor"
@@ -74,7 +72,6 @@ class CommandExecutor:
         self._unacknowledged: dict[str, dict[str, Any]] = {}
 
     def run(self) -> int:
-        """Handles the agent's events until the task is over; returns the exit status."""
         last_seen = time.monotonic()
         while True:
             try:
@@ -143,7 +140,6 @@ class CommandExecutor:
         os._exit(0)
 
     def _await_child(self, task: dict[str, Any]) -> tuple[str, str]:
-        """Waits for the command's end; returns the task's final state and a message."""
         child = self._child
         if child is None:
             return "TASK_KILLED", "Command was not started"
@@ -162,7 +158,6 @@ class CommandExecutor:
         threading.Thread(target=self._kill, args=(grace_s,), daemon=True).start()
 
     def _kill(self, grace_s: float) -> None:
-        """Ends the command: SIGTERM to its process group, SIGKILL `grace_s` seconds later."""
         with self._changed:
             self._kill_requested = True
             child = self._child
@@ -200,7 +195,6 @@ class CommandExecutor:
 
 
 def _start(command: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Starts the command of a CommandInfo in a process group of its own."""
     variables = command.get("environment", {}).get("variables", [])
     environment = os.environ | {variable["name"]: variable.get("value", "") for variable in variables}
     value = command.get("value", "")
@@ -211,7 +205,6 @@ def _start(command: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _grace_s(policy: dict[str, Any] | None) -> float:
-    """Seconds between SIGTERM and SIGKILL in a KillPolicy."""
     nanoseconds = ((policy or {}).get("grace_period") or {}).get("nanoseconds")
     return DEFAULT_GRACE_S if nanoseconds is None else int(nanoseconds) / 1e9
 

@@ -46,7 +46,6 @@ class SupervisorControl:
         return self._process.pid
 
     def start(self, name: str, argv: Sequence[str], env: dict[str, str], log: Path) -> int:
-        """Starts the daemon `name`; returns its process id."""
         return int(
             self._ask({"command": "start", "name": name, "argv": list(argv), "env": env, "log": str(log)})["pid"]
         )
@@ -60,7 +59,6 @@ class SupervisorControl:
         return self._ask({"command": "given_up"})
 
     def running_pid(self, name: str) -> int:
-        """Process id of the daemon `name`, as last started."""
         return int(self._ask({"command": "look", "name": name})["pid"])
 
     def signal(self, name: str, number: signal.Signals) -> None:

@@ -110,7 +110,6 @@ def run_containerizer(mesos: Mesos, arguments: Sequence[str]) -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the system kill this process when its parent `parent` ends."""
     prctl: Callable[..., int] = ctypes.CDLL(None).prctl
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # It ended before the call.

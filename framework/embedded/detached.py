@@ -104,7 +104,6 @@ class DetachedCluster:
 
 
 def find() -> DetachedCluster | None:
-    """The detached cluster, if it is up."""
     try:
         cluster = typed.read(DetachedCluster, json.loads(_state_file().read_text()))
     except FileNotFoundError:

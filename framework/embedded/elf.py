@@ -61,8 +61,6 @@ class ElfError(ValueError):
 
 @dataclass(frozen=True)
 class _Segment:
-    """A part of the file that is mapped into memory."""
-
     address: int
     offset: int
     size: int
@@ -100,14 +98,12 @@ class _SharedLibrary:
         self.versions = self.offset_of(self.tags[DT_VERSYM])
 
     def offset_of(self, address: int) -> int:
-        """Offset in the file of a memory address."""
         for segment in self.segments:
             if segment.address <= address < segment.address + segment.size:
                 return address - segment.address + segment.offset
         raise ElfError(f"address {address:#x} is in no segment")
 
     def string(self, position: int) -> bytes:
-        """The name at `position` of the dynamic string table."""
         start = self.strings + position
         return bytes(self.data[start : self.data.index(0, start)])
 
@@ -188,7 +184,6 @@ def _redirect(library: _SharedLibrary, dropped_versions: set[int]) -> None:
 
 
 def _rewrite_dynamic(library: _SharedLibrary, kept: list[int]) -> None:
-    """Writes the dynamic section without the dropped libraries."""
     first_need = library.tags[DT_VERNEED] + kept[0] - library.offset_of(library.tags[DT_VERNEED])
     changed = {DT_VERNEED: first_need, DT_VERNEEDNUM: len(kept)}
     entries = [

@@ -96,7 +96,6 @@ def _is_protected(path: Path) -> bool:
 
 
 def _make(target: Path) -> None:
-    """Downloads, checks and edits the file, and moves it to `target` atomically."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="making-") as folder:
         archive = _local_archive() or download_archive(Path(folder) / ARCHIVE_NAME)
         draft = Path(folder) / target.name

@@ -66,7 +66,6 @@ def reserve_blocks(count: int) -> list[PortBlock]:
 
 
 def is_free(port: int) -> bool:
-    """Whether no socket of this machine is bound to the TCP port."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))

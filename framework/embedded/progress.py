@@ -26,7 +26,6 @@ class _Bar:
         return self
 
     def update(self, increment: int) -> None:
-        """Adds `increment` bytes."""
         self._progress.advance(self._task, increment)
 
     def __exit__(

@@ -19,7 +19,6 @@ HERE = Path(__file__).resolve().parent
 INTERPRETER = (sys.executable, "-SEsP")
 """Python without site packages, user settings or the program's folder: the programs need only the standard library."""
 ZYGOTES = "zygotes"
-"""Name of the zygote server, of its log and its folder."""
 DAEMON_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Variables that the daemons inherit from the owner."""
 EXECUTOR_VARIABLES = ("PATH", "TMPDIR", PROCESSES_VARIABLE)
@@ -35,7 +34,6 @@ class ClusterFiles:
 
     @property
     def programs(self) -> Path:
-        """Folder of the helper programs that agents start."""
         return self.work_dir / "libexec"
 
     @property
@@ -45,14 +43,12 @@ class ClusterFiles:
 
     @property
     def zygotes(self) -> Path:
-        """Socket of the zygote server."""
         return self.work_dir / "zygotes.sock"
 
     def log(self, name: str) -> Path:
         return self.work_dir / f"{name}.log"
 
     def daemon(self, name: str) -> Path:
-        """Work folder of a daemon."""
         return self.work_dir / name
 
     def log_tail(self, name: str) -> str:

@@ -68,7 +68,6 @@ def task_processes(work_dir: str) -> list[int]:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Ids of all living descendants of `ancestor`."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -133,7 +132,6 @@ class Daemon:
         self._stopped_s = None
 
     def signal(self, number: int) -> None:
-        """Sends a signal on behalf of the owner."""
         self.is_kept = self.is_kept and number not in ENDING_SIGNALS
         if number in (signal.SIGSTOP, signal.SIGCONT):
             self._is_stopped_by_owner = number == signal.SIGSTOP
@@ -169,8 +167,6 @@ class Daemon:
 
 
 class Supervisor:
-    """The daemons of one cluster."""
-
     def __init__(self, owner: int, work_dir: str) -> None:
         self._owner: int | None = owner
         self._work_dir = work_dir
@@ -185,7 +181,6 @@ class Supervisor:
         self._stopping = True
 
     def serve(self) -> None:
-        """Answers the owner's requests until the cluster must end."""
         while not self._stopping:
             inputs = [STANDARD_INPUT] if self._owner else []
             readable, _, _ = select.select(inputs, [], [], POLL_INTERVAL_S)
@@ -239,7 +234,6 @@ class Supervisor:
         return {"pid": daemon.pid, "status": daemon.status}
 
     def _detach(self) -> None:
-        """Closes the pipes to the owner and ignores its end."""
         self._owner = None
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, STANDARD_INPUT)
@@ -269,7 +263,6 @@ class Supervisor:
         return [self._daemons[name].pid for name in names if self._daemons[name].status is None]
 
     def clean_up(self) -> None:
-        """Ends all processes of the cluster."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         agents = [name for name in self._daemons if name.startswith(AGENT_PREFIX)]

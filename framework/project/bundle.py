@@ -295,7 +295,6 @@ class _Server(http.server.ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def set_deadline(self, request: socket.socket, seconds: float) -> None:
-        """Sets a connection's deadline, counted from now."""
         with self._lock:
             self._deadlines[request] = time.monotonic() + seconds
 
@@ -319,7 +318,6 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 def new_token() -> str:
-    """Creates a secret that names an archive."""
     return secrets.token_urlsafe(24)
 
 

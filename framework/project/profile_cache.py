@@ -175,7 +175,6 @@ def _cache_file(name: str, inputs: object, environment: Mapping[str, str]) -> Pa
 
 
 def _dike_version() -> str | None:
-    """Hash of Dike's own source."""
     own = Path(dike.__path__[0])
     return content_of(own, own.rglob("*.py"))
 

@@ -242,7 +242,6 @@ class TrainingJob:
         return self._state.outcome()
 
     def close(self) -> None:
-        """Cancels planning in the background."""
         self._planner.abandon()
 
     # Events.
@@ -273,7 +272,6 @@ class TrainingJob:
         self._output.subscribed()
 
     def _adopt_tasks(self) -> AttemptEnd | None:
-        """Adopts the tasks that an earlier service started."""
         lost = [task for task in self._run.members if task.state.is_terminal() and not task.finished]
         for task in lost:
             if not self._is_replaceable(task):
@@ -377,7 +375,6 @@ class TrainingJob:
 
     @property
     def _launcher(self) -> WorkerReplacement | Resizer | None:
-        """The component that uses offers while the job runs."""
         if self._replacement.active:
             return self._replacement
         return self._resizer if self._resizer is not None and self._resizer.wants_offers else None
@@ -577,7 +574,6 @@ class TrainingJob:
         self._state.phase = Phase.DONE
 
     def _report_lost_output(self) -> None:
-        """Notifies the user where to find the missing output."""
         for task in self._run.members:
             if not task.logs_complete and self._spec.is_chief(task.planned) and task.outcome is not None:
                 lost = f"a part of {task.name}'s output was lost in transit"
@@ -611,7 +607,6 @@ class WorkerReplacement:
 
     @property
     def active(self) -> bool:
-        """Whether any worker is being replaced."""
         return bool(self._lost)
 
     def clear(self) -> None:
@@ -622,7 +617,6 @@ class WorkerReplacement:
         self._lost[task.name] = _Lost(task, now_s + REPLACEMENT_TIMEOUT_S)
 
     def tick(self, now_s: float) -> str:
-        """Returns why the job has to restart; empty if it need not."""
         for lost in self._lost.values():
             if now_s > lost.deadline_s:
                 waited = f"within {REPLACEMENT_TIMEOUT_S:g} s"

@@ -24,8 +24,7 @@ class JobObserver:
     def launched(self, tasks: Sequence[JobTask]) -> None:
         """The tasks were passed to Mesos."""
 
-    def task_changed(self, task: JobTask) -> None:
-        """A task's state changed."""
+    def task_changed(self, task: JobTask) -> None: ...
 
     def progress(self, task: JobTask) -> None: ...
 

@@ -40,8 +40,7 @@ GAP_REPORT_INTERVAL_S = 60.0
 class ReportListener:
     """Receives the reports that matter for the size of a job; this base class ignores them."""
 
-    def progressed(self, task: JobTask) -> None:
-        """The task has reported a step."""
+    def progressed(self, task: JobTask) -> None: ...
 
     def saved(self, step: int) -> None: ...
 

@@ -183,7 +183,6 @@ class Planner:
         self._waiting_since_s = now_s
 
     def abandon(self) -> None:
-        """Cancels planning in the background."""
         if self._planning_ahead is not None:
             self._planning_ahead.cancel()
             self._planning_ahead = None

@@ -116,7 +116,6 @@ def _after_interruption(request: RunRequest, checkpoint_dir: str, job: TrainingJ
 
 
 def _how_to_resume(request: RunRequest, checkpoint_dir: str, job: TrainingJob) -> str:
-    """Explains how to resume an interrupted training."""
     step = job.result.checkpoint_step
     if step is None and request.checkpoint_dir is None:
         return (

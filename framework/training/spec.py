@@ -87,7 +87,6 @@ class JobSpec:
         return self.elastic[1] if self.elastic is not None and self.profile.synchronous else None
 
     def with_profile(self, profile: ModelProfile) -> JobSpec:
-        """The same job for the model that its chief has found."""
         return dataclasses.replace(self, profile=profile, profile_is_kept=False)
 
     def is_chief(self, planned: PlannedTask) -> bool:
@@ -180,12 +179,11 @@ class JobTask:
 
     @property
     def shown_state(self) -> str:
-        """Its state for people: a task that was killed on request is shown as "ended"."""
+        """Its state for people: a task killed on request has "ended"."""
         return "ended" if self._was_stopped else str(self.state)
 
     @property
     def shown_verb(self) -> str:
-        """The same as a verb, after its name in a sentence."""
         return "ended" if self._was_stopped else self.state.verb
 
     @property
@@ -215,7 +213,6 @@ class JobTask:
 
     @property
     def executor_has_ended(self) -> bool:
-        """Whether it ended with its executor, and so with all tasks of that executor."""
         return ended_with_executor(self.state, self.reason)
 
     @property
@@ -233,7 +230,6 @@ class JobTask:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether it ended because another process uses its checkpoint folder."""
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_FENCED
 
     @property

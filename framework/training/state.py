@@ -70,7 +70,6 @@ class JobRun:
         return {task.task_id: task.agent_id for task in self.tasks.values() if not task.state.is_terminal()}
 
     def stop(self) -> None:
-        """Requests the end of all tasks."""
         for task_id in self.live():
             self.tasks[task_id].stop_requested = True
 
@@ -87,7 +86,6 @@ class JobRun:
         return all(task.finished for task in self.members if spec.computes(task.planned))
 
     def clear(self) -> None:
-        """Clears the attempt before another one."""
         self.attempt += 1
         for task in self.members:
             task.member = False
@@ -103,7 +101,6 @@ class JobRun:
         )
 
     def add(self, tasks: Iterable[JobTask], operations: Iterable[Mapping[str, Any]]) -> None:
-        """Adds the tasks of one launch."""
         self.tasks.update({task.task_id: task for task in tasks})
         self.serial += 1
         for operation in operations:
@@ -229,8 +226,6 @@ class _Stored:
 
 
 class StateWriter:
-    """Encodes the state of one job, repeatedly."""
-
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._plan: Plan | None = None
@@ -332,7 +327,6 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
 
 
 def stored_checkpoint_dir(values: Mapping[str, Any] | None) -> str | None:
-    """The checkpoint folder in a job's stored state; None if there is none."""
     found = None if values is None else values.get("checkpoint_dir")
     return found if isinstance(found, str) else None
 

@@ -59,7 +59,6 @@ class OptionString(ctypes.Structure):
 
 
 def zeroed(size_bytes: int = OBJECT_BYTES) -> Any:
-    """Memory for a C++ object."""
     return ctypes.create_string_buffer(size_bytes)
 
 
@@ -83,8 +82,6 @@ def state_on(storage: Any) -> Any:
 
 
 class Mesos:
-    """The library, with the calls that both daemons need."""
-
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
         self._kept: list[Any] = []  # C++ holds pointers to these until the process ends.
@@ -140,11 +137,9 @@ class Mesos:
         return upid
 
     def wait(self, upid: Any) -> None:
-        """Waits until the libprocess process has ended."""
         self.call(names.WAIT, upid, ctypes.c_int64(-(10**9)))
 
     def execute(self, launch: Any) -> int:
-        """Runs `mesos-containerizer launch`."""
         function = getattr(self._library, names.LAUNCH_EXECUTE)
         function.restype = ctypes.c_int
         return int(function(ctypes.byref(launch)))

@@ -169,7 +169,6 @@ class Autoscaler:
         known.restarted()
 
     def restarted(self) -> None:
-        """Restarts speed measurement, after the same tasks or some of them were restarted."""
         if self._models is not None:
             self._models.restarted()
 
@@ -182,7 +181,6 @@ class Autoscaler:
         return self._models is not None and self._models.measure(size_of(self._plan))
 
     def choose(self, sizes: Collection[Size], now_s: float) -> Decision | None:
-        """Returns the best of these sizes; None to keep the current one."""
         assert self._models is not None
         demand = self._current_demand(now_s)
         fair, waiting = None, list[FrameworkUse]()
@@ -213,7 +211,7 @@ class Autoscaler:
         return self._cached_demand
 
     def sample_sizes(self, runs: int) -> list[Size]:
-        """At most `runs` smaller sizes to measure, the largest first; none if that costs too much of the remaining time."""
+        """At most `runs` smaller sizes to measure, the largest first; none if that costs too much of the time left."""
         assert self._spec.elastic is not None
         assert self._models is not None
         models, now = self._models, size_of(self._plan)
@@ -232,7 +230,6 @@ class Autoscaler:
         return layout(self._spec, self._plan, self._run.members, size, ())
 
     def record(self, decision: Decision, now_s: float) -> None:
-        """Records that the decision is being carried out."""
         self._shrinks.record(decision.beneficiaries, now_s)
 
     def sizes(self) -> list[Size]:
@@ -250,7 +247,6 @@ class Autoscaler:
         return [size for size in dict.fromkeys(sizes) if size != now]
 
     def layouts(self, agents: Sequence[AgentOffer], now_s: float) -> dict[Size, Layout]:
-        """The layouts of the candidate sizes that fit these offers."""
         usable = [agent for agent in agents if not self._avoided.excludes(agent.agent_id, now_s)]
         members = self._run.members
         found = {size: layout(self._spec, self._plan, members, size, usable) for size in self.sizes()}
@@ -288,7 +284,6 @@ def worker_counts(now: int, least: int, most: int, replicas: int | None) -> list
 
 
 def _worker_and_rest(tasks: Iterable[JobTask]) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Resources of one worker, and of all other tasks together."""
     worker: dict[str, float] = {}
     rest = {"cpus": 0.0, "mem": 0.0, "gpus": 0.0}
     for task in tasks:
@@ -450,7 +445,6 @@ class JobModels:
         return table * np.array([work_balance(self._spec.replicas, Size(w + 1, 1)) for w in range(table.shape[1])])
 
     def sample_sizes(self, min_workers: int) -> list[Size]:
-        """Sizes whose measured speeds would improve the model most."""
         return [Size(*counts) for counts in sample_sizes(self._speed, SAMPLE_SIZE_COUNT, min_workers)]
 
     def knows_length(self, total_steps: int | None) -> bool:
@@ -560,7 +554,6 @@ class ShrinkHistory:
         self._since_s.clear()
 
     def record(self, ids: Iterable[str], now_s: float) -> None:
-        """Records that resources were released for these frameworks."""
         for name in ids:
             self._since_s.setdefault(name, now_s)
 

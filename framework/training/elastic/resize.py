@@ -127,7 +127,6 @@ class RunningResize:
 
     @property
     def late(self) -> list[JobTask]:
-        """The additional tasks that are not ready."""
         return [task for task in self.new if not self._is_ready(task)]
 
     @property
@@ -161,7 +160,6 @@ class RunningResize:
         return Resize(before.workers, before.ps, after.workers, after.ps, self.reason, saved_step, cost_s)
 
     def abandon(self) -> None:
-        """Cancels the change before it has begun."""
         for task in self.new:
             task.stop_requested = True
 

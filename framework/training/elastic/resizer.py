@@ -120,7 +120,6 @@ class Resizer(ReportListener):
     # Events of the job.
 
     def plan_ahead(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
-        """Sets up the speed model from a plan made in advance for these machines, as if they were idle."""
         self._autoscaler.plan_ahead(plan, nodes)
 
     def hold(self, sample_runs: int) -> None:
@@ -133,7 +132,6 @@ class Resizer(ReportListener):
         return self._autoscaler.is_known
 
     def view(self, *, runs: bool) -> JobView:
-        """The job as the allocation policy sees it."""
         if not runs:
             return self._autoscaler.view(None, can_change=True, can_grow=True)
         if self._resize is not None:
@@ -166,7 +164,6 @@ class Resizer(ReportListener):
         )
 
     def adopt(self, state: ElasticState) -> None:
-        """Adopts a job that an earlier service started."""
         self.begin(state.nodes)
         self._saved_step, self._is_size_fixed = state.saved_step, state.is_frozen
         # The earlier service has made the sample runs.
@@ -175,7 +172,6 @@ class Resizer(ReportListener):
         self._adoption = Adoption(self._spec, self._run, self._slots)
 
     def stop(self) -> None:
-        """Resets it: all tasks are being killed."""
         self._resize = self._straggler = self._adoption = None
         self._is_sampling = False
         self._next_s = math.inf
@@ -328,7 +324,6 @@ class Resizer(ReportListener):
     # Launches.
 
     def consider(self, agents: Sequence[AgentOffer], now_s: float) -> Launch | Decline:
-        """Decides the job's size given these offers."""
         self._gathering_since_s = None
         self._decide(agents, now_s)
         if self._launching is None and self._resize is None and now_s - self._scaled_s < RELEASE_POLL_TIMEOUT_S:
@@ -454,7 +449,6 @@ class Adoption:
 
     @property
     def is_over(self) -> bool:
-        """Whether all slots match the saved state."""
         return not self._open
 
     def tick(self) -> str:

@@ -51,13 +51,11 @@ class ElasticSlots:
         self._slots[task.task_id] = _Slot(task, WantedProcess(_STATUS_REQUEST, process))
 
     def update(self, status: ElasticStatus) -> None:
-        """Applies a slot's status."""
         slot = self._slots.get(status.task_id)
         if slot is not None and (slot.status is None or status.number >= slot.status.number):
             slot.status = status
 
     def send(self, now_s: float) -> None:
-        """Sends states that are not acknowledged and due."""
         for task_id, slot in list(self._slots.items()):
             if slot.task.state.is_terminal():
                 del self._slots[task_id]
