@@ -64,7 +64,7 @@ class MasterDaemon(Daemon):
 
     @property
     def flags_path(self) -> str:
-        # Without leadership a master answers for its state with a redirection to the leader.
+        # A master that does not lead redirects requests for its state to the leader.
         return "/master/state" if self.zookeeper is None else "/master/flags"
 
     def arguments(self) -> tuple[str, ...]:

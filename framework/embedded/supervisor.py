@@ -9,7 +9,7 @@ input and reads one answer per line:
     {"command": "keep", "name": ...}                      -> {"pid": ...}   (from then on it is restarted)
     {"command": "signal", "name": ..., "signal": ...}     -> {"pid": ...}   (a daemon ended or stopped so stays so)
     {"command": "look", "name": ...}                      -> {"pid": ..., "status": null or its exit status}
-    {"command": "given_up"}                                 -> name of a daemon no longer restarted: last exit status
+    {"command": "given_up"}                               -> name of a daemon no longer restarted: last exit status
     {"command": "detach"}                                 -> {}   (from then on only SIGTERM ends it)
     {"command": "stop"}                                   no answer: it ends
 

@@ -355,7 +355,7 @@ class JobZygotes:
         return zygotes
 
     def fork(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int) -> int | None:
-        """JobZygotes a process that reads a model; returns its id, None if that fails."""
+        """Forks a process that reads a model; returns its id, None if that fails."""
         script, *others = arguments
         changes = self.kind.changes(environment)
         request = ForkRequest(Path(script), others, folder, changes, module=f"{CAPTURE}.__main__")
@@ -390,7 +390,6 @@ class _ChildOutput:
         self._lock = threading.Lock()
 
     def follow(self, source: BinaryIO) -> None:
-        """Copies lines until their source ends."""
         tensorflow_noise.forward(source, self)
 
     def write(self, line: bytes) -> None:
@@ -425,7 +424,6 @@ class _ChildOutput:
 
 
 def _environment(values: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment, with additional settings."""
     environment = {key: value for key, value in values.items() if key not in ("DIKE_MASTER", "DIKE_TASK")}
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # Reading a model needs no GPU memory; TensorFlow would take all of it.

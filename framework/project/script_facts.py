@@ -167,7 +167,6 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _preloadable(tree: ast.Module) -> Iterator[str]:
-    """The libraries that a module imports and that are preloadable and installed."""
     imports = list(_imports(tree))
     uses_tensorflow = _uses_tensorflow_as_dike(tree)
     for name, members in imports:
@@ -223,7 +222,6 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
 
 
 def _names_used_of_dike(tree: ast.Module) -> set[str]:
-    """The names that a module uses of `dike`."""
     aliases: set[str] = set()
     asked: set[str] = set()
     for node in ast.walk(tree):

@@ -48,8 +48,6 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class ParamStyle(enum.StrEnum):
-    """How parameters are passed to the script."""
-
     FLAGS = "flags"
     KEY_VALUE = "key=value"
     NONE = "none"
@@ -111,7 +109,6 @@ class _Definition:
         return spelled | ({self.dest} if self.dest else set())
 
     def spelling(self, name: str) -> str:
-        """Its spelling for a parameter of this name."""
         plain = name.replace("-", "_")
         same = [one for one in self.names if one.lstrip("-").replace("-", "_") == plain]
         long = [one for one in self.names if one.startswith("--")]
@@ -206,7 +203,6 @@ class ScriptFlags:
         return start + "|".join(f"{spelling}={word}" for word in found.booleans)
 
     def _undefined(self, script: str, name: str, *, has_booleans: bool) -> str | None:
-        """Handles a parameter for which the source defines no flag."""
         is_closed = self._is_closed()
         if self._params_use.is_used and (is_closed or not (self._has_parser or self._reads_argv)):
             if self._is_complete and self._params_use.is_closed and name not in self.literals | self._params_use.names:

@@ -106,7 +106,7 @@ class JobRun:
         for operation in operations:
             for info in operation["launch"]["task_infos"]:
                 self.executors[executor_of(info)] = info["executor"]
-        # One of a task's own id takes no other.
+        # An executor with its task's id accepts no other task.
         shared = {task.executor_id for task in self.tasks.values() if not task.state.is_terminal()} - self.tasks.keys()
         self.executors = {name: info for name, info in self.executors.items() if name in shared}
 

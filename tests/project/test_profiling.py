@@ -167,7 +167,7 @@ def test_a_saved_profile_cannot_be_read_again(scripts: Scripts) -> None:
 
 
 class EndedForks:
-    """JobZygotes that are over, and reaped by another, before whoever asks for them hears of them."""
+    """Forks that are over, and reaped by another, before whoever asks for them hears of them."""
 
     def fork(self, arguments: Sequence[str], *_: object) -> int:
         """See `JobZygotes.fork`."""
