@@ -174,7 +174,7 @@ def test_a_job_outlives_master_and_agent_and_ends_without_its_mesos(tmp_path: Pa
     supervisor.kill()
     command.result(exit_code=1)
     last = command.log.splitlines()[-1]
-    assert last.startswith("dike: The private Mesos is gone")
+    assert last.startswith("dike: The private Mesos has ended")
     assert "the same command starts again from the beginning" in last
 
 
@@ -192,5 +192,5 @@ def test_a_service_outlives_its_master_and_ends_without_its_mesos(
     supervisor.kill()
     command.result(exit_code=1)
     last = command.log.splitlines()[-1]
-    assert last.startswith("dike: The private Mesos is gone")
+    assert last.startswith("dike: The private Mesos has ended")
     assert last.endswith("Start the service again: its jobs go on from their checkpoints.")
