@@ -298,7 +298,7 @@ def _profile_to_plan_for(
     from solver.cli.output import console, say
 
     tell = functools.partial(say, console(stderr=True))
-    return load_profile(model, arguments, batch_size, is_module=is_module, again=again, tell=tell)
+    return load_profile(model, arguments, batch_size, is_module=is_module, refresh=again, notify=tell)
 
 
 def _log_to_file_only() -> None:

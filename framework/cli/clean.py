@@ -145,9 +145,9 @@ def _look_at_run(folders: RunFolders, name: str, found: Found, before_s: float, 
     if LOCK not in folders.parts(name):
         found.left[UNKNOWN] += 1
         return
-    with folders.idle(name) as run:
+    with folders.lock_idle(name) as run:
         # A job of a service that was told to use the folder claims it in its own name.
-        if run is None or folders.claimed_by(name) not in (None, run):
+        if run is None or folders.last_owner(name) not in (None, run):
             found.left[IN_USE] += 1
         else:
             _take(folders, (name,), found, before_s, remove=remove)

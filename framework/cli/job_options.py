@@ -74,7 +74,7 @@ class JobOptions(TrainingOptions):
         Raises:
             BadInputError: if something cannot be used.
         """
-        from framework.project.profiling import Forks, load_profile, profile_of_job
+        from framework.project.profiling import JobZygotes, load_profile, profile_of_job
 
         self._check(planning)
         plan_text = None if self.plan_file is None else read_text(self.plan_file, "plan")
@@ -86,7 +86,7 @@ class JobOptions(TrainingOptions):
             **self.environment,
         }
         server = zygotes()
-        forks = Forks.of_job(server, entry, environment) if server else None
+        forks = JobZygotes.warm_up(server, entry, environment) if server else None
         from dike.checkpoints import check_folder, fingerprint
         from framework.project import bundle
         from framework.training.run import RunRequest
@@ -125,9 +125,9 @@ class JobOptions(TrainingOptions):
                 self.batch_size,
                 self.checkpoint_dir,
                 forks,
-                again=self.refresh_profile,
-                serves=serves,
-                tell=tell,
+                refresh=self.refresh_profile,
+                is_acceptable=serves,
+                notify=tell,
             )
             profile = known.profile
         else:
@@ -141,7 +141,7 @@ class JobOptions(TrainingOptions):
             archive=archive,
             arguments=self.arguments,
             profile=profile,
-            kept_profile=known if known is not None and known.is_kept else None,
+            cached_profile=known if known is not None and known.is_cached else None,
             planning=planning,
             plan=plan,
             stream_all_logs=self.stream_all_logs,
@@ -212,7 +212,7 @@ def script_arguments(
         shown = script_flags(find_entry_point(script, is_module=is_module))
         for word in ours:
             option = word.partition("=")[0]
-            if not shown.shows(option):
+            if not shown.defines(option):
                 command = f"dike {context.info_name}"
                 name = f"-m {script}" if is_module else str(script)
                 raise BadInputError(

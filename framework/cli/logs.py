@@ -206,12 +206,14 @@ def _check_trial(search: str, found: Sequence[TrialRecord | TrialView]) -> None:
     Raises:
         JobFailedError: if it has failed, or has not ended although nobody trains it any more.
     """
-    from framework.project.last_words import last_words
+    from framework.project.failure_summary import failure_summary
     from framework.search.records import TrialState
 
     for trial in found:
         if trial.state is TrialState.FAILED:
-            raise JobFailedError(f"Trial {trial.number} of {search} failed: {last_words(trial.error).rstrip('.')}.")
+            raise JobFailedError(
+                f"Trial {trial.number} of {search} failed: {failure_summary(trial.error).rstrip('.')}."
+            )
         if trial.state.has_ended():
             return
     raise JobFailedError(f"The search {search} does not run, and the trial has not ended.")

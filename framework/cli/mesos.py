@@ -35,13 +35,13 @@ def up(
     """Starts a private Mesos that stays up until `dike mesos down`, and prints its master's address."""
     from framework.cli.mesos_options import warn
     from framework.embedded import detached
-    from framework.embedded.access import PRINCIPAL, exposure
+    from framework.embedded.access import PRINCIPAL, exposure_warning
     from framework.embedded.agents import AgentSpec
 
     cluster = detached.bring_up([AgentSpec(resources, attributes)] * _count(agents))
     print(cluster.master)
     warn(f"Other frameworks authenticate as '{PRINCIPAL}' with the secret in {cluster.secret_file} (HTTP basic).")
-    if said := exposure():
+    if said := exposure_warning():
         warn(said)
 
 

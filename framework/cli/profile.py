@@ -32,7 +32,7 @@ def profile(
     from framework.project.profiling import load_profile
 
     tell = functools.partial(say, console(stderr=True))
-    found = load_profile(model, arguments or (), batch_size, is_module=module, again=refresh_profile, tell=tell)
+    found = load_profile(model, arguments or (), batch_size, is_module=module, refresh=refresh_profile, notify=tell)
     if output is not None:
         try:
             output.write_text(found.dumps() + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from dike.exceptions import BadInputError
 from dike.trial import export
 from framework.cli.search_view import print_result
 from framework.project.entry_point import hint
-from framework.project.last_words import last_words
+from framework.project.failure_summary import failure_summary
 from framework.search.database import default_storage
 from framework.search.plots import plot_search
 from framework.search.records import SearchResult, SearchSpec
@@ -66,7 +66,7 @@ def _repeats(result: SearchResult) -> str:
 
 def _hints(result: SearchResult, spec: SearchSpec) -> set[str]:
     """What may help trials that did not find a variable or a file."""
-    errors = (last_words(trial.error) for trial in result.trials if trial.error)
+    errors = (failure_summary(trial.error) for trial in result.trials if trial.error)
     return {text for error in errors if (text := hint(error, spec.entry, spec.environment))}
 
 

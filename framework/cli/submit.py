@@ -111,7 +111,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         script=request.entry.path,
         arguments=list(request.arguments),
         profile=request.profile.to_json(),
-        profile_is_kept=request.kept_profile is not None,
+        profile_is_kept=request.cached_profile is not None,
         measurements=[MeasuredStep.of(row) for row in request.planning.measurements],
         plan=None if request.plan is None else request.plan.to_json(),
         stream_all_logs=request.stream_all_logs,

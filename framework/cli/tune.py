@@ -245,10 +245,12 @@ def _report(result: SearchResult, spec: SearchSpec, url: str, *, as_json: bool) 
 
 def _how_parameters_came(spec: SearchSpec, result: SearchResult) -> str:
     """How the script got its parameters, where none of its trials has come to a step: it may have refused them."""
-    from framework.project.script_flags import words_of
+    from framework.project.script_flags import script_arguments
 
     words = (
-        [word for part in words_of(spec.flags, result.trials[0].parameters) for word in part] if result.trials else []
+        [word for part in script_arguments(spec.flags, result.trials[0].parameters) for word in part]
+        if result.trials
+        else []
     )
     if not words or any(trial.step for trial in result.trials):
         return ""

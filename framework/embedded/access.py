@@ -1,4 +1,4 @@
-"""Who may use an embedded cluster: processes of the account that started it, with a secret that only they can read."""
+"""Access to an embedded cluster: only processes of its account, with a secret that only they can read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PRINCIPAL = "dike"
 SECRET_BITS = 192
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 ROOT = 0
-PEOPLE = range(1000, 60000)
-"""Ids of accounts that are not the system's own, by Debian's and most others' rule (login.defs)."""
+USER_IDS = range(1000, 60000)
+"""User ids of people, by the default of Debian and most other distributions (login.defs)."""
 
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """Where a cluster listens, and what it wants to hear from whoever asks for something.
+    """Address and secret of a cluster.
 
     Attributes:
-        address: of all its daemons; drawn from 127.0.0.0/8, so that a web page cannot guess where to send requests.
+        address: of all its daemons; random in 127.0.0.0/8, so that a web page cannot guess where to send requests.
         secret: for HTTP basic authentication as `dike`.
     """
 
@@ -34,31 +34,25 @@ class ClusterAccess:
 
     @property
     def credentials(self) -> tuple[str, str]:
-        """Principal and secret."""
         return PRINCIPAL, self.secret
 
     @property
     def secret_file(self) -> Path:
-        """Where other processes of this account find the secret, while the cluster is up."""
+        """Where other processes of this account find the secret while the cluster is up."""
         return _secret_file(self.address)
 
     @property
     def zygotes_link(self) -> Path:
-        """Leads them to the socket of the cluster's zygote server, while the cluster is up."""
+        """Link to the socket of the cluster's zygote server, while the cluster is up."""
         return self.secret_file.with_name(f"{self.address}.zygotes")
 
     @property
     def zygotes(self) -> str:
-        """Where the zygote server is found by that link; empty if there is none."""
+        """That link's path; empty if there is none."""
         return str(self.zygotes_link) if self.zygotes_link.exists() else ""
 
     def write(self, mesos_file: Path, zygotes: Path) -> None:
-        """Writes the secret for the daemons, in Mesos' form, and for whoever knows the address.
-
-        Args:
-            mesos_file: of the daemons.
-            zygotes: the zygote server's socket.
-        """
+        """Writes the daemons' credentials file and publishes the secret and the zygote server's socket."""
         _write(mesos_file, json.dumps({"credentials": [{"principal": PRINCIPAL, "secret": self.secret}]}))
         self.secret_file.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         _write(self.secret_file, self.secret)
@@ -66,37 +60,36 @@ class ClusterAccess:
         self.zygotes_link.symlink_to(zygotes)
 
     def remove(self) -> None:
-        """Removes what other processes find."""
         self.secret_file.unlink(missing_ok=True)
         self.zygotes_link.unlink(missing_ok=True)
 
 
-def known_access(address: str) -> ClusterAccess | None:
-    """Access to the embedded cluster of this account at an address; None if there is none."""
+def find_access(address: str) -> ClusterAccess | None:
+    """Access to this account's embedded cluster at an address; None if there is none."""
     if not re.fullmatch(r"127(\.[0-9]{1,3}){3}", address):
         return None
     try:
         return ClusterAccess(address, _secret_file(address).read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError):
-        # Not there, or in a cache that is none of ours: so is the Mesos.
+        # Missing, or in another account's cache: not this account's Mesos.
         return None
 
 
-def exposure() -> str | None:
-    """What an embedded cluster cannot close to other accounts of this machine, as a warning; None if it has none."""
+def exposure_warning() -> str | None:
+    """A warning about what other accounts of this machine can reach; None if there is none."""
     if os.getuid() == ROOT:
         return (
-            "The embedded Mesos runs as root, and so does every script on it. What TensorFlow listens at is open to "
-            "all accounts of this machine: use an account of your own (docs/security.md)."
+            "The embedded Mesos runs as root, and so does every script on it. All accounts of this machine can reach "
+            "the ports of TensorFlow: use an account of your own (docs/security.md)."
         )
-    others = {entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid in PEOPLE} - {os.getuid()}
+    others = {entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid in USER_IDS} - {os.getuid()}
     if others:
-        return "What TensorFlow listens at is open to other accounts of this machine (docs/security.md)."
+        return "Other accounts of this machine can reach the ports of TensorFlow (docs/security.md)."
     return None
 
 
 def _random_loopback() -> str:
-    # Not a network's own address, nor the one that everything else listens on.
+    # Neither a network's own address nor the usual 127.0.0.1.
     parts = (secrets.randbelow(255), secrets.randbelow(255), 2 + secrets.randbelow(253))
     return ".".join(map(str, (127, *parts)))
 
@@ -106,6 +99,6 @@ def _secret_file(address: str) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)  # Of an earlier cluster in a folder that was kept.
+    path.unlink(missing_ok=True)  # Of an earlier cluster in the same folder.
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "w", encoding="ascii") as file:
         file.write(text)

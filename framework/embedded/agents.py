@@ -1,4 +1,4 @@
-"""What an embedded agent offers, as the user writes it and as Mesos reads it."""
+"""The resources and attributes of an embedded agent, in Mesos' text form."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RANGE = re.compile(r"(\d+)-(\d+)")
 SET = re.compile(r"\{[^{};:]*\}")
 ATTRIBUTE_NAME = re.compile(r"[\w./-]+")
 ATTRIBUTE_VALUE = re.compile(r"[\w./, +@=\[\]{}-]+")
-MOST_GPUS = 4096
-LARGEST = {"ports": 65535, GPU_DEVICES: MOST_GPUS - 1}
-"""Of the numbers in the ranges of a kind of resource."""
+MAX_GPUS = 4096
+MAX_NUMBERS = {"ports": 65535, GPU_DEVICES: MAX_GPUS - 1}
+"""Largest number in the ranges of a resource."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,19 @@ class AgentSpec:
 
     Attributes:
         resources: in Mesos' text form, `cpus:4;mem:4096;gpus:2;ports:[31000-31099]`, mem and disk in MiB. Empty for
-            this machine's CPUs, memory less a reserve, and GPUs. What is not named is filled in: ports by a free range,
-            the device numbers of GPUs (`gpu_devices:[0-1]`) by those that no other agent of the cluster has, CPUs,
-            memory and disk by Mesos itself with the machine's.
+            this machine's CPUs, memory less a reserve, and GPUs. Defaults: a free range of ports, device numbers of
+            GPUs (`gpu_devices:[0-1]`) unique in the cluster, and the machine's CPUs, memory and disk.
         attributes: in Mesos' text form, `rack:r1;gpu_model:K80`.
     """
 
     resources: str = ""
     attributes: str = ""
 
-    def checked(self) -> AgentSpec:
-        """The same without needless blanks and separators.
+    def validated(self) -> AgentSpec:
+        """Validates and normalizes the spec.
 
         Raises:
-            BadInputError: Mesos would refuse a part of it, or read it as something else, or there is not one device
-                number for each GPU.
+            BadInputError: Mesos would refuse or misread a part of it, or the numbers of GPUs and device numbers differ.
         """
         checked = replace(
             self,
@@ -52,19 +50,19 @@ class AgentSpec:
             attributes=";".join(_check_attribute(part) for part in _parts(self.attributes)),
         )
         devices = checked.gpu_devices()
-        if checked.names(GPU_DEVICES) and len(devices) != checked.scalar("gpus"):
+        if checked.specifies(GPU_DEVICES) and len(devices) != checked.scalar("gpus"):
             raise BadInputError(
                 f'"{checked.resources}" has {checked.scalar("gpus"):g} GPUs and {len(devices)} device numbers: '
                 f"name one for each, as in gpus:2;{GPU_DEVICES}:[0-1], or none."
             )
         return checked
 
-    def names(self, resource: str) -> bool:
+    def specifies(self, resource: str) -> bool:
         """Whether the text gives an amount of `resource`, for any role."""
         return any(re.split(r"[:(]", part, maxsplit=1)[0].strip() == resource for part in _parts(self.resources))
 
     def scalar(self, resource: str) -> float:
-        """The amount of a scalar resource in a checked text, summed over roles; 0 when it is not named."""
+        """The amount of a scalar resource in a checked text, summed over roles; 0 if it is not given."""
         amount = 0.0
         for part in _parts(self.resources):
             name, _, value = part.partition(":")
@@ -73,7 +71,6 @@ class AgentSpec:
         return amount
 
     def gpu_devices(self) -> set[int]:
-        """The GPUs' device numbers that a checked text names."""
         return {
             device
             for part in _parts(self.resources)
@@ -82,20 +79,14 @@ class AgentSpec:
             for device in range(int(found[1]), int(found[2]) + 1)
         }
 
-    def filled_in(self, models: Sequence[str], blocks: list[PortBlock], devices: Iterator[int]) -> AgentSpec:
-        """The same with the machine's resources where it names none, ports, and the model of its GPUs.
-
-        Args:
-            models: of the machine's GPUs.
-            blocks: ports to take from, where it names none; the one that is taken is removed.
-            devices: numbers for its GPUs, where it names none.
-        """
+    def with_defaults(self, models: Sequence[str], blocks: list[PortBlock], devices: Iterator[int]) -> AgentSpec:
+        """Fills in missing resources, ports and the GPU model; removes the block that it uses from `blocks`."""
         resources = self.resources or local_resources()
-        if not self.names(GPU_DEVICES):
+        if not self.specifies(GPU_DEVICES):
             resources = ";".join(
                 itertools.chain.from_iterable(_with_devices(part, devices) for part in _parts(resources))
             )
-        if not self.names("ports"):
+        if not self.specifies("ports"):
             resources += f";ports:{blocks.pop(0)}"
         attributes = self.attributes
         named = {part.split(":")[0] for part in attributes.split(";")}
@@ -106,22 +97,22 @@ class AgentSpec:
 
 
 def unnamed_devices(specs: Sequence[AgentSpec]) -> Iterator[int]:
-    """Device numbers that no spec names, ascending without end.
+    """Yields device numbers that no spec names, in ascending order without end.
 
     Raises:
-        BadInputError: if two specs name the same one.
+        BadInputError: two specs name the same one.
     """
     named: set[int] = set()
     for spec in specs:
         devices = spec.gpu_devices()
         if twice := named & devices:
-            raise BadInputError(f"Two agents name GPU {min(twice)}; leave {GPU_DEVICES} out, and each gets its own.")
+            raise BadInputError(f"Two agents name GPU {min(twice)}; leave {GPU_DEVICES} out to give each its own.")
         named |= devices
     return (device for device in itertools.count() if device not in named)
 
 
 def _with_devices(part: str, devices: Iterator[int]) -> Iterator[str]:
-    """A resource, and behind GPUs their device numbers, for the same role."""
+    """Yields a resource, and after GPUs their device numbers, for the same role."""
     yield part
     name, _, amount = part.partition(":")
     kind, parenthesis, role = name.partition("(")
@@ -135,15 +126,14 @@ def _parts(text: str) -> list[str]:
 
 
 def _check_resource(part: str) -> str:
-    """`part` without blanks, when it is a resource with a sensible amount."""
     name, colon, value = (piece.strip() for piece in part.partition(":"))
     if not colon or not RESOURCE_NAME.fullmatch(name):
         raise BadInputError(f'"{part}" is not a resource: write name:amount, such as "cpus:4;mem:4096;gpus:2".')
     kind = name.split("(")[0]
     if kind in SCALARS and not SCALAR.fullmatch(value):
         raise BadInputError(f'The amount of {kind} in "{part}" is not a number of zero or more, such as {kind}:4.')
-    if kind == "gpus" and float(value) > MOST_GPUS:
-        raise BadInputError(f'An agent has up to {MOST_GPUS} GPUs, not as in "{part}": write gpus:1.')
+    if kind == "gpus" and float(value) > MAX_GPUS:
+        raise BadInputError(f'An agent has up to {MAX_GPUS} GPUs, not as in "{part}": write gpus:1.')
     if kind == "gpus" and float(value) != int(float(value)):
         raise BadInputError(f'GPUs come in whole numbers, not as in "{part}": write gpus:1.')
     if kind == "cpus" and float(value) == 0:
@@ -156,10 +146,9 @@ def _check_resource(part: str) -> str:
 
 
 def _check_ranges(kind: str, part: str, value: str) -> str:
-    """`value` without blanks, when it is a list of ranges such as `[31000-31099, 32000-32010]`."""
     inside = value[1:-1] if value.startswith("[") and value.endswith("]") else ""
     ranges = [RANGE.fullmatch(piece.strip()) for piece in inside.split(",")]
-    largest = LARGEST.get(kind)
+    largest = MAX_NUMBERS.get(kind)
     for found in ranges:
         if found is None or int(found[1]) > int(found[2]) or (largest is not None and int(found[2]) > largest):
             bound = "" if largest is None else f" of numbers up to {largest}"
@@ -176,5 +165,5 @@ def _check_attribute(part: str) -> str:
 
 
 def private_agents(count: int, resources: str = "", attributes: str = "") -> tuple[AgentSpec, ...]:
-    """Specs of several equal agents on this machine, which share what it has unless `resources` says otherwise."""
+    """Specs of equal agents on this machine, which share its resources unless `resources` is given."""
     return (AgentSpec(resources or shared_resources(count), attributes),) * count

@@ -1,4 +1,4 @@
-"""A real Apache Mesos on loopback: a master, or two to be elected, and any number of agents, one process each."""
+"""A real Apache Mesos on loopback: one master, or two elected ones, and agents, one process each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from framework.embedded.access import PRIVATE_FOLDER, ClusterAccess
 from framework.embedded.agents import AgentSpec, unnamed_devices
 from framework.embedded.control import SupervisorControl
 from framework.embedded.daemons import (
-    LOOK_INTERVAL_S,
+    POLL_INTERVAL_S,
     READY_TIMEOUT_S,
     AgentDaemon,
     Daemon,
@@ -35,13 +35,13 @@ from framework.embedded.library import ensure_library
 from framework.embedded.loopback import get_json
 from framework.embedded.machine import gpu_models
 from framework.embedded.ports import BLOCK_SIZE, reserve_blocks
-from framework.embedded.supervisor import MOST_STARTS, send, task_processes
+from framework.embedded.supervisor import MAX_RESTARTS, send, task_processes
 
 logger = logging.getLogger(__name__)
 
-MOST_AGENTS = 110
-PORTS_OF_A_DAEMON = 2
-"""One, and another if some program has taken it meanwhile."""
+MAX_AGENTS = 110
+PORTS_PER_DAEMON = 2
+"""One, and a spare if another program has taken it meanwhile."""
 WATCH_INTERVAL_S = 0.5
 MASTER = "master"
 CANDIDATES = ("master-0", "master-1")
@@ -53,10 +53,7 @@ class Agent:
 
     Attributes:
         name: its hostname in Mesos, `agent-0` and so on.
-        pid: id of its process.
-        port: port of its own HTTP interface.
-        work_dir: folder with its state and sandboxes.
-        spec: what it offers, filled in.
+        work_dir: folder of its state and sandboxes.
     """
 
     name: str
@@ -69,16 +66,15 @@ class Agent:
 class EmbeddedCluster:
     """A private Mesos cluster that ends with its owner.
 
-    A small supervisor process starts the daemons, and starts again what ends or stands still without the owner having
-    asked for it. When the owner stops the cluster, or ends in any way, the supervisor ends daemons, executors and all
-    their children. One cluster object is started once.
+    A small supervisor process starts the daemons and restarts those that end or stall. When the owner stops the
+    cluster, or ends in any way, the supervisor ends daemons, executors and all their children. A cluster object is
+    started once.
 
-    It hears connections of its own account only (`libmesos.peers`), and of these only who knows its secret may look at
-    it or have anything done (HTTP basic); see docs/security.md.
+    Daemons accept only connections of their own account (`libmesos.peers`), and requests only with the cluster's secret
+    (HTTP basic); see docs/security.md.
 
     Attributes:
-        access: where it listens, and to whom.
-        failure: why it does not go on, in one sentence; empty as long as it does.
+        failure: why the cluster has failed, in one sentence; empty while it has not.
     """
 
     def __init__(
@@ -87,20 +83,19 @@ class EmbeddedCluster:
         work_dir: Path | None = None,
         zookeeper: str | None = None,
     ) -> None:
-        """Plans a cluster and starts nothing.
+        """Validates a cluster; starts nothing.
 
         Args:
-            agents: one spec for each agent.
-            work_dir: folder for logs and sandboxes, kept afterwards; None for a temporary one, removed at the end.
-            zookeeper: `zk://host:port/path` of a running ZooKeeper, where two masters are elected; None for one master
-                that leads without.
+            agents: one spec per agent.
+            work_dir: folder for logs and sandboxes, kept afterwards; None for a temporary one.
+            zookeeper: `zk://host:port/path` of a running ZooKeeper that elects one of two masters; None for one master.
 
         Raises:
-            BadInputError: there is no agent or too many, a spec is malformed, or two name the same GPU.
+            BadInputError: there are no or too many agents, a spec is malformed, or two specs name the same GPU.
         """
-        if not 1 <= len(agents) <= MOST_AGENTS:
-            raise BadInputError(f"An embedded cluster has 1 to {MOST_AGENTS} agents, not {len(agents)}.")
-        self._specs = [spec.checked() for spec in agents]
+        if not 1 <= len(agents) <= MAX_AGENTS:
+            raise BadInputError(f"An embedded cluster has 1 to {MAX_AGENTS} agents, not {len(agents)}.")
+        self._specs = [spec.validated() for spec in agents]
         self._devices = unnamed_devices(self._specs)
         self._named_work_dir = work_dir
         self.access = ClusterAccess()
@@ -113,7 +108,7 @@ class EmbeddedCluster:
         self._masters = [MasterDaemon(name, 0, zookeeper) for name in names]
         self._agents: list[AgentDaemon] = []
         self._start: Future[None] | None = None
-        self._unwatched = threading.Event()
+        self._stop_watching = threading.Event()
         self.failure = ""
 
     def __enter__(self) -> EmbeddedCluster:
@@ -127,7 +122,7 @@ class EmbeddedCluster:
 
     @property
     def master(self) -> str:
-        """What frameworks are told: the master's `host:port`, or the `zk://` URI of an election."""
+        """Address for frameworks: the master's `host:port`, or the `zk://` URI of an election."""
         return self._zookeeper or f"{self.access.address}:{self._masters[0].port}"
 
     @property
@@ -140,16 +135,16 @@ class EmbeddedCluster:
 
     @property
     def master_pid(self) -> int:
-        """Id of the leading master's process, as last started.
+        """Process id of the leading master, as last started.
 
         Raises:
-            DikeError: none leads at the moment.
+            DikeError: there is no leader.
         """
         return self._pid(self._leading())
 
     @property
     def supervisor_pid(self) -> int:
-        """Id of the process that ends the whole cluster when it gets SIGTERM."""
+        """Id of the process that ends the whole cluster on SIGTERM."""
         return self._running().control.pid
 
     @property
@@ -158,21 +153,21 @@ class EmbeddedCluster:
         return self._files.work_dir
 
     def start(self) -> None:
-        """Starts everything and returns when all agents have registered.
+        """Starts the cluster and returns when all agents have registered.
 
         Raises:
-            BadInputError: the platform is not supported, or `$DIKE_MESOS_FILE` names something else.
-            DikeError: Mesos cannot be had or does not come up; the message ends with its log.
+            BadInputError: the platform is not supported, or `$DIKE_MESOS_FILE` names another file.
+            DikeError: Mesos is not available or does not start; the message ends with its log.
         """
         try:
             self._bring_up(self._prepare())
-        except BaseException:  # Ctrl-C included: nothing half-started stays.
+        except BaseException:  # Ctrl-C included
             self.stop()
             raise
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[EmbeddedCluster]:
-        """Starts everything in the background; the zygote server is there at once, for the rest see `wait_started`.
+        """Starts the cluster in the background, see `wait_started`; the zygote server is available immediately.
 
         Raises:
             BadInputError, DikeError: as `start`.
@@ -182,11 +177,11 @@ class EmbeddedCluster:
                 self._start = background.submit(self._bring_up, self._prepare())
                 yield self
             finally:
-                # Without the supervisor a start that is still under way fails at once.
+                # Without the supervisor a start in progress fails immediately.
                 self.stop()
 
     def wait_started(self) -> None:
-        """Returns when all agents have registered, of a cluster that is `starting`.
+        """Waits until all agents of a cluster that is `starting` have registered.
 
         Raises:
             DikeError: as `start`.
@@ -196,17 +191,16 @@ class EmbeddedCluster:
 
     @property
     def zygotes(self) -> str:
-        """The zygote server's socket (`executor.zygote_server`)."""
         return str(self._files.zygotes)
 
     def stop(self) -> None:
-        """Ends everything the cluster has started; does nothing when it is not running."""
-        self._unwatched.set()
+        """Ends all processes of the cluster; no-op if it is not running."""
+        self._stop_watching.set()
         with self._lock:
             runner, self._runner = self._runner, None
         if runner is not None:
             runner.control.stop()
-            # Nothing is left by now, unless someone has killed the supervisor; then the system ended the daemons.
+            # Processes remain only if the supervisor was killed; then the system has killed the daemons.
             for pid in task_processes(str(self.work_dir)):
                 send(pid, signal.SIGKILL)
             self.access.remove()
@@ -214,27 +208,27 @@ class EmbeddedCluster:
             shutil.rmtree(self.work_dir, ignore_errors=True)
 
     def detach(self) -> None:
-        """Lets the cluster live on without its owner, until SIGTERM reaches its supervisor."""
-        self._unwatched.set()
+        """Detaches the cluster from its owner: it runs until its supervisor receives SIGTERM."""
+        self._stop_watching.set()
         self._running().control.detach()
         self._runner = None
 
     def state(self) -> dict[str, Any]:
-        """What the leading master answers to `GET /master/state`.
+        """The leading master's answer to `GET /master/state`.
 
         Raises:
-            DikeError: none answers.
+            DikeError: there is no answer.
         """
-        state = self._told_state()
+        state = self._leader_state()
         if state is None:
             raise DikeError(f"The embedded Mesos master at {self.master} does not answer.")
         return state
 
     def wait_for_agents(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Returns when the master counts every agent as active, since its last start.
+        """Waits until every agent has been active since its last start.
 
         Raises:
-            DikeError: that did not come true in `timeout_s` seconds, or the cluster was stopped meanwhile.
+            DikeError: on timeout, or if the cluster was stopped.
         """
         deadline = time.monotonic() + timeout_s
         while missing := self._missing_agents():
@@ -243,29 +237,29 @@ class EmbeddedCluster:
                 names = ", ".join(agent.name for agent in missing)
                 tail = self._files.log_tail(missing[0].name)
                 raise DikeError(f"{names} did not register with the embedded Mesos. {tail}")
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def kill_agent(self, index: int, sig: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a signal to an agent's process, and waits for its end if the signal means that.
+        """Sends a signal to an agent, and waits for its end if the signal ends it.
 
-        With SIGKILL the agent's executors are left alone, as when an agent crashes; SIGUSR1 has it leave in good order.
+        SIGKILL leaves its executors running, like a crash of the agent; SIGUSR1 shuts it down in good order.
         """
         self._running().signal(self._agents[index], sig)
 
     def restart_agent(self, index: int) -> None:
-        """Starts a killed agent again with the same port and work folder; see `wait_for_agents`."""
+        """Restarts a killed agent with the same port and work folder; see `wait_for_agents`."""
         self._running().bring_up([self._agents[index]], movable=False)
 
     def kill_master(self, sig: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a signal to the leading master's process, and waits for its end if the signal means that.
+        """Sends a signal to the leading master, and waits for its end if the signal ends it.
 
         Raises:
-            DikeError: none leads at the moment.
+            DikeError: there is no leader.
         """
         self._running().signal(self._leading(), sig)
 
     def restart_master(self) -> None:
-        """Starts killed masters again, each on its port; agents and their tasks come back about three seconds later."""
+        """Restarts killed masters, each on its port; agents and their tasks reregister about three seconds later."""
         runner = self._running()
         runner.bring_up([master for master in self._masters if runner.has_ended(master)], movable=False)
 
@@ -275,7 +269,6 @@ class EmbeddedCluster:
         self.wait_for_agents(READY_TIMEOUT_S)
 
     def _prepare(self) -> DaemonRunner:
-        """Makes the work folder, reserves ports, starts the supervisor and the zygote server."""
         if self._files.work_dir != Path():
             raise DikeError("A cluster object can be started only once: make another.")
         self._library = ensure_library()
@@ -286,8 +279,8 @@ class EmbeddedCluster:
         settings.write_programs(self._files, self._library)
         models = gpu_models()
         daemons = len(self._masters) + len(self._specs)
-        own_count = math.ceil(PORTS_OF_A_DAEMON * daemons / BLOCK_SIZE)
-        blocks = reserve_blocks(own_count + sum(not spec.names("ports") for spec in self._specs))
+        own_count = math.ceil(PORTS_PER_DAEMON * daemons / BLOCK_SIZE)
+        blocks = reserve_blocks(own_count + sum(not spec.specifies("ports") for spec in self._specs))
         try:
             control = SupervisorControl(
                 settings.supervisor_command(self._files, self.access, remove=named is None),
@@ -301,7 +294,7 @@ class EmbeddedCluster:
         own, offered = blocks[:own_count], blocks[own_count:]
         ports = itertools.chain.from_iterable(own)
         self._files.daemon(settings.ZYGOTES).mkdir(exist_ok=True)
-        # That of a cluster before would be taken for the new one's.
+        # The socket of an earlier cluster would be mistaken for the new one.
         self._files.zygotes.unlink(missing_ok=True)
         control.start(
             settings.ZYGOTES,
@@ -318,31 +311,31 @@ class EmbeddedCluster:
             name = f"agent-{index}"
             for part in ("work", "run"):
                 (self._files.daemon(name) / part).mkdir(parents=True, exist_ok=True)
-            filled_in = spec.filled_in(models, offered, self._devices)
-            self._agents.append(AgentDaemon(name, next(ports), filled_in, lambda: self.master))
+            with_defaults = spec.with_defaults(models, offered, self._devices)
+            self._agents.append(AgentDaemon(name, next(ports), with_defaults, lambda: self.master))
         threading.Thread(target=self._watch, args=(control,), name="mesos watch", daemon=True).start()
         return self._runner
 
     def _watch(self, control: SupervisorControl) -> None:
-        """Finds out why the cluster does not go on, in a thread: a supervisor may be long in answering."""
-        from executor.process import describe_exit  # only here: it takes long, and commands start with this module
+        """Monitors the daemons in a thread, as a supervisor may answer slowly; sets `failure`."""
+        from executor.process import describe_exit  # imported late: slow, and commands import this module
 
-        while not self._unwatched.wait(WATCH_INTERVAL_S):
+        while not self._stop_watching.wait(WATCH_INTERVAL_S):
             try:
-                losses = control.losses()
+                given_up = control.given_up()
             except DikeError as error:
-                if not self._unwatched.is_set():
+                if not self._stop_watching.is_set():
                     logger.error("%s", error)
                     how = describe_exit(control.wait())
-                    self.failure = f"The private Mesos is gone, because its supervisor (process {control.pid}) {how}."
+                    self.failure = f"The private Mesos has ended, because its supervisor (process {control.pid}) {how}."
                 return
-            # Without their zygote server, executors import by themselves.
-            losses.pop(settings.ZYGOTES, None)
-            for name, status in losses.items():
+            # Optional: without a zygote server, executors import by themselves.
+            given_up.pop(settings.ZYGOTES, None)
+            for name, status in given_up.items():
                 logger.error("%s", self._files.log_tail(name))
                 self.failure = (
-                    f"The private Mesos cannot go on: its {name} {describe_exit(status)}, and so it did each of the "
-                    f"{MOST_STARTS} times that it was started again."
+                    f"The private Mesos has failed: its {name} {describe_exit(status)}, also after each of "
+                    f"{MAX_RESTARTS} restarts."
                 )
                 return
 
@@ -352,7 +345,7 @@ class EmbeddedCluster:
         return self._runner
 
     def _pid(self, daemon: Daemon) -> int:
-        """Id of its process, which the supervisor may have started after us; of a cluster that is stopped, the last."""
+        """Id of its process, which the supervisor may have restarted; the last one if the cluster is stopped."""
         runner = self._runner
         return daemon.pid if runner is None else runner.control.running_pid(daemon.name)
 
@@ -362,18 +355,18 @@ class EmbeddedCluster:
         for master in self._masters:
             if self._state(master):
                 return master
-        raise DikeError(f"No embedded Mesos master leads at {self._zookeeper} at the moment.")
+        raise DikeError(f"The embedded Mesos has no leading master at {self._zookeeper}.")
 
-    def _told_state(self) -> dict[str, Any] | None:
+    def _leader_state(self) -> dict[str, Any] | None:
         return next(filter(None, map(self._state, self._masters)), None)
 
     def _state(self, master: MasterDaemon) -> dict[str, Any] | None:
-        """The cluster's state as a master tells it; None where it does not lead, or not answer."""
+        """The cluster's state; None if the master does not lead, or does not answer."""
         return get_json(self.access, master.port, "/master/state")
 
     def _missing_agents(self) -> list[AgentDaemon]:
-        """The agents that no leading master counts as active since their last start."""
-        known = (self._told_state() or {}).get("slaves", ())
+        """The agents that no leading master has seen active since their last start."""
+        known = (self._leader_state() or {}).get("slaves", ())
         seen_at = {
             agent["hostname"]: max(agent["registered_time"], agent.get("reregistered_time", 0.0))
             for agent in known

@@ -1,9 +1,9 @@
-"""Runs one command task; stands in the place of Mesos' own `mesos-executor`.
+"""Runs one command task, in place of Mesos' own `mesos-executor`.
 
-A program of its own that needs the standard library only. It speaks the v1 executor API (HTTP and JSON) with its agent:
+A program of its own that needs only the standard library. It speaks the v1 executor API (HTTP and JSON) with its agent:
 starts the task's command in its own process group, reports how it ended, kills it on request (SIGTERM, then SIGKILL
-after the task's grace period), and ends when the agent has taken its last report. Health checks, task groups and
-commands with URIs are not supported.
+after the task's grace period), and exits when the agent has acknowledged the last update. Health checks, task groups
+and commands with URIs are not supported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACKNOWLEDGE_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 10.0
 RETRY_INTERVAL_S = 0.2
 RECOVERY_TIMEOUT_S = 15 * 60.0
-"""How long an executor of a checkpointing framework waits for its agent to come back: Mesos' default."""
+"""Maximum time for the agent of a checkpointing framework to return: Mesos' default."""
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 
 
@@ -35,8 +35,6 @@ class AgentGoneError(Exception):
 
 
 class Agent:
-    """The agent's executor API."""
-
     def __init__(self, environment: dict[str, str]) -> None:
         self._endpoint = environment["MESOS_AGENT_ENDPOINT"]
         self._path = "/" + environment["MESOS_SLAVE_PID"].split("@")[0] + "/api/v1/executor"
@@ -74,7 +72,6 @@ class CommandExecutor:
         self._unacknowledged: dict[str, dict[str, Any]] = {}
 
     def run(self) -> int:
-        """Follows the agent's events until the task is over; returns the exit status."""
         last_seen = time.monotonic()
         while True:
             try:
@@ -82,7 +79,7 @@ class CommandExecutor:
                 last_seen = time.monotonic()
             except AgentGoneError as error:
                 print(f"mesos-executor: {error}", file=sys.stderr, flush=True)
-            # Without checkpoints a lost agent is the end; with them it may come back and know this executor.
+            # Only an agent with checkpointing can recover this executor.
             gone_s = time.monotonic() - last_seen
             if not self._checkpoint or self._shutting_down or gone_s > RECOVERY_TIMEOUT_S:
                 self._kill(0.0)
@@ -97,7 +94,7 @@ class CommandExecutor:
         return self._agent.post({"type": "SUBSCRIBE", "subscribe": subscribe}, timeout_s=None)
 
     def _follow(self, events: http.client.HTTPResponse) -> None:
-        """Handles events until the stream ends. Each is a line with its length, then as many bytes of JSON."""
+        """Handles events until the stream ends. Each is a line with its length in bytes, then its JSON."""
         while True:
             try:
                 length = events.readline()
@@ -143,13 +140,12 @@ class CommandExecutor:
         os._exit(0)
 
     def _await_child(self, task: dict[str, Any]) -> tuple[str, str]:
-        """Waits for the command's end; returns the task's last state and what to say about it."""
         child = self._child
         if child is None:
             return "TASK_KILLED", "Command was not started"
         self._report(task, "TASK_RUNNING")
         status = child.wait()
-        _signal_group(child.pid, signal.SIGKILL)  # What the command has left behind.
+        _signal_group(child.pid, signal.SIGKILL)  # Remaining children of the command.
         if status >= 0:
             message = f"Command exited with status {status}"
         else:
@@ -162,7 +158,6 @@ class CommandExecutor:
         threading.Thread(target=self._kill, args=(grace_s,), daemon=True).start()
 
     def _kill(self, grace_s: float) -> None:
-        """Ends the command: SIGTERM to its process group, SIGKILL `grace_s` seconds later."""
         with self._changed:
             self._kill_requested = True
             child = self._child
@@ -175,7 +170,7 @@ class CommandExecutor:
         _signal_group(child.pid, signal.SIGKILL)
 
     def _report(self, task: dict[str, Any], state: str, message: str = "") -> None:
-        """Sends a status update, and keeps it until the agent acknowledges it."""
+        """Sends a status update, which is stored until the agent acknowledges it."""
         identity = base64.b64encode(uuid.uuid4().bytes).decode()
         status = {
             "task_id": task["task_id"],
@@ -189,18 +184,17 @@ class CommandExecutor:
             self._unacknowledged[identity] = {"status": status}
         try:
             self._agent.post({"type": "UPDATE", "update": {"status": status}})
-        except AgentGoneError as error:  # It travels again with the next subscription.
-            print(f"mesos-executor: {state} was not taken: {error}", file=sys.stderr, flush=True)
+        except AgentGoneError as error:  # Sent again with the next subscription.
+            print(f"mesos-executor: {state} was not accepted: {error}", file=sys.stderr, flush=True)
 
     def _await_acknowledgement(self) -> None:
-        """Waits until the agent has taken the last report; one that shuts its executors down takes none."""
+        """Waits for the last acknowledgement, which an agent that shuts its executors down does not send."""
         timeout_s = RECOVERY_TIMEOUT_S if self._checkpoint else ACKNOWLEDGE_TIMEOUT_S
         with self._changed:
             self._changed.wait_for(lambda: self._shutting_down or not self._unacknowledged, timeout_s)
 
 
 def _start(command: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Starts the command of a CommandInfo in a process group of its own."""
     variables = command.get("environment", {}).get("variables", [])
     environment = os.environ | {variable["name"]: variable.get("value", "") for variable in variables}
     value = command.get("value", "")
@@ -211,13 +205,12 @@ def _start(command: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _grace_s(policy: dict[str, Any] | None) -> float:
-    """Seconds between SIGTERM and SIGKILL that a KillPolicy asks for."""
     nanoseconds = ((policy or {}).get("grace_period") or {}).get("nanoseconds")
     return DEFAULT_GRACE_S if nanoseconds is None else int(nanoseconds) / 1e9
 
 
 def _signal_name(number: int) -> str:
-    """Such as `SIGKILL (Killed)`; real-time signals have numbers only."""
+    """Such as `SIGKILL (Killed)`; real-time signals only have numbers."""
     try:
         return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
     except ValueError:

@@ -15,19 +15,19 @@ from typing import Any
 from dike.exceptions import DikeError
 
 STOP_TIMEOUT_S = 40.0
-"""More than the supervisor itself allows for the agents' farewell and for killing what is left."""
-GO_ON_S, GIVE_UP_S = 5.0, 30.0
-"""How long an answer may take before the supervisor is told to go on, and then before it is ended."""
+"""More than the supervisor's own timeouts for shutting agents down and killing processes."""
+RESUME_TIMEOUT_S, KILL_TIMEOUT_S = 5.0, 30.0
+"""Timeouts of an answer before the supervisor is sent SIGCONT, and then SIGKILL."""
 
 
 class SupervisorControl:
-    """Starts a supervisor process and tells it what to do; see `framework.embedded.supervisor` for the messages.
+    """Starts and controls a supervisor process; see `framework.embedded.supervisor` for the messages.
 
-    Methods may be called from any thread.
+    Thread-safe.
     """
 
-    def __init__(self, command: Sequence[str], work_dir: Path, log: Path, held_files: Sequence[int]) -> None:
-        """Starts the supervisor in `work_dir`; it keeps the descriptors `held_files` open while it lives."""
+    def __init__(self, command: Sequence[str], work_dir: Path, log: Path, inherited_files: Sequence[int]) -> None:
+        """Starts the supervisor in `work_dir`; it keeps the descriptors `inherited_files` open while it lives."""
         self._lock = threading.Lock()
         self._log = log
         with log.open("ab") as output:
@@ -36,7 +36,7 @@ class SupervisorControl:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                pass_fds=held_files,
+                pass_fds=inherited_files,
                 cwd=work_dir,
                 start_new_session=True,  # Ctrl-C in the owner's terminal is the owner's to handle.
             )
@@ -46,39 +46,36 @@ class SupervisorControl:
         return self._process.pid
 
     def start(self, name: str, argv: Sequence[str], env: dict[str, str], log: Path) -> int:
-        """Starts the daemon `name`; returns its process id."""
         return int(
             self._ask({"command": "start", "name": name, "argv": list(argv), "env": env, "log": str(log)})["pid"]
         )
 
     def keep(self, name: str) -> None:
-        """Has the daemon `name` started again from now on when it ends or stands still."""
+        """Has the daemon `name` restarted whenever it ends or stalls."""
         self._ask({"command": "keep", "name": name})
 
-    def losses(self) -> dict[str, int]:
-        """The kept daemons that have ended too often: name -> how it ended last, as in `subprocess`."""
-        return self._ask({"command": "losses"})
+    def given_up(self) -> dict[str, int]:
+        """Daemons no longer restarted after too many failures: name -> last exit status as in `subprocess`."""
+        return self._ask({"command": "given_up"})
 
     def running_pid(self, name: str) -> int:
-        """Process id of the daemon `name`, as last started."""
         return int(self._ask({"command": "look", "name": name})["pid"])
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Sends a signal to the daemon `name`, if it still runs; one that ends by it is not kept any more."""
+        """Sends a signal to the daemon `name` if it runs; a daemon ended by it is not restarted."""
         self._ask({"command": "signal", "name": name, "signal": int(number)})
 
     def has_ended(self, name: str) -> bool:
-        """Whether the daemon `name` no longer runs."""
         return self._ask({"command": "look", "name": name})["status"] is not None
 
     def detach(self) -> None:
-        """Has the supervisor live on without its owner, until it gets SIGTERM."""
+        """Detaches the supervisor from its owner, until it receives SIGTERM."""
         self._ask({"command": "detach"})
         self._close_pipes()
 
     def stop(self) -> None:
-        """Has the supervisor end everything, and returns when it has ended itself."""
-        self._process.send_signal(signal.SIGCONT)  # It may have been made to stand still.
+        """Has the supervisor end the cluster, and waits for its own end."""
+        self._process.send_signal(signal.SIGCONT)  # It may be stopped.
         with self._lock:
             self._close_pipes()
         try:
@@ -88,9 +85,9 @@ class SupervisorControl:
             self._process.wait()
 
     def wait(self) -> int:
-        """How a supervisor has ended that answers no more, as in `subprocess`; ends it if need be."""
+        """Exit status of a supervisor that no longer answers, as in `subprocess`; kills it if necessary."""
         try:
-            return self._process.wait(GO_ON_S)
+            return self._process.wait(RESUME_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
@@ -115,13 +112,13 @@ class SupervisorControl:
         return answer
 
     def _wait_for_answer(self, descriptor: int) -> None:
-        """Returns when there is an answer, or when the supervisor has ended: if need be, because it gave none."""
+        """Waits for an answer or the supervisor's end, which it forces on timeout."""
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        for patience_s, remedy in ((GO_ON_S, signal.SIGCONT), (GIVE_UP_S, signal.SIGKILL)):
-            if poll.poll(1000 * patience_s):
+        for timeout_s, next_signal in ((RESUME_TIMEOUT_S, signal.SIGCONT), (KILL_TIMEOUT_S, signal.SIGKILL)):
+            if poll.poll(1000 * timeout_s):
                 return
-            self._process.send_signal(remedy)
+            self._process.send_signal(next_signal)
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

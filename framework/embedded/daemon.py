@@ -1,13 +1,12 @@
-"""One daemon of Apache Mesos 1.11.0, called out of the library that `framework.embedded.library` makes.
+"""One daemon of Apache Mesos 1.11.0, run from the library that `framework.embedded.library` makes.
 
     python -SEsP daemon.py LIBRARY PARENT_PID master
     python -SEsP daemon.py LIBRARY PARENT_PID master zk://HOST:PORT/PATH
     python -SEsP daemon.py LIBRARY PARENT_PID agent MASTER_HOST:PORT or zk://HOST:PORT/PATH
     python -SEsP daemon.py LIBRARY 0 containerizer launch ...      (started by an agent for each container)
 
-A program of its own that needs the standard library only. A master or agent ends with its parent, the supervisor, whose
-process id is given. Settings come from the environment, as with the real daemons: MESOS_*, LIBPROCESS_*,
-MESOS_CONTAINERIZER_*.
+A program of its own that needs only the standard library. A master or agent ends with its parent, the supervisor.
+Settings are environment variables, as with the real daemons: MESOS_*, LIBPROCESS_*, MESOS_CONTAINERIZER_*.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# Started without site packages, where our own are installed; behind the standard library, not before it.
+# Started without site packages, where Dike is installed; appended, so that the standard library has precedence.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from framework.embedded.libmesos import names
@@ -42,11 +41,11 @@ LAUNCH_FLAGS_BASE_OFFSET = 0x168
 """Offsets in a MesosContainerizerLaunch of its flags, and of their FlagsBase (what its `getFlags()` returns)."""
 PR_SET_PDEATHSIG = 1
 ZOOKEEPER_SESSION_S = 2.0
-"""A master of which ZooKeeper has heard nothing for so long, or for as long as ZooKeeper allows, leads no more."""
+"""Session timeout, or ZooKeeper's minimum, after which an unreachable master loses its leadership."""
 
 
 def run_master(mesos: Mesos) -> int:
-    """Runs the only master until it ends; Mesos' local mode with no agents in the process."""
+    """Runs a single master until it ends: Mesos' local mode with no agents in the process."""
     mesos.initialize("mesos-master", "master")
     flags = mesos.construct(names.LOCAL_FLAGS)
     os.environ["MESOS_NUM_SLAVES"] = "0"
@@ -58,7 +57,7 @@ def run_master(mesos: Mesos) -> int:
 
 
 def run_candidate(mesos: Mesos, zookeeper: str) -> int:
-    """Runs a master that is elected until it ends: what src/master/main.cpp does, less what is optional."""
+    """Runs an elected master until it ends, like src/master/main.cpp without optional parts."""
     mesos.initialize("mesos-master", "master")
     flags = mesos.construct(names.MASTER_FLAGS)
     mesos.load_flags(flags)
@@ -75,7 +74,7 @@ def run_candidate(mesos: Mesos, zookeeper: str) -> int:
 
 
 def run_agent(mesos: Mesos, master: str) -> int:
-    """Runs an agent of `master` until it ends: what src/slave/main.cpp does, less what is optional."""
+    """Runs an agent of `master` until it ends, like src/slave/main.cpp without optional parts."""
     mesos.initialize("mesos-agent", "slave(1)")
     flags = mesos.construct(names.SLAVE_FLAGS)
     mesos.load_flags(flags)
@@ -110,18 +109,17 @@ def run_containerizer(mesos: Mesos, arguments: Sequence[str]) -> int:
     return mesos.execute(launch)
 
 
-def end_with(parent: int) -> None:
-    """Has the system kill this process when `parent`, its parent, ends."""
+def die_with_parent(parent: int) -> None:
     prctl: Callable[..., int] = ctypes.CDLL(None).prctl
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # It has ended already.
+    if os.getppid() != parent:  # It ended before the call.
         os._exit(1)
 
 
 def main(library: str, parent: str, kind: str, *arguments: str) -> int:
     if kind == "containerizer":
         return run_containerizer(Mesos(library), arguments)
-    end_with(int(parent))
+    die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would never run inside C++.
     mesos = Mesos(library)
     if kind == "agent":
@@ -135,7 +133,7 @@ if __name__ == "__main__":
         status = main(*sys.argv[1:])
     except SystemExit as stop:
         print(stop, file=sys.stderr, flush=True)
-    except Exception:  # Nothing else would show it: the process ends below.
+    except Exception:  # Shown here, as the process ends below.
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)  # C++ destructors would run in the wrong order.

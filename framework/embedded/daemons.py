@@ -1,4 +1,4 @@
-"""A master and an agent of an embedded cluster, and their life as processes: started, looked at, signalled."""
+"""Master and agent processes of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ from framework.embedded.supervisor import ENDING_SIGNALS
 
 READY_TIMEOUT_S = 60.0
 READY_REQUEST_TIMEOUT_S = 2.0
-LOOK_INTERVAL_S = 0.02
+POLL_INTERVAL_S = 0.02
 AGENT = "agent"
-"""The last argument but one of an agent's command line; then comes its master."""
+"""The last argument but one of an agent's command line; the last is its master."""
 
 
 @dataclass
 class Daemon(ABC):
-    """A master or an agent, whether or not it runs at the moment.
+    """A master or an agent, running or not.
 
     Attributes:
-        name: of its log and its work folder; an agent's hostname too.
-        port: of its HTTP interface.
-        pid: id of its process, as last started.
+        name: name of its log and work folder; also an agent's hostname.
         started_at: Unix time of its last start.
     """
 
@@ -44,15 +42,14 @@ class Daemon(ABC):
     @property
     @abstractmethod
     def flags_path(self) -> str:
-        """Path at which the daemon itself tells its flags, once it is up."""
+        """Path at which the daemon itself reports its flags once it is up."""
 
     @abstractmethod
     def arguments(self) -> tuple[str, ...]:
         """Arguments of `framework.embedded.daemon`."""
 
     @abstractmethod
-    def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]:
-        """Its settings."""
+    def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]: ...
 
 
 @dataclass
@@ -60,14 +57,14 @@ class MasterDaemon(Daemon):
     """A master.
 
     Attributes:
-        zookeeper: `zk://` URI where it is elected; None if it is the only master.
+        zookeeper: `zk://` URI of its election; None for a single master.
     """
 
     zookeeper: str | None = None
 
     @property
     def flags_path(self) -> str:
-        # A master that does not lead answers for its state with the address of the one that does.
+        # A master that does not lead redirects requests for its state to the leader.
         return "/master/state" if self.zookeeper is None else "/master/flags"
 
     def arguments(self) -> tuple[str, ...]:
@@ -82,8 +79,7 @@ class AgentDaemon(Daemon):
     """An agent.
 
     Attributes:
-        spec: what it offers, filled in.
-        master: the master's `host:port` or `zk://` URI, when the agent starts.
+        master: returns the master's `host:port` or `zk://` URI when the agent starts.
     """
 
     spec: AgentSpec
@@ -104,11 +100,7 @@ class DaemonRunner:
     """Starts and signals the daemons of one cluster.
 
     Args:
-        control: the supervisor, whose children they are.
-        files: where they keep what.
-        access: where they listen, and to whom.
-        library: Mesos.
-        spare_ports: for daemons that have lost theirs.
+        spare_ports: for daemons whose port was taken.
     """
 
     def __init__(
@@ -126,13 +118,12 @@ class DaemonRunner:
         self._spare_ports = spare_ports
 
     def bring_up(self, daemons: Sequence[Daemon], *, movable: bool = True) -> None:
-        """Starts daemons and returns when all answer.
+        """Starts daemons and waits until all answer; from then on the supervisor restarts them.
 
-        A daemon that has lost its port to some other program gets another one, if it is `movable`. From now on the
-        supervisor starts them again when they end.
+        A `movable` daemon whose port another program has taken gets another port.
 
         Raises:
-            DikeError: one ended, or does not answer.
+            DikeError: one ended or does not answer.
         """
         for daemon in daemons:
             self._spawn(daemon)
@@ -149,7 +140,7 @@ class DaemonRunner:
             self.control.keep(daemon.name)
 
     def signal(self, daemon: Daemon, sig: signal.Signals) -> None:
-        """Sends a signal, and waits for the daemon's end if the signal means that; it does not come back by itself.
+        """Sends a signal; if it ends the daemon, waits for that and disables restarts.
 
         Raises:
             DikeError: it does not end.
@@ -160,7 +151,6 @@ class DaemonRunner:
             self._keep_waiting(deadline, daemon, "end")
 
     def has_ended(self, daemon: Daemon) -> bool:
-        """Whether its process, as last started, no longer runs."""
         return self.control.has_ended(daemon.name)
 
     def _spawn(self, daemon: Daemon) -> None:
@@ -171,13 +161,13 @@ class DaemonRunner:
         )
 
     def _answers(self, daemon: Daemon) -> bool:
-        """Whether the daemon itself, and not some other program on its port, answers."""
-        told = get_json(self._access, daemon.port, daemon.flags_path, READY_REQUEST_TIMEOUT_S)
-        work_dir = Path((told or {}).get("flags", {}).get("work_dir", ""))
+        """Whether the daemon itself, and not another program on its port, answers."""
+        answer = get_json(self._access, daemon.port, daemon.flags_path, READY_REQUEST_TIMEOUT_S)
+        work_dir = Path((answer or {}).get("flags", {}).get("work_dir", ""))
         return work_dir.is_relative_to(self._files.daemon(daemon.name))
 
     def _keep_waiting(self, deadline: float, daemon: Daemon, what: str) -> None:
         if time.monotonic() > deadline:
             tail = self._files.log_tail(daemon.name)
             raise DikeError(f"The embedded Mesos' {daemon.name} does not {what}. {tail}")
-        time.sleep(LOOK_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)

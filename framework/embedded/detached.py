@@ -1,4 +1,4 @@
-"""The one cluster of a user that lives on without an owner: `dike mesos up`, `status` and `down`."""
+"""A user's detached cluster, which has no owner: `dike mesos up`, `status` and `down`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import psutil
 
 from dike import typed
 from dike.exceptions import BadInputError, DikeError
-from framework.embedded.access import known_access
+from framework.embedded.access import find_access
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.control import STOP_TIMEOUT_S
@@ -28,19 +28,18 @@ from framework.embedded.loopback import get_json
 from framework.embedded.supervisor import send
 from framework.user_folders import file_lock, private_cache_dir
 
-LOOK_INTERVAL_S = 0.02
+POLL_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True)
 class DetachedCluster:
-    """A detached cluster that is up.
+    """A detached cluster that was started.
 
     Attributes:
-        master: its `host:port`.
-        supervisor_pid: process that ends it all at SIGTERM.
-        supervisor_started: Unix time of that process' start, which tells it from a later one of the same id.
+        supervisor_pid: process that ends the cluster on SIGTERM.
+        supervisor_started: Unix time of that process's start, which detects reuse of its id.
         agent_pids: hostname -> process id of each agent, as first started.
-        secret_file: what other frameworks authenticate with, as the principal `dike`.
+        secret_file: secret of the principal `dike`, for other frameworks.
     """
 
     master: str
@@ -54,7 +53,7 @@ class DetachedCluster:
             raise ValueError("there is no such master or process")
 
     def is_up(self) -> bool:
-        """Whether the supervisor still runs; one that has ended and that nobody has waited for does not."""
+        """Whether the supervisor runs and is not a zombie."""
         try:
             process = psutil.Process(self.supervisor_pid)
             same = abs(process.create_time() - self.supervisor_started) < 1
@@ -63,13 +62,13 @@ class DetachedCluster:
             return False
 
     def describe(self) -> dict[str, Any]:
-        """Its master, and of each agent id, hostname, pid, resources, attributes and whether it is active.
+        """The master, and of each agent id, hostname, pid, resources, attributes and whether it is active.
 
         Raises:
             DikeError: the master does not answer.
         """
         host, _, port = self.master.rpartition(":")
-        access = known_access(host)
+        access = find_access(host)
         state = None if access is None else get_json(access, int(port), "/master/state")
         if state is None:
             raise DikeError(
@@ -93,7 +92,7 @@ class DetachedCluster:
         return {"master": self.master, "secret_file": self.secret_file, "agents": agents}
 
     def _running_agents(self) -> dict[str, int]:
-        """Hostname -> process id of the agents that run: the supervisor may have started them again."""
+        """Hostname -> process id of the running agents, which the supervisor may have restarted."""
         found = {}
         # A daemon, or the supervisor itself, may end meanwhile.
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -105,7 +104,6 @@ class DetachedCluster:
 
 
 def find() -> DetachedCluster | None:
-    """The detached cluster, if one is up."""
     try:
         cluster = typed.read(DetachedCluster, json.loads(_state_file().read_text()))
     except FileNotFoundError:
@@ -122,8 +120,8 @@ def bring_up(agents: Sequence[AgentSpec]) -> DetachedCluster:
     """Starts the detached cluster.
 
     Raises:
-        BadInputError: one is up already, or a spec is malformed.
-        DikeError: it does not come up.
+        BadInputError: it is up already, or a spec is malformed.
+        DikeError: it does not start.
     """
     planned = EmbeddedCluster(agents, work_dir=_work_dir())
     check_platform()
@@ -142,7 +140,7 @@ def bring_up(agents: Sequence[AgentSpec]) -> DetachedCluster:
                 {agent.name: agent.pid for agent in cluster.agents},
                 str(cluster.access.secret_file),
             )
-            # Written first: should this process be killed in between, the cluster ends and the file is found to be old.
+            # Written first: if this process is killed in between, the cluster ends and the file is outdated.
             draft = _state_file().with_suffix(".new")
             draft.write_text(json.dumps(dataclasses.asdict(found)))
             draft.replace(_state_file())
@@ -151,12 +149,12 @@ def bring_up(agents: Sequence[AgentSpec]) -> DetachedCluster:
 
 
 def take_down() -> bool:
-    """Ends the detached cluster; returns whether one was up.
+    """Ends the detached cluster; returns whether it was up.
 
     Raises:
         DikeError: it does not end.
     """
-    if not _lock_file().exists():  # None was ever up.
+    if not _lock_file().exists():  # never started
         return False
     with file_lock(_lock_file()):
         cluster = find()
@@ -166,7 +164,7 @@ def take_down() -> bool:
             while cluster.is_up():
                 if time.monotonic() > deadline:
                     raise DikeError(f"The embedded Mesos (process {cluster.supervisor_pid}) does not end: kill it.")
-                time.sleep(LOOK_INTERVAL_S)
+                time.sleep(POLL_INTERVAL_S)
         _state_file().unlink(missing_ok=True)
         shutil.rmtree(_work_dir(), ignore_errors=True)
     return cluster is not None

@@ -1,13 +1,13 @@
 """Makes the extension module of `mesos.scheduler` loadable without the libraries it was linked against.
 
-The module carries all of Mesos, and its daemons can be called from it, but it asks for seven libraries of Ubuntu 16.04
-and for CPython 2.7. `make_loadable` edits a copy of the file:
+The module contains all of Mesos, including its daemons, but needs seven libraries of Ubuntu 16.04 and CPython 2.7.
+`make_loadable` edits a copy of the file:
 
-* the seven libraries are forgotten: their DT_NEEDED entries and their version needs;
-* every reference into them, and into CPython, is pointed at a function of the file itself that only returns 0;
-* what lies behind the last loaded segment (debugging symbols) is cut off.
+* removes the seven libraries: their DT_NEEDED and version need entries;
+* redirects every reference to them and to CPython to a function of the file that only returns 0;
+* cuts off data after the last loaded segment (debugging symbols).
 
-What is lost serves SSL, SASL authentication and the URI fetcher's downloads.
+Unavailable afterwards are SSL, SASL authentication and the URI fetcher's downloads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 PATCH_VERSION = 1
-"""Raised whenever `make_loadable` writes something else; part of the cached file's name."""
+"""Part of the cached file's name; incremented when the output of `make_loadable` changes."""
 
 DROPPED_LIBRARIES = frozenset(
     {
@@ -32,7 +32,7 @@ DROPPED_LIBRARIES = frozenset(
     }
 )
 REDIRECTED_PREFIXES = (b"Py", b"_Py_", b"apr_", b"svn_")
-"""Names without a version that belong to something the file is now loaded without."""
+"""Prefixes of unversioned names of the removed libraries."""
 RETURN_ZERO = b"\x31\xc0\xc3"
 """Machine code of `xor eax, eax; ret`."""
 
@@ -56,20 +56,18 @@ VERSION_AUXILIARY = struct.Struct("<IHHII")  # hash, flags, version index, name,
 
 
 class ElfError(ValueError):
-    """The file is not the shared library that the edit was written for."""
+    """The file is not the expected shared library."""
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """A part of the file that is mapped into memory."""
-
     address: int
     offset: int
     size: int
 
 
 class _SharedLibrary:
-    """A shared library's bytes and where its tables lie in them."""
+    """A shared library's bytes and the offsets of its tables."""
 
     def __init__(self, image: bytes) -> None:
         if image[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", image, 18)[0] != MACHINE_X86_64:
@@ -100,26 +98,24 @@ class _SharedLibrary:
         self.versions = self.offset_of(self.tags[DT_VERSYM])
 
     def offset_of(self, address: int) -> int:
-        """Place in the file of a memory address."""
         for segment in self.segments:
             if segment.address <= address < segment.address + segment.size:
                 return address - segment.address + segment.offset
         raise ElfError(f"address {address:#x} is in no segment")
 
     def string(self, position: int) -> bytes:
-        """The name at `position` of the dynamic string table."""
         start = self.strings + position
         return bytes(self.data[start : self.data.index(0, start)])
 
     def symbol_indices(self) -> range:
-        """Numbers of the dynamic symbols; their table ends where the strings begin."""
+        """Indices of the dynamic symbols; their table ends where the strings begin."""
         return range(1, (self.tags[DT_STRTAB] - self.tags[DT_SYMTAB]) // SYMBOL.size)
 
     def symbol(self, index: int) -> tuple[int, int, int, int, int, int]:
         return SYMBOL.unpack_from(self.data, self.symbols + SYMBOL.size * index)
 
     def version_needs(self) -> Iterator[tuple[int, bytes, list[int]]]:
-        """Place in the file, library and version indices of each entry of the linked list of version needs."""
+        """Yields offset in the file, library and version indices of each entry of the linked list of version needs."""
         position = self.offset_of(self.tags[DT_VERNEED])
         for _ in range(self.tags[DT_VERNEEDNUM]):
             _, count, library, first, step = VERSION_NEED.unpack_from(self.data, position)
@@ -133,10 +129,10 @@ class _SharedLibrary:
 
 
 def make_loadable(image: bytes) -> bytes:
-    """The edited copy of `image`, the bytes of `_scheduler.so`.
+    """Edits `image`, the bytes of `_scheduler.so`.
 
     Raises:
-        ElfError: `image` is something else.
+        ElfError: `image` is another file.
     """
     try:
         library = _SharedLibrary(image)
@@ -154,7 +150,7 @@ def make_loadable(image: bytes) -> bytes:
 
 
 def _relink_version_needs(library: _SharedLibrary, kept: list[int]) -> None:
-    """Takes the dropped libraries out of the linked list; `kept` are the places of the others."""
+    """Removes the dropped libraries from the linked list; `kept` are the offsets of the others."""
     step_field = VERSION_NEED.size - 4
     for place, following in itertools.pairwise(kept):
         struct.pack_into("<I", library.data, place + step_field, following - place)
@@ -162,7 +158,7 @@ def _relink_version_needs(library: _SharedLibrary, kept: list[int]) -> None:
 
 
 def _redirect(library: _SharedLibrary, dropped_versions: set[int]) -> None:
-    """Points every reference that nothing will satisfy at a function that returns 0."""
+    """Redirects every unsatisfied reference to a function that returns 0."""
     unsatisfied: set[int] = set()
     replacement: int | None = None
     for index in library.symbol_indices():
@@ -188,7 +184,6 @@ def _redirect(library: _SharedLibrary, dropped_versions: set[int]) -> None:
 
 
 def _rewrite_dynamic(library: _SharedLibrary, kept: list[int]) -> None:
-    """Writes the dynamic section without the dropped libraries."""
     first_need = library.tags[DT_VERNEED] + kept[0] - library.offset_of(library.tags[DT_VERNEED])
     changed = {DT_VERNEED: first_need, DT_VERNEEDNUM: len(kept)}
     entries = [

@@ -1,4 +1,4 @@
-"""Finds the file that holds Apache Mesos 1.11.0, checks it, and keeps a loadable copy in the cache."""
+"""Provides the library of Apache Mesos 1.11.0: finds, checks, edits and caches it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ARCHIVE_NAME = f"{PROJECT}-{MESOS_VERSION}.linux-x86_64.tar.gz"
 ARCHIVE_SHA256 = "1d376f20bca6d05ee8b90c1c123a452b28753497ccc2f1c80ea3ac94c12e8f6e"
 MODULE_SUFFIX = "mesos/scheduler/_scheduler.so"
 FILE_VARIABLE = "DIKE_MESOS_FILE"
-"""Environment variable that names a local copy of the archive, for machines without a package index."""
+"""Environment variable with a local copy of the archive, for machines without a package index."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
 
 
 def check_platform() -> None:
-    """Raises BadInputError where the embedded Mesos cannot run: anything but x86-64 Linux with glibc."""
+    """Raises BadInputError unless this is x86-64 Linux with glibc."""
     machine = platform.machine()
     if (
         platform.system() == "Linux"
@@ -46,24 +46,24 @@ def check_platform() -> None:
 
 
 def cached_library() -> Path:
-    """Where the loadable library is kept, whether or not it is there yet."""
+    """Path of the cached library, which may not exist."""
     return cache_dir() / f"mesos-{MESOS_VERSION}" / f"libmesos-{PATCH_VERSION}.so"
 
 
 def ensure_library() -> Path:
-    """Path of the loadable library; the first call on a machine fetches and edits it (27 MB to fetch, 79 MB kept).
+    """Returns the loadable library; the first call on a machine downloads 27 MB, edits and caches it (79 MB).
 
-    Any number of processes may call this at once: one does the work, the others wait for it. A copy that other accounts
-    could have changed is made anew.
+    Safe for concurrent processes: one does the work, the others wait. A copy that other accounts could have changed is
+    replaced.
 
     Raises:
-        BadInputError: the platform is not supported, or the file `$DIKE_MESOS_FILE` names is missing or damaged.
-        DikeError: the file could not be had, or not be written to the cache, or the cache belongs to somebody else.
+        BadInputError: the platform is not supported, or the file in `$DIKE_MESOS_FILE` is missing or damaged.
+        DikeError: the file is not available or cannot be cached, or the cache belongs to another account.
     """
     check_platform()
     target = cached_library()
     try:
-        if _only_we_write(target.parent) and _only_we_write(target):
+        if _is_protected(target.parent) and _is_protected(target):
             return target
         with file_lock(target.parent / "lock"):
             if not {target.parent.stat().st_uid, target.parent.lstat().st_uid} <= {os.getuid(), ROOT}:
@@ -71,11 +71,11 @@ def ensure_library() -> Path:
                     f"The cache folder {target.parent} belongs to another account, which could put its own program "
                     "there: name another with DIKE_CACHE."
                 )
-            if not _only_we_write(target.parent):
+            if not _is_protected(target.parent):
                 target.parent.chmod(stat.S_IMODE(target.parent.stat().st_mode) & ~OTHERS_WRITE)
-                # Whoever could write there may have done so.
+                # Another account may have written there.
                 target.unlink(missing_ok=True)
-            if not _only_we_write(target):
+            if not _is_protected(target):
                 _make(target)
     except OSError as error:
         raise DikeError(
@@ -84,19 +84,18 @@ def ensure_library() -> Path:
     return target
 
 
-def _only_we_write(path: Path) -> bool:
-    """Whether it is there, and nobody else but root can change it."""
+def _is_protected(path: Path) -> bool:
+    """Whether the file exists and only this account and root can change it."""
     try:
         status, link = path.stat(), path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    # A link of somebody else's may lead elsewhere later.
+    # The owner of a link could redirect it later.
     is_ours = {status.st_uid, link.st_uid} <= {os.getuid(), ROOT} and not status.st_mode & OTHERS_WRITE
     return is_ours and os.access(path, os.R_OK)
 
 
 def _make(target: Path) -> None:
-    """Fetches, checks and edits the file, and moves it to `target` in one step."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="making-") as folder:
         archive = _local_archive() or download_archive(Path(folder) / ARCHIVE_NAME)
         draft = Path(folder) / target.name
@@ -109,7 +108,7 @@ def _make(target: Path) -> None:
 
 
 def _local_archive() -> Path | None:
-    """The archive that `$DIKE_MESOS_FILE` names, checked; None when the variable is not set."""
+    """The archive in `$DIKE_MESOS_FILE`, checked; None if the variable is not set."""
     named = os.environ.get(FILE_VARIABLE)
     if not named:
         return None
@@ -126,13 +125,13 @@ def _local_archive() -> Path | None:
 
 
 def download_archive(target: Path) -> Path:
-    """Fetches the archive by its package's name into the file `target` and checks it; raises DikeError."""
+    """Downloads the archive from the package index into `target` and checks it; raises DikeError."""
     import pypi_simple
     import requests
 
     from framework.embedded.progress import download_progress
 
-    index = os.environ.get("PIP_INDEX_URL", pypi_simple.PYPI_SIMPLE_ENDPOINT)  # The index that pip would ask.
+    index = os.environ.get("PIP_INDEX_URL", pypi_simple.PYPI_SIMPLE_ENDPOINT)  # The index that pip would use.
     timeout = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
     try:
         with pypi_simple.PyPISimple(index) as client:
@@ -166,7 +165,6 @@ def _sha256(path: Path) -> str:
 
 
 def _read_module(archive: Path) -> bytes:
-    """The bytes of the extension module in the archive."""
     with tarfile.open(archive) as tar:
         for member in tar:
             if member.isfile() and member.name.endswith(MODULE_SUFFIX):

@@ -1,4 +1,4 @@
-"""Asks a daemon on loopback, without the proxies that a user's environment may name."""
+"""Requests to a daemon on loopback, ignoring the proxies of the user's environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REQUEST_TIMEOUT_S = 10.0
 def get_json(
     access: ClusterAccess, port: int, path: str, timeout_s: float = REQUEST_TIMEOUT_S
 ) -> dict[str, Any] | None:
-    """The daemon's JSON answer to a GET; None when it does not answer that, or not yet."""
+    """The daemon's JSON answer to a GET; None without a valid one."""
     connection = http.client.HTTPConnection(access.address, port, timeout=timeout_s)
     basic = base64.b64encode(":".join(access.credentials).encode()).decode()
     try:

@@ -1,4 +1,4 @@
-"""What this machine has to offer: CPUs, memory, GPUs, within the limits of the container it may be."""
+"""This machine's CPUs, memory and GPUs, within the limits of its container."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pynvml
 
 MIB = 1 << 20
 RESERVED_MEM_MIB = 1024
-"""Memory kept from the tasks for the system, as Mesos' own agents do; half of it all on machines with less than twice
-that."""
+"""Memory reserved for the system, as by Mesos' own agents; half of all memory on machines with less than twice that."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -25,7 +24,7 @@ def local_resources() -> str:
 
 
 def shared_resources(agents: int) -> str:
-    """`local_resources` divided evenly among several agents on this machine; GPUs stay whole."""
+    """`local_resources` divided evenly among agents on this machine; GPUs are not split."""
     parts = dict(part.split(":") for part in local_resources().split(";"))
     shares = {name: float(value) / agents for name, value in parts.items()}
     text = f"cpus:{shares['cpus']:.2f};mem:{int(shares['mem'])}"
@@ -33,9 +32,9 @@ def shared_resources(agents: int) -> str:
 
 
 def gpu_models() -> list[str]:
-    """The model of each GPU that NVIDIA's management library knows of, such as `H200` or `Tesla-K80`.
+    """The model of each GPU that NVIDIA's management library lists, such as `H200` or `Tesla-K80`.
 
-    Blanks become hyphens, because Mesos' attributes hold none, and the vendor's name is left out.
+    Blanks become hyphens, because Mesos' attributes allow none, and the vendor's name is removed.
     """
     try:
         pynvml.nvmlInit()
@@ -52,12 +51,11 @@ def gpu_models() -> list[str]:
 
 
 def attribute_of(gpu_name: str) -> str:
-    """A GPU's name as the value of an attribute."""
     return "-".join(gpu_name.removeprefix("NVIDIA ").split())
 
 
 def _cpus() -> float:
-    """CPUs this process may use: its affinity, cut down to its cgroup's quota."""
+    """CPUs this process may use: its affinity, limited by its cgroup's quota."""
     cpus = float(len(os.sched_getaffinity(0)))
     quota = _cgroup("cpu.max", "cpu/cpu.cfs_quota_us").split()
     period = quota[1:] or _cgroup("cpu.max", "cpu/cpu.cfs_period_us").split()
@@ -67,14 +65,14 @@ def _cpus() -> float:
 
 
 def _mem_bytes() -> int:
-    """Memory of this machine, cut down to the cgroup's limit."""
+    """Memory of this machine, limited by the cgroup."""
     total = int(psutil.virtual_memory().total)
     limit = _cgroup("memory.max", "memory/memory.limit_in_bytes")
     return min(total, int(limit)) if limit.isdigit() else total
 
 
 def _cgroup(version_2: str, version_1: str) -> str:
-    """A setting of this container's cgroup; empty when there is none."""
+    """A setting of this container's cgroup; empty if there is none."""
     for name in (version_2, version_1):
         with contextlib.suppress(OSError):
             return (CGROUP / name).read_text().strip()

@@ -1,4 +1,4 @@
-"""Blocks of ports that two clusters on one machine never share."""
+"""Reserves blocks of ports, each for one cluster on a machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dike.exceptions import DikeError
 
 BLOCK_SIZE = 100
 FIRST_PORT, END_PORT = 20000, 32000
-"""Where blocks lie: below the ports that Linux hands out for outgoing connections (32768 and up by default)."""
+"""Range of the blocks: below the ports that Linux uses for outgoing connections (32768 and up by default)."""
 
 
 @dataclass(frozen=True)
 class PortBlock:
-    """Ports `first` to `last`, held as long as any process has `claim` open.
+    """Ports `first` to `last`, reserved as long as any process has `claim` open.
 
-    The claim is an abstract Unix socket named after the block: it lives in the same network namespace as the ports and
-    goes with the last process that has it, so no file is left behind by a crash.
+    The claim is an abstract Unix socket named after the block: it is in the same network namespace as the ports and
+    disappears with the last process that has it open, so a crash leaves no file behind.
     """
 
     first: int
@@ -40,7 +40,7 @@ def reserve_blocks(count: int) -> list[PortBlock]:
     """Reserves `count` blocks in which no port is in use.
 
     Raises:
-        DikeError: there are not so many.
+        DikeError: there are too few.
     """
     with ExitStack() as claims:
         blocks: list[PortBlock] = []
@@ -59,14 +59,13 @@ def reserve_blocks(count: int) -> list[PortBlock]:
         if len(blocks) < count:
             raise DikeError(
                 f"The embedded Mesos needs {count} blocks of {BLOCK_SIZE} free ports between {FIRST_PORT} and "
-                f"{END_PORT}, and only {len(blocks)} could be had: end other clusters on this machine."
+                f"{END_PORT}, and only {len(blocks)} are available: end other clusters on this machine."
             )
         claims.pop_all()
     return blocks
 
 
 def is_free(port: int) -> bool:
-    """Whether no socket of this machine is bound to the TCP port."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))
@@ -76,7 +75,7 @@ def is_free(port: int) -> bool:
 
 
 def _claim(first: int) -> socket.socket | None:
-    """Takes the name of a block; None when another process has it."""
+    """Reserves a block; None if another process has it."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0dike-ports-{first}")

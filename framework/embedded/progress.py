@@ -26,7 +26,6 @@ class _Bar:
         return self
 
     def update(self, increment: int) -> None:
-        """Says that `increment` more bytes have arrived."""
         self._progress.advance(self._task, increment)
 
     def __exit__(
@@ -36,5 +35,5 @@ class _Bar:
 
 
 def download_progress(total_bytes: int | None) -> _Bar:
-    """A progress bar on standard error; one line of text when that is not a terminal."""
+    """A progress bar on standard error; one line of text if that is not a terminal."""
     return _Bar(total_bytes)

@@ -1,4 +1,4 @@
-"""How the daemons of an embedded cluster are started: their command lines and environments."""
+"""Command lines and environments of the daemons of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -17,42 +17,38 @@ from framework.embedded.agents import AgentSpec
 
 HERE = Path(__file__).resolve().parent
 INTERPRETER = (sys.executable, "-SEsP")
-"""Python without site packages, user settings or the program's folder: the programs need the standard library only."""
+"""Python without site packages, user settings or the program's folder: the programs need only the standard library."""
 ZYGOTES = "zygotes"
-"""Name of the zygote server, of its log and its folder."""
-INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-"""Variables the daemons take over from the owner."""
-FOR_EXECUTORS = ("PATH", "TMPDIR", PROCESSES_VARIABLE)
-"""Variables the executors take over; what else a script needs comes with its job."""
+DAEMON_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+"""Variables that the daemons inherit from the owner."""
+EXECUTOR_VARIABLES = ("PATH", "TMPDIR", PROCESSES_VARIABLE)
+"""Variables that the executors inherit; others that a script needs come with its job."""
 LOG_TAIL_BYTES = 1500
 
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """Where a cluster keeps what, below its work folder."""
+    """Files of a cluster, below its work folder."""
 
     work_dir: Path
 
     @property
     def programs(self) -> Path:
-        """Folder of the helper programs that agents start."""
         return self.work_dir / "libexec"
 
     @property
     def credentials(self) -> Path:
-        """File with what daemons want to hear, in Mesos' form."""
+        """File with the credentials that daemons require, in Mesos' form."""
         return self.work_dir / "credentials.json"
 
     @property
     def zygotes(self) -> Path:
-        """Socket of the zygote server."""
         return self.work_dir / "zygotes.sock"
 
     def log(self, name: str) -> Path:
         return self.work_dir / f"{name}.log"
 
     def daemon(self, name: str) -> Path:
-        """Work folder of a daemon."""
         return self.work_dir / name
 
     def log_tail(self, name: str) -> str:
@@ -63,7 +59,7 @@ class ClusterFiles:
 
 
 def write_programs(files: ClusterFiles, library: Path) -> None:
-    """Writes the programs that Mesos looks for in its launcher folder."""
+    """Writes the programs that Mesos expects in its launcher folder."""
     files.programs.mkdir(parents=True, exist_ok=True)
     for name, command in {
         "mesos-containerizer": [*INTERPRETER, str(HERE / "daemon.py"), str(library), "0", "containerizer"],
@@ -75,41 +71,37 @@ def write_programs(files: ClusterFiles, library: Path) -> None:
 
 
 def supervisor_command(files: ClusterFiles, access: ClusterAccess, *, remove: bool) -> list[str]:
-    """Command line of the process that starts the daemons and cleans up."""
     afterwards = [str(access.secret_file), str(access.zygotes_link), *([str(files.work_dir)] if remove else [])]
     return [*INTERPRETER, str(HERE / "supervisor.py"), str(os.getpid()), str(files.work_dir), *afterwards]
 
 
 def daemon_command(library: Path, supervisor_pid: int, *arguments: str) -> list[str]:
-    """Command line of a master or agent."""
     return [*INTERPRETER, str(HERE / "daemon.py"), str(library), str(supervisor_pid), *arguments]
 
 
 def zygote_server_command(files: ClusterFiles) -> list[str]:
-    """Command line of what keeps zygotes for the executors."""
     return [sys.executable, "-P", "-m", "executor.zygote_server", str(files.zygotes), str(files.daemon(ZYGOTES))]
 
 
 def zygote_server_environment() -> dict[str, str]:
-    """Environment of what keeps zygotes for the executors; each zygote has one of its own."""
-    return _values((*INHERITED, "PYTHONPATH"))
+    """Environment of the zygote server; each zygote has its own."""
+    return _values((*DAEMON_VARIABLES, "PYTHONPATH"))
 
 
 def master_environment(files: ClusterFiles, name: str, port: int, access: ClusterAccess) -> dict[str, str]:
-    """Environment of a master."""
     return {
         **_common(port, access),
         "MESOS_HOSTNAME": access.address,
         "MESOS_WORK_DIR": str(files.daemon(name)),
         "MESOS_REGISTRY": "in_memory",
         "MESOS_ALLOCATION_INTERVAL": "100ms",
-        # A dead agent, and by agents a restarted master, is noticed after three seconds and not after 75.
+        # Detects dead agents, and lets agents detect a restarted master, after 3 s instead of 75 s.
         "MESOS_AGENT_PING_TIMEOUT": "1secs",
         "MESOS_MAX_AGENT_PING_TIMEOUTS": "3",
         "MESOS_CREDENTIALS": str(files.credentials),
         "MESOS_AUTHENTICATE_HTTP_FRAMEWORKS": "true",
         "MESOS_HTTP_FRAMEWORK_AUTHENTICATORS": "basic",
-        # Drivers that speak libprocess would need SASL, which the library does not have: none gets in.
+        # Rejects libprocess drivers: they would need SASL, which the library lacks.
         "MESOS_AUTHENTICATE_FRAMEWORKS": "true",
     }
 
@@ -117,7 +109,6 @@ def master_environment(files: ClusterFiles, name: str, port: int, access: Cluste
 def agent_environment(
     files: ClusterFiles, name: str, port: int, access: ClusterAccess, spec: AgentSpec
 ) -> dict[str, str]:
-    """Environment of an agent that offers what `spec` says and is called `name`."""
     folder = files.daemon(name)
     environment = {
         **_common(port, access),
@@ -135,7 +126,7 @@ def agent_environment(
         "MESOS_EXECUTOR_SHUTDOWN_GRACE_PERIOD": "1secs",
         "MESOS_RESOURCES": spec.resources,
         "MESOS_EXECUTOR_ENVIRONMENT_VARIABLES": json.dumps(
-            {ZYGOTES_VARIABLE: str(files.zygotes), LIMITS_VARIABLE: "1", **_values(FOR_EXECUTORS)}
+            {ZYGOTES_VARIABLE: str(files.zygotes), LIMITS_VARIABLE: "1", **_values(EXECUTOR_VARIABLES)}
         ),
         "MESOS_HTTP_CREDENTIALS": str(files.credentials),
     }
@@ -145,7 +136,7 @@ def agent_environment(
 
 
 def _common(port: int, access: ClusterAccess) -> dict[str, str]:
-    return _values(INHERITED) | {
+    return _values(DAEMON_VARIABLES) | {
         "LIBPROCESS_IP": access.address,
         "LIBPROCESS_PORT": str(port),
         "LIBPROCESS_NUM_WORKER_THREADS": "4",

@@ -1,28 +1,28 @@
-"""The process that starts a cluster's daemons and outlives its owner just long enough to clean up.
+"""The process that starts a cluster's daemons and outlives its owner only to clean up.
 
     python -SEsP supervisor.py OWNER_PID WORK_DIR SECRET_FILE [FOLDER_TO_REMOVE]
 
-A program of its own that needs the standard library only. The owner writes one JSON object a line to its standard input
-and reads one answer a line:
+A program of its own that needs only the standard library. The owner writes one JSON object per line to its standard
+input and reads one answer per line:
 
     {"command": "start", "name": ..., "argv": [...], "env": {...}, "log": ...}   -> {"pid": ...}
-    {"command": "keep", "name": ...}                      -> {"pid": ...}   (from then on it is started again)
-    {"command": "signal", "name": ..., "signal": ...}     -> {"pid": ...}   (what it ends or stops is to stay so)
-    {"command": "look", "name": ...}                      -> {"pid": ..., "status": null or how it ended}
-    {"command": "losses"}                                 -> name of what has been given up: how it ended last
-    {"command": "detach"}                                 -> {}   (from then on it ends at SIGTERM only)
+    {"command": "keep", "name": ...}                      -> {"pid": ...}   (from then on it is restarted)
+    {"command": "signal", "name": ..., "signal": ...}     -> {"pid": ...}   (a daemon ended or stopped so stays so)
+    {"command": "look", "name": ...}                      -> {"pid": ..., "status": null or its exit status}
+    {"command": "given_up"}                               -> name of a daemon no longer restarted: last exit status
+    {"command": "detach"}                                 -> {}   (from then on only SIGTERM ends it)
     {"command": "stop"}                                   no answer: it ends
 
-A daemon that is kept and ends, or stands still for `STANDSTILL_S`, is started again as it was. It is given up when it
-has been started `MOST_STARTS` times in a row and has ended each time within `STEADY_S`.
+A kept daemon that ends, or is stopped for `STALL_TIMEOUT_S`, is restarted with the same command. After `MAX_RESTARTS`
+consecutive restarts that each ended within `STABLE_RUN_S` it is given up.
 
-When the input ends, the owner ends or SIGTERM arrives, agents are asked to leave (SIGUSR1 shuts their executors down),
-what is left is killed - daemons, everything descended from them, everything that carries the cluster's work folder in
-MESOS_DIRECTORY, as executors and their children do -, the cluster's secret is removed, and a temporary work folder with
-it. Processes whose parent has ended become children of the supervisor (PR_SET_CHILD_SUBREAPER), so nothing gets away by
-a double fork. If the supervisor itself is killed, the system kills the daemons (see `daemon.end_with`).
+When the input or the owner ends, or on SIGTERM, agents are asked to shut down (SIGUSR1 also ends their executors), then
+all remaining processes are killed: daemons, their descendants, and all processes with the cluster's work folder in
+MESOS_DIRECTORY, as executors and their children have. The cluster's secret and a temporary work folder are removed.
+Orphans become children of the supervisor (PR_SET_CHILD_SUBREAPER), so a double fork does not escape. If the supervisor
+itself is killed, the system kills the daemons (see `daemon.die_with_parent`).
 
-It has one thread and starts the daemons from it: the system ties their end to the thread that started them.
+It is single-threaded, as the system ties the end of the daemons to the thread that started them.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ import time
 from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_INTERVAL_S = 0.1
-LEAVE_TIMEOUT_S = 8.0
+POLL_INTERVAL_S = 0.1
+SHUTDOWN_TIMEOUT_S = 8.0
 KILL_TIMEOUT_S = 10.0
 ENDING_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1})
-STANDSTILL_S = 5.0
-STEADY_S = 60.0
-MOST_STARTS = 3
-START_PAUSES_S = (0.0, 0.5, 2.0)
-"""What is waited before each of them: at first nothing, then so long that what was in the way may be gone."""
+STALL_TIMEOUT_S = 5.0
+STABLE_RUN_S = 60.0
+MAX_RESTARTS = 3
+RESTART_DELAYS_S = (0.0, 0.5, 2.0)
+"""Delay before each restart; the cause of the failure may pass meanwhile."""
 AGENT_PREFIX = "agent-"
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 
 
 def task_processes(work_dir: str) -> list[int]:
-    """Ids of the processes that belong to a container of the cluster in `work_dir`, by their environment."""
+    """Ids of the processes in containers of the cluster in `work_dir`, found by their environment."""
     mark = b"\0MESOS_DIRECTORY=" + os.fsencode(work_dir) + b"/"
     found = []
     for entry in os.listdir("/proc"):
@@ -63,12 +63,11 @@ def task_processes(work_dir: str) -> list[int]:
                     if mark in b"\0" + file.read():
                         found.append(int(entry))
             except OSError:
-                continue  # It has ended, or belongs to someone else.
+                continue  # It has ended, or belongs to another account.
     return found
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Ids of the living children of `ancestor`, their children and so on."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -97,83 +96,77 @@ def send(pid: int, signal_number: int) -> None:
 
 
 class Daemon:
-    """A process that was asked for, and how it stands.
+    """A started daemon and its state.
 
     Attributes:
-        pid: as last started.
-        status: how it ended; None while it runs.
-        is_kept: whether it is started again when it ends.
+        status: exit status; None while it runs.
+        is_kept: whether it is restarted when it ends.
     """
 
     def __init__(self, argv: list[str], env: dict[str, str], log: str) -> None:
-        self._what = argv, env, log
+        self._command = argv, env, log
         self.is_kept = False
-        self._starts = 0
-        """How often in a row it was started again."""
-        self._due_s: float | None = None
-        """When it is started again."""
+        self._restarts = 0
+        """Number of consecutive restarts."""
+        self._restart_due_s: float | None = None
+        """Time of the next restart."""
         self._start()
 
     def _start(self) -> None:
         self.status: int | None = None
         self._stopped_s: float | None = None
-        self._is_paused = False
-        """Whether it stands still because the owner wants it to."""
+        self._is_stopped_by_owner = False
+        """Whether the owner has stopped it."""
         self._started_s = time.monotonic()
-        self.pid = start(*self._what)
+        self.pid = start(*self._command)
 
     @property
-    def is_lost(self) -> bool:
-        """Whether it has been given up."""
-        return self.is_kept and self.status is not None and self._due_s is None
+    def is_given_up(self) -> bool:
+        """Whether it ended and is no longer restarted."""
+        return self.is_kept and self.status is not None and self._restart_due_s is None
 
-    def stopped(self) -> None:
-        """Its process stands still."""
+    def mark_stopped(self) -> None:
         self._stopped_s = time.monotonic()
 
-    def continued(self) -> None:
-        """Its process goes on."""
+    def mark_continued(self) -> None:
         self._stopped_s = None
 
     def signal(self, number: int) -> None:
-        """Sends it a signal of the owner's."""
         self.is_kept = self.is_kept and number not in ENDING_SIGNALS
         if number in (signal.SIGSTOP, signal.SIGCONT):
-            self._is_paused = number == signal.SIGSTOP
+            self._is_stopped_by_owner = number == signal.SIGSTOP
         if self.status is None:
             send(self.pid, number)
 
-    def ended(self, status: int) -> None:
-        """Its process has ended."""
+    def mark_ended(self, status: int) -> None:
+        """Records its end and schedules a restart."""
         self.status = status
         now_s = time.monotonic()
-        if now_s - self._started_s >= STEADY_S:
-            self._starts = 0
-        if self.is_kept and self._starts < MOST_STARTS:
-            self._due_s = now_s + START_PAUSES_S[self._starts]
+        if now_s - self._started_s >= STABLE_RUN_S:
+            self._restarts = 0
+        if self.is_kept and self._restarts < MAX_RESTARTS:
+            self._restart_due_s = now_s + RESTART_DELAYS_S[self._restarts]
 
-    def look_after(self) -> None:
-        """Starts it again when that is due, and ends it if it stands still."""
+    def supervise(self) -> None:
+        """Restarts it if due, and kills it if it has been stopped for too long."""
         now_s = time.monotonic()
         if not self.is_kept:
             return
-        if self.status is None and self._stopped_s is not None and not self._is_paused:
-            if now_s - self._stopped_s >= STANDSTILL_S:
+        if self.status is None and self._stopped_s is not None and not self._is_stopped_by_owner:
+            if now_s - self._stopped_s >= STALL_TIMEOUT_S:
                 self._stopped_s = None
                 send(self.pid, signal.SIGKILL)
-        elif self._due_s is not None and now_s >= self._due_s:
-            self._due_s = None
-            self._starts += 1
+        elif self._restart_due_s is not None and now_s >= self._restart_due_s:
+            self._restart_due_s = None
+            self._restarts += 1
             try:
                 self._start()
             except OSError as error:
-                print(f"{self._what[0]} could not be started again: {error}", file=sys.stderr, flush=True)
-                self.ended(1)
+                print(f"{self._command[0]} could not be restarted: {error}", file=sys.stderr, flush=True)
+                self.mark_ended(1)
 
 
 class Supervisor:
-    """The daemons of one cluster."""
-
     def __init__(self, owner: int, work_dir: str) -> None:
         self._owner: int | None = owner
         self._work_dir = work_dir
@@ -188,17 +181,16 @@ class Supervisor:
         self._stopping = True
 
     def serve(self) -> None:
-        """Answers the owner until it is time to end."""
         while not self._stopping:
             inputs = [STANDARD_INPUT] if self._owner else []
-            readable, _, _ = select.select(inputs, [], [], LOOK_INTERVAL_S)
+            readable, _, _ = select.select(inputs, [], [], POLL_INTERVAL_S)
             self._reap()
             for daemon in self._daemons.values():
-                daemon.look_after()
+                daemon.supervise()
             if readable:
                 self._read()
             elif self._owner and os.getppid() != self._owner:
-                self._stopping = True  # A child of the owner may still hold the pipe open.
+                self._stopping = True  # A child of the owner may keep the pipe open.
 
     def _read(self) -> None:
         data = os.read(STANDARD_INPUT, 1 << 16)
@@ -220,29 +212,28 @@ class Supervisor:
                 self._stopping = True
                 return
             if request["command"] == "detach":
-                self._let_go_of_owner()
+                self._detach()
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         command = request["command"]
         if command == "detach":
             return {}
         self._reap()
-        if command == "losses":
-            return {name: daemon.status for name, daemon in self._daemons.items() if daemon.is_lost}
+        if command == "given_up":
+            return {name: daemon.status for name, daemon in self._daemons.items() if daemon.is_given_up}
         name = request["name"]
         if command == "start":
             self._daemons[name] = Daemon(request["argv"], request["env"], request["log"])
         daemon = self._daemons[name]
         if command == "keep":
             daemon.is_kept = True
-            if daemon.status is not None:  # Between the owner's last look and this.
-                daemon.ended(daemon.status)
+            if daemon.status is not None:  # It ended after the owner's last request.
+                daemon.mark_ended(daemon.status)
         elif command == "signal":
             daemon.signal(request["signal"])
         return {"pid": daemon.pid, "status": daemon.status}
 
-    def _let_go_of_owner(self) -> None:
-        """Goes on without the owner and its pipes."""
+    def _detach(self) -> None:
         self._owner = None
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, STANDARD_INPUT)
@@ -250,7 +241,7 @@ class Supervisor:
         os.close(nowhere)
 
     def _reap(self) -> None:
-        """Takes note of the children that have ended, adopted ones included, and of daemons that stand still."""
+        """Reaps children, adopted ones included, and records which daemons are stopped."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -261,28 +252,27 @@ class Supervisor:
             for daemon in self._daemons.values():
                 if daemon.pid == pid and daemon.status is None:
                     if os.WIFSTOPPED(status):
-                        daemon.stopped()
+                        daemon.mark_stopped()
                     elif os.WIFCONTINUED(status):
-                        daemon.continued()
+                        daemon.mark_continued()
                     else:
-                        daemon.ended(os.waitstatus_to_exitcode(status))
+                        daemon.mark_ended(os.waitstatus_to_exitcode(status))
 
     def _running(self, names: list[str]) -> list[int]:
         self._reap()
         return [self._daemons[name].pid for name in names if self._daemons[name].status is None]
 
     def clean_up(self) -> None:
-        """Ends everything that belongs to the cluster."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         agents = [name for name in self._daemons if name.startswith(AGENT_PREFIX)]
         for pid in self._running(agents):
             send(pid, signal.SIGCONT)
             send(pid, signal.SIGUSR1)
-        deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
         while self._running(agents) and time.monotonic() < deadline:
             time.sleep(0.02)
-        # Agents first: a killed executor must not look like a failure to one that still runs.
+        # Agents first: a running one would report a killed executor as a failure.
         for pid in self._running(list(self._daemons)):
             send(pid, signal.SIGKILL)
         deadline = time.monotonic() + KILL_TIMEOUT_S
@@ -297,7 +287,7 @@ class Supervisor:
 
 
 def start(argv: list[str], env: dict[str, str], log: str) -> int:
-    """Starts a process whose output goes to the end of the file `log`; returns its id."""
+    """Starts a process whose output is appended to the file `log`; returns its id."""
     actions = [
         (os.POSIX_SPAWN_OPEN, STANDARD_INPUT, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, STANDARD_OUTPUT, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
@@ -308,7 +298,7 @@ def start(argv: list[str], env: dict[str, str], log: str) -> int:
 
 def main(owner: str, work_dir: str, secret_file: str, zygotes_link: str, *temporary: str) -> None:
     for entry in os.listdir("/proc/self/fd"):
-        if int(entry) > STANDARD_ERROR:  # Reserved ports: held here, not in the daemons.
+        if int(entry) > STANDARD_ERROR:  # Reserved ports: kept open here, not in the daemons.
             try:
                 os.set_inheritable(int(entry), False)
             except OSError:
@@ -319,7 +309,7 @@ def main(owner: str, work_dir: str, secret_file: str, zygotes_link: str, *tempor
     finally:
         supervisor.clean_up()
         for known in (secret_file, zygotes_link):
-            with contextlib.suppress(FileNotFoundError):  # Somebody may have cleaned the cache meanwhile.
+            with contextlib.suppress(FileNotFoundError):  # The cache may have been cleaned meanwhile.
                 os.remove(known)
         os.chdir("/")
         for folder in temporary:

@@ -1,1 +1,1 @@
-"""The user's project: what travels to the agents, what is begun there, what its script says of itself."""
+"""The user's project: its bundle, entry point, model profile and run folders."""

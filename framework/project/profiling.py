@@ -1,4 +1,4 @@
-"""Gets the profile of a model: from a saved file, or from a child process that imports TensorFlow in our place."""
+"""Gets the profile of a model from a saved file, or from a child process that imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from executor.zygote import ForkRequest
 from executor.zygote_pool import ZygoteServerClient, wait_for_server, warm_soon
 from framework.project import tensorflow_noise
 from framework.project.entry_point import EntryPoint, find_entry_point, hint, planning_environment
-from framework.project.kept_profiles import KnownProfile, content_of, kept_profile, libraries
+from framework.project.profile_cache import CachedProfile, cached_profile, content_of, libraries
 from framework.project.script_facts import imported_libraries, script_facts
 from solver.cli.profiles import load_saved_profile
 from solver.text_files import read_text
@@ -40,22 +40,21 @@ CAPTURE = "dike.capture"
 """Runs a script up to its training."""
 _KERAS_PREFIX = "keras:"
 _STDERR = 2
-_OF_KERAS = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND", "KERAS_HOME")
-"""Variables that say which Keras makes a model of `keras.applications`."""
-_OF_A_WORLD = ("DIKE_OUTPUT_DIR", "DIKE_CHECKPOINT_DIR")
+_KERAS_VARIABLES = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND", "KERAS_HOME")
+"""Variables that select the Keras of a model of `keras.applications`."""
+_JOB_FOLDER_VARIABLES = ("DIKE_OUTPUT_DIR", "DIKE_CHECKPOINT_DIR")
 """Variables that name a job's own folders."""
-PRINTS_DRAIN_S = 2.0
-SHOWN_AFTER_S = 10.0
-"""When it is shown what a script prints that takes long to come to its training."""
-_OF_A_TERMINAL = re.compile(
+OUTPUT_DRAIN_TIMEOUT_S = 2.0
+SHOW_OUTPUT_AFTER_S = 10.0
+"""Delay before the output of a slow script is shown."""
+_TERMINAL_VARIABLES = re.compile(
     r"_|OLDPWD|PWD|SHLVL|COLUMNS|LINES|DISPLAY|WINDOWID|STY|LS_COLORS|PS1|PROMPT_COMMAND|DIKE_LOG|DIKE_CACHE|"
     r"(TERM|TERMINAL|COLORTERM|TMUX|SSH|GPG|DBUS|XDG_SESSION|XDG_RUNTIME|VTE|VSCODE|ITERM|KITTY|WAYLAND)(_.*)?"
 )
-"""Variables that differ between two terminals, and on which no model depends."""
+"""Variables that differ between terminals and on which no model depends."""
 
 
-def _ignore(text: str) -> None:
-    """For callers that say nothing."""
+def _ignore(text: str) -> None: ...
 
 
 def load_profile(
@@ -65,54 +64,53 @@ def load_profile(
     timeout_s: float | None = None,
     *,
     is_module: bool = False,
-    again: bool = False,
-    tell: Callable[[str], None] = _ignore,
+    refresh: bool = False,
+    notify: Callable[[str], None] = _ignore,
 ) -> ModelProfile:
-    """The profile of `model`, read where we are: a script runs in the working folder, and its output is shown.
-
-    It is read only if none is kept (`framework.project.kept_profiles`).
+    """Returns the profile of `model`, cached or read in this environment: a script runs in the working folder with its
+    output shown.
 
     Args:
         model: a training script, `keras:NAME` or a saved profile (`.json`).
-        script_args: the script's own arguments.
+        script_args: the script's arguments.
         batch_size: samples per step of one worker; None for the script's own.
-        timeout_s: how long a script may take to come to its training; None for as long as it likes.
+        timeout_s: maximum time until the script's training begins; None for no limit.
         is_module: whether `model` is the name of a module, as for `python -m`.
-        again: whether it is read even if one is kept.
-        tell: is told in one line that a script's kept one is used.
+        refresh: whether to read it even if one is cached.
+        notify: receives one line if a script's cached profile is used.
 
     Raises:
-        BadInputError: if there is no profile to be had; the message says why in one sentence.
+        BadInputError: there is no profile; the message says why in one sentence.
     """
     _check_batch_size(batch_size)
     if not is_module and model.endswith(".json"):
-        if again:
+        if refresh:
             raise BadInputError(f"{model} is a saved profile, which --refresh-profile cannot read again; leave it out.")
         return load_saved_profile(model, batch_size)
     if not is_module and model.startswith(_KERAS_PREFIX):
-        reading = _Reading(model, (), batch_size, _environment(os.environ))
-        settings = {name: value for name, value in os.environ.items() if name in _OF_KERAS}
+        reading = _ProfilingProcess(model, (), batch_size, _environment(os.environ))
+        settings = {name: value for name, value in os.environ.items() if name in _KERAS_VARIABLES}
         read = functools.partial(reading.profile, timeout_s)
-        return kept_profile(model, [model, batch_size], settings, read, again=again).profile
+        return cached_profile(model, [model, batch_size], settings, read, refresh=refresh).profile
     if not is_module:
         _check_readable(model)
     entry = find_entry_point(model, is_module=is_module)
     environment = _environment({**os.environ, **entry.environment})
     script = str(entry.script) if is_module else model
-    reading = _Reading(script, script_args, batch_size, environment)
-    # Late: a saved profile travels nowhere.
+    reading = _ProfilingProcess(script, script_args, batch_size, environment)
+    # Imported late: a saved profile needs no bundle.
     from framework.project import bundle
 
-    known = {name: value for name, value in environment.items() if not _OF_A_TERMINAL.fullmatch(name)}
+    known = {name: value for name, value in environment.items() if not _TERMINAL_VARIABLES.fullmatch(name)}
     try:
-        content = content_of(entry.folder, bundle.travelling(entry.folder))
+        content = content_of(entry.folder, bundle.bundled_files(entry.folder))
     except BadInputError:
         content = None
     inputs = _inputs(entry, content, ["in", os.getcwd(), script, *script_args], batch_size)
     read = functools.partial(reading.profile, timeout_s)
-    found = kept_profile(entry.script.stem, inputs, known, read, again=again)
-    if found.is_kept:
-        tell(_as_it_was(found, entry))
+    found = cached_profile(entry.script.stem, inputs, known, read, refresh=refresh)
+    if found.is_cached:
+        notify(_cache_note(found, entry))
     return found.profile
 
 
@@ -123,33 +121,33 @@ def profile_of_job(
     environment: Mapping[str, str] | None = None,
     batch_size: int | None = None,
     checkpoint_dir: str | None = None,
-    forks: Forks | None = None,
+    zygotes: JobZygotes | None = None,
     *,
-    again: bool = False,
-    serves: Callable[[ModelProfile], bool] = lambda profile: True,
-    tell: Callable[[str], None] = _ignore,
-) -> KnownProfile:
-    """The profile of a script that is about to run as a job: read in the world that its tasks will see.
+    refresh: bool = False,
+    is_acceptable: Callable[[ModelProfile], bool] = lambda profile: True,
+    notify: Callable[[str], None] = _ignore,
+) -> CachedProfile:
+    """Returns the profile of a script about to run as a job, cached or read as its tasks will see it.
 
-    It runs in a copy of the folder that travels, with the variables that travel, if no profile is kept of this very
-    world. What it prints until its training begins is shown if it fails or takes long: its chief will print it again.
+    The script runs in a copy of the bundle, with the variables of its tasks. Its output before training is shown only
+    if it fails or takes long, as the chief will print it again.
 
     Args:
         entry: the script.
-        archive: what travels (`framework.project.bundle.pack`).
-        arguments: the script's own.
-        environment: what its tasks get (`framework.project.entry_point.environment_for_tasks`).
+        archive: the bundle (`framework.project.bundle.pack`).
+        arguments: the script's arguments.
+        environment: variables of its tasks (`framework.project.entry_point.environment_for_tasks`).
         batch_size: samples per step of one worker; None for the script's own.
-        checkpoint_dir: an earlier run's folder: what that has written is there again.
-        forks: where a process can be had that has imported TensorFlow; None to start one that does so itself.
-        again: whether it is read even if one is kept.
-        serves: whether a kept one will do.
-        tell: is told in one line that it is being read, or that a kept one is used.
+        checkpoint_dir: an earlier run's folder, whose outputs are restored first.
+        zygotes: forks processes that have imported TensorFlow; None starts one that imports it.
+        refresh: whether to read it even if one is cached.
+        is_acceptable: whether a cached one is acceptable.
+        notify: receives one line if the profile is read, or a cached one is used.
 
     Raises:
-        BadInputError: if there is no profile to be had; the message says why in one sentence, and what may help.
+        BadInputError: there is no profile; the message says why in one sentence, with a hint if there is one.
     """
-    # Late: a saved profile travels nowhere.
+    # Imported late: a saved profile needs no bundle.
     from executor import bundle as archives
     from executor import outputs
 
@@ -168,48 +166,52 @@ def profile_of_job(
             raise BadInputError(f"The script's folder cannot be copied to {world}: {error}.") from error
         own = {
             **planning_environment(for_tasks),
-            **dict(zip(_OF_A_WORLD, (str(folder), str(checkpoints)), strict=True)),
+            **dict(zip(_JOB_FOLDER_VARIABLES, (str(folder), str(checkpoints)), strict=True)),
         }
         shown_as = (os.fsencode(folder), os.fsencode(entry.folder))
-        reading = _Reading(entry.path, arguments, batch_size, _environment(own), folder, shown_as, forks)
+        reading = _ProfilingProcess(entry.path, arguments, batch_size, _environment(own), folder, shown_as, zygotes)
 
         def read() -> ModelProfile:
-            tell(f"reading the model of {entry.path}")
+            notify(f"reading the model of {entry.path}")
             try:
                 return reading.profile(None)
             except BadInputError as error:
                 said = str(error).replace(str(folder), str(entry.folder))
                 raise BadInputError(f"{said} {hint(said, entry, for_tasks)}".rstrip()) from None
 
-        known = {name: value for name, value in reading.environment.items() if name not in (*_OF_A_WORLD, "DIKE_CACHE")}
+        known = {
+            name: value
+            for name, value in reading.environment.items()
+            if name not in (*_JOB_FOLDER_VARIABLES, "DIKE_CACHE")
+        }
         content = content_of(folder, folder.rglob("*"))
         inputs = _inputs(entry, content, ["job", folder.name, entry.path, *arguments], batch_size)
-        found = kept_profile(entry.script.stem, inputs, known, read, again=again, serves=serves)
-        if found.is_kept:
-            tell(_as_it_was(found, entry))
+        found = cached_profile(entry.script.stem, inputs, known, read, refresh=refresh, is_acceptable=is_acceptable)
+        if found.is_cached:
+            notify(_cache_note(found, entry))
         return found
 
 
 def _inputs(entry: EntryPoint, content: str | None, call: Sequence[str], batch_size: int | None) -> object:
-    """What a script's model depends on, as JSON values; None if that is not known.
+    """Inputs of a script's model, as JSON values; None if unknown.
 
     Args:
         entry: the script.
-        content: a hash of the files that it finds.
+        content: hash of its files.
         call: where it runs, and its arguments.
-        batch_size: samples per step of one worker; None for the script's own.
+        batch_size: as for `load_profile`.
     """
     if content is None:
         return None
     try:
         return [content, list(call), entry.module, batch_size, libraries(imported_libraries(entry))]
     except BadInputError:
-        return None  # it is no Python: who runs it says where
+        return None  # not Python: running it reports where
 
 
-def _as_it_was(found: KnownProfile, entry: EntryPoint) -> str:
+def _cache_note(found: CachedProfile, entry: EntryPoint) -> str:
     read = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.read_s))
-    return f"the model of {entry.path} is as it was on {read} (--refresh-profile reads it again)"
+    return f"using the profile of {entry.path} read on {read} (--refresh-profile reads it again)"
 
 
 def _check_batch_size(batch_size: int | None) -> None:
@@ -226,17 +228,15 @@ def _check_readable(model: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _ProfilingProcess:
     """A child process that runs a script up to its training.
 
     Attributes:
         model: a script or `keras:NAME`.
-        arguments: the script's own.
         batch_size: samples per step of one worker; None for the script's own.
-        environment: the child's.
-        folder: its working folder; None for ours.
-        shown_as: what its output calls that folder, and what it is shown as; None shows all output as it comes.
-        forks: where the child is forked; None starts it anew.
+        folder: its working folder; None for the current one.
+        shown_as: that folder in its output, and the replacement shown; None shows all output immediately.
+        zygotes: forks the child; None starts a new interpreter.
     """
 
     model: str
@@ -245,21 +245,21 @@ class _Reading:
     environment: Mapping[str, str]
     folder: Path | None = None
     shown_as: tuple[bytes, bytes] | None = None
-    forks: Forks | None = None
+    zygotes: JobZygotes | None = None
 
     def profile(self, timeout_s: float | None) -> ModelProfile:
-        """What the child has found.
+        """Runs the child and returns its profile.
 
         Raises:
-            BadInputError: if it has found none.
+            BadInputError: there is none.
         """
         with tempfile.TemporaryDirectory(prefix="dike-profile-") as folder:
             output = Path(folder) / "profile.json"
             options = ["--output", str(output)]
             if self.batch_size is not None:
                 options += ["--batch-size", str(self.batch_size)]
-            prints = _Prints(self.shown_as, os.path.basename(self.model))
-            code = self._run([*options, self.model, *self.arguments], timeout_s, prints)
+            output_buffer = _ChildOutput(self.shown_as, os.path.basename(self.model))
+            code = self._run([*options, self.model, *self.arguments], timeout_s, output_buffer)
             try:
                 data = json.loads(output.read_text(encoding="utf-8"))
             except (FileNotFoundError, json.JSONDecodeError):
@@ -267,15 +267,15 @@ class _Reading:
                 name = os.path.basename(self.model)
                 data = {"error": f"{name} ended its own process before its training began{how}."}
         if "error" in data:
-            prints.show()
+            output_buffer.show()
             raise BadInputError(data["error"])
         return ModelProfile.from_json(data)
 
-    def _run(self, arguments: Sequence[str], timeout_s: float | None, prints: _Prints) -> int | None:
-        """Runs the child; what it prints goes to standard error, for standard output may be wanted for JSON.
+    def _run(self, arguments: Sequence[str], timeout_s: float | None, output_buffer: _ChildOutput) -> int | None:
+        """Runs the child; its output goes to standard error, as standard output may carry JSON.
 
         Returns:
-            Its exit code; None of a fork, which is another's child.
+            Its exit code; None for a fork, which is another process's child.
         """
         code = None
         reader, writer = os.pipe()
@@ -284,44 +284,42 @@ class _Reading:
         finally:
             os.close(writer)
         ended: int | None = None
-        with contextlib.suppress(ProcessLookupError):  # a fork that has ended: its parent has seen to it
+        with contextlib.suppress(ProcessLookupError):  # a fork that has ended and was reaped by its parent
             ended = os.pidfd_open(pid)
-        # A thread, so that the time-out holds for a script that prints nothing.
-        printer = threading.Thread(target=prints.follow, args=(os.fdopen(reader, "rb"),), daemon=True)
+        # A thread, so that the timeout also works for a script that prints nothing.
+        printer = threading.Thread(target=output_buffer.follow, args=(os.fdopen(reader, "rb"),), daemon=True)
         printer.start()
-        patience = threading.Timer(SHOWN_AFTER_S, prints.show_late)
+        patience = threading.Timer(SHOW_OUTPUT_AFTER_S, output_buffer.show_late)
         patience.daemon = True
         patience.start()
         try:
             if ended is not None and not wait_readable([ended], timeout_s):
-                prints.show()
-                raise BadInputError(
-                    f"{os.path.basename(self.model)} did not come to its training within {timeout_s:.0f} s."
-                )
+                output_buffer.show()
+                raise BadInputError(f"{os.path.basename(self.model)} did not begin to train within {timeout_s:.0f} s.")
         except KeyboardInterrupt:
-            prints.show()
+            output_buffer.show()
             raise
         finally:
             patience.cancel()
-            with contextlib.suppress(ProcessLookupError):  # where all of them have ended
+            with contextlib.suppress(ProcessLookupError):  # all have ended
                 os.killpg(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):  # of a fork
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if ended is not None:
                 os.close(ended)
-            # A daemon that the script has started in a session of its own may hold the pipe open for ever.
-            printer.join(PRINTS_DRAIN_S)
+            # A daemon in a session of its own may keep the pipe open indefinitely.
+            printer.join(OUTPUT_DRAIN_TIMEOUT_S)
         return code
 
     def _start(self, arguments: Sequence[str], output: int) -> int:
-        """Starts the child in a session of its own: whatever processes the script starts can then be ended with it."""
-        if self.forks is not None:
-            pid = self.forks.fork(arguments, self.folder or Path.cwd(), self.environment, output)
+        """Starts the child in a session of its own, so that all processes of the script can be killed with it."""
+        if self.zygotes is not None:
+            pid = self.zygotes.fork(arguments, self.folder or Path.cwd(), self.environment, output)
             if pid is not None:
                 return pid
         with open(os.devnull, "rb") as nothing:
             child = subprocess.Popen(
-                # -P: a script's folder may hold files named as our packages or as Python's own.
+                # -P: a script's folder may contain modules named like those of Dike or Python.
                 [sys.executable, "-P", "-u", "-m", CAPTURE, *arguments],
                 cwd=self.folder,
                 stdin=nothing,
@@ -330,41 +328,34 @@ class _Reading:
                 env=dict(self.environment),
                 start_new_session=True,
             )
-        child.returncode = 0  # its end is ours to wait for
+        child.returncode = 0  # reaped in _run
         return child.pid
 
 
 @dataclass(frozen=True)
-class Forks:
-    """A zygote server (`executor.zygote_server`), and the kind of zygote that a job's tasks are forked from.
+class JobZygotes:
+    """A zygote server (`executor.zygote_server`) and the kind of zygote of a job's tasks.
 
     Attributes:
         path: the server's socket.
-        kind: of zygote.
     """
 
     path: str
     kind: ZygoteKind
 
     @classmethod
-    def of_job(cls, path: str, entry: EntryPoint, for_tasks: Mapping[str, str]) -> Forks | None:
-        """Has a zygote for a job's tasks begin to import; None if its script cannot be read.
-
-        Args:
-            path: the server's socket.
-            entry: the script.
-            for_tasks: what its tasks get of our environment.
-        """
+    def warm_up(cls, path: str, entry: EntryPoint, for_tasks: Mapping[str, str]) -> JobZygotes | None:
+        """Starts warming up a zygote for a job's tasks; None if its script cannot be read."""
         try:
             setup = Setup(LAUNCHER, script_facts(entry).preload, for_tasks)
         except BadInputError:
-            return None  # whoever runs it says so
-        forks = cls(path, setup.kind({}))
-        warm_soon(path, forks.kind)
-        return forks
+            return None  # reported when the script runs
+        zygotes = cls(path, setup.kind({}))
+        warm_soon(path, zygotes.kind)
+        return zygotes
 
     def fork(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int) -> int | None:
-        """Forks a process that reads a model; returns its id, None if that cannot be."""
+        """Forks a process that reads a model; returns its id, None if that fails."""
         script, *others = arguments
         changes = self.kind.changes(environment)
         request = ForkRequest(Path(script), others, folder, changes, module=f"{CAPTURE}.__main__")
@@ -380,16 +371,15 @@ class Forks:
             served.close()
         if isinstance(answers[0], int):
             return answers[0]
-        logger.warning("the model is not read in a fork: %s", answers[0])
+        logger.warning("the profile cannot be read in a fork: %s", answers[0])
         return None
 
 
-class _Prints:
-    """What the child prints: shown as it comes, or kept until it is known whether somebody has to see it.
+class _ChildOutput:
+    """Output of the child: shown immediately, or buffered until it must be shown.
 
     Args:
-        shown_as: see `_Reading`.
-        name: the script's.
+        shown_as: see `_ProfilingProcess`.
     """
 
     def __init__(self, shown_as: tuple[bytes, bytes] | None, name: str) -> None:
@@ -399,12 +389,10 @@ class _Prints:
         self._is_shown = shown_as is None
         self._lock = threading.Lock()
 
-    def follow(self, prints: BinaryIO) -> None:
-        """Takes lines in until their source ends."""
-        tensorflow_noise.forward(prints, self)
+    def follow(self, source: BinaryIO) -> None:
+        tensorflow_noise.forward(source, self)
 
     def write(self, line: bytes) -> None:
-        """Takes one line in."""
         if self._shown_as is not None:
             line = line.replace(*self._shown_as)
         with self._lock:
@@ -413,18 +401,18 @@ class _Prints:
                 self._flush()
 
     def flush(self) -> None:
-        """Lines are shown at once, or later on purpose."""
+        """No-op: `write` flushes if the output is shown."""
 
     def show_late(self) -> None:
-        """Shows the same, of a script that takes long."""
+        """Shows the output of a slow script, with a note."""
         with self._lock:
             if not self._is_shown:
-                prints = "; it prints" if self._kept else ""
-                self._kept.insert(0, f"dike: {self._name} has not come to its training yet{prints}\n".encode())
+                note = "; it prints" if self._kept else ""
+                self._kept.insert(0, f"dike: {self._name} has not begun to train yet{note}\n".encode())
         self.show()
 
     def show(self) -> None:
-        """Shows what was kept back, and whatever comes."""
+        """Shows all buffered and further output."""
         with self._lock:
             self._is_shown = True
             self._flush()
@@ -436,7 +424,6 @@ class _Prints:
 
 
 def _environment(values: Mapping[str, str]) -> dict[str, str]:
-    """A child's environment, with what it needs besides."""
     environment = {key: value for key, value in values.items() if key not in ("DIKE_MASTER", "DIKE_TASK")}
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # Reading a model needs no GPU memory; TensorFlow would take all of it.

@@ -1,6 +1,6 @@
-"""The folders of runs below `dike-runs/` or a service's checkpoint root: who uses one, and what is removed of it.
+"""The folders of runs below `dike-runs/` or a service's checkpoint root: which are in use, and how they are cleaned.
 
-Scripts write there, so nothing in them is believed, and no link is followed on the way to what is removed.
+Scripts write there, so the contents are untrusted, and no link is followed on the way to a file to be removed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dike.exceptions import BadInputError
 from executor import outputs
 
 LOCK = "dike-run.lock"
-"""File in a folder that `dike run` has made; it names the run, and is locked as long as that goes on."""
+"""File in a folder made by `dike run`; contains the run's name and is locked while the run is active."""
 TRASH = ".dike-removed"
-"""Folder beside the runs' that checkpoints are moved into before they are removed: none is found there in part."""
+"""Folder beside the runs into which checkpoints are moved before removal, so that no partial one is ever found."""
 _RESULTS = re.compile(rf"{outputs.FOLDER}|{re.escape(outputs.RECORD)}|failed|run-\d+\.log")
-"""What scripts have written and printed, in a run's folder or a trial's; all else there is checkpoints."""
+"""Outputs and logs of scripts in a folder of a run or trial; all other files there are checkpoints."""
 _SMALL_BYTES = 1 << 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True)
 class Content:
-    """What would be removed of a folder.
+    """The removable files of a folder.
 
     Attributes:
-        size_bytes: of all files; one that has several names counts once.
-        changed_s: when the last of them was written, seconds since the epoch.
+        size_bytes: of all files; hard links count once.
+        changed_s: Unix time of the last modification.
     """
 
     size_bytes: int
@@ -46,14 +46,13 @@ class Content:
 
 
 class RunFolders:
-    """The runs below a folder. A `path` is that of a run below it, `NAME`, or of a trial, `NAME` and `trial-3`.
+    """The runs below a folder. A `path` is that of a run, `NAME`, or of a trial, `NAME` and `trial-3`.
 
     Args:
-        root: that folder.
-        results_too: whether what scripts have written and printed goes with the checkpoints.
+        results_too: whether outputs and logs of scripts are removed with the checkpoints.
 
     Raises:
-        OSError: from every method, if something cannot be read or removed, or a link stands in the place of a folder.
+        OSError: from every method, if a file cannot be read or removed, or a folder is replaced by a link.
     """
 
     def __init__(self, root: Path, *, results_too: bool = False) -> None:
@@ -61,13 +60,13 @@ class RunFolders:
         self._results_too = results_too
 
     def names(self) -> list[str]:
-        """The folders directly below, without links and hidden ones."""
+        """The subfolders, without links and hidden ones."""
         with os.scandir(self._root) as entries:
             found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         return sorted(name for name in found if not name.startswith("."))
 
     def parts(self, *path: str) -> list[str]:
-        """What is in a folder, by name; nothing where there is no such folder."""
+        """The names in a folder; empty if it does not exist."""
         try:
             with self._opened(*path) as folder:
                 return sorted(os.listdir(folder))
@@ -75,12 +74,12 @@ class RunFolders:
             return []
 
     def content(self, *path: str) -> Content | None:
-        """What `remove` would remove; None if there is nothing."""
+        """What `remove` would remove; None for nothing."""
         with self._opened(*path) as folder:
-            doomed = self._doomed(folder)
+            removable = self._removable(folder)
             linked: set[tuple[int, int]] = set()
             size_bytes, changed_s = 0, 0.0
-            for found in (each for name in doomed for _, _, each in plain_files.walk(folder, name)):
+            for found in (each for name in removable for _, _, each in plain_files.walk(folder, name)):
                 if stat.S_ISDIR(found.st_mode):
                     continue
                 changed_s = max(changed_s, found.st_mtime)
@@ -89,14 +88,14 @@ class RunFolders:
                         continue
                     linked.add((found.st_dev, found.st_ino))
                 size_bytes += found.st_size
-        return Content(size_bytes, changed_s) if doomed else None
+        return Content(size_bytes, changed_s) if removable else None
 
     def remove(self, *path: str) -> None:
-        """Removes the checkpoints in a folder, and the folder where nothing else is in it."""
-        with self._opened() as root, self._opened(*path) as folder, _trash_in(root) as trash:
+        """Removes the checkpoints in a folder, and the folder if it is then empty."""
+        with self._opened() as root, self._opened(*path) as folder, _locked_trash(root) as trash:
             place = secrets.token_hex(8)
             os.mkdir(place, 0o700, dir_fd=trash)
-            for name in self._doomed(folder):
+            for name in self._removable(folder):
                 os.rename(name, f"{place}/{name}", src_dir_fd=folder, dst_dir_fd=trash)
             plain_files.remove(trash, place)
         for end in range(len(path), 0, -1):
@@ -104,21 +103,21 @@ class RunFolders:
                 os.rmdir(path[end - 1], dir_fd=above)  # Unless something is left in it.
 
     def empty_trash(self) -> None:
-        """Removes what an earlier removal has moved and not come to remove."""
+        """Completes earlier removals that were interrupted."""
         failure: OSError | None = None
         with self._opened() as root:
             if TRASH in os.listdir(root):
-                with _trash_in(root) as trash:
+                with _locked_trash(root) as trash:
                     for place in os.listdir(trash):
                         try:
                             plain_files.remove(trash, place)
                         except OSError as error:
-                            failure = error  # The others' are removed first.
+                            failure = error  # Raised after the others are removed.
         if failure is not None:
             raise failure
 
-    def claimed_by(self, name: str) -> str | None:
-        """The job whose chief has last claimed a run's folder; None if none has, or that cannot be read."""
+    def last_owner(self, name: str) -> str | None:
+        """The last job whose chief owned a run's folder; None if there is none, or it cannot be read."""
         try:
             with self._opened(name) as folder:
                 return str(plain_files.parse_json(plain_files.read_below(folder, OWNER_FILE, _SMALL_BYTES))["job"])
@@ -126,14 +125,14 @@ class RunFolders:
             return None
 
     @contextlib.contextmanager
-    def idle(self, name: str) -> Iterator[str | None]:
-        """Keeps `dike run` from going on in a folder that it has made, while the context lasts.
+    def lock_idle(self, name: str) -> Iterator[str | None]:
+        """Prevents `dike run` from using a folder that it has made, within the context.
 
         Yields:
-            The name of the run that was there last; None if one goes on.
+            The name of the last run there; None if one is active.
 
         Raises:
-            FileNotFoundError: if `dike run` has not made it.
+            FileNotFoundError: `dike run` has not made it.
         """
         with self._opened(name) as folder, contextlib.ExitStack() as stack:
             file = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -144,16 +143,16 @@ class RunFolders:
                 run = os.read(file, _SMALL_BYTES).decode(errors="replace").strip()
             yield run
 
-    def _doomed(self, folder: int) -> list[str]:
+    def _removable(self, folder: int) -> list[str]:
         names = sorted(os.listdir(folder))
         if not self._results_too:
-            # The record of outputs is there without any, too.
+            # The record of outputs exists even without outputs.
             has_outputs = outputs.FOLDER in names
             checkpoints = [
                 name for name in names if not _RESULTS.fullmatch(name) or (name == outputs.RECORD and not has_outputs)
             ]
             if checkpoints != names:
-                # Whose the folder is has to be known until all is gone.
+                # The lock identifies the folder's run until everything is removed.
                 checkpoints = [name for name in checkpoints if name != LOCK]
             names = checkpoints
         return sorted(names, key=lambda name: name == LOCK)
@@ -169,23 +168,20 @@ class RunFolders:
 
 
 @contextlib.contextmanager
-def in_use(folder: Path, run: str, *, make: bool) -> Iterator[None]:
-    """Marks a folder as one in which a run goes on, while the context lasts.
+def mark_in_use(folder: Path, run: str, *, make: bool) -> Iterator[None]:
+    """Marks a folder as used by an active run, within the context.
 
-    Args:
-        folder: where its checkpoints are.
-        run: its name.
-        make: whether the folder is the run's own; else only one that an earlier run has made is marked.
+    Without `make` the folder is the user's, and is marked only if an earlier run has made it.
 
     Raises:
-        BadInputError: if nothing can be written there.
+        BadInputError: the folder is not writable.
     """
     with contextlib.ExitStack() as stack:
         try:
             if make:
                 make_private(str(folder))
             with contextlib.suppress(FileNotFoundError):
-                # A link in its place leads to a file of somebody's.
+                # A link in its place might lead to another file.
                 flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if make else 0)
                 file = os.open(folder / LOCK, flags, 0o644)
                 stack.callback(os.close, file)
@@ -205,12 +201,12 @@ def in_use(folder: Path, run: str, *, make: bool) -> Iterator[None]:
 
 
 def _mark(file: int, path: Path, run: str) -> None:
-    # Waits for `dike clean` to come to its end.
+    # Waits for `dike clean` to finish.
     if _lock(file, fcntl.LOCK_SH):
         os.ftruncate(file, 0)
         os.write(file, f"{run}\n".encode())
     else:
-        # `dike clean` could not see that the run goes on, and leaves folders without such a file alone.
+        # Without locks `dike clean` could not see that the run is active; it skips folders without this file.
         path.unlink(missing_ok=True)
 
 
@@ -224,8 +220,8 @@ def _folder_in(folder: int, name: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _trash_in(root: int) -> Iterator[int]:
-    """The trash of a folder, made if need be, for one process at a time; removed afterwards if it is empty."""
+def _locked_trash(root: int) -> Iterator[int]:
+    """The trash of a folder, made if necessary and locked; removed afterwards if empty."""
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(TRASH, 0o700, dir_fd=root)
@@ -245,7 +241,7 @@ def _trash_in(root: int) -> Iterator[int]:
 
 
 def _lock(file: int, how: int) -> bool:
-    """Locks an open file; whether its file system can do that."""
+    """Locks an open file; returns whether its file system supports that."""
     try:
         fcntl.flock(file, how)
     except OSError as error:
@@ -256,11 +252,11 @@ def _lock(file: int, how: int) -> bool:
 
 
 def new_job_id(script: Path) -> str:
-    """A name for a job, unique without asking anyone: script, time and six random digits."""
+    """Creates a job id that is unique without coordination: script, time and six random digits."""
     stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.stem)
     return f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def absolute_folder(path: str) -> str:
-    """A folder's path as any process understands it; URLs such as `gs://bucket/x` stay as they are."""
+    """Makes a folder's path absolute; URLs such as `gs://bucket/x` are unchanged."""
     return path if "://" in path else str(Path(path).absolute())

@@ -1,6 +1,6 @@
-"""What a script's source tells: how its flags are spelled, and which libraries it will import.
+"""Facts about a script read from its source: the spelling of its flags, its libraries.
 
-The script, and the modules that travel with it and that it imports, are parsed, never run.
+The script and its imported, bundled modules are parsed, never run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from framework.project.script_flags import ParamStyle, ScriptFlags
 
 _TENSORFLOW = ("tensorflow", "keras", "tf_keras")
 _JAX = ("jax", "flax", "optax")
-_OTHERS = ("numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "matplotlib", "PIL", "h5py")
-PRELOADED = (*_TENSORFLOW, *_JAX, *_OTHERS)
+_OTHER_LIBRARIES = ("numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "matplotlib", "PIL", "h5py")
+PRELOADED = (*_TENSORFLOW, *_JAX, *_OTHER_LIBRARIES)
 """Libraries that are slow to import, and whose import starts no thread that a fork would lose and touches no GPU."""
-_DIKES_OWN = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
-"""What scripts ask of `dike` that is not TensorFlow's."""
+_DIKE_NAMES = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
+"""Names of `dike` that are not TensorFlow's."""
 _LATE_SETTING = r"TF_CONFIG|TF_CPP_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TF_GPU_ALLOCATOR|TF_NUM_\w+|TF_DATA_\w+"
-"""Environment variables that TensorFlow reads later, or that only say how much it logs."""
+"""Environment variables that TensorFlow reads after its import, or that only control logging."""
 _TENSORFLOW_SETTING = re.compile(rf"(?!({_LATE_SETTING})$)TF_[A-Z0-9_]+|KERAS_BACKEND|KERAS_HOME|XLA_FLAGS")
-"""Environment variables that TensorFlow or Keras reads as it is imported; a script that sets one must do so first."""
+"""Environment variables that TensorFlow or Keras reads during its import; a script must set them before."""
 _JAX_SETTING = re.compile(r"(JAX|FLAX|XLA)_(?!PYTHON_CLIENT_)[A-Z0-9_]+")
-"""Those of JAX and Flax; what begins with XLA_PYTHON_CLIENT is read later."""
+"""The same for JAX and Flax; XLA_PYTHON_CLIENT* is read later."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ScriptFacts:
     """What is known of a script without running it.
 
     Attributes:
-        flags: parameter -> how it is written as an argument (`framework.project.script_flags`).
+        flags: parameter -> its flag (`framework.project.script_flags`).
         preload: modules that a zygote may import before it forks trials.
         reads_params: whether it calls `dike.params`.
         validates: whether it calls `fit` with validation data.
@@ -59,11 +59,11 @@ def script_facts(
 
     Args:
         entry: the script.
-        choices: parameter of the search -> its values; none for a range.
-        style: how the script takes parameters; None for what its source shows.
+        choices: parameter of the search -> its values; empty for a range.
+        style: how the script takes parameters; None to detect it.
 
     Raises:
-        BadInputError: if the script cannot be read or is not Python, or does not take a parameter.
+        BadInputError: the script cannot be read, is not Python, or does not take a parameter.
     """
     if entry.is_function:
         return ScriptFacts({}, _preloadable_of_function(entry))
@@ -74,13 +74,13 @@ def script_facts(
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    set_up = _set_up_by(literals)
+    configured = _configured_by(literals)
     modules = dict.fromkeys(name for tree in trees for name in _preloadable(tree))
     preload = [
-        name for name in modules if not _files_of(top := name.partition(".")[0], entry.root) and top not in set_up
+        name for name in modules if not _files_of(top := name.partition(".")[0], entry.root) and top not in configured
     ]
     flags = script_flags(entry).flags(entry.path, choices, style) if choices else {}
-    reads_params = any("params" in _asked_of_dike(tree) for tree in trees)
+    reads_params = any("params" in _names_used_of_dike(tree) for tree in trees)
     validates = any(_is_fit_with_validation(node) for tree in trees for node in ast.walk(tree))
     return ScriptFacts(flags, tuple(preload), reads_params, validates)
 
@@ -96,10 +96,10 @@ def _is_fit_with_validation(node: ast.AST) -> bool:
 
 
 def script_flags(entry: EntryPoint) -> ScriptFlags:
-    """What the script's source shows of its arguments.
+    """Reads the flags that the script's source defines.
 
     Raises:
-        BadInputError: if the script cannot be read or is not Python.
+        BadInputError: the script cannot be read or is not Python.
     """
     trees = _trees(entry)
     later = {name for tree in trees for node in ast.walk(tree) for name, _ in _imports_in(node)}
@@ -108,17 +108,17 @@ def script_flags(entry: EntryPoint) -> ScriptFlags:
     return ScriptFlags(trees, is_complete=is_complete, libraries=_libraries(later | met, entry))
 
 
-def _set_up_by(texts: Iterable[str]) -> set[str]:
-    """The libraries that must not be imported before the script, which names settings of theirs."""
+def _configured_by(texts: Iterable[str]) -> set[str]:
+    """The libraries that must not be imported before the script, because it names their settings."""
     settings = ((_TENSORFLOW_SETTING, _TENSORFLOW), (_JAX_SETTING, _JAX))
     return {name for setting, names in settings if any(map(setting.fullmatch, texts)) for name in names}
 
 
 def imported_libraries(entry: EntryPoint) -> list[str]:
-    """The top-level modules that a script and what travels with it import, and that do not travel; none of Python's.
+    """Top-level modules imported by the script or its bundled modules, except bundled ones and the standard library.
 
     Raises:
-        BadInputError: if the script cannot be read or is not Python.
+        BadInputError: the script cannot be read or is not Python.
     """
     return _libraries((name for tree in _trees(entry) for name, _ in _imports(tree)), entry)
 
@@ -129,7 +129,7 @@ def _libraries(names: Iterable[str], entry: EntryPoint) -> list[str]:
 
 
 def _trees(entry: EntryPoint) -> list[ast.Module]:
-    """The script and the modules below its root that it imports, in the order in which they are met."""
+    """The script and the modules below its root that it imports, in order of discovery."""
     root = entry.root
     paths = [*_files_of(_package(entry.script, root), root), entry.script]
     trees: list[ast.Module] = []
@@ -143,12 +143,11 @@ def _trees(entry: EntryPoint) -> list[ast.Module]:
 
 
 def _package(path: Path, root: Path) -> str:
-    """The package that a module's file is in, empty for none."""
     return ".".join(path.parent.relative_to(root).parts)
 
 
 def _files_of(module: str, root: Path) -> list[Path]:
-    """The files below `root` of a module and the packages that it is in, which Python takes before installed ones."""
+    """The files below `root` of a module and its parent packages, which take precedence over installed ones."""
     parts = module.split(".") if module else []
     places = [root.joinpath(*parts[: count + 1]) for count in range(len(parts))]
     inits = [place / "__init__.py" for place in places]
@@ -168,7 +167,6 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _preloadable(tree: ast.Module) -> Iterator[str]:
-    """The libraries a module imports, as far as they are worth preloading and installed here."""
     imports = list(_imports(tree))
     uses_tensorflow = _uses_tensorflow_as_dike(tree)
     for name, members in imports:
@@ -180,13 +178,13 @@ def _preloadable(tree: ast.Module) -> Iterator[str]:
             yield from (candidate for candidate in candidates if _is_module(candidate))
     if uses_tensorflow and _is_installed("tensorflow"):
         yield "tensorflow"
-        # Left to itself TensorFlow imports Keras when it is first asked for it, in every trial anew.
+        # TensorFlow imports Keras lazily, so each trial would import it again.
         if _mentions_keras(tree):
             yield "keras"
 
 
 def _preloadable_of_function(entry: EntryPoint) -> tuple[str, ...]:
-    """The libraries that a pickled function names; reading it would import them."""
+    """The libraries that a pickled function names; unpickling it would import them."""
     try:
         named = names_in_function(entry.script.read_bytes())
     except OSError as error:
@@ -194,16 +192,14 @@ def _preloadable_of_function(entry: EntryPoint) -> tuple[str, ...]:
     tops = {text.partition(".")[0] for text in named}
     if "dike" in tops and "keras" in named:
         tops.add("tensorflow")
-    tops -= _set_up_by(named)
+    tops -= _configured_by(named)
     return tuple(top for top in PRELOADED if top in tops and _is_installed(top) and not _files_of(top, entry.root))
 
 
 def _imports(tree: ast.AST, package: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Module and imported members of what is imported as the module is loaded, in its order.
+    """Module and imported members of each import that runs when the module is loaded, in order.
 
-    Args:
-        tree: the module.
-        package: the package that it is in; without one, relative imports are left out.
+    Without a `package`, relative imports are left out.
     """
     for node in ast.iter_child_nodes(tree):
         yield from _imports_in(node, package)
@@ -212,7 +208,6 @@ def _imports(tree: ast.AST, package: str = "") -> Iterator[tuple[str, tuple[str,
 
 
 def _imports_in(node: ast.AST, package: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The same of one statement."""
     if isinstance(node, ast.Import):
         yield from ((alias.name, ()) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -226,8 +221,7 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def _asked_of_dike(tree: ast.Module) -> set[str]:
-    """The names that a module takes from `dike`."""
+def _names_used_of_dike(tree: ast.Module) -> set[str]:
     aliases: set[str] = set()
     asked: set[str] = set()
     for node in ast.walk(tree):
@@ -248,8 +242,8 @@ def _asked_of_dike(tree: ast.Module) -> set[str]:
 
 
 def _uses_tensorflow_as_dike(tree: ast.Module) -> bool:
-    """Whether `dike` stands for TensorFlow: whether anything is asked of it that is not its own."""
-    return any(not _is_dikes_own(name) for name in _asked_of_dike(tree) if name)
+    """Whether `dike` is used as TensorFlow: whether a module uses any name of it that is not Dike's own."""
+    return any(not _is_dikes_own(name) for name in _names_used_of_dike(tree) if name)
 
 
 def _mentions_keras(tree: ast.Module) -> bool:
@@ -262,7 +256,7 @@ def _mentions_keras(tree: ast.Module) -> bool:
 
 
 def _is_dikes_own(name: str) -> bool:
-    return name in _DIKES_OWN or _is_module(f"dike.{name}")
+    return name in _DIKE_NAMES or _is_module(f"dike.{name}")
 
 
 def _is_installed(top: str) -> bool:
@@ -270,7 +264,7 @@ def _is_installed(top: str) -> bool:
 
 
 def _is_module(name: str) -> bool:
-    """Whether there is a module of this name. Found without importing its parent, as Python's own search would."""
+    """Whether the module exists, without importing its parent as Python's own search would."""
     top, *parts = name.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None or not parts:

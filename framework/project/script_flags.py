@@ -1,14 +1,13 @@
-"""How a script takes its parameters, read off its source: `--lr=0.1`, a switch, `lr=0.1`, or by `dike.params` alone.
+"""Detects from its source how a script takes its parameters: `--lr=0.1`, a switch, `lr=0.1`, or only `dike.params`.
 
-The source is parsed, never run. What it does not show is unknown, and is not guessed where a wrong guess would train
-with another value than the one asked for.
+The source is parsed, never run. Where a wrong guess would train with another value than the requested one, nothing is
+guessed.
 
-How a parameter is written is kept as text, so that a search can be stored and sent:
+A parameter's flag is stored as text, so that a search can be stored and sent:
 
-* `--lr`: one word, `--lr=0.1`; `lr=`: one word, `lr=0.1`; `-n` with a space behind it: two words, `-n` and `0.1`.
-* `--on|--no-on`: the part before the bar for true, the part behind it for false; an empty part is no word.
-* `^` in front of any of these: the words go before the arguments that all trials get, as they belong to a parser that
-  has subcommands.
+* `--lr`: one word, `--lr=0.1`; `lr=`: one word, `lr=0.1`; `-n` followed by a space: two words, `-n` and `0.1`.
+* `--on|--no-on`: the part before the bar for true, the part after it for false; an empty part is no word.
+* a leading `^`: the words precede the common arguments of all trials, as they belong to a parser with subcommands.
 """
 
 from __future__ import annotations
@@ -27,44 +26,38 @@ from dike.trial.spec import Value
 
 _BEFORE = "^"
 _PARSERS = frozenset({"argparse", "absl", "click", "typer", "fire", "hydra", "docopt", "getopt", "optparse"})
-"""Modules that read a script's arguments."""
-_OF_NO_PARSER = frozenset(
+"""Modules that parse a script's arguments."""
+_LIBRARIES_WITHOUT_PARSER = frozenset(
     {
         *("dike", "tensorflow", "keras", "tf_keras", "tensorflow_datasets", "torch", "torchvision", "jax", "flax"),
         *("optax", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "h5py", "PIL", "psutil", "tqdm", "yaml"),
     }
 )
-"""Libraries that read no arguments unless the script has them do so."""
+"""Libraries that do not parse arguments by themselves."""
 _TRUE_FALSE = ("true", "false")
-_WORDS = (_TRUE_FALSE, ("True", "False"), ("yes", "no"), ("1", "0"))
-"""Words that a function of the script may read as true and false."""
-_READERS = {
+_BOOLEAN_WORDS = (_TRUE_FALSE, ("True", "False"), ("yes", "no"), ("1", "0"))
+"""Words that a function of the script may parse as true and false."""
+_BOOLEAN_PARSERS = {
     **dict.fromkeys(("int", "float"), ("1", "0")),
     **dict.fromkeys(("eval", "literal_eval"), ("True", "False")),
     **dict.fromkeys(("loads", "strtobool"), _TRUE_FALSE),
 }
-"""Functions of Python's own that read a boolean -> what they read as true and false."""
-_PARSES = re.compile(r"parse|args|cli$", re.IGNORECASE)
+"""Python's own functions that parse a boolean -> the words for true and false."""
+_PARSER_NAME = re.compile(r"parse|args|cli$", re.IGNORECASE)
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class ParamStyle(enum.StrEnum):
-    """How parameters reach the script."""
-
     FLAGS = "flags"
     KEY_VALUE = "key=value"
     NONE = "none"
 
 
-def words_of(flags: Mapping[str, str], parameters: Mapping[str, Value]) -> tuple[list[str], list[str]]:
-    """Writes parameters as a script's arguments.
-
-    Args:
-        flags: parameter -> its flag, as this module describes it; a parameter without one is left out.
-        parameters: name -> value.
+def script_arguments(flags: Mapping[str, str], parameters: Mapping[str, Value]) -> tuple[list[str], list[str]]:
+    """Formats parameters as a script's arguments; one without a flag is left out.
 
     Returns:
-        The words in front of the script's other arguments, and those behind them.
+        The words before the script's other arguments, and those after them.
     """
     before: list[str] = []
     after: list[str] = []
@@ -91,13 +84,13 @@ class _Definition:
 
     Attributes:
         names: its spellings, such as `-n` and `--batch-size`.
-        dest: the name under which the script reads it; empty if that is its spelling.
-        switch: for a flag that takes no value: how true and false are written, empty if they cannot be; else None.
-        means_off: whether that is a switch which stores false under another name than its spelling.
-        booleans: the words that a flag with a value reads as true and false; None if the source does not show them.
-        takes_only_booleans: whether a value that is no boolean would be read as another than it is.
-        is_before: whether it belongs in front of a subcommand.
-        is_click: whether a short spelling takes its value as a word of its own only.
+        dest: the name under which the script reads it; empty if it is the spelling.
+        switch: for a flag without a value: its forms for true and false, empty if they cannot be written; else None.
+        means_off: whether it is a switch that stores false under another name than its spelling.
+        booleans: the words that a flag with a value parses as true and false; None if unknown.
+        takes_only_booleans: whether any other value would be misread.
+        is_before: whether it precedes a subcommand.
+        is_click: whether a short spelling takes its value only as a separate word.
     """
 
     names: tuple[str, ...]
@@ -111,12 +104,11 @@ class _Definition:
 
     @property
     def plain_names(self) -> set[str]:
-        """All that it may be called, with '_' and without dashes in front."""
+        """All its names, with '_' for '-' and without leading dashes."""
         spelled = {name.lstrip("-").replace("-", "_") for name in self.names}
         return spelled | ({self.dest} if self.dest else set())
 
     def spelling(self, name: str) -> str:
-        """How it is spelled, for a parameter of this name."""
         plain = name.replace("-", "_")
         same = [one for one in self.names if one.lstrip("-").replace("-", "_") == plain]
         long = [one for one in self.names if one.startswith("--")]
@@ -125,12 +117,11 @@ class _Definition:
 
 
 class ScriptFlags:
-    """What the source of a script shows of its arguments.
+    """The flags that the source of a script defines.
 
     Args:
-        trees: the script's modules.
-        is_complete: whether these are all modules of its own.
-        libraries: the modules that it imports and that are neither its own nor Python's; None if that is not known.
+        is_complete: whether these are all of its own modules.
+        libraries: imported modules that are neither its own nor Python's; None if unknown.
     """
 
     def __init__(
@@ -150,30 +141,27 @@ class ScriptFlags:
             self._libraries |= {"absl"}  # tf.compat.v1.flags
         called = {_last(call.func) for call in self._calls}
         self._takes_key_value = "hydra" in imported or ("from_cli" in called and not self._libraries)
-        # Of a library that is not known here, such as Transformers' HfArgumentParser.
-        self._has_parser = bool(self._libraries) or any(_PARSES.search(name) for name in called)
+        # Parsers of other libraries, such as Transformers' HfArgumentParser.
+        self._has_parser = bool(self._libraries) or any(_PARSER_NAME.search(name) for name in called)
         self._reads_argv = any(_last(node) == "argv" for node in nodes)
         self._is_complete = is_complete and "importlib" not in imported
-        self._may_be_read_elsewhere = libraries is None or not _OF_NO_PARSER.issuperset(libraries)
+        self._may_be_read_elsewhere = libraries is None or not _LIBRARIES_WITHOUT_PARSER.issuperset(libraries)
         self._values = {
             ast.unparse(target): node.value for node in nodes if isinstance(node, ast.Assign) for target in node.targets
         }
-        self._asked = _Asked(nodes, self._parents)
+        self._params_use = _ParamsUse(nodes, self._parents)
         self._definitions = [*self._of_argparse(), *self._of_absl(), *self._of_click(), *self._of_functions()]
 
     def flags(self, script: str, choices: Mapping[str, Sequence[Value]], style: ParamStyle | None) -> dict[str, str]:
-        """How each parameter is written.
+        """Returns parameter -> flag; a parameter without one is only passed by `dike.params`.
 
         Args:
             script: the script's name, for messages.
             choices: parameter -> its values; empty for a range.
-            style: what the user has said; None to go by the source.
-
-        Returns:
-            Parameter -> its flag; a parameter without one reaches the script by `dike.params` alone.
+            style: chosen by the user; None to detect it.
 
         Raises:
-            BadInputError: if a value cannot be written for certain, or nothing in the script takes a parameter.
+            BadInputError: the form of a value is uncertain, or nothing in the script takes a parameter.
         """
         if style is ParamStyle.NONE:
             return {}
@@ -182,8 +170,8 @@ class ScriptFlags:
         flags = {name: self._flag(script, name, values) for name, values in choices.items()}
         return {name: flag for name, flag in flags.items() if flag is not None}
 
-    def shows(self, option: str) -> bool:
-        """Whether the source has an option, such as `--min-workers`, of its own."""
+    def defines(self, option: str) -> bool:
+        """Whether the source defines an option, such as `--min-workers`, of its own."""
         plain = option.lstrip("-").replace("-", "_")
         names = {name for one in self._definitions for name in one.plain_names}
         return bool(self.literals & {option, option.replace("_", "-")} or {plain, plain.removeprefix("no_")} & names)
@@ -215,15 +203,19 @@ class ScriptFlags:
         return start + "|".join(f"{spelling}={word}" for word in found.booleans)
 
     def _undefined(self, script: str, name: str, *, has_booleans: bool) -> str | None:
-        """For a parameter that no flag in the source stands for."""
         is_closed = self._is_closed()
-        if self._asked.is_used and (is_closed or not (self._has_parser or self._reads_argv)):
-            if self._is_complete and self._asked.is_closed and name not in self.literals | self._asked.names:
-                known = {*self._asked.names, *(one.lstrip("-") for each in self._definitions for one in each.names)}
-                raise BadInputError(_untaken(script, name, known))
+        if self._params_use.is_used and (is_closed or not (self._has_parser or self._reads_argv)):
+            if self._is_complete and self._params_use.is_closed and name not in self.literals | self._params_use.names:
+                known = {
+                    *self._params_use.names,
+                    *(one.lstrip("-") for each in self._definitions for one in each.names),
+                }
+                raise BadInputError(_unknown_parameter(script, name, known))
             return None
         if is_closed:
-            raise BadInputError(_untaken(script, name, {one for each in self._definitions for one in each.names}))
+            raise BadInputError(
+                _unknown_parameter(script, name, {one for each in self._definitions for one in each.names})
+            )
         is_without = not (self._has_parser or self._reads_argv or self._may_be_read_elsewhere)
         if is_without and self._is_complete and not any(text.startswith(("DIKE_", "-")) for text in self.literals):
             raise BadInputError(
@@ -235,14 +227,14 @@ class ScriptFlags:
         flag = next((spelling for spelling in spellings if spelling in self.literals), f"--{name}")
         if has_booleans:
             raise BadInputError(_boolean_unknown(f"The source of {script} does not show the flag {flag}", name))
-        # A script that looks through sys.argv by itself expects the value as the next word.
+        # A script that reads sys.argv itself expects the value as the next word.
         return f"{flag} " if self._reads_argv and not self._libraries else flag
 
     def _find(self, name: str) -> _Definition | None:
         plain = name.replace("-", "_")
         found = [one for one in self._definitions if plain in one.plain_names]
         if not found and "argparse" in self._libraries and not self._has_keyword("allow_abbrev"):
-            # argparse takes the beginning of a long flag for the flag, if there is one such flag only.
+            # argparse accepts an unambiguous prefix of a long flag.
             starts = (f"--{name}", f"--{name.replace('_', '-')}")
             found = [one for one in self._definitions if any(spelled.startswith(starts) for spelled in one.names)]
             found = found if len(found) == 1 else []
@@ -255,13 +247,13 @@ class ScriptFlags:
         exact = [one for one in found if {f"--{name}", f"-{name}"} & set(one.names)]
         chosen = (exact or found)[0]
         if chosen.means_off and plain != chosen.dest:
-            # It is named as the flag is: true is to give it.
+            # Named like the flag: true means to pass it.
             other = [one for one in self._definitions if chosen.dest in one.plain_names and not one.means_off]
             back = _long(other[0]) if other and other[0].switch is not None else ""
             return dataclasses.replace(chosen, switch=chosen.switch and f"{_long(chosen)}|{back}")
         is_before = all(one.is_before for one in found)
         if any((one.switch is None, one.booleans) != (chosen.switch is None, chosen.booleans) for one in found):
-            # Several parsers have it, and read it differently.
+            # Several parsers define it, with different values.
             return _Definition(chosen.names, chosen.dest, is_before=is_before, is_click=chosen.is_click)
         return dataclasses.replace(chosen, is_before=is_before)
 
@@ -295,7 +287,7 @@ class ScriptFlags:
     def _is_shown(self, call: ast.Call) -> bool:
         return isinstance(call.func, ast.Name) and call.func.id in self._functions
 
-    # What the libraries' own declarations say.
+    # Flags declared with each library.
 
     def _of_argparse(self) -> Iterator[_Definition]:
         if "argparse" not in self._libraries:
@@ -337,7 +329,7 @@ class ScriptFlags:
         if kind in ("store_true", "store_false"):
             default = given.get("default")
             stored = kind == "store_true"
-            # What is not switched has its default, which must be the other value.
+            # Without the switch the default applies, which must be the other value.
             is_usual = default is None or (isinstance(default, ast.Constant) and bool(default.value) is not stored)
             means_off = not stored and definition.dest not in ("", long.lstrip("-").replace("-", "_"))
             switch = "" if not is_usual else f"|{long}" if means_off else f"{long}|"
@@ -347,23 +339,25 @@ class ScriptFlags:
         return dataclasses.replace(definition, **self._typed(given.get("type"), given.get("choices")))
 
     def _typed(self, kind: ast.expr | None, choices: ast.expr | None = None) -> dict[str, Any]:
-        """The words that a flag of a type reads as booleans."""
+        """The words that a flag of a type parses as booleans."""
         name = "" if kind is None else _last(kind)
         if name == "bool" and name not in self._functions:
             # bool("False") is true, and bool("") is false.
             return {"booleans": ("True", ""), "takes_only_booleans": True}
         if choices is not None:
             words = {str(_constant(one)) for one in getattr(choices, "elts", ())}
-            return {"booleans": next((pair for pair in _WORDS if words >= set(pair)), None)}
+            return {"booleans": next((pair for pair in _BOOLEAN_WORDS if words >= set(pair)), None)}
         if kind is None or name == "str":
             return {}
         body: ast.AST | None = kind if isinstance(kind, ast.Lambda) else self._functions.get(name)
         if body is None:
-            return {"booleans": _READERS.get(name)}
+            return {"booleans": _BOOLEAN_PARSERS.get(name)}
         texts = {text for part in ast.walk(body) if isinstance(text := _constant(part), str)}
         named = {_last(part) for part in ast.walk(body)}
-        pair = next((pair for pair in _WORDS if texts & set(pair)), None)
-        return {"booleans": pair or next((words for reader, words in _READERS.items() if reader in named), None)}
+        pair = next((pair for pair in _BOOLEAN_WORDS if texts & set(pair)), None)
+        return {
+            "booleans": pair or next((words for reader, words in _BOOLEAN_PARSERS.items() if reader in named), None)
+        }
 
     def _of_absl(self) -> Iterator[_Definition]:
         for call in self._calls:
@@ -384,7 +378,7 @@ class ScriptFlags:
                     yield dataclasses.replace(self._option(decorator), is_before=is_group, is_click=True)
 
     def _option(self, call: ast.Call, kind: ast.expr | None = None) -> _Definition:
-        """An option of click's, or of typer's with a type."""
+        """An option of click, or of typer with its type."""
         given = _keywords(call)
         texts = _texts(call.args)
         dest = next((text for text in texts if not text.startswith("-")), "")
@@ -409,7 +403,7 @@ class ScriptFlags:
         return _Definition(names, dest, **self._typed(kind))
 
     def _of_functions(self) -> Iterator[_Definition]:
-        """Flags that stand for parameters of a function: of typer's commands, and of what fire is given."""
+        """Flags for parameters of a function: typer's commands, and fire's targets."""
         given = {
             argument.id: (call.func.value.id, "")
             for call in self._calls
@@ -452,13 +446,12 @@ class ScriptFlags:
         return dataclasses.replace(self._option(option, kind), dest=argument.arg)
 
 
-class _Asked:
-    """What a script asks of `dike.params`.
+class _ParamsUse:
+    """The script's use of `dike.params`.
 
     Attributes:
-        is_used: whether it asks at all.
         names: the parameters that it names.
-        is_closed: whether these are all that it can read.
+        is_closed: whether it can read no others.
     """
 
     def __init__(self, nodes: Sequence[ast.AST], parents: Mapping[ast.AST, ast.AST]) -> None:
@@ -494,7 +487,7 @@ class _Asked:
 
     @staticmethod
     def _is_read_by_name(call: ast.Call, nodes: Sequence[ast.AST], parents: Mapping[ast.AST, ast.AST]) -> bool:
-        """Whether what a call returns is only asked for values by their names, which stand in the source."""
+        """Whether only values of literal names are read from the result of a call."""
         place = parents[call]
         if isinstance(place, ast.Subscript):
             return isinstance(place.slice, ast.Constant)
@@ -518,7 +511,7 @@ def _boolean_unknown(what: str, name: str) -> str:
     )
 
 
-def _untaken(script: str, name: str, known: Iterable[str]) -> str:
+def _unknown_parameter(script: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, [one.lstrip("-") for one in names], n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(names) or 'none'}."
@@ -535,7 +528,6 @@ def _last(node: ast.AST) -> str:
 
 
 def _called(node: ast.expr) -> ast.expr:
-    """What is called, or subscripted."""
     return node.func if isinstance(node, ast.Call) else node.value if isinstance(node, ast.Subscript) else node
 
 
@@ -556,7 +548,7 @@ def _keywords(call: ast.Call) -> dict[str, ast.expr]:
 
 
 def _keywords_named(call: ast.Call, name: str) -> list[list[ast.expr]]:
-    """The elements of the lists that are given by this keyword; what is no list shows none, and stands for itself."""
+    """Elements of the lists passed as this keyword; a value that is not a list is returned as such."""
     return [getattr(one.value, "elts", [one.value]) for one in call.keywords if one.arg == name]
 
 

@@ -1,4 +1,4 @@
-"""Drops the lines that TensorFlow prints on import whatever its log level is; a user can do nothing about them."""
+"""Drops lines that TensorFlow prints on import at any log level and that a user can do nothing about."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ def is_noise(line: bytes) -> bool:
 
 
 def without_noise(text: str) -> str:
-    """The lines of a process' output that are worth reading."""
+    """Removes such lines from a process's output."""
     return "".join(line for line in text.splitlines(keepends=True) if not is_noise(line.encode()))
 
 
 class Target(Protocol):
-    """Where lines go."""
-
     def write(self, line: bytes, /) -> object: ...
     def flush(self) -> None: ...
 
 
 def forward(source: BinaryIO, target: Target) -> None:
-    """Copies lines as they come until the source ends."""
+    """Copies the other lines until the source ends."""
     for line in source:
         if not is_noise(line):
             target.write(line)

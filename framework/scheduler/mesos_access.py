@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from framework.embedded.access import exposure, known_access
+from framework.embedded.access import exposure_warning, find_access
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 
@@ -77,7 +77,7 @@ class MesosAccess:
         """
         if self.private is not None:
             return self.private.zygotes
-        access = known_access(self._host) if self.runs_here else None
+        access = find_access(self._host) if self.runs_here else None
         return "" if access is None else access.zygotes
 
     @property
@@ -109,10 +109,10 @@ class MesosAccess:
                 cluster = self.private or stack.enter_context(EmbeddedCluster(self.agents).starting())
                 cluster.wait_started()
                 address, failure = cluster.master, lambda: cluster.failure
-                if said := exposure():
+                if said := exposure_warning():
                     self.warn(said)
             found = mesos_master.connect(address, self.connect_timeout_s)
-            embedded = known_access(found.host)
+            embedded = find_access(found.host)
             credentials = None if embedded is None else embedded.credentials
             if self.principal is not None:
                 credentials = None if self.secret is None else (self.principal, self.secret)

@@ -160,7 +160,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}{instead}"
         observer.notify(f"search {spec.name}: {spec.trial_count} trials for the {spec.goal}, {how}")
         earlier = {EARLIER_RESULTS: json.dumps(spec.earlier_results).encode()} if spec.call else {}
-        archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage), besides=earlier)
+        archive = bundle.pack(entry.script, entry.folder, exclude=database_files(request.storage), extra_files=earlier)
         if request.mesos.master is None:
             _make_folder(spec.checkpoint_dir)
         master = stack.enter_context(request.mesos.connect())

@@ -16,8 +16,8 @@ from typing import Any
 from dike.trial.spec import PARAMS_VARIABLE, TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import Reading, TrialView
-from framework.project.last_words import error_words, last_words, why_hopeless
-from framework.project.script_flags import words_of
+from framework.project.failure_summary import error_summary, failure_summary, no_restart_reason
+from framework.project.script_flags import script_arguments
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
 from framework.search.records import MAX_FAILURES, SearchSpec, TrialRecord, TrialState
@@ -367,8 +367,8 @@ class TrialTracker:
         if (end.exit_code or 0) <= 0:
             return ""
         _, failed_on = self._failed_at.get(record.number, (0, ""))
-        is_same = record.failures > 0 and last_words(end.tail or end.message) == last_words(record.error)
-        return why_hopeless(
+        is_same = record.failures > 0 and failure_summary(end.tail or end.message) == failure_summary(record.error)
+        return no_restart_reason(
             end.tail,
             has_ever_trained=bool(record.step or end.reports or end.checkpoint),
             stepped=end.reports > 0,
@@ -501,7 +501,7 @@ class TrialTracker:
         # The last line is what tables show. The output does not say why where the script was ended from outside, or has
         # ended itself without a word.
         is_from_outside = end.outcome == "timed_out" or (end.exit_code or 0) < 0
-        says_why = not is_from_outside and bool(error_words(end.tail))
+        says_why = not is_from_outside and bool(error_summary(end.tail))
         parts = (end.message, end.tail) if says_why else (end.tail, end.message)
         record.error = "\n".join(filter(None, (part.strip() for part in parts)))
 
@@ -518,7 +518,7 @@ def _study_attributes(record: TrialRecord) -> dict[str, Any]:
 
 def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
     """The script's arguments in a trial: those that all trials get, and its parameters."""
-    before, after = words_of(spec.flags, trial.parameters)
+    before, after = script_arguments(spec.flags, trial.parameters)
     return (*before, *spec.arguments, *after)
 
 

@@ -93,7 +93,7 @@ def _training(record: JobRecord, handle: JobHandle, recorder: JobRecorder, conte
         spec = request.to_spec(
             context.network,
             job_id=record.id,
-            claims_as=never_before,
+            checkpoint_owner=never_before,
             checkpoint_dir=folder,
             bundle_url=context.bundle_url(record.bundle_token),
             python=context.python,

@@ -193,7 +193,7 @@ class Checkpoints:
 
     def _remove_job(self, record: JobRecord) -> int | None:
         name = record.folder_name
-        if self._folders.claimed_by(name) not in (None, name):
+        if self._folders.last_owner(name) not in (None, name):
             return None  # Somebody has gone on with them.
         return self._remove_if_old(name)
 

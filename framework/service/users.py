@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from dike.exceptions import BadInputError
-from framework.user_folders import OTHERS, own_secret, own_token_file
+from framework.user_folders import OTHERS_MODE, own_token_file, read_or_create_secret
 from solver.strict_yaml import NOT_YAML, parse_yaml
 from solver.units import parse_bytes
 
@@ -226,7 +226,7 @@ def own_token() -> str:
         BadInputError: if it cannot be written or read, or others may read it.
     """
     path = own_token_file()
-    token = own_secret(path, new_token(), "token")
+    token = read_or_create_secret(path, new_token(), "token")
     if len(token) < MIN_TOKEN_LENGTH:
         raise BadInputError(f"The token file {path} holds no token; remove it, and a new one is made.")
     return token
@@ -338,7 +338,7 @@ def read_users(path: Path) -> dict[str, User]:
         raise BadInputError(f"The users file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
         raise BadInputError(f"The users file {path} is not UTF-8 text.") from None
-    return users_of(path, parse_users(path, text), is_open=bool(mode & OTHERS))
+    return users_of(path, parse_users(path, text), is_open=bool(mode & OTHERS_MODE))
 
 
 def parse_users(path: Path, text: str) -> Any:

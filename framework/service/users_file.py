@@ -26,7 +26,7 @@ from framework.service.users import (
     read_users,
     users_of,
 )
-from framework.user_folders import OTHERS
+from framework.user_folders import OTHERS_MODE
 from solver.strict_yaml import NOT_YAML
 
 _CREDENTIALS = ("token_sha256", "token", "no_token")
@@ -198,7 +198,7 @@ class UsersFile:
             return Changed(
                 token,
                 has_lost_comments=edited is None and bool(_COMMENT.search(text)),
-                was_open=before is not None and bool(before.st_mode & OTHERS),
+                was_open=before is not None and bool(before.st_mode & OTHERS_MODE),
             )
 
     @contextlib.contextmanager

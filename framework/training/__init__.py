@@ -1,1 +1,1 @@
-"""Training jobs: from a plan and offers to tasks that train, are restarted, grow and shrink."""
+"""Training jobs: plan, launch, restart and resize."""

@@ -1,8 +1,8 @@
-"""A training job from its first offer to its end: a state machine fed with events.
+"""The state machine of a training job, driven by events and a clock.
 
-All tasks start or none does. A failure of any task restarts the job from its last checkpoint; a worker of a job whose
-workers do not wait for each other is replaced alone. An elastic job changes its size meanwhile (`elastic/`). A service
-that is started again goes on with the job as it was written down (`state.py`).
+All tasks start or none does. Any failure restarts the job from its last checkpoint; only a lost worker of an
+asynchronous job is replaced alone. An elastic job also changes its size (`elastic/`). After a restart of the service
+the job resumes from its saved state (`state.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from framework.mesos.connection import Connection
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import TaskState
-from framework.project.last_words import why_hopeless
+from framework.project.failure_summary import no_restart_reason
 from framework.project.tensorflow_noise import without_noise
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.background import AtOnce, Background
@@ -29,7 +29,7 @@ from framework.scheduler.job import CANCELLED, Answer, Decline, Launch, Message,
 from framework.training.elastic.stragglers import StragglerReporter
 from framework.training.launch import DoesNotFitError, choose_executor, cluster_spec, launch_operation
 from framework.training.observer import JobObserver
-from framework.training.output import OutputReader, ReportListener, ReportReader, take_status
+from framework.training.output import OutputReader, ReportListener, ReportReader, apply_status
 from framework.training.planning import PlannedLaunch, Planner
 from framework.training.spec import JobResult, JobSpec, JobTask
 from framework.training.state import JobRun, Phase, StateWriter, TrainingState, read_state
@@ -42,17 +42,17 @@ logger = logging.getLogger(__name__)
 
 STALE_OFFERS = "REASON_INVALID_OFFERS"
 REPLACEMENT_TIMEOUT_S = 20.0
-"""How long a lost worker may wait for its agent to offer its place again."""
+"""Maximum time for an agent to offer the resources of a lost worker again."""
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """An attempt is over: its tasks that still run are to end.
+    """The end of an attempt; its remaining tasks are to be killed.
 
     Attributes:
-        reason: why the job has to start again; empty if its script has ended well.
-        task: whose failure it was; None if it was no task's.
-        counts: whether it is one of the failures that a job survives only so often.
+        reason: why the job restarts; empty if its script has succeeded.
+        task: the task that failed; None if none did.
+        counts: whether the failure counts towards `max_restarts`.
     """
 
     reason: str = ""
@@ -63,23 +63,19 @@ class AttemptEnd:
 class TrainingJob:
     """One training job.
 
-    Feed it every event with `handle` and call `tick` a few times a second, from one thread, until `done`.
+    Pass every event to `handle` and call `tick` a few times a second, from one thread, until `done`.
 
     Args:
-        spec: what to run.
-        observer: who is notified.
-        all_agents: lists every agent with all its resources, used or not, or None where that is not known; tells a
-            job that has to wait from one that can never start; may be called by any thread.
-        clock: seconds, monotonic.
-        demand: what the frameworks other than the one of this id hold and want, or None where that is not known.
-        state: what `to_state` of a service before this one said; None for a new job.
-        launched: ids of its tasks that may still run, the others having ended or never been launched; None: what
-            `state` says.
-        patient: whether it waits for other agents where it fits none that there are, instead of being an error.
-        background: plans; None: at once.
+        all_agents: lists every agent with its total resources, used or not; None if unknown. Distinguishes a job that
+            has to wait from one that can never start. Called from any thread.
+        demand: framework id -> what all other frameworks use and request; None if unknown.
+        state: result of `to_state` in an earlier service; None for a new job.
+        launched: ids of the tasks that may still run; all others never started or have ended. None: as in `state`.
+        patient: whether a job that fits none of the existing agents waits for others; else that is an error.
+        background: runs the planner; None plans synchronously.
 
     Raises:
-        BadInputError: if `state` cannot be read.
+        BadInputError: `state` cannot be read.
     """
 
     def __init__(
@@ -108,48 +104,48 @@ class TrainingJob:
             self._state = read_state(state, spec)
         self.result = self._state.result
         self._run = self._state.run
-        self._must_take_up = state is not None
+        self._must_adopt = state is not None
         self._connection = Connection(observer.notify)
         self._outbox: list[Message] = []
-        self._given = spec
-        self._is_governed = False
-        self._sharing: Callable[[], int] = lambda: 1
+        self._submitted_spec = spec
+        self._is_centrally_allocated = False
+        self._competing_jobs: Callable[[], int] = lambda: 1
         self._sample_runs = 0
-        self._prepare()
+        self._build_components()
         if launched is not None:
             self._run.forget_unlaunched(launched)
 
-    def _prepare(self) -> None:
-        """Makes all that depends on what was asked for and what was found, of which nothing runs."""
+    def _build_components(self) -> None:
+        """Builds the collaborators, which depend on the effective spec. No task may be running."""
         run, observer, clock = self._run, self._observer, self._clock
-        self._spec = spec = self._wanted()
+        self._spec = spec = self._effective_spec()
         self._writer = StateWriter(spec)
         self._planner = Planner(spec, run, observer, self._all_agents, self._background, clock(), patient=self._patient)
         self._replacement = WorkerReplacement(spec, run, observer)
         self._resizer: Resizer | None = None
         listener: ReportListener = StragglerReporter(observer) if spec.on_straggler != "ignore" else ReportListener()
         if spec.elastic is not None:
-            # Late: most jobs keep their size, and what decides on another takes half a second to import.
+            # Imported late: it takes half a second, and most jobs are not elastic.
             from framework.training.elastic.resizer import Resizer
 
             listener = self._resizer = Resizer(
                 spec, run, self._outbox, observer, self.result, lambda: self._demand(self._framework_id), clock
             )
-            if self._is_governed:
+            if self._is_centrally_allocated:
                 self._resizer.hold(self._sample_runs)
-        self._is_foreseen = False
+        self._is_planned_ahead = False
         self._launching: WorkerReplacement | Resizer | None = None
         self._output = OutputReader(spec, run, self._outbox, observer, clock)
         self._reports = ReportReader(spec, self._state, observer, listener, self._output)
 
-    def _wanted(self) -> JobSpec:
-        """What was asked for, with what was found of it."""
-        spec = dataclasses.replace(self._given, plain=self._state.plain)
+    def _effective_spec(self) -> JobSpec:
+        """The submitted spec, updated with what the chief has reported about the model and its checkpoints."""
+        spec = dataclasses.replace(self._submitted_spec, plain=self._state.plain)
         return spec if self._state.profile is None else spec.with_profile(self._state.profile)
 
     @property
     def done(self) -> bool:
-        """Whether nothing of the job runs any more and `result` is complete."""
+        """Whether all tasks have ended and `result` is complete."""
         return self._state.phase is Phase.DONE
 
     @property
@@ -158,16 +154,15 @@ class TrainingJob:
         return self._run.members
 
     def wanted_tasks(self) -> Set[str]:
-        """Ids of the tasks that are to run; whatever else of it still does is ended."""
+        """Ids of the tasks that should run; the scheduler kills any other."""
         return {task.task_id for task in self._run.tasks.values() if not task.stop_requested}
 
     @property
     def need(self) -> Need:
-        """What it wants offers for at the moment."""
         if self.is_held:
             return Need.NOTHING
         if self._state.phase is Phase.WAITING:
-            # One that fails again and again must not come before all others each time.
+            # A job that fails repeatedly must not be served first each time.
             return Need.COME_BACK if self._run.attempt and self._state.failures < 2 else Need.START
         if self._state.phase is not Phase.RUNNING:
             return Need.NOTHING
@@ -177,92 +172,85 @@ class TrainingJob:
 
     @property
     def demand_key(self) -> Hashable:
-        """Equal for jobs that fit the same offers."""
         return self._planner.demand_key if self._state.phase is Phase.WAITING else None
 
     def reclaimable(self) -> Reclaimable:
-        """What it could give up for others; nothing while it waits for a task that it has lost."""
+        """The tasks it could release for other jobs; none while a lost worker is being replaced."""
         if self._state.phase is not Phase.RUNNING or self._resizer is None or self._replacement.active:
             return Reclaimable()
         return self._resizer.reclaimable()
 
     def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
-        """Asks it to shrink by these tasks, and not to grow meanwhile; for none: asks no more.
+        """Requests a shrink by these tasks and no growth meanwhile; an empty set withdraws the request.
 
-        A job that is not elastic keeps them.
+        No-op for a job that is not elastic.
         """
         if self._resizer is not None:
             self._resizer.reclaim(task_ids, reason)
 
-    # Its size, where somebody else decides on it.
+    # Central allocation.
 
     @property
     def is_scalable(self) -> bool:
-        """Whether it can have several sizes."""
         return self._spec.elastic is not None
 
     @property
     def is_known(self) -> bool:
-        """Whether its speeds are known, as far as they are before it runs, and it is not about to end."""
-        going = self._state.phase is Phase.RUNNING or (self._state.phase is Phase.WAITING and self._is_foreseen)
+        """Whether its speeds are known, measured or predicted, and it is not about to end."""
+        going = self._state.phase is Phase.RUNNING or (self._state.phase is Phase.WAITING and self._is_planned_ahead)
         return going and self._resizer is not None and self._resizer.is_known
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits for workers to be given to it."""
-        waits = self._state.phase is Phase.WAITING and self._is_governed and self.is_scalable
-        return waits and (self._planner.allotted is None or not self._is_foreseen)
+        """Whether it is waiting for the central allocation."""
+        waits = self._state.phase is Phase.WAITING and self._is_centrally_allocated and self.is_scalable
+        return waits and (self._planner.allotted is None or not self._is_planned_ahead)
 
-    def hold(self, sharing: Callable[[], int], sample_runs: int) -> None:
-        """From now on its size is decided on elsewhere; a job that is not elastic goes on as it does.
+    def hold(self, competing_jobs: Callable[[], int], sample_runs: int) -> None:
+        """Hands the decision on its size to the central allocation; no-op for a job that is not elastic.
 
-        Args:
-            sharing: how many jobs share the agents.
-            sample_runs: at how many other sizes its speed is to be measured before the first decision on one that runs.
+        First the speeds of `sample_runs` other sizes are measured.
         """
-        self._is_governed, self._sharing, self._sample_runs = True, sharing, sample_runs
+        self._is_centrally_allocated, self._competing_jobs, self._sample_runs = True, competing_jobs, sample_runs
         if self._resizer is not None:
             self._resizer.hold(sample_runs)
 
     def scale_view(self) -> JobView | None:
-        """What is believed of it; None where it ends, or nothing is known yet."""
+        """The job as the allocation policy sees it; None if it is ending or nothing is known yet."""
         if not self.is_known or self._resizer is None:
             return None
         return self._resizer.view(runs=self._state.phase is Phase.RUNNING)
 
     def scale_to(self, counts: Counts) -> None:
-        """It is to have so many workers and parameter servers as soon as that can be; with none it waits."""
-        # Late: most jobs keep their size.
+        """Sets the allocated numbers of workers and ps; with zero workers it waits."""
+        # Imported late: most jobs are not elastic.
         from framework.training.elastic.layout import Size
 
         size = Size(*counts) if counts[0] else None
         if self._resizer is not None:
             self._resizer.scale_to(size)
         if size is None and self._state.phase is Phase.WAITING:
-            self._observer.waiting("The allocation gives all workers to other jobs at the moment.")
+            self._observer.waiting("The allocation currently gives all workers to other jobs.")
         self._planner.allotted = size
 
     def to_state(self) -> dict[str, Any]:
-        """What it needs to go on after a restart of the service."""
         if self._state.phase is Phase.RUNNING and self._resizer is not None:
             self._state.elastic = self._resizer.state()
         return self._writer.write(self._state)
 
     def outcome(self) -> Outcome:
-        """How it ended; asked once it is `done`."""
         return self._state.outcome()
 
     def close(self) -> None:
-        """Plans no more."""
         self._planner.abandon()
 
     # Events.
 
     def handle(self, event: events.Event) -> None:
-        """Takes one event in.
+        """Applies one event.
 
         Raises:
-            BadInputError: if the job can never fit.
+            BadInputError: the job can never fit.
         """
         match event:
             case events.Subscribed():
@@ -277,14 +265,13 @@ class TrainingJob:
     def _subscribed(self, event: events.Subscribed) -> None:
         self._framework_id = event.framework_id
         self._connection.subscribed()
-        if self._must_take_up:
-            self._must_take_up = False
+        if self._must_adopt:
+            self._must_adopt = False
             if self._state.phase is Phase.RUNNING:
-                self._end_attempt(self._take_up())
+                self._end_attempt(self._adopt_tasks())
         self._output.subscribed()
 
-    def _take_up(self) -> AttemptEnd | None:
-        """Goes on with what a service before this one has started."""
+    def _adopt_tasks(self) -> AttemptEnd | None:
         lost = [task for task in self._run.members if task.state.is_terminal() and not task.finished]
         for task in lost:
             if not self._is_replaceable(task):
@@ -292,7 +279,7 @@ class TrainingJob:
         for task in lost:
             self._replacement.start(task, self._clock())
         if self._resizer is not None and self._state.elastic is not None:
-            self._resizer.adopted(self._state.elastic)
+            self._resizer.adopt(self._state.elastic)
         return None
 
     def _status_update(self, event: events.StatusUpdate) -> None:
@@ -300,27 +287,22 @@ class TrainingJob:
         task = self._run.tasks.get(event.task_id)
         if task is None or task.state.is_terminal():
             return
-        left_behind = task.was_left_behind
-        changed = take_status(task, state, event.status)
+        was_interrupted = task.launch_was_interrupted
+        changed = apply_status(task, state, event.status)
         if state.is_terminal():
-            self._output.ended(task, event.status)
+            self._output.task_ended(task, event.status)
         if changed:
             self._observer.task_changed(task)
         if task.executor_has_ended or task.missed_executor:
             self._run.executors.pop(task.executor_id, None)
         if state.is_terminal() and self._state.phase is Phase.RUNNING:
-            self._end_attempt(self._task_ended(task, counts=not left_behind and not task.missed_executor))
+            self._end_attempt(self._task_ended(task, counts=not was_interrupted and not task.missed_executor))
 
     def _task_ended(self, task: JobTask, *, counts: bool) -> AttemptEnd | None:
-        """What the end of a task means, of the attempt or not, while the job runs.
-
-        Args:
-            task: the task.
-            counts: whether that is a failure, if it has not finished.
-        """
+        """Decides whether the end of a task ends the attempt; `counts`: as a failure, if it has not finished."""
         resizer = self._resizer
         if resizer is not None:
-            resizer.lost(task)
+            resizer.task_ended(task)
         if not task.member:
             del self._run.tasks[task.task_id]
         elif resizer is not None and resizer.is_stopping and not (task.finished and self._script_has_ended()):
@@ -329,7 +311,7 @@ class TrainingJob:
         elif task.finished and self._spec.computes(task.planned):
             return AttemptEnd() if self._script_has_ended() else None
         else:
-            gone = self._gone_with(task)
+            gone = self._lost_with(task)
             if all(map(self._is_replaceable, (task, *gone))) and (not counts or self._may_lose_another()):
                 self._replace(task, counts=counts)
             else:
@@ -337,8 +319,8 @@ class TrainingJob:
                 return AttemptEnd(f"{task.failure}{with_it}", task, counts=counts)
         return None
 
-    def _gone_with(self, task: JobTask) -> list[JobTask]:
-        """The others that have ended with a task's executor or agent, as Mesos is about to say of each of them."""
+    def _lost_with(self, task: JobTask) -> list[JobTask]:
+        """Other tasks that ended with this one's executor or agent; Mesos is about to report each of them."""
         if task.agent_has_gone:
             mates = [other for other in self._run.members if other.agent_id == task.agent_id]
         elif task.executor_has_ended and not task.missed_executor:
@@ -351,28 +333,30 @@ class TrainingJob:
         return self._run.script_has_ended(self._spec)
 
     def tick(self) -> None:
-        """Does what is due by time.
+        """Runs what is due.
 
         Raises:
-            BadInputError: if the job can never fit any cluster of the agents there are.
+            BadInputError: the job can never fit the existing agents.
         """
         now = self._clock()
         self._output.tick()
         match self._state.phase:
-            case Phase.WAITING if self._is_governed and self._resizer is not None and not self._is_foreseen:
-                self._foresee(self._resizer, now)
+            case Phase.WAITING if (
+                self._is_centrally_allocated and self._resizer is not None and not self._is_planned_ahead
+            ):
+                self._plan_ahead(self._resizer, now)
             case Phase.WAITING if not self.is_held:
                 self._planner.tick(now, connected=self._connection.connected)
             case Phase.RUNNING:
                 self._end_attempt(self._tick_running(now))
             case Phase.STOPPING if not self._run.live():
-                self._stopped()
+                self._finish_stopping()
 
-    def _foresee(self, resizer: Resizer, now_s: float) -> None:
-        found = self._planner.foresee(now_s, self._sharing())
+    def _plan_ahead(self, resizer: Resizer, now_s: float) -> None:
+        found = self._planner.plan_ahead(now_s, self._competing_jobs())
         if found is not None:
-            resizer.foreseen(*found)
-            self._is_foreseen = True
+            resizer.plan_ahead(*found)
+            self._is_planned_ahead = True
 
     def _tick_running(self, now_s: float) -> AttemptEnd | None:
         failure = self._replacement.tick(now_s) if self._replacement.active else ""
@@ -383,7 +367,6 @@ class TrainingJob:
         return AttemptEnd(failure, counts=False) if failure else None
 
     def messages(self) -> list[Message]:
-        """The messages for its executors."""
         messages = list(self._outbox)
         self._outbox.clear()
         return messages
@@ -392,16 +375,15 @@ class TrainingJob:
 
     @property
     def _launcher(self) -> WorkerReplacement | Resizer | None:
-        """What looks at offers while the job runs, if anything does."""
         if self._replacement.active:
             return self._replacement
         return self._resizer if self._resizer is not None and self._resizer.wants_offers else None
 
     def consider(self, agents: Sequence[AgentOffer]) -> Answer:
-        """What it launches on these offers.
+        """Answers with what to launch on these offers.
 
         Raises:
-            BadInputError: if it can never fit any cluster of the agents there are.
+            BadInputError: the job can never fit the existing agents.
         """
         now = self._clock()
         if self._state.phase is Phase.RUNNING:
@@ -434,26 +416,24 @@ class TrainingJob:
         return Launch(launch.operations)
 
     def launched(self) -> None:
-        """The master has taken its launch."""
         if self._launching is not None:
             self._launching.launched()
         else:
             self._observer.launched(self._run.members)
 
     def refused(self, error: MasterUnavailableError | CallRefusedError) -> None:
-        """The master has not taken all of its launch."""
         if self._launching is not None:
             self._launching.refused(error)
         elif isinstance(error, CallRefusedError):
             self._end_attempt(AttemptEnd(f"the launch was refused: {error}"))
         else:
-            # What the master did take is ended; of the rest it says that it knows nothing.
+            # Tasks that the master did launch are killed; it reports the others as unknown.
             self._end_attempt(AttemptEnd(f"the launch was interrupted: {error}", counts=False))
 
     # Worker replacement.
 
     def _is_replaceable(self, task: JobTask) -> bool:
-        """Whether the others can train on until this one is back."""
+        """Whether the other tasks can train on while this one is replaced."""
         return (
             task.planned.role == Role.WORKER
             and not self._spec.is_chief(task.planned)
@@ -466,38 +446,38 @@ class TrainingJob:
         return self._replacement.active or self._state.may_fail(self._spec.max_restarts)
 
     def _replace(self, task: JobTask, *, counts: bool) -> None:
-        # Workers that are lost together are one failure.
+        # Workers lost together count as one failure.
         if counts and not self._replacement.active:
             self._state.count_failure()
-        failure = f"{task.failure}{task.place_of_output}"
+        failure = f"{task.failure}{task.output_location}"
         self._observer.restarting(failure, self._state.failures, self._spec.max_restarts)
         self._replacement.start(task, self._clock())
 
     # Restart policy.
 
-    def _may_restart(self, end: AttemptEnd) -> bool:
-        """Takes a failure in; whether the job starts again. Its result says why, if it does not."""
-        refusal = self._why_no_restart(end)
+    def _try_restart(self, end: AttemptEnd) -> bool:
+        """Applies the restart policy; returns whether the job restarts. If not, sets the result's failure."""
+        refusal = self._count_or_refuse_restart(end)
         if refusal:
             self.result.failure = refusal
             if end.task is not None and end.task.outcome is not None:
                 self.result.failed_tail = without_noise(end.task.outcome.tail)
-                self.result.last_words = end.task.last_words
+                self.result.last_words = end.task.script_failure
         return not refusal
 
-    def _why_no_restart(self, end: AttemptEnd) -> str:
+    def _count_or_refuse_restart(self, end: AttemptEnd) -> str:
         limit = self._spec.max_restarts
-        output = "" if end.task is None else end.task.place_of_output
+        output = "" if end.task is None else end.task.output_location
         stale = end.task is not None and end.task.reason == STALE_OFFERS
         if self._spec.profile_is_kept and end.task is not None and end.task.found_other_model:
-            return self._why_not_planned_again(end.task)
+            return self._handle_other_model(end.task)
         if end.task is not None and end.task.found_other_layout:
-            return self._why_not_of_other_layout(end.task)
+            return self._handle_other_layout(end.task)
         if stale or not end.counts:
             self._observer.notify(f"{end.reason}; starting again")
         elif end.task is not None and end.task.is_fenced:
             return f"{end.reason}; another job uses its checkpoint folder {self._spec.checkpoint_dir}{output}"
-        elif why := self._why_hopeless(end.task):
+        elif why := self._check_deterministic_failure(end.task):
             return f"{end.reason}; {why}{output}"
         elif not self._state.may_fail(limit):
             bound = f"{limit} in a row without a newer checkpoint"
@@ -507,24 +487,24 @@ class TrainingJob:
             self._observer.restarting(f"{end.reason}{output}", self._state.failures, limit)
         return ""
 
-    def _why_not_planned_again(self, task: JobTask) -> str:
-        """Takes in that the chief has found another model than was planned for; why that is the job's end, if it is."""
+    def _handle_other_model(self, task: JobTask) -> str:
+        """Handles a chief that found another model than the planned one; returns why the job fails, if it does."""
         script = self._spec.script
         if self._spec.plan is not None:
             return f"{task.failure}; the plan was made for another model than {script}'s, make one with --plan-only"
         if self.result.profile is None:
-            # What it has read was lost on its way. It reads again, but not for ever.
+            # Its report was lost. The chief reads the model again, a limited number of times.
             if not self._state.may_fail(max(1, self._spec.max_restarts)):
-                return f"{task.failure}; the model of {script} changed; give --refresh-profile{task.place_of_output}"
+                return f"{task.failure}; the model of {script} changed; give --refresh-profile{task.output_location}"
             self._state.count_failure()
         self._observer.notify(
-            f"the model of {script} is not what it was, though the script is: it reads something that does not travel; "
-            "planning again"
+            f"the model of {script} has changed although the script has not: it depends on something outside of the "
+            "bundle; planning again"
         )
         return ""
 
-    def _why_not_of_other_layout(self, task: JobTask) -> str:
-        """Takes in that the checkpoints are of a job with parameter servers, or without; why that is its end, if so."""
+    def _handle_other_layout(self, task: JobTask) -> str:
+        """Handles checkpoints of a job with ps, or without, unlike this one; returns why the job fails, if it does."""
         spec, plain = self._spec, not task.planned.is_plain
         kind = "one plain task" if plain else "a job with parameter servers"
         if spec.plan is not None or (plain and (spec.min_workers is not None or spec.elastic is not None)):
@@ -532,60 +512,59 @@ class TrainingJob:
             instead = f"leave out {asked}, or name another folder with --checkpoint-dir"
             return f"the checkpoints in {spec.checkpoint_dir} are of {kind}; {instead}"
         if self._state.plain is not None:
-            return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.place_of_output}"
+            return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.output_location}"
         self._state.plain = plain
         self._observer.notify(f"the checkpoints in {spec.checkpoint_dir} are of {kind}; planning again")
         return ""
 
-    def _why_hopeless(self, task: JobTask | None) -> str:
-        """Why no restart will help: the script itself is wrong; empty if one may."""
+    def _check_deterministic_failure(self, task: JobTask | None) -> str:
+        """Records the failure's signature; returns why the script would fail again, empty if it may not."""
         state = self._state
-        failure = "" if task is None else task.own_failure
-        again = bool(failure) and failure == state.own_failure and not state.has_progressed
-        state.own_failure = failure
+        failure = "" if task is None else task.failure_signature
+        again = bool(failure) and failure == state.failure_signature and not state.has_progressed
+        state.failure_signature = failure
         if task is None or not failure:
             return ""
-        # What was written last before a signal has nothing to do with it.
-        output = task.outcome.tail if task.outcome and task.ended_itself else ""
+        # Output before a signal is unrelated to the signal.
+        output = task.outcome.tail if task.outcome and task.failed_by_itself else ""
         trained = state.result.steps is not None or state.result.checkpoint_step is not None
-        return why_hopeless(output, has_ever_trained=trained, stepped=state.stepped, again=again)
+        return no_restart_reason(output, has_ever_trained=trained, stepped=state.stepped, again=again)
 
     # Teardown.
 
     def cancel(self) -> None:
-        """Ends all tasks; `done` follows when they have ended."""
         if self.result.succeeded or self.done:
             return
         self._state.cancelled = True
         self.result.failure = self.result.failure or CANCELLED
-        self._stop(comes_back=False)
+        self._stop(will_restart=False)
 
     def _end_attempt(self, end: AttemptEnd | None) -> None:
         if end is None:
             return
         self.result.succeeded = not end.reason
-        self._stop(comes_back=bool(end.reason) and self._may_restart(end))
+        self._stop(will_restart=bool(end.reason) and self._try_restart(end))
 
-    def _stop(self, *, comes_back: bool) -> None:
+    def _stop(self, *, will_restart: bool) -> None:
         self._state.phase = Phase.STOPPING
-        self._state.comes_back = comes_back
+        self._state.will_restart = will_restart
         self._planner.abandon()
         self._replacement.clear()
         if self._resizer is not None:
-            self._resizer.stopped()
+            self._resizer.stop()
         self._run.stop()
 
-    def _stopped(self) -> None:
-        if self._state.comes_back:
+    def _finish_stopping(self) -> None:
+        if self._state.will_restart:
             self._run.clear()
             found = self.result.profile
             if found is not None and self._spec.profile_is_kept:
                 self._state.profile, self._run.plan = found, None
             if self._spec.elastic is None and self.result.checkpoint_step is not None and self._run.plan is not None:
-                # It goes on as it has begun.
+                # Checkpoints of one kind cannot be restored by the other.
                 self._state.plain = self._run.plan.is_plain
-            if self._wanted() != self._spec:
-                self._prepare()
+            if self._effective_spec() != self._spec:
+                self._build_components()
             self._state.phase = Phase.WAITING
             self._planner.wait(self._clock())
             return
@@ -593,23 +572,21 @@ class TrainingJob:
         self._state.phase = Phase.DONE
 
     def _report_lost_output(self) -> None:
-        """Says where the output is that has not come."""
         for task in self._run.members:
             if not task.logs_complete and self._spec.is_chief(task.planned) and task.outcome is not None:
-                lost = f"a part of {task.name}'s output was lost on its way"
+                lost = f"a part of {task.name}'s output was lost in transit"
                 if task.adopted:
-                    lost = f"what {task.name} wrote while no service was there has not come here"
-                self._observer.notify(f"{lost}; the whole is in {task.outcome.sandbox} on {task.node}")
+                    lost = f"the output that {task.name} wrote while no service was running is missing here"
+                self._observer.notify(f"{lost}; it is in {task.outcome.sandbox} on {task.node}")
 
 
 @dataclass(frozen=True)
 class _Lost:
-    """A worker that is to come back.
+    """A lost worker.
 
     Attributes:
-        task: the one that was lost.
-        deadline_s: until when its place may be offered.
-        replacement: the one that is being launched for it; None before.
+        deadline_s: time limit for its agent's offer.
+        replacement: the task being launched in its place; None before.
     """
 
     task: JobTask
@@ -618,13 +595,7 @@ class _Lost:
 
 
 class WorkerReplacement:
-    """Lost workers of a job whose workers do not wait for each other: each comes back alone, under its old address.
-
-    Args:
-        spec: the job.
-        run: what runs of it.
-        observer: is notified.
-    """
+    """Replaces lost workers of an asynchronous job one by one, each at its old address."""
 
     def __init__(self, spec: JobSpec, run: JobRun, observer: JobObserver) -> None:
         self._spec = spec
@@ -634,27 +605,24 @@ class WorkerReplacement:
 
     @property
     def active(self) -> bool:
-        """Whether any worker is waited for."""
         return bool(self._lost)
 
     def clear(self) -> None:
-        """All of the job is being ended."""
         self._lost.clear()
 
     def start(self, task: JobTask, now_s: float) -> None:
-        """Begins to wait for the agent of a lost worker to offer its place again."""
+        """Starts waiting for the agent of a lost worker to offer its resources again."""
         self._lost[task.name] = _Lost(task, now_s + REPLACEMENT_TIMEOUT_S)
 
     def tick(self, now_s: float) -> str:
-        """Returns why the job has to start again, or nothing."""
         for lost in self._lost.values():
             if now_s > lost.deadline_s:
                 waited = f"within {REPLACEMENT_TIMEOUT_S:g} s"
-                return f"{lost.task.failure}; its agent did not offer its place again {waited}"
+                return f"{lost.task.failure}; its agent did not offer its resources again {waited}"
         return ""
 
     def consider(self, agents: Sequence[AgentOffer], now_s: float) -> Launch | Decline:
-        """Brings back whom it can."""
+        """Relaunches lost workers where possible."""
         offered = {agent.agent_id: agent for agent in agents}
         operations: dict[str, dict[str, Any]] = {}
         for name, lost in self._lost.items():
@@ -688,14 +656,13 @@ class WorkerReplacement:
         return Launch(operations) if operations else Decline()
 
     def launched(self) -> None:
-        """The master has taken the launch."""
         for lost in self._being_launched:
             assert lost.replacement is not None
             del self._lost[lost.task.name]
             self._observer.launched([lost.replacement])
 
     def refused(self, error: MasterUnavailableError | CallRefusedError) -> None:
-        """The master has not: they are waited for again, and whatever it may have launched is ended."""
+        """Waits for offers again; tasks that the master may have launched are killed, being unknown to the job."""
         logger.warning("replacement of workers interrupted: %s", error)
         for lost in self._being_launched:
             assert lost.replacement is not None

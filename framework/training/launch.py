@@ -1,4 +1,4 @@
-"""From a plan and the offers behind it to the tasks that Mesos launches."""
+"""Builds the Mesos tasks and launch operations of a plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_EXECUTORS: Executors = MappingProxyType({})
 
 
 class DoesNotFitError(Exception):
-    """The offers in hand do not hold what the plan wants; the message says what and where."""
+    """The offers do not hold what the plan needs; the message names the agent and the resource."""
 
 
 def place(
@@ -38,24 +38,18 @@ def place(
     held: Sequence[JobTask] = (),
     executors: Executors = NO_EXECUTORS,
 ) -> list[JobTask]:
-    """Gives each of the plan's tasks its agent, its executor, its port and its GPU devices.
+    """Assigns each task of the plan its agent, executor, port and GPU devices.
 
-    Args:
-        spec: the job.
-        plan: tasks on nodes, by name.
-        agents: the offers in hand.
-        serial: number of this launch, part of the tasks' ids.
-        avoid_ports: ports that failed before and are taken only if there is no other.
-        held: tasks of the job that go on; their GPU devices are not given out again.
-        executors: id -> Mesos' ExecutorInfo of those that they share.
+    Ports in `avoid_ports`, which failed before, are used only if there is no other. GPU devices of the running tasks
+    `held` are not assigned again. `serial` numbers the launches of a job and is part of the task ids.
 
     Raises:
-        DoesNotFitError: if a node is not on offer or has too little.
+        DoesNotFitError: a node is not on offer or has too little.
     """
-    # Whoever has written a plan may have known more agents of a host than those that offer something.
+    # A plan may use any name of an agent; a node's own name takes precedence.
     by_node = {name: agent for agent in agents for name in agent.names} | {agent.node: agent for agent in agents}
     pools: dict[str, ResourcePool] = {}
-    # By machine, not by agent: a private Mesos runs several agents on one.
+    # By machine, not by agent: an embedded Mesos runs several agents on one machine.
     used_gpus: defaultdict[str, set[int]] = defaultdict(set)
     for task in held:
         used_gpus[task.host].update(task.gpu_devices)
@@ -64,7 +58,7 @@ def place(
     for planned in plan.tasks:
         agent = by_node.get(planned.node)
         if agent is None:
-            raise DoesNotFitError(f"agent {planned.node} offers nothing at the moment")
+            raise DoesNotFitError(f"agent {planned.node} offers nothing")
         pool = pools.setdefault(agent.agent_id, agent.pool)
         task = JobTask(
             task_id=f"{spec.job_id}.{planned.role}-{planned.index}.{serial}",
@@ -90,18 +84,12 @@ def place(
 def choose_executor(
     spec: JobSpec, task: JobTask, agent: AgentOffer, others: Iterable[JobTask], executors: Executors, new: str
 ) -> None:
-    """Says into which executor a task is launched: that of other tasks of its job on its agent, or a new one.
+    """Sets the executor of a task: that of another task of its job on its agent, or a new one with the id `new`.
 
-    Args:
-        spec: the job.
-        task: gets its executor.
-        agent: where it is launched.
-        others: tasks of the job, those of the same launch too.
-        executors: id -> Mesos' ExecutorInfo of those that are there and that tasks share.
-        new: id of a new one that tasks may share, the same for all tasks of a launch on an agent.
+    `others` include tasks of the same launch, and all tasks of a launch on an agent share `new`.
     """
-    # A container sees the GPUs of all its tasks, and where we do not hand them out nobody says which is whose.
-    if spec.isolate_tasks or (task.planned.gpus and not _hands_out(spec, agent.pool)):
+    # A container sees the GPUs of all its tasks; unless Dike assigns them, tasks cannot distinguish them.
+    if spec.isolate_tasks or (task.planned.gpus and not _assigns_gpus(spec, agent.pool)):
         return
     living = [one for one in others if one.agent_id == agent.agent_id and not one.state.is_terminal()]
     there = [one.executor_id for one in living if one.executor_id in executors and not one.stop_requested]
@@ -110,8 +98,8 @@ def choose_executor(
     task.hosts_executor = not any(one.hosts_executor for one in living if one.executor_id == task.executor_id)
 
 
-def fits(pool: ResourcePool, planned: PlannedTask) -> bool:
-    """Takes a task's part out of the pool, its port included, if all of it is there."""
+def try_take(pool: ResourcePool, planned: PlannedTask) -> bool:
+    """Takes a task's resources, including a port, out of the pool; returns False and takes none if they do not fit."""
     needs = (("cpus", planned.cpus), ("mem", planned.mem_mb), ("disk", planned.disk_mb), ("gpus", planned.gpus))
     ports = pool.ports()
     if not ports or any(amount > pool.scalar(name) for name, amount in needs):
@@ -142,20 +130,20 @@ def launch_operation(
     executors: Executors = NO_EXECUTORS,
     standby: bool = False,
 ) -> dict[str, Any]:
-    """Mesos' LAUNCH operation for those of a job's tasks that belong on one agent.
+    """Mesos' LAUNCH operation for tasks of a job on one agent.
 
     Args:
         spec: the job.
-        plan: says where the variables are.
-        tasks: what to launch.
+        plan: gives the placement of variables.
+        tasks: the tasks to launch.
         cluster: addresses of the whole job.
         agent: the offers to use.
-        attempt: how many times the job was started before.
-        executors: id -> Mesos' ExecutorInfo of those that are there and that tasks share.
-        standby: whether the tasks only get ready (`executor.messages.LaunchOrder`).
+        attempt: number of earlier starts of the job.
+        executors: existing shared executors.
+        standby: whether the tasks only warm up (`executor.messages.LaunchOrder`).
 
     Raises:
-        DoesNotFitError: if the agent's offers do not hold what they need.
+        DoesNotFitError: the agent's offers do not hold what they need.
     """
     pool = agent.pool
     executors = dict(executors)
@@ -163,7 +151,7 @@ def launch_operation(
         infos = []
         for task in tasks:
             process = task_spec(spec, plan, task.planned, cluster, attempt)
-            order = _order(spec, task, process, standby=standby, hand_out_gpus=_hands_out(spec, pool))
+            order = _order(spec, task, process, standby=standby, hand_out_gpus=_assigns_gpus(spec, pool))
             own, rest = _take(pool, task, executors)
             if task.executor_id not in executors:
                 executors[task.executor_id] = _new_executor(spec, task, own)
@@ -176,9 +164,8 @@ def launch_operation(
 def task_spec(
     spec: JobSpec, plan: Plan, planned: PlannedTask, cluster: Mapping[str, Sequence[str]], attempt: int
 ) -> TaskSpec:
-    """What a task's process has to know of the job and of itself."""
     return TaskSpec(
-        job_id=spec.claims_as or spec.job_id,
+        job_id=spec.checkpoint_owner or spec.job_id,
         role=Role(planned.role),
         index=planned.index,
         cluster={role: list(addresses) for role, addresses in cluster.items()},
@@ -195,13 +182,13 @@ def task_spec(
     )
 
 
-def _hands_out(spec: JobSpec, pool: ResourcePool) -> bool:
-    """Whether tasks are told their GPU devices, and Mesos does not isolate them."""
+def _assigns_gpus(spec: JobSpec, pool: ResourcePool) -> bool:
+    """Whether Dike assigns GPU devices to tasks because Mesos does not isolate them."""
     return spec.hand_out_gpus or pool.announces_gpu_devices
 
 
 def _take(pool: ResourcePool, task: JobTask, executors: Executors) -> tuple[list[Resource], list[Resource]]:
-    """Takes a task's resources: its executor's own, and the rest."""
+    """Takes a task's resources out of the pool: its executor's own, and the rest."""
     if not task.hosts_executor:
         return _take_planned(pool, task.planned, ())
     known = executors.get(task.executor_id)
@@ -255,7 +242,7 @@ def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool, ha
         arguments=spec.arguments,
         environment=spec.environment,
         cpus=planned.cpus,
-        # What a role needs is an estimate, which knows nothing of the data that the script holds.
+        # A role's estimated memory does not include the script's data, so only the user's limit is enforced.
         most_mem_mib=planned.mem_mb if spec.planning.task_mem_mb else 0.0,
         gpu_devices=task.gpu_devices if hand_out_gpus or not planned.gpus else None,
         stream_logs=spec.streams(planned),
@@ -267,9 +254,9 @@ def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool, ha
 
 
 def kill_grace_s(environment: Mapping[str, str]) -> float:
-    """Seconds between SIGTERM and SIGKILL: what a chief may take to end its step and save, and a little more."""
+    """Seconds between SIGTERM and SIGKILL: the time for a chief to end its step and save, plus a margin."""
     try:
         save_s = float(environment.get(SAVE_TIMEOUT_VARIABLE, SAVE_TIMEOUT_S))
     except ValueError:
-        save_s = math.nan  # the process itself says what is wrong with it
+        save_s = math.nan  # the process itself reports the error
     return (save_s if 0 <= save_s < math.inf else SAVE_TIMEOUT_S) + KILL_MARGIN_S

@@ -1,4 +1,4 @@
-"""What whoever watches a job is notified of."""
+"""Notifications about a training job."""
 
 from __future__ import annotations
 
@@ -10,40 +10,36 @@ from solver import Plan
 
 
 class JobObserver:
-    """Is notified of everything worth showing; this base class ignores it all.
+    """Receives all notifications of a job; this base class ignores them.
 
-    All methods are called on the job's thread and must return soon.
+    Methods are called on the job's thread and must return soon.
     """
 
     def waiting(self, reason: str) -> None:
-        """The job cannot start yet; `reason` says per resource and agent what is missing."""
+        """The job cannot start; `reason` lists what is missing per resource and agent."""
 
     def planned(self, plan: Plan) -> None:
-        """A plan was made and is about to be launched."""
+        """A plan is about to be launched."""
 
     def launched(self, tasks: Sequence[JobTask]) -> None:
-        """The tasks were handed to Mesos."""
+        """The tasks were passed to Mesos."""
 
-    def task_changed(self, task: JobTask) -> None:
-        """A task has another state."""
+    def task_changed(self, task: JobTask) -> None: ...
 
-    def progress(self, task: JobTask) -> None:
-        """A task reported a step."""
+    def progress(self, task: JobTask) -> None: ...
 
-    def log(self, task: JobTask, chunk: LogChunk) -> None:
-        """A piece of a task's output has come."""
+    def log(self, task: JobTask, chunk: LogChunk) -> None: ...
 
-    def checkpoint(self, path: str, step: int) -> None:
-        """A checkpoint was written."""
+    def checkpoint(self, path: str, step: int) -> None: ...
 
     def resizing(self, workers: int, ps: int, reason: str) -> None:
-        """The job is about to change to so many workers and parameter servers."""
+        """A change to these counts begins."""
 
     def resized(self, resize: Resize) -> None:
         """A change of size is complete: the job trains again."""
 
     def restarting(self, reason: str, restart: int, limit: int) -> None:
-        """A failure is survived: all tasks, or the one that was lost, start again."""
+        """A failure is survived: all tasks, or the lost one, restart."""
 
     def notify(self, text: str) -> None:
-        """Anything else a user should know."""
+        """Any other message for the user."""

@@ -28,11 +28,11 @@ def read_bounds(value: Any) -> tuple[int, int] | None:
     text = value if isinstance(value, str) else ":".join(map(str, value))
     parts = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", text)
     if parts is None:
-        raise BadInputError(f"'{text}' is not a value of --elastic; say MIN:MAX workers, such as 1:4.")
+        raise BadInputError(f"'{text}' is not a value of --elastic; give MIN:MAX workers, such as 1:4.")
     least, most = int(parts[1]), int(parts[2])
     if not 1 <= least <= most <= MAX_ELASTIC_WORKERS:
         raise BadInputError(
-            f"--elastic {text} makes no sense; it takes MIN:MAX workers with 1 <= MIN <= MAX <= {MAX_ELASTIC_WORKERS}."
+            f"--elastic {text} is out of range; give MIN:MAX workers with 1 <= MIN <= MAX <= {MAX_ELASTIC_WORKERS}."
         )
     return least, most
 
@@ -95,7 +95,7 @@ class TrainingOptions(WorkerBounds, TaskOptions):
         """
         least, most = self.min_workers, self.max_workers
         if least is not None and has_plan:
-            raise BadInputError("The plan (--plan) says how many workers there are; leave --min-workers out.")
+            raise BadInputError("The plan (--plan) sets the number of workers; leave --min-workers out.")
         if least is not None and most is not None and least > most:
             raise BadInputError(f"--min-workers is {least}, more than --max-workers {most}; change one.")
         if self.stragglers == "replace" and self.elastic is None:
@@ -104,9 +104,9 @@ class TrainingOptions(WorkerBounds, TaskOptions):
             return
         if has_plan:
             raise BadInputError("A job that follows a plan (--plan) keeps its size; leave --elastic out.")
-        for name, count, bound in (("--min-workers", least, "least"), ("--max-workers", most, "most")):
+        for name, count, bound in (("--min-workers", least, "minimum"), ("--max-workers", most, "maximum")):
             if count is not None:
-                raise BadInputError(f"--elastic already says how many workers there are at {bound}; leave {name} out.")
+                raise BadInputError(f"--elastic already sets the {bound} number of workers; leave {name} out.")
 
     @property
     def on_straggler(self) -> Stragglers:

@@ -1,6 +1,6 @@
-"""What executors say of a job's tasks: progress, checkpoints, placement, and their output.
+"""Applies executors' reports on a job's tasks: progress, checkpoints, placement, output.
 
-The output is put together here: each byte once and in its order, whatever gets lost on its way.
+Output is reassembled here: each byte once and in order, even if messages are lost.
 """
 
 from __future__ import annotations
@@ -25,49 +25,42 @@ from framework.training.state import JobRun, TrainingState
 
 logger = logging.getLogger(__name__)
 
-REPEAT_S = 1.0
-"""How soon an executor is asked again that has not answered."""
-LONGEST_REPEAT_S = 60.0
-"""As long as nothing is heard, each time takes twice as long, up to this."""
-PATIENCE_S = 15.0
-"""How long an executor may send on without an answer."""
-AHEAD_BYTES = 2**20
-"""How much of what it sends meanwhile is kept of each stream, the newest."""
-GAP_REPORT_S = 60.0
-"""How often a gap in one stream is reported; one written too fast has a gap each moment."""
+RESEND_INTERVAL_S = 1.0
+"""Minimum interval between requests to an executor that has not answered."""
+MAX_RESEND_INTERVAL_S = 60.0
+"""The interval doubles up to this while there is no answer."""
+GAP_TIMEOUT_S = 15.0
+"""How long output may arrive beyond a gap before the gap is skipped."""
+MAX_AHEAD_BYTES = 2**20
+"""Maximum amount of such output kept per stream; the newest is kept."""
+GAP_REPORT_INTERVAL_S = 60.0
+"""Minimum interval between reports of gaps in one stream, as one written too fast has a gap every moment."""
 
 
 class ReportListener:
-    """Is called with what concerns the size of a job; this base class ignores it all."""
+    """Receives the reports that matter for the size of a job; this base class ignores them."""
 
-    def progressed(self, task: JobTask) -> None:
-        """A task has reported a step; `task` has it."""
+    def progressed(self, task: JobTask) -> None: ...
 
-    def saved(self, step: int) -> None:
-        """A checkpoint was written."""
+    def saved(self, step: int) -> None: ...
 
-    def resumed(self, step: int) -> None:
-        """A checkpoint has been restored."""
+    def resumed(self, step: int) -> None: ...
 
     def total(self, steps: int) -> None:
-        """The script has said how long it trains."""
+        """The script has reported its number of steps."""
 
     def rates(self, task: JobTask, workers: Mapping[int, float]) -> None:
-        """A task knows its own or others' speed: index of a worker -> steps a second."""
+        """A task has reported speeds: worker index -> steps per second."""
 
-    def status(self, status: ElasticStatus) -> None:
-        """The slot of an elastic job has reported its status."""
+    def status(self, status: ElasticStatus) -> None: ...
 
 
 class ReportReader:
-    """Takes executors' messages in; whoever sends nonsense is logged and otherwise ignored.
+    """Applies executors' messages; malformed ones are logged and ignored.
 
     Args:
-        spec: the job.
-        state: gets the chief's progress and checkpoints, the placement, and that a step was made.
-        observer: is notified.
-        listener: is called with what concerns the size of the job.
-        output: gets the output.
+        state: receives the chief's progress and checkpoints, and the placement.
+        listener: receives what matters for the size of the job.
     """
 
     def __init__(
@@ -85,7 +78,7 @@ class ReportReader:
         self._output = output
 
     def read(self, data: str, tasks: Mapping[str, JobTask]) -> None:
-        """Reads one framework message, in base64, from one of `tasks` (by id)."""
+        """Applies one framework message, in base64, from one of `tasks` (by id)."""
         try:
             message = decode_job_message(data)
         except ValueError as error:
@@ -93,7 +86,7 @@ class ReportReader:
             return
         task = tasks.get(message.task_id)
         if task is None or task.state.is_terminal():
-            # The end of its output has come with its last status update.
+            # The end of its output was part of its last status update.
             return
         if isinstance(message, LogChunk):
             self._output.read(task, message)
@@ -144,50 +137,44 @@ class ReportReader:
 
 @dataclasses.dataclass
 class _Request:
-    """An executor was asked to send again.
+    """A request to an executor to send output again.
 
     Attributes:
-        sent_s: when it was asked last.
-        pause_s: how long until it is asked again.
-        ahead_s: when something came first that is of no use yet; None if nothing did.
-        ahead: that, in case nothing better comes.
+        pause_s: delay before it is sent again.
+        ahead_s: when the first output beyond the gap arrived; None if none did.
+        ahead: that output, used if the gap is skipped.
     """
 
     sent_s: float
-    pause_s: float = REPEAT_S
+    pause_s: float = RESEND_INTERVAL_S
     ahead_s: float | None = None
     ahead: deque[LogChunk] = dataclasses.field(default_factory=deque)
     ahead_bytes: int = 0
 
     def keep(self, chunk: LogChunk) -> None:
-        """Something came first."""
         self.ahead.append(chunk)
         self.ahead_bytes += len(chunk.data)
-        while self.ahead_bytes > AHEAD_BYTES and len(self.ahead) > 1:
+        while self.ahead_bytes > MAX_AHEAD_BYTES and len(self.ahead) > 1:
             self.ahead_bytes -= len(self.ahead.popleft().data)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether it is not to be expected any more that it will be answered."""
-        return self.ahead_s is not None and now_s - self.ahead_s >= PATIENCE_S
+        """Whether an answer is no longer expected."""
+        return self.ahead_s is not None and now_s - self.ahead_s >= GAP_TIMEOUT_S
 
 
 @dataclasses.dataclass
 class _Gap:
-    """What of a stream has not come: bytes that were not reported yet, and when any last were."""
+    """A gap in a stream: missing bytes that were not reported yet, and the time of the last report."""
 
     missing: int = 0
     reported_s: float = -math.inf
 
 
 class OutputReader:
-    """Passes output on in its order, and has executors send again what did not come.
+    """Passes output on in order and requests missing output again.
 
     Args:
-        spec: the job.
-        run: what runs of it.
-        outbox: gets the messages for executors, which are delivered or not.
-        observer: gets the output.
-        clock: seconds, monotonic.
+        outbox: receives messages for executors; delivery is not guaranteed.
     """
 
     def __init__(
@@ -202,19 +189,19 @@ class OutputReader:
         self._gaps: dict[tuple[str, str], _Gap] = {}
 
     def subscribed(self) -> None:
-        """What was sent while nobody listened is lost: all who send output are to say what there is."""
+        """Requests output from all tasks that stream it: messages sent while disconnected are lost."""
         self._requests.clear()
         for task in self._run.tasks.values():
             if self._spec.streams(task.planned) and not task.state.is_terminal():
                 self._request(task, STREAMS)
 
     def tick(self) -> None:
-        """Asks those again who have not answered."""
+        """Repeats unanswered requests and reports gaps."""
         now_s = self._clock()
         for (task_id, stream), gap in list(self._gaps.items()):
             if task_id not in self._run.tasks:
                 del self._gaps[task_id, stream]
-            elif now_s - gap.reported_s >= GAP_REPORT_S:
+            elif now_s - gap.reported_s >= GAP_REPORT_INTERVAL_S:
                 self._report_gap(self._run.tasks[task_id], stream, gap)
         due: defaultdict[str, list[str]] = defaultdict(list)
         for (task_id, stream), request in list(self._requests.items()):
@@ -226,18 +213,17 @@ class OutputReader:
             elif now_s - request.sent_s >= request.pause_s:
                 request.sent_s = now_s
                 if request.ahead_s is None:
-                    request.pause_s = min(2 * request.pause_s, LONGEST_REPEAT_S)
+                    request.pause_s = min(2 * request.pause_s, MAX_RESEND_INTERVAL_S)
                 due[task_id].append(stream)
         for task_id, streams in due.items():
             self._send_request(self._run.tasks[task_id], streams)
 
     def read(self, task: JobTask, chunk: LogChunk) -> None:
-        """Takes in a piece of a task's output."""
         if chunk.offset - chunk.skipped > task.received.get(chunk.stream, 0):
             now_s = self._clock()
             request = self._requests.get((task.task_id, chunk.stream))
             if request is None or request.ahead_s is None:
-                # Its executor is there, even if it was not when it was asked.
+                # Restarts the backoff: the executor is reachable now.
                 self._request(task, [chunk.stream])
                 request = self._requests[task.task_id, chunk.stream]
                 request.ahead_s = now_s
@@ -245,11 +231,11 @@ class OutputReader:
             if request.is_over(now_s):
                 self._take(task, self._ahead(task, chunk.stream))
             return
-        # Whatever came ahead of it comes again.
+        # Output beyond the former gap is sent again.
         self._take(task, [chunk])
 
-    def ended(self, task: JobTask, status: Mapping[str, Any]) -> None:
-        """Takes in the end of a task's output, which has come with its last status update."""
+    def task_ended(self, task: JobTask, status: Mapping[str, Any]) -> None:
+        """Applies the end of a task's output, which is part of its last status update."""
         chunks = [chunk for stream in STREAMS for chunk in self._ahead(task, stream)]
         try:
             chunks += decode_last_output(status["data"]) if status.get("data") else []
@@ -276,7 +262,7 @@ class OutputReader:
         if chunk.offset > received:
             gap = self._gaps.setdefault((task.task_id, chunk.stream), _Gap())
             gap.missing += chunk.offset - received
-            if self._clock() - gap.reported_s >= GAP_REPORT_S:
+            if self._clock() - gap.reported_s >= GAP_REPORT_INTERVAL_S:
                 self._report_gap(task, chunk.stream, gap)
         new = chunk.data[max(0, received - chunk.offset) :]
         task.received[chunk.stream] = chunk.end
@@ -286,7 +272,7 @@ class OutputReader:
     def _report_gap(self, task: JobTask, stream: str, gap: _Gap) -> None:
         if gap.missing:
             self._observer.notify(
-                f"{gap.missing} bytes that {task.name} wrote to {stream} have not come here; "
+                f"{gap.missing} bytes that {task.name} wrote to {stream} are missing here; "
                 f"they are in its sandbox on {task.node}"
             )
             gap.missing, gap.reported_s = 0, self._clock()
@@ -301,8 +287,8 @@ class OutputReader:
         self._outbox.append(Message(task.task_id, wanted.encode()))
 
 
-def take_status(task: JobTask, state: TaskState, status: Mapping[str, Any]) -> bool:
-    """Takes a status update into its task; returns whether the state is another one."""
+def apply_status(task: JobTask, state: TaskState, status: Mapping[str, Any]) -> bool:
+    """Applies a status update to its task; returns whether the state changed."""
     changed = task.state is not state
     task.state = state
     task.executor_seen = task.executor_seen or status.get("source") == "SOURCE_EXECUTOR"
@@ -315,7 +301,6 @@ def take_status(task: JobTask, state: TaskState, status: Mapping[str, Any]) -> b
 
 
 def _read_outcome(data: str) -> Outcome | None:
-    """How a process ended, from the data of its last status update; None if that cannot be read."""
     try:
         return Outcome.decode(data)
     except ValueError as error:
@@ -328,7 +313,7 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
 
 
 def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
-    """The number that a task has sent; None if it is none, or no database can keep it."""
+    """The number that a task has sent; None if it is not one, or too large for a database."""
     try:
         number = kind(value)
     except (TypeError, ValueError, OverflowError):

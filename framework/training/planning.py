@@ -1,4 +1,4 @@
-"""A job's plan for what is on offer and what it launches, or the reason why it has to wait."""
+"""Plans a job on the offers and says what to launch, or why the job has to wait."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ from solver.deadline import plan_within
 from solver.milp import SolverError
 
 CACHE_SIZE = 16
-"""Answers of a sizing remembered: the same agents are asked about again and again."""
+"""Number of cached answers of a sizing: the same agents are checked repeatedly."""
 
 logger = logging.getLogger(__name__)
 
-QUICK_PLAN_S = 0.1
-"""So long a plan is waited for; most take less, and the next job can look at what is left of the offers at once."""
+PLAN_WAIT_S = 0.1
+"""Maximum time to wait for a plan before the scheduler serves the next job; most plans take less."""
 FIT_TIME_LIMIT_S = 5.0
-"""Nothing is launched by these plans: the first one found will do."""
+"""Nothing is launched by these plans: the first one found is good enough."""
 
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """What is to be launched.
+    """A launch of the whole job.
 
     Attributes:
-        plan: what is followed.
-        tasks: all of the job, in the order of the plan.
-        operations: agent's id -> the operation that launches its part.
+        tasks: its tasks, in the order of the plan.
+        operations: agent id -> its launch operation.
         nodes: the machines that the plan was made for.
     """
 
@@ -59,12 +58,12 @@ class PlannedLaunch:
 
 
 @dataclass(frozen=True)
-class _Inquiry:
-    """What is being found out in the background.
+class _PendingPlan:
+    """Planning in the background.
 
     Attributes:
         answer: what to launch, or why the job has to wait.
-        agents: the offers it is to be launched on; empty if it is only asked why none has come.
+        agents: the offers for the launch; empty if it explains why no offer arrives.
     """
 
     answer: Future[PlannedLaunch | str]
@@ -72,20 +71,15 @@ class _Inquiry:
 
 
 class Planner:
-    """Plans a job on what is on offer, in the background: offers may go meanwhile, and others come.
+    """Plans a job on the offers, in the background, while offers may be withdrawn and others arrive.
 
     Args:
-        spec: the job.
-        run: what runs of it.
-        observer: is notified why it waits.
-        all_agents: lists every agent with all its resources; may be called by any thread.
-        background: plans.
-        now_s: the time.
-        patient: whether a job that fits no agents there are waits for others, instead of being an error.
+        observer: receives the reasons to wait.
+        all_agents: lists every agent with its total resources; called from any thread.
+        patient: whether a job that fits none of the existing agents waits for others; else that is an error.
 
     Attributes:
-        allotted: the most that an elastic job may start with, where somebody else decides on its size; None: it may
-            start with as much as is best.
+        allotted: maximum initial size of an elastic job in central allocation; None: the planner chooses.
     """
 
     def __init__(
@@ -106,11 +100,11 @@ class Planner:
         self._background = background
         self._patient = patient
         self._checked: tuple[Sequence[NodeClass], str] | None = None
-        self._inquiry: _Inquiry | None = None
+        self._pending: _PendingPlan | None = None
         self._waiting_since_s = now_s
-        self._foreseeing: Future[tuple[Plan, list[NodeClass]] | str] | None = None
-        self._foreseen: Plan | None = None
-        self._foresee_again_s = -math.inf
+        self._planning_ahead: Future[tuple[Plan, list[NodeClass]] | str] | None = None
+        self._plan_made_ahead: Plan | None = None
+        self._next_plan_ahead_s = -math.inf
         self.allotted: Size | None = None
 
     @property
@@ -128,20 +122,15 @@ class Planner:
 
     @property
     def _is_planning(self) -> bool:
-        return self._inquiry is not None and bool(self._inquiry.agents)
+        return self._pending is not None and bool(self._pending.agents)
 
     def consider(self, agents: Sequence[AgentOffer], now_s: float) -> PlannedLaunch | Decline | Later:
-        """Plans on what is on offer; notifies the user why the job has to wait.
+        """Plans on the offers; notifies the user why the job has to wait.
 
-        Args:
-            agents: the offers; what is left of those before, if it plans.
-            now_s: the time.
-
-        Returns:
-            What to launch now, all of it on offer.
+        While planning, `agents` are the remaining ones of the offers before.
 
         Raises:
-            InfeasibleError: if it can never fit, and is not patient.
+            InfeasibleError: the job can never fit, and is not patient.
         """
         self._waiting_since_s = now_s
         if not agents:
@@ -152,126 +141,118 @@ class Planner:
         return self._answer(agents)
 
     def tick(self, now_s: float, *, connected: bool) -> None:
-        """Finds out why no offer comes, and notifies the user.
-
-        Args:
-            now_s: the time.
-            connected: whether offers can come.
+        """Notifies the user why no offer arrives.
 
         Raises:
-            InfeasibleError: if the job can never fit, and is not patient.
+            InfeasibleError: the job can never fit, and is not patient.
         """
         if self._is_planning:
             return
-        if self._inquiry is None and connected and now_s - self._waiting_since_s >= NO_OFFER_S:
+        if self._pending is None and connected and now_s - self._waiting_since_s >= NO_OFFER_S:
             self._waiting_since_s = now_s
-            self._inquiry = _Inquiry(self._background.start(self._why_no_offer))
-        if self._inquiry is not None and self._inquiry.answer.done():
-            answer = self._inquiry.answer.result()
-            self._inquiry = None
+            self._pending = _PendingPlan(self._background.start(self._why_no_offer))
+        if self._pending is not None and self._pending.answer.done():
+            answer = self._pending.answer.result()
+            self._pending = None
             assert isinstance(answer, str)
             self._observer.waiting(answer)
 
-    def foresee(self, now_s: float, sharing: int) -> tuple[Plan, list[NodeClass]] | None:
-        """The plan that an elastic job would have on its part of the agents it may use, and all of these agents.
+    def plan_ahead(self, now_s: float, competing_jobs: int) -> tuple[Plan, list[NodeClass]] | None:
+        """Plans an elastic job on its share of the agents it may use; returns the plan and all of these agents.
 
-        Once it is there, `allotted` can be set: the job then starts with tasks shaped as in that plan. On all agents
-        they would be so large that few jobs could share them.
-
-        Args:
-            now_s: the time.
-            sharing: how many jobs share the agents.
+        Afterwards `allotted` can be set: the job then starts with tasks of this plan's shape. Planned on all agents,
+        its tasks would be so large that few jobs could share the agents.
 
         Returns:
-            None as long as that is being found out, and if the job would not fit, of which the user is notified; then
-            it is looked again now and then.
+            None while planning, and if the job does not fit: the user is notified and planning is repeated later.
         """
-        if self._foreseeing is None and now_s >= self._foresee_again_s:
-            self._foreseeing = self._background.start(functools.partial(self._planned_alone, sharing))
-        if self._foreseeing is None or not self._foreseeing.done():
+        if self._planning_ahead is None and now_s >= self._next_plan_ahead_s:
+            self._planning_ahead = self._background.start(functools.partial(self._plan_on_share, competing_jobs))
+        if self._planning_ahead is None or not self._planning_ahead.done():
             return None
-        found = self._foreseeing.result()
-        self._foreseeing, self._foresee_again_s = None, now_s + LOOK_AGAIN_S
+        found = self._planning_ahead.result()
+        self._planning_ahead, self._next_plan_ahead_s = None, now_s + LOOK_AGAIN_S
         if isinstance(found, str):
             self._observer.waiting(found)
             return None
-        self._foreseen = found[0]
+        self._plan_made_ahead = found[0]
         return found
 
     def wait(self, now_s: float) -> None:
-        """Offers are wanted from now on: that none has come before means nothing."""
+        """Restarts the timer after which missing offers are explained."""
         self._waiting_since_s = now_s
 
     def abandon(self) -> None:
-        """What is being found out is not wanted any more."""
-        if self._foreseeing is not None:
-            self._foreseeing.cancel()
-            self._foreseeing = None
-        if self._inquiry is not None:
-            self._inquiry.answer.cancel()
-            self._inquiry = None
+        if self._planning_ahead is not None:
+            self._planning_ahead.cancel()
+            self._planning_ahead = None
+        if self._pending is not None:
+            self._pending.answer.cancel()
+            self._pending = None
 
     def _plan(self, agents: Sequence[AgentOffer]) -> None:
         self.abandon()
-        work = functools.partial(self._planned_launch, agents, self.allotted)
-        self._inquiry = _Inquiry(self._background.start(work, QUICK_PLAN_S), tuple(agents))
+        work = functools.partial(self._plan_launch, agents, self.allotted)
+        self._pending = _PendingPlan(self._background.start(work, PLAN_WAIT_S), tuple(agents))
 
     def _answer(self, agents: Sequence[AgentOffer]) -> PlannedLaunch | Decline | Later:
-        inquiry = self._inquiry
-        if inquiry is None or not inquiry.answer.done():
+        pending = self._pending
+        if pending is None or not pending.answer.done():
             return Later()
-        self._inquiry = None
-        answer = inquiry.answer.result()
+        self._pending = None
+        answer = pending.answer.result()
         if isinstance(answer, str):
             self._observer.waiting(answer)
             return Decline()
         offered = {agent.agent_id: set(agent.offer_ids) for agent in agents}
-        used = [agent for agent in inquiry.agents if agent.agent_id in answer.operations]
+        used = [agent for agent in pending.agents if agent.agent_id in answer.operations]
         if all(set(agent.offer_ids) <= offered.get(agent.agent_id, set()) for agent in used):
             return answer
         self._plan(agents)
         return Later()
 
-    # In the background: nothing that is read here changes while the job waits.
+    # Runs in the background: the state read here does not change while the job waits.
 
-    def _planned_alone(self, sharing: int) -> tuple[Plan, list[NodeClass]] | str:
+    def _plan_on_share(self, competing_jobs: int) -> tuple[Plan, list[NodeClass]] | str:
         nodes, unmet = self._agents()
         if nodes is None:
-            return unmet or "The Mesos master does not say which agents there are."
+            return unmet or "The Mesos master does not list its agents."
         if not nodes:
             return "No agent is registered with the Mesos master."
         largest = sorted(nodes, key=lambda node: (-node.gpus, -node.cpus, -node.mem_bytes, node.name))
-        part = largest[: max(1, len(nodes) // max(1, sharing))]
+        part = largest[: max(1, len(nodes) // max(1, competing_jobs))]
         try:
             with contextlib.suppress(InfeasibleError):
-                return _make_plan(self._spec, part, nodes), nodes
-            return _make_plan(self._spec, nodes, nodes), nodes
+                return _make_plan_on(self._spec, part, nodes), nodes
+            return _make_plan_on(self._spec, nodes, nodes), nodes
         except InfeasibleError as error:
             return f"This job can never start on the agents there are: {error}"
 
-    def _planned_launch(self, offered: Sequence[AgentOffer], allotted: Size | None) -> PlannedLaunch | str:
+    def _plan_launch(self, offered: Sequence[AgentOffer], allotted: Size | None) -> PlannedLaunch | str:
         agents = [agent for agent in offered if agent.amounts["ports"]]
         try:
-            plan = self._shaped(agents, allotted) if allotted else plan_for(self._spec, agents, self._whole_agents)
+            plan = (
+                self._plan_of_size(agents, allotted) if allotted else plan_for(self._spec, agents, self._whole_agents)
+            )
             tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)
             operations = self._operations(plan, tasks, agents)
         except (InfeasibleError, DoesNotFitError) as error:
-            # Of a job that has run already, the agents that carried it may only be away for a while.
+            # The agents of a job that has run before may be absent only temporarily.
             never = "" if self._run.attempt else self._why_never(*self._agents(), error)
             return f"{never or error} On offer: {describe_offers(offered)}."
         return PlannedLaunch(plan, tasks, operations, [agent.node_class() for agent in agents])
 
-    def _shaped(self, agents: Sequence[AgentOffer], allotted: Size) -> Plan:
-        """The plan with tasks shaped as they were foreseen, as many of them as were allotted and there is room for.
+    def _plan_of_size(self, agents: Sequence[AgentOffer], allotted: Size) -> Plan:
+        """Makes a plan with the shapes planned in advance and at most the allotted counts, as far as there is room.
 
         Raises:
-            DoesNotFitError: if there is room for too few.
+            DoesNotFitError: there is room for too few.
         """
-        assert self._foreseen is not None
+        assert self._plan_made_ahead is not None
         assert self._spec.elastic is not None
         for workers in range(allotted.workers, self._spec.elastic[0] - 1, -1):
-            for ps in range(allotted.ps, min(allotted.ps, self._foreseen.option.ps) - 1, -1):
-                found = layout(self._spec, self._foreseen, (), Size(workers, ps), agents)
+            for ps in range(allotted.ps, min(allotted.ps, self._plan_made_ahead.option.ps) - 1, -1):
+                found = layout(self._spec, self._plan_made_ahead, (), Size(workers, ps), agents)
                 if found is not None:
                     return found.plan
         raise DoesNotFitError(f"There is no room for {allotted}, nor for {self._spec.elastic[0]} of the workers.")
@@ -295,7 +276,7 @@ class Planner:
         return operations
 
     def _agents(self) -> tuple[list[NodeClass] | None, str]:
-        """Those that the job may use, and why there are none if its constraints are to blame."""
+        """The agents that the job may use; if there are none because of its constraints, None and the reason."""
         try:
             return self._all_agents(), ""
         except InfeasibleError as error:
@@ -304,17 +285,16 @@ class Planner:
             return None, str(error)
 
     def _whole_agents(self) -> list[NodeClass]:
-        """Those that the job may use, as far as they are known, with all their resources."""
         try:
             return self._all_agents() or []
         except InfeasibleError:
             return []
 
     def _why_never(self, nodes: Sequence[NodeClass] | None, unmet: str, cause: Exception | None = None) -> str:
-        """Why the job would not even fit on agents that are all free; empty if it would, or that is not known."""
+        """Why the job does not fit even if all agents are idle; empty if it fits, or that is not known."""
         if unmet:
             return unmet
-        # Planning takes its time, and on the same agents the answer stays the same.
+        # Cached: planning is slow.
         if nodes is not None and self._checked is not None and self._checked[0] == nodes:
             return self._checked[1]
         try:
@@ -332,15 +312,10 @@ class Planner:
 def plan_for(
     spec: JobSpec, agents: Sequence[AgentOffer], whole_agents: Callable[[], Sequence[NodeClass]] = list
 ) -> Plan:
-    """The plan to follow on these agents: the one the job came with, or the best there is.
-
-    Args:
-        spec: the job.
-        agents: the offers.
-        whole_agents: lists all agents with all their resources, as far as they are known.
+    """The plan to follow on these agents: the submitted one, or the best found.
 
     Raises:
-        InfeasibleError: if the job does not fit what they offer.
+        InfeasibleError: the job does not fit the offers.
     """
     if not agents:
         raise InfeasibleError(
@@ -349,20 +324,15 @@ def plan_for(
     if spec.plan is not None:
         return spec.plan
     nodes = [agent.node_class() for agent in agents]
-    # Only what was measured asks for more than what is on offer.
-    return _make_plan(spec, nodes, whole_agents() if spec.planning.measurements else ())
+    # Only measurements need machines beyond those on offer.
+    return _make_plan_on(spec, nodes, whole_agents() if spec.planning.measurements else ())
 
 
 def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exception | None = None) -> None:
-    """Makes sure that the job would fit if the agents were all free.
-
-    Args:
-        spec: the job.
-        nodes: all agents with all their resources; None where that is not known.
-        cause: why it does not fit at the moment.
+    """Checks that the job would fit if all agents, given with their total resources, were idle.
 
     Raises:
-        InfeasibleError: if it would not.
+        InfeasibleError: it would not; chained to `cause`, why it does not fit the current offers.
     """
     if not nodes:
         return
@@ -379,23 +349,20 @@ def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exc
             raise InfeasibleError(f"This plan can never start here: it {problem.removeprefix('Its plan ')}") from cause
         return
     try:
-        _make_plan(spec, nodes, nodes)
+        _make_plan_on(spec, nodes, nodes)
     except InfeasibleError as error:
         raise InfeasibleError(f"This job can never start on the agents there are: {error}") from cause
 
 
 def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> PlanRequest:
-    """What the planner is asked for a job on these machines.
+    """The planner's request for a job on the free resources of machines.
 
-    Args:
-        spec: the job.
-        nodes: what is free of the machines.
-        all_nodes: all machines with all they have, as far as they are known.
+    `all_nodes` are all known machines with their total resources.
     """
     fewest, most = (spec.min_workers, spec.max_workers) if spec.elastic is None else spec.elastic
     planning = spec.planning
     if spec.elastic is not None and planning.rules == "default":
-        # A worker that comes later is shaped as those that are there.
+        # Workers added later have the same shape.
         planning = dataclasses.replace(planning, rules="default,identical_workers")
     return planning.request(
         spec.profile,
@@ -407,7 +374,7 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
     )
 
 
-def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> Plan:
+def _make_plan_on(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> Plan:
     request = plan_request(spec, nodes, all_nodes)
     limit_s = spec.planning.time_limit_s
     return planned(request) if limit_s is None else plan_within(request, limit_s)
@@ -415,16 +382,12 @@ def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[No
 
 @functools.lru_cache(CACHE_SIZE)
 def planned(request: PlanRequest) -> Plan:
-    """The plan of a request. It is kept: jobs that are alike, or start again on the same machines, are planned once."""
+    """Makes a plan; cached, so that equal jobs, and restarts on the same machines, are planned once."""
     return make_plan(request)
 
 
 class TrainingSizing:
-    """Of a training job.
-
-    Args:
-        spec: the job.
-    """
+    """The smallest size of a training job: what it needs and where it fits."""
 
     is_gang = True
 
@@ -434,7 +397,7 @@ class TrainingSizing:
             spec,
             max_workers=fewest,
             elastic=None if spec.elastic is None else (fewest, fewest),
-            # Whether a job has room is no matter of how fast it would be.
+            # Whether a job fits does not depend on its speed.
             planning=dataclasses.replace(spec.planning, measurements=()),
         )
         self._fewest = fewest
@@ -463,12 +426,12 @@ class TrainingSizing:
         except InfeasibleError as error:
             return Fit(problem=str(error))
         except SolverError as error:
-            logger.warning("it cannot be said where job %s would start: %s", self._spec.job_id, error)
+            logger.warning("cannot predict where job %s would start: %s", self._spec.job_id, error)
             return Fit()
 
     def _planned(self, nodes: Nodes) -> Fit:
         needs = self._needs(nodes)
-        # Whether a model fits a GPU's memory is for the planner to say.
+        # Only the planner checks whether a model fits a GPU's memory.
         if not any(need.gpus for need in needs) and (holders := packed(needs, nodes)):
             return Fit(holders)
         request = dataclasses.replace(plan_request(self._spec, nodes), time_limit_s=FIT_TIME_LIMIT_S)
@@ -476,7 +439,6 @@ class TrainingSizing:
 
 
 def _fit_plan(plan: Plan, nodes: Nodes) -> Fit:
-    """Whether the agents of a plan have room for it."""
     room = {node.name: capacity(node) for node in nodes}
     wanted: dict[str, Counter[str]] = {}
     for task in plan.tasks:
@@ -489,10 +451,10 @@ def _fit_plan(plan: Plan, nodes: Nodes) -> Fit:
         alike = [one for one in room if one.partition("/")[0] == hostname and one not in wanted.keys() - {name}]
         able = [one for one in ([name] if name in room else alike) if one not in used]
         if not able:
-            return Fit(problem=f"Its plan wants agent {name}; the agents are {', '.join(sorted(room))}.")
+            return Fit(problem=f"Its plan needs agent {name}; the agents are {', '.join(sorted(room))}.")
         best = min(able, key=lambda one: len(need.missing(room[one])))
         if missing := need.missing(room[best]):
-            return Fit(problem=f"Its plan wants {describe(amounts)} on {name}, which is {describe(missing)} short.")
+            return Fit(problem=f"Its plan needs {describe(amounts)} on {name}, which is {describe(missing)} short.")
         used.add(best)
     return Fit(frozenset(used))
 

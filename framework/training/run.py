@@ -1,4 +1,4 @@
-"""Runs one training job from a script to its result: profile, Mesos, bundle, driver, events."""
+"""Runs one training job in this process, from a script to its result."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from framework.mesos.containers import Container, own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
 from framework.project.entry_point import RUNS_FOLDER, EntryPoint
-from framework.project.kept_profiles import KnownProfile
-from framework.project.run_folders import absolute_folder, in_use, new_job_id
+from framework.project.profile_cache import CachedProfile
+from framework.project.run_folders import absolute_folder, mark_in_use, new_job_id
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.demand import demand_on
@@ -36,21 +36,18 @@ from solver.described import values_of
 from solver.settings import PlanSettings
 
 CANCEL_MARGIN_S = 12.0
-"""How much longer than its processes a job may take to end after Ctrl-C."""
+"""Additional time, beyond that of its processes, for a job to end after Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(TrainingOptions):
-    """What `dike run` was asked to do.
+    """Input of `dike run`.
 
     Attributes:
-        entry: what is run, and the folder that travels.
-        archive: that folder, packed (`framework.project.bundle.pack`).
-        arguments: the script's own.
-        profile: the model's numbers.
-        kept_profile: the same, where they were read for an earlier command; None if they were read for this one.
-        mesos: where to run it.
-        checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
+        entry: the script and the folder of its bundle.
+        archive: the bundle (`framework.project.bundle.pack`).
+        cached_profile: the same, if it was read for an earlier command; None if for this one.
+        checkpoint_dir: folder for checkpoints; None makes a new one below `dike-runs`.
         planning, plan, plan_only, stream_all_logs: see `JobSpec`.
     """
 
@@ -58,7 +55,7 @@ class RunRequest(TrainingOptions):
     archive: bytes
     arguments: tuple[str, ...]
     profile: ModelProfile
-    kept_profile: KnownProfile | None = None
+    cached_profile: CachedProfile | None = None
     mesos: MesosAccess = field(default_factory=MesosAccess)
     planning: PlanSettings = field(default_factory=PlanSettings)
     plan: Plan | None = None
@@ -70,9 +67,9 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
     """Runs a training job to its end.
 
     Raises:
-        BadInputError: if the input cannot be used; nothing has been launched.
-        JobFailedError: if the master ended the framework, or a private Mesos broke down.
-        InterruptedByUserError: after Ctrl-C or SIGTERM, when everything launched has ended.
+        BadInputError: the input is invalid; nothing was launched.
+        JobFailedError: the master removed the framework, or the embedded Mesos failed.
+        InterruptedByUserError: after Ctrl-C or SIGTERM, when all tasks have ended.
     """
     job_id = new_job_id(request.entry.script)
     checkpoint_dir = absolute_folder(request.checkpoint_dir or f"{RUNS_FOLDER}/{job_id}")
@@ -85,29 +82,27 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             with (
                 request.mesos.connect() as master,
                 request.mesos.bundle_server({token: request.archive}.get, master) as server,
-                _marked(request, job_id, checkpoint_dir),
+                _mark_folder(request, job_id, checkpoint_dir),
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
                 result = _run(request, spec, master, observer, made)
-                if request.kept_profile is not None and result.profile is not None:
-                    request.kept_profile.replaced_by(result.profile)
+                if request.cached_profile is not None and result.profile is not None:
+                    request.cached_profile.replace_with(result.profile)
                 return result
         except KeyboardInterrupt:
             job = made[0] if made else None
             raise InterruptedByUserError(_after_interruption(request, checkpoint_dir, job)) from None
         except MesosLostError as error:
-            raise JobFailedError(f"{error} {_how_to_go_on(request, checkpoint_dir, made[0])}") from error
+            raise JobFailedError(f"{error} {_how_to_resume(request, checkpoint_dir, made[0])}") from error
 
 
 def _after_interruption(request: RunRequest, checkpoint_dir: str, job: TrainingJob | None) -> str:
-    """What somebody who has pressed Ctrl-C may want to know: how the training goes on."""
     if job is None:
         return "Interrupted; nothing was started."
-    return f"Interrupted; all tasks were told to end. {_how_to_go_on(request, checkpoint_dir, job)}"
+    return f"Interrupted; all tasks were stopped. {_how_to_resume(request, checkpoint_dir, job)}"
 
 
-def _how_to_go_on(request: RunRequest, checkpoint_dir: str, job: TrainingJob) -> str:
-    """How a training goes on that was cut short."""
+def _how_to_resume(request: RunRequest, checkpoint_dir: str, job: TrainingJob) -> str:
     step = job.result.checkpoint_step
     if step is None and request.checkpoint_dir is None:
         return (
@@ -116,18 +111,18 @@ def _how_to_go_on(request: RunRequest, checkpoint_dir: str, job: TrainingJob) ->
         )
     if request.checkpoint_dir is not None:
         saved = "No new checkpoint was saved" if step is None else f"The checkpoint of step {step} was saved"
-        return f"{saved}; the same command goes on from the newest checkpoint in {checkpoint_dir}."
+        return f"{saved}; the same command resumes from the newest checkpoint in {checkpoint_dir}."
     return (
         f"The checkpoint of step {step} is in {checkpoint_dir}; the same command with "
-        f"--checkpoint-dir {shlex.quote(checkpoint_dir)} goes on from there."
+        f"--checkpoint-dir {shlex.quote(checkpoint_dir)} resumes from it."
     )
 
 
-def _marked(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib.AbstractContextManager[None]:
-    """Says in the checkpoint folder that it is in use, where that is one of ours and tasks see it as we do."""
+def _mark_folder(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib.AbstractContextManager[None]:
+    """Marks the checkpoint folder as in use, if Dike has made it and tasks see the same path."""
     if request.plan_only or "://" in checkpoint_dir:
         return contextlib.nullcontext()
-    return in_use(Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.runs_here)
+    return mark_in_use(Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.runs_here)
 
 
 def _job_spec(
@@ -144,7 +139,7 @@ def _job_spec(
         script=request.entry.path,
         arguments=request.arguments,
         profile=request.profile,
-        profile_is_kept=request.kept_profile is not None,
+        profile_is_kept=request.cached_profile is not None,
         bundle_url=bundle_url,
         python=request.mesos.python(master),
         planning=request.planning,
@@ -160,7 +155,7 @@ def _job_spec(
 def _run(
     request: RunRequest, spec: JobSpec, master: LeadingMaster, observer: JobObserver, made: list[TrainingJob]
 ) -> JobResult:
-    """Runs it; `made` has the job's state machine as soon as there is one."""
+    """Runs the job; `made` receives its state machine as soon as it exists."""
 
     def make(handle: JobHandle) -> TrainingJob:
         all_agents = functools.partial(admitted_agents, master, request.constraints)
@@ -173,7 +168,7 @@ def _run(
         make=make,
         cancel_timeout_s=kill_grace_s(spec.environment) + CANCEL_MARGIN_S,
         subscribed=lambda _: _notify_before_start(request, spec, observer),
-        interrupted=lambda: observer.notify("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)"),
+        interrupted=lambda: observer.notify("interrupted: stopping all tasks (Ctrl-C again leaves that to Mesos)"),
         constraints=request.constraints,
     )
     training = run_standalone(job, request.mesos, master)
@@ -185,15 +180,15 @@ def _notify_before_start(request: RunRequest, spec: JobSpec, observer: JobObserv
     if spec.plan_only:
         return
     if request.mesos.master is not None and request.checkpoint_dir is None:
-        where = "on the chief's agent" if spec.container is None else "in the chief's container, and go with it"
+        where = "on the chief's agent" if spec.container is None else "in the chief's container, deleted with it"
         observer.notify(
-            f"checkpoints go to {spec.checkpoint_dir} {where}; name a folder that all agents share "
-            "with --checkpoint-dir, so that a restart can find them anywhere"
+            f"checkpoints are written to {spec.checkpoint_dir} {where}; name a folder that all agents share "
+            "with --checkpoint-dir, so that a restart on another agent finds them"
         )
     if spec.profile.api in (Api.COORDINATOR, Api.LOOP):
         loop, means = "the script's own coordinator loop", "by itself"
         if spec.profile.api is Api.LOOP:
-            # Or it calls `fit`, of a model that cannot be read: that is saved as in any job.
+            # A `fit` of a model that cannot be profiled is saved as in any job.
             loop, means = "a training loop of the script's own", "by dike.checkpoint or by itself"
         observer.notify(
             f"{loop} saves and restores {means}, if at all; DIKE_CHECKPOINT_DIR in its environment names the folder"

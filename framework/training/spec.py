@@ -1,4 +1,4 @@
-"""A training job's data: what was asked for, its tasks, how it ended."""
+"""Data of a training job: its specification, tasks and result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dike.task import Role, is_chief
 from executor.messages import Outcome
 from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
-from framework.project.last_words import error_words, same_again
+from framework.project.failure_summary import error_summary, failure_signature_of
 from framework.training.options import TrainingOptions
 from solver import Plan, PlannedTask
 from solver.plain import can_share
@@ -23,9 +23,9 @@ from solver.settings import GPUS_PER_WORKER, PlanSettings
 
 logger = logging.getLogger(__name__)
 
-MORE_MEMORY = "--task-mem MIB gives each task at least that"
+MORE_MEMORY_HINT = "--task-mem MIB gives each task at least that"
 MAX_VARIABLES = 20_000
-"""Of a model that somebody has sent: planning more takes longer than a service can wait for it."""
+"""Limit for submitted models, as planning a larger one would block a service for too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +35,16 @@ class JobSpec(TrainingOptions):
     Attributes:
         job_id: unique identifier, part of its tasks' names.
         script, arguments: path of the script inside its bundle, and its arguments.
-        profile: the model's numbers.
-        profile_is_kept: whether they were read for an earlier command, so that the chief has to compare them.
-        checkpoint_dir: where checkpoints go, the same path on all agents.
-        planning: how it is planned.
-        plain: whether it is one plain task without parameter servers, as its checkpoints are; None where there are
-            none yet.
-        plan: a plan to follow; None to make one.
-        bundle_url: where executors fetch the script's folder.
-        python: interpreter that runs the executor on the agents.
-        container: what tasks run in; None for the agent's own file system.
+        profile_is_kept: whether the profile was read for an earlier command, so that the chief has to compare it.
+        checkpoint_dir: folder for checkpoints, the same path on all agents.
+        plain: whether it is one plain task without ps, as are its checkpoints; None while there are none.
+        plan: the plan to follow; None to make one.
+        container: container of the tasks; None for the agent's own file system.
         plan_only: whether the job ends with its plan, without a launch.
-        hand_out_gpus: whether the framework assigns GPU devices, for agents that neither isolate nor announce them.
-        stream_all_logs: whether every task's output is sent to the framework, not only the chief's.
-        preload: modules that the zygotes of its tasks import before its script does; None for what its API needs.
-        claims_as: what its chiefs claim the checkpoint folder as, never another job's; empty for `job_id`.
+        hand_out_gpus: whether Dike assigns GPU devices, for agents that neither isolate nor announce them.
+        stream_all_logs: whether every task streams its output, not only the chief.
+        preload: modules that the zygotes of its tasks may import in advance; None for those its API needs.
+        checkpoint_owner: unique owner of the checkpoint folder, for fencing; empty for `job_id`.
     """
 
     job_id: str
@@ -67,16 +62,15 @@ class JobSpec(TrainingOptions):
     hand_out_gpus: bool = False
     stream_all_logs: bool = False
     preload: tuple[str, ...] | None = None
-    claims_as: str = ""
+    checkpoint_owner: str = ""
     profile_is_kept: bool = False
 
     @property
     def replicas(self) -> int | None:
-        """Gradients that make one step of a synchronous elastic job; None where that is one of each worker."""
+        """Gradients in one step of a synchronous elastic job; None if that is one per worker."""
         return self.elastic[1] if self.elastic is not None and self.profile.synchronous else None
 
     def with_profile(self, profile: ModelProfile) -> JobSpec:
-        """The same job, of the model that its chief has read."""
         return dataclasses.replace(self, profile=profile, profile_is_kept=False)
 
     def is_chief(self, planned: PlannedTask) -> bool:
@@ -84,7 +78,7 @@ class JobSpec(TrainingOptions):
         return planned.is_plain or is_chief(self.profile.api, planned.role, planned.index)
 
     def streams(self, planned: PlannedTask) -> bool:
-        """Whether this task's output is sent to us."""
+        """Whether this task's output is sent to the scheduler."""
         return self.stream_all_logs or self.is_chief(planned)
 
     def computes(self, planned: PlannedTask) -> bool:
@@ -96,7 +90,7 @@ def check_can_run(plan: Plan) -> None:
     """Refuses a plan that no job can follow, whatever the agents have.
 
     Raises:
-        BadInputError: if a task has GPUs that it cannot use, or variables are planned that the model does not have.
+        BadInputError: a task has GPUs that it cannot use, or the plan has variables that the model has not.
     """
     for task in plan.tasks:
         most = GPUS_PER_WORKER if task.role == Role.WORKER else 0
@@ -116,26 +110,24 @@ class JobTask:
     """One Mesos task of a job.
 
     Attributes:
-        task_id: Mesos' id of it.
-        planned: the plan's line it carries out.
         agent_id, node: where it runs, for Mesos and for people.
-        host, port: where its TensorFlow server listens.
-        gpu_devices: device indices it was given; empty if none.
+        host, port: address of its TensorFlow server.
+        gpu_devices: indices of its devices; empty if none.
         state: the last one reported.
-        message: what Mesos or the executor said with it.
+        message: text that Mesos or the executor sent with it.
         reason: Mesos' reason, such as `REASON_AGENT_REMOVED`; empty if none was given.
         executor_seen: whether its executor ever reported.
-        stop_requested: whether we asked for its end.
-        outcome: how its process ended; None while it runs, or when nobody could tell.
+        stop_requested: whether the job has requested its end.
+        outcome: how its process ended; None while it runs, or if unknown.
         step, loss, samples_per_s: the last progress it reported.
-        received: stream -> bytes of output received here, or given up.
-        member: whether it is part of the job's current attempt; one that waits to join is not yet.
-        finished: whether its process has ended well by itself.
-        adopted: whether it was started by a service before this one.
-        executor_id: Mesos' id of its executor, which other tasks of the job on its agent may share; where none is
-            given, the task's own id.
-        joined: whether it was launched into an executor that was there already.
-        hosts_executor: whether what its executor has for itself is a part of what was planned for this task.
+        received: stream -> bytes of output received, or skipped.
+        member: whether it is part of the current attempt; False while it waits to join.
+        finished: whether its process has succeeded.
+        adopted: whether an earlier service started it.
+        executor_id: Mesos' id of its executor, which other tasks of the job on its agent may share; defaults to the
+            task's own id.
+        joined: whether it was launched into an existing executor.
+        hosts_executor: whether its planned resources include those of its executor.
     """
 
     task_id: str
@@ -167,106 +159,103 @@ class JobTask:
 
     @property
     def name(self) -> str:
-        """Role and index, such as `worker:0`."""
         return f"{self.planned.role}:{self.planned.index}"
 
     @property
     def shown_state(self) -> str:
-        """Its state for people: a task that was ended because its job was over has not been "killed"."""
-        return "ended" if self._was_ended else str(self.state)
+        """Its state for people: a task killed on request has "ended"."""
+        return "ended" if self._was_stopped else str(self.state)
 
     @property
     def shown_verb(self) -> str:
-        """What has happened to it, after its name in a sentence for people; see `shown_state`."""
-        return "ended" if self._was_ended else self.state.verb
+        return "ended" if self._was_stopped else self.state.verb
 
     @property
-    def _was_ended(self) -> bool:
+    def _was_stopped(self) -> bool:
         return self.stop_requested and self.state is TaskState.KILLED
 
     @property
     def address(self) -> str:
-        """`host:port` of its TensorFlow server."""
         return f"{self.host}:{self.port}"
 
     @property
     def logs_complete(self) -> bool:
-        """Whether everything its process wrote, as far as is known, has been received."""
+        """Whether all known output of its process has been received."""
         if self.outcome is None:
             return True
         return all(self.received.get(stream, 0) >= size for stream, size in self.outcome.log_bytes.items())
 
     @property
-    def was_left_behind(self) -> bool:
-        """Whether a service before this one was about to launch it, or ended before its script could be fetched."""
+    def launch_was_interrupted(self) -> bool:
+        """Whether an earlier service ended while launching it or serving its bundle."""
         return self.adopted and self.state in (TaskState.STAGING, TaskState.STARTING)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended by the end of something around it, if `reason` says so."""
+        """Whether it may have ended with its executor or agent; `reason` says which."""
         return self.state in (TaskState.FAILED, TaskState.LOST)
 
     @property
     def executor_has_ended(self) -> bool:
-        """Whether it ended with its executor, and so with all tasks of that."""
         return ended_with_executor(self.state, self.reason)
 
     @property
     def agent_has_gone(self) -> bool:
-        """Whether it ended with its agent, and so with all tasks there; one that had not begun may have missed it."""
+        """Whether it ended with its agent, and so with all tasks there, not merely before it began."""
         return self.is_lost and self.executor_seen and self.reason.startswith("REASON_AGENT_")
 
     @property
     def missed_executor(self) -> bool:
-        """Whether the executor that it was to join had ended before it came there: nobody's failure.
+        """Whether the executor that it was to join ended before; not a failure.
 
-        A master that knows of that end wants to start an executor, and has no room for what that would have for itself.
+        A master that has seen that end tries to start an executor, for whose own resources the launch has no room.
         """
         return self.joined and not self.executor_seen and (self.executor_has_ended or self.state is TaskState.ERROR)
 
     @property
     def is_fenced(self) -> bool:
-        """Whether it ended because another process uses its checkpoint folder."""
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_FENCED
 
     @property
     def found_other_model(self) -> bool:
-        """Whether it ended because the script's model is not the one that was planned for."""
+        """Whether it ended because the script's model is not the planned one."""
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_OTHER_MODEL
 
     @property
     def found_other_layout(self) -> bool:
-        """Whether it ended because its checkpoint folder is that of a job with parameter servers, or of one without."""
+        """Whether it ended because the checkpoints are of a job with ps and this one has none, or the reverse."""
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_OTHER_LAYOUT
 
     @property
-    def own_failure(self) -> str:
-        """What kind of failure this is, if it is the script's or the installation's; empty if it may be chance."""
+    def failure_signature(self) -> str:
+        """Signature of a failure of the script or the installation; empty if it may be transient."""
         if self.outcome is not None:
-            return f"{self.outcome.exit_code} {same_again(self.outcome.tail)}" if self.ended_itself else ""
+            return (
+                f"{self.outcome.exit_code} {failure_signature_of(self.outcome.tail)}" if self.failed_by_itself else ""
+            )
         return "no executor" if self.state is TaskState.FAILED and not self.executor_seen and not self.joined else ""
 
     @property
-    def ended_itself(self) -> bool:
-        """Whether its process has failed without anybody's doing."""
+    def failed_by_itself(self) -> bool:
+        """Whether its process failed without being asked to stop."""
         return self.outcome is not None and (self.outcome.exit_code or 0) > 0
 
     @property
     def failure(self) -> str:
-        """Why it ended, in one sentence that names task and agent; `place_of_output` may follow."""
+        """Why it ended, in one sentence that names task and agent; `output_location` may follow."""
         seen = self.executor_seen or self.joined
-        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, more_memory=MORE_MEMORY)
+        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, more_memory=MORE_MEMORY_HINT)
         return f"{self.name} {self.state.verb} on {self.node}: {why}"
 
     @property
-    def last_words(self) -> str:
-        """The error that its script has ended with; empty if it has not ended by itself."""
-        # What was written last before a signal has nothing to do with it.
-        return error_words(self.outcome.tail) if self.outcome and self.ended_itself else ""
+    def script_failure(self) -> str:
+        """The error with which its script failed; empty if it was stopped."""
+        # Output before a signal is unrelated to the signal.
+        return error_summary(self.outcome.tail) if self.outcome and self.failed_by_itself else ""
 
     @property
-    def place_of_output(self) -> str:
-        """Where all that it wrote is, as the end of a sentence; empty if it never started."""
+    def output_location(self) -> str:
+        """Where its output is stored, as the end of a sentence; empty if it never started."""
         return f"; its output is in {self.outcome.sandbox} on {self.node}" if self.outcome else ""
 
 
@@ -275,10 +264,7 @@ class Resize:
     """One change of a job's size.
 
     Attributes:
-        from_workers, from_ps: counts before.
-        to_workers, to_ps: counts after.
-        reason: why.
-        step: the step that was saved.
+        step: the saved step.
         cost_s: seconds from the chief's stop to the first step after it.
     """
 
@@ -293,21 +279,19 @@ class Resize:
 
 @dataclass
 class JobResult:
-    """What became of a job; what `dike run --format json` prints.
+    """Result of a job, as printed by `dike run --format json`.
 
     Attributes:
         succeeded: whether the script ran to its end.
-        restarts: how many failures were survived.
+        restarts: number of failures survived.
         plan: the last plan followed; None if none was made.
         addresses: task -> `host:port` of its TensorFlow server in the last attempt.
-        placement: variable -> device it was really found on, as the chief reported.
-        steps, loss: the last progress the chief reported.
-        checkpoint_dir, checkpoint_step: where the checkpoints are, and the newest one's step; None before the first.
-        failure: why it failed; empty if it did not.
+        placement: variable -> device on which the chief found it.
+        steps, loss: the last progress that the chief reported.
+        checkpoint_dir, checkpoint_step: the checkpoint folder, and the newest checkpoint's step; None before the first.
         failed_tail: the end of the failed task's output.
-        last_words: the error in there that the script has ended with; empty if it has not ended by itself.
-        profile: the model that the chief has found, where it was another than the planned one; None where it was not.
-        resizes: changes of size, in their order.
+        last_words: the script's error in there; empty if the script was stopped.
+        profile: the model that the chief has found, if it differs from the planned one.
     """
 
     succeeded: bool = False
@@ -326,7 +310,6 @@ class JobResult:
     profile: ModelProfile | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON values."""
         return {
             "succeeded": self.succeeded,
             "restarts": self.restarts,

@@ -1,7 +1,7 @@
-"""What a training job's state machine knows, and the same as JSON values, so that the next service can go on with it.
+"""State of a training job, and its JSON form, from which the next service resumes the job.
 
-What can be learned anew is not written down: steps and losses of a job that runs, offers, speeds. How much of its
-output has been received is kept with the output, and only read here.
+Not stored is what can be learned again: progress of a running job, offers, speeds. The amount of output received is
+stored with the output and only read here.
 """
 
 from __future__ import annotations
@@ -30,30 +30,26 @@ _TRANSIENT = ("step", "loss", "samples_per_s", "received", "adopted")
 
 
 class Phase(enum.StrEnum):
-    """Where a job stands."""
-
     WAITING = "waiting"
-    """Collecting offers."""
+    """Waiting for offers."""
     RUNNING = "running"
-    """All tasks launched."""
+    """All tasks were launched."""
     STOPPING = "stopping"
-    """Ending what still runs, to restart or to finish."""
+    """Stopping the remaining tasks, to restart or to finish."""
     DONE = "done"
 
 
 @dataclass
 class JobRun:
-    """The current attempt, shared by all that start and end tasks of the job.
+    """The current attempt, shared by all components that start and stop tasks of the job.
 
     Attributes:
-        attempt: how many times the job was started before, at any size.
-        serial: number of the next launch, part of its tasks' ids.
-        plan: what is followed; None before the first plan.
-        tasks: id -> task, those that are not part of the attempt too (`JobTask.member`).
-        cluster: role -> addresses, in the order of the index.
-        used_ports: ports that failed before, to be taken only if there is no other.
-        executors: id -> Mesos' ExecutorInfo of those that tasks share; whatever else is launched into one has to carry
-            the same.
+        attempt: number of earlier starts, at any size.
+        serial: number of the next launch, part of its task ids.
+        plan: the plan followed; None before the first.
+        tasks: id -> task, including tasks outside of the attempt (`JobTask.member`).
+        used_ports: ports that failed before, used again only if there is no other.
+        executors: id -> Mesos' ExecutorInfo of shared executors; Mesos requires the same one in each later launch.
     """
 
     attempt: int = 0
@@ -70,28 +66,26 @@ class JobRun:
         return [task for task in self.tasks.values() if task.member]
 
     def live(self) -> dict[str, str]:
-        """Task -> agent of all that have not ended."""
+        """Task id -> agent id of all tasks that have not ended."""
         return {task.task_id: task.agent_id for task in self.tasks.values() if not task.state.is_terminal()}
 
     def stop(self) -> None:
-        """All that has not ended is to end."""
         for task_id in self.live():
             self.tasks[task_id].stop_requested = True
 
     def forget_unlaunched(self, launched: Collection[str]) -> None:
-        """Takes in that of the tasks that have not ended only these were ever launched."""
+        """Marks live tasks other than these as lost: they were never launched, or ended unobserved."""
         for task_id in self.live().keys() - set(launched):
             task = self.tasks[task_id]
-            task.state, task.message = TaskState.LOST, "it was never launched, or has ended while no service was there"
+            task.state, task.message = TaskState.LOST, "it was never launched, or ended while no service was running"
             if not task.member:
                 del self.tasks[task_id]
 
     def script_has_ended(self, spec: JobSpec) -> bool:
-        """Whether all who run the script have ended well."""
+        """Whether all tasks that run the script have succeeded."""
         return all(task.finished for task in self.members if spec.computes(task.planned))
 
     def clear(self) -> None:
-        """The attempt is over, and another one will come."""
         self.attempt += 1
         for task in self.members:
             task.member = False
@@ -99,7 +93,7 @@ class JobRun:
         self.executors = {}
 
     def sort(self) -> None:
-        """Brings the tasks of the attempt into the plan's order, the others behind them."""
+        """Sorts the tasks of the attempt into the plan's order, with all others after them."""
         assert self.plan is not None
         place = {planned.name: number for number, planned in enumerate(self.plan.tasks)}
         self.tasks = dict(
@@ -107,32 +101,26 @@ class JobRun:
         )
 
     def add(self, tasks: Iterable[JobTask], operations: Iterable[Mapping[str, Any]]) -> None:
-        """Takes tasks in that one launch has started.
-
-        Args:
-            tasks: the tasks.
-            operations: what launches them.
-        """
         self.tasks.update({task.task_id: task for task in tasks})
         self.serial += 1
         for operation in operations:
             for info in operation["launch"]["task_infos"]:
                 self.executors[executor_of(info)] = info["executor"]
-        # One of a task's own id takes no other.
+        # An executor with its task's id accepts no other task.
         shared = {task.executor_id for task in self.tasks.values() if not task.state.is_terminal()} - self.tasks.keys()
         self.executors = {name: info for name, info in self.executors.items() if name in shared}
 
 
 @dataclass(frozen=True)
 class ElasticState:
-    """What an elastic job has learned that cannot be measured anew.
+    """Knowledge of an elastic job that cannot be measured again.
 
     Attributes:
         nodes: the machines that the job was planned for.
         saved_step: the last checkpoint; None before the first.
-        total_steps: how long the script trains; None as long as it has not said.
-        cost_s: what a change costs, in seconds.
-        is_frozen: whether the script cannot resume, so that the size stays as it is.
+        total_steps: number of steps that the script trains; None until it is reported.
+        cost_s: cost of a change in seconds.
+        is_frozen: whether the script cannot resume, so that the job keeps its size.
     """
 
     nodes: tuple[NodeClass, ...]
@@ -144,30 +132,27 @@ class ElasticState:
 
 @dataclass
 class TrainingState:
-    """All that a training job's state machine has to know of its past.
+    """Full state of a training job's state machine.
 
     Attributes:
-        run: plan, tasks, how often it was started.
-        result: what has become of it so far.
-        phase: where it stands.
-        comes_back: whether it waits for offers again when it has stopped.
-        cancelled: whether somebody has asked for its end.
+        will_restart: whether it restarts when all tasks have stopped.
+        cancelled: whether its end was requested.
         stepped: whether the attempt has made a step.
-        own_failure: how the attempt before failed, if that may have been the script's own doing.
-        failures: how many there have been since the job last got on.
-        failed_step: which checkpoint was the newest at the last of them; None if there was none.
-        elastic: what an elastic job has learned that cannot be measured anew; None for any other.
-        profile: the model it is planned for, where the chief has found another than it was submitted with.
-        plain: whether it is one plain task, as its checkpoints are; None where there are none yet.
+        failure_signature: signature of the previous failure, if that may be the script's fault.
+        failures: number of failures since the last progress.
+        failed_step: the newest checkpoint at the last of them; None if there was none.
+        elastic: knowledge of an elastic job; None for any other.
+        profile: the planned model, if the chief has found another than the submitted one.
+        plain: whether it is one plain task, as are its checkpoints; None while there are none.
     """
 
     run: JobRun = field(default_factory=JobRun)
     result: JobResult = field(default_factory=JobResult)
     phase: Phase = Phase.WAITING
-    comes_back: bool = False
+    will_restart: bool = False
     cancelled: bool = False
     stepped: bool = False
-    own_failure: str = ""
+    failure_signature: str = ""
     failures: int = 0
     failed_step: int | None = None
     elastic: ElasticState | None = None
@@ -175,15 +160,10 @@ class TrainingState:
     plain: bool | None = None
 
     def may_fail(self, limit: int) -> bool:
-        """Whether one more failure can be survived.
-
-        Args:
-            limit: how many can without a newer checkpoint in between.
-        """
+        """Whether one more failure is within `limit`, the maximum without a newer checkpoint in between."""
         return self._failures_in_a_row() < limit
 
     def count_failure(self) -> None:
-        """Counts one that is survived."""
         self.failures = self._failures_in_a_row() + 1
         self.failed_step = self.result.checkpoint_step
         self.result.restarts += 1
@@ -195,11 +175,10 @@ class TrainingState:
         return saved is not None and (self.failed_step is None or saved > self.failed_step)
 
     def _failures_in_a_row(self) -> int:
-        # A job that runs for weeks loses many machines; one that fails by itself does not get on.
+        # A long job survives many lost machines; a faulty one makes no progress.
         return 0 if self.has_progressed else self.failures
 
     def outcome(self) -> Outcome:
-        """How the job ended."""
         state = JobState.KILLED if self.cancelled else JobState.FAILED
         if self.result.succeeded:
             state = JobState.FINISHED
@@ -247,28 +226,22 @@ class _Stored:
 
 
 class StateWriter:
-    """Writes one job's state, many times.
-
-    Args:
-        spec: the job.
-    """
-
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._plan: Plan | None = None
         self._plan_values: dict[str, Any] | None = None
 
     def write(self, state: TrainingState) -> dict[str, Any]:
-        """The state as JSON values; equal as long as nothing has changed that counts. They are not to be altered."""
+        """The state as JSON values, which must not be modified; equal if nothing relevant has changed."""
         run = state.run
         return {
             "version": VERSION,
             "checkpoint_dir": self._spec.checkpoint_dir,
             "phase": str(state.phase),
-            "comes_back": state.comes_back,
+            "comes_back": state.will_restart,
             "cancelled": state.cancelled,
             "stepped": state.stepped,
-            "early_failure": state.own_failure,
+            "early_failure": state.failure_signature,
             "failures": state.failures,
             "failed_step": state.failed_step,
             "profile": None if state.profile is None else state.profile.to_json(),
@@ -302,16 +275,14 @@ def _stored() -> TypeAdapter[_Stored]:
 
 
 def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
-    """Reads what `StateWriter.write` wrote.
+    """Decodes a result of `StateWriter.write`.
 
-    Args:
-        values: the JSON values, and under `received` how much of each task's output is kept: task -> stream -> bytes.
-        spec: the job.
+    The values also contain the amounts of output stored, as `received`: task -> stream -> bytes.
 
     Raises:
-        BadInputError: if they are of another version, or malformed.
+        BadInputError: they are malformed or of another version.
     """
-    # Only a service that is started again reads: a `dike run` need not wait for pydantic.
+    # Imported late: only a restarted service needs pydantic.
     from pydantic import ValidationError
 
     try:
@@ -321,9 +292,9 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
         plan = None if stored.plan is None else Plan.from_json({"profile": spec.profile.to_json(), **stored.plan})
     except (ValidationError, BadInputError) as error:
         raise BadInputError(
-            f"What the database has of job {spec.job_id} was written by another version of Dike and cannot be read, so "
-            "its tasks are ended; submit it again: it goes on from its checkpoints if it is given the same "
-            f"--checkpoint-dir ({spec.checkpoint_dir})."
+            f"The stored state of job {spec.job_id} was written by another version of Dike and cannot be read, so its "
+            "tasks are stopped; submit it again with the same --checkpoint-dir to resume from its checkpoints "
+            f"({spec.checkpoint_dir})."
         ) from error
     run = JobRun(
         attempt=stored.attempt,
@@ -343,10 +314,10 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
         run=run,
         result=result,
         phase=stored.phase,
-        comes_back=stored.comes_back,
+        will_restart=stored.comes_back,
         cancelled=stored.cancelled,
         stepped=stored.stepped,
-        own_failure=stored.early_failure,
+        failure_signature=stored.early_failure,
         failures=stored.failures,
         failed_step=stored.failed_step,
         elastic=stored.elastic,
@@ -356,13 +327,12 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
 
 
 def stored_checkpoint_dir(values: Mapping[str, Any] | None) -> str | None:
-    """Where a job that has run keeps its checkpoints; None where no state says so."""
     found = None if values is None else values.get("checkpoint_dir")
     return found if isinstance(found, str) else None
 
 
 def _task_values(task: JobTask) -> dict[str, Any]:
-    # By hand: `dataclasses.asdict` takes twenty times as long, and this is called every second for each task.
+    # `dataclasses.asdict` takes twenty times as long, and this is called every second for each task.
     values = {name: value for name, value in vars(task).items() if name not in _TRANSIENT}
     values["planned"] = dict(vars(task.planned))
     values["gpu_devices"] = list(task.gpu_devices)
@@ -373,7 +343,7 @@ def _task_values(task: JobTask) -> dict[str, Any]:
 
 def _result_values(state: TrainingState) -> dict[str, Any]:
     result = state.result
-    # While it runs these change with each report, and the next report brings them back.
+    # While it runs these change with each report, and the next report restores them.
     settled = state.phase is not Phase.RUNNING
     loss = result.loss if settled and result.loss is not None and math.isfinite(result.loss) else None
     return {

@@ -77,7 +77,7 @@ def test_a_script_that_is_missing_or_a_folder(dike: Dike, tmp_path: Path) -> Non
         (
             "mkdir -m 777 private-$UID; DIKE_CACHE=. {dike} mesos status",
             1,
-            "another account could take this one's place",
+            "another account could impersonate this one",
         ),
         ("DIKE_CACHE=train.py {dike} mesos status", 1, "train.py: File exists"),
         ("mkdir gone && cd gone && rmdir ../gone && {dike} trials", 2, "There is no database of searches"),

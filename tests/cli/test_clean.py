@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dike.exceptions import BadInputError, DikeError
 from framework.cli import app
-from framework.project.run_folders import LOCK, TRASH, RunFolders, in_use
+from framework.project.run_folders import LOCK, TRASH, RunFolders, mark_in_use
 from framework.search.records import TrialRecord, TrialState
 from framework.search.store import Store
 from tests.search.stored_search import SPEC
@@ -44,7 +44,7 @@ def add_files(folder: Path, *names: str, written_s: float = OLD_S) -> None:
 def add_run(runs: Path, name: str, **changes: Any) -> Path:
     """What a `dike run` of that name has left."""
     add_files(runs / name, "fit-0/ckpt-7.data", **changes)
-    with in_use(runs / name, name, make=True):
+    with mark_in_use(runs / name, name, make=True):
         pass
     os.utime(runs / name / LOCK, (OLD_S, OLD_S))
     return runs / name
@@ -117,7 +117,7 @@ def test_what_runs_or_is_not_known_to_have_ended_is_left_alone(runs: Path, tmp_p
     os.utime(claim, (OLD_S, OLD_S))
     (runs / "linked").symlink_to(add_run(tmp_path, "elsewhere"))
     left = {"something runs there": 2, "no run of dike run, nor a search in the database": 1}
-    with in_use(folder, "again", make=False):
+    with mark_in_use(folder, "again", make=False):
         os.utime(folder / LOCK, (OLD_S, OLD_S))
         found = clean("--yes")
         assert (found["folders"], found["left"]) == ([], left)
@@ -164,16 +164,16 @@ def test_the_function_of_a_search_goes_when_no_trial_can_go_on_with_it(runs: Pat
 
 
 def test_a_folder_without_a_run_is_not_marked(tmp_path: Path) -> None:
-    with in_use(tmp_path / "of the user", "run", make=False):
+    with mark_in_use(tmp_path / "of the user", "run", make=False):
         assert list(tmp_path.iterdir()) == []
     runs = tmp_path / "runs"
-    with in_use(runs / "planned", "planned", make=True), RunFolders(runs).idle("planned") as run:
+    with mark_in_use(runs / "planned", "planned", make=True), RunFolders(runs).lock_idle("planned") as run:
         assert run is None
     # Nothing came of it.
     assert list(runs.iterdir()) == []
     (tmp_path / "file").touch()
     refused = pytest.raises(BadInputError, match=r"cannot be written to .*; name another folder with --checkpoint-dir")
-    with refused, in_use(tmp_path / "file" / "run", "run", make=True):
+    with refused, mark_in_use(tmp_path / "file" / "run", "run", make=True):
         pass
 
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_removed_is_said(runs: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_s_folder_is_for_its_own_account_and_its_mark_no_link(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
-        with in_use(tmp_path / "runs" / "train-1", "train-1", make=True):
+        with mark_in_use(tmp_path / "runs" / "train-1", "train-1", make=True):
             assert [stat.S_IMODE(one.stat().st_mode) for one in (tmp_path / "runs", tmp_path / "runs" / "train-1")] == [
                 0o700,
                 0o700,
@@ -226,6 +226,9 @@ def test_a_run_s_folder_is_for_its_own_account_and_its_mark_no_link(tmp_path: Pa
         os.umask(previous)
     (tmp_path / "precious").write_text("precious")
     (tmp_path / LOCK).symlink_to(tmp_path / "precious")
-    with pytest.raises(BadInputError, match="Checkpoints cannot be written"), in_use(tmp_path, "train-2", make=True):
+    with (
+        pytest.raises(BadInputError, match="Checkpoints cannot be written"),
+        mark_in_use(tmp_path, "train-2", make=True),
+    ):
         pass
     assert (tmp_path / "precious").read_text() == "precious"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from framework.embedded.library import ensure_library
-from framework.embedded.supervisor import MOST_STARTS
+from framework.embedded.supervisor import MAX_RESTARTS
 from tests.embedded.embedded_support import RawFramework, alive, basic, kill_one_daemon, with_argument
 from tests.waiting import wait_until
 
@@ -108,7 +108,7 @@ def test_daemons_that_are_killed_come_back_until_one_is_killed_too_often(dike: D
         return len(pids) == 1 and all(agent["active"] for agent in now)
 
     wait_until(has_another_agent, "another process as active agent")
-    for _ in range(1 + MOST_STARTS):
+    for _ in range(1 + MAX_RESTARTS):
         kill_one_daemon(supervisor, "master")
     headless = dike("status")
     assert headless.returncode == 1

@@ -227,7 +227,7 @@ def test_ctrl_c_while_the_script_is_read(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    monkeypatch.setattr(profiling._Reading, "profile", interrupted)
+    monkeypatch.setattr(profiling._ProfilingProcess, "profile", interrupted)
     assert dike("submit --save saved train.py") == InterruptedByUserError.exit_code
     said = capfd.readouterr().err.splitlines()
     assert said == ["dike: reading the model of train.py", "dike: Interrupted; nothing was submitted."]

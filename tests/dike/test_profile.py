@@ -98,7 +98,7 @@ def test_a_saved_profile_is_read_back(tmp_path: Path) -> None:
 def test_a_script_that_never_comes_to_its_training(tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
-    with pytest.raises(BadInputError, match=r"slow\.py did not come to its training within 1 s\."):
+    with pytest.raises(BadInputError, match=r"slow\.py did not begin to train within 1 s\."):
         load_profile(str(script), timeout_s=1)
 
 

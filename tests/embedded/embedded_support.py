@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from framework.embedded import settings
-from framework.embedded.access import known_access
+from framework.embedded.access import find_access
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos.master import Master, connect
 from tests.waiting import is_alive, wait_until
@@ -95,7 +95,7 @@ class RawFramework:
     def __init__(self, master: str, *, headers: dict[str, str] | None = None, **info: Any) -> None:
         self._host, _, port = master.rpartition(":")
         self._port = int(port)
-        access = known_access(self._host)
+        access = find_access(self._host)
         if headers is None and access is not None:
             headers = {"Authorization": basic(*access.credentials)}
             info = {"principal": access.credentials[0], **info}

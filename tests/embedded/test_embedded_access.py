@@ -17,7 +17,7 @@ from dike.exceptions import DikeError
 from executor.environment import ZygoteKind
 from executor.zygote_pool import warm
 from framework.embedded import detached
-from framework.embedded.access import ClusterAccess, known_access
+from framework.embedded.access import ClusterAccess, find_access
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.libmesos.peers import uid_of_peer
@@ -118,12 +118,12 @@ def test_only_its_own_account_reads_its_secret(tmp_path: Path, monkeypatch: pyte
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (access.secret_file, tmp_path / "credentials.json")]
     assert modes == [0o600, 0o600]
     assert stat.S_IMODE(access.secret_file.parent.stat().st_mode) == 0o700
-    assert known_access(access.address) == access
+    assert find_access(access.address) == access
     assert access.zygotes == ""
     (tmp_path / "zygotes.sock").touch()
     assert Path(access.zygotes).resolve() == tmp_path / "zygotes.sock"
-    assert known_access("127.0.0.1") is None
-    assert known_access("..") is None
+    assert find_access("127.0.0.1") is None
+    assert find_access("..") is None
 
 
 def _prepared_by_another(cache: Path, private: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_cache_in_which_another_account_could_take_our_place_is_refused(
     prepare(cache, cache / f"private-{os.getuid()}")
     for use in (
         private_cache_dir,
-        lambda: known_access("127.1.2.3"),
+        lambda: find_access("127.1.2.3"),
         lambda: ClusterAccess().write(tmp_path / "credentials", tmp_path / "zygotes"),
         detached.find,
     ):

@@ -104,7 +104,7 @@ def test_gpus_are_announced_with_device_numbers_that_no_other_agent_has() -> Non
 @pytest.mark.parametrize("resources", ["gpus:2;gpu_devices:[0-0]", "gpus:1;gpu_devices:[0-1]", "gpu_devices:[0-0]"])
 def test_device_numbers_that_do_not_match_the_gpus_are_refused(resources: str) -> None:
     with pytest.raises(BadInputError, match="name one for each"):
-        AgentSpec(resources).checked()
+        AgentSpec(resources).validated()
 
 
 def test_agents_that_name_the_same_gpu_are_refused() -> None:
@@ -114,7 +114,7 @@ def test_agents_that_name_the_same_gpu_are_refused() -> None:
 
 def test_the_bound_of_device_numbers_is_said() -> None:
     with pytest.raises(BadInputError, match="of numbers up to 4095"):
-        AgentSpec("gpus:1;gpu_devices:[0-99999999999]").checked()
+        AgentSpec("gpus:1;gpu_devices:[0-99999999999]").validated()
 
 
 def test_gpu_name_as_attribute() -> None:
@@ -255,7 +255,7 @@ def test_more_blocks_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not where others reserve theirs: clusters that start at this moment would find none.
     monkeypatch.setattr(ports_module, "FIRST_PORT", ports_module.END_PORT)
     monkeypatch.setattr(ports_module, "END_PORT", ports_module.END_PORT + 3 * BLOCK_SIZE)
-    with pytest.raises(DikeError, match="only 3 could be had"):
+    with pytest.raises(DikeError, match="only 3 are available"):
         reserve_blocks(4)
     for block in reserve_blocks(3):  # None stayed reserved.
         block.claim.close()
@@ -278,7 +278,7 @@ def test_number_of_agents_is_bounded() -> None:
     ],
 )
 def test_resources_are_read(resources: str, checked: str) -> None:
-    assert AgentSpec(resources).checked().resources == checked
+    assert AgentSpec(resources).validated().resources == checked
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_resources_are_read(resources: str, checked: str) -> None:
 )
 def test_malformed_resources_are_named(resources: str) -> None:
     with pytest.raises(BadInputError) as caught:
-        AgentSpec(resources).checked()
+        AgentSpec(resources).validated()
     assert f'"{resources}"' in str(caught.value)
 
 

@@ -16,7 +16,7 @@ from framework.embedded import control as supervisor_control
 from framework.embedded import settings
 from framework.embedded.access import ClusterAccess
 from framework.embedded.control import SupervisorControl
-from framework.embedded.supervisor import MOST_STARTS
+from framework.embedded.supervisor import MAX_RESTARTS
 from tests.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -63,7 +63,7 @@ def test_only_what_is_kept_is_started_again(daemons: Daemons) -> None:
     kept.kill()
     assert is_alive(daemons.successor("kept", kept))
     assert daemons.control.has_ended("loose")
-    assert daemons.control.losses() == {}
+    assert daemons.control.given_up() == {}
     wait_until(lambda: log.read_text().count("here") == 2, "the output of both")
 
 
@@ -78,7 +78,7 @@ def test_what_the_owner_ends_stays_so(daemons: Daemons) -> None:
     daemons.successor("other", other)
     assert daemons.control.running_pid("kept") == kept.pid
     assert daemons.control.has_ended("kept")
-    assert daemons.control.losses() == {}
+    assert daemons.control.given_up() == {}
 
 
 def test_what_ends_again_and_again_is_given_up(daemons: Daemons) -> None:
@@ -86,12 +86,12 @@ def test_what_ends_again_and_again_is_given_up(daemons: Daemons) -> None:
     daemons.control.keep("steady")
     daemons.start("hopeless", "print('here', flush=True); raise SystemExit(3)")
     daemons.control.keep("hopeless")
-    assert wait_until(daemons.control.losses, "a loss") == {"hopeless": 3}
-    assert (daemons.folder / "hopeless.log").read_text().count("here") == 1 + MOST_STARTS
+    assert wait_until(daemons.control.given_up, "a loss") == {"hopeless": 3}
+    assert (daemons.folder / "hopeless.log").read_text().count("here") == 1 + MAX_RESTARTS
     # Whoever starts it anew has all the attempts again.
     again = daemons.start("hopeless")
     daemons.control.keep("hopeless")
-    assert daemons.control.losses() == {}
+    assert daemons.control.given_up() == {}
     again.kill()
     assert is_alive(daemons.successor("hopeless", again))
 
@@ -104,8 +104,8 @@ def test_a_program_that_is_gone_is_given_up(daemons: Daemons, tmp_path: Path) ->
     daemons.control.keep("gone")
     program.unlink()
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(daemons.control.losses, "a loss") == {"gone": 1}
-    assert "could not be started again" in (tmp_path / "supervisor.log").read_text()
+    assert wait_until(daemons.control.given_up, "a loss") == {"gone": 1}
+    assert "could not be restarted" in (tmp_path / "supervisor.log").read_text()
 
 
 def test_what_stands_still_is_replaced_and_what_goes_on_is_not(daemons: Daemons) -> None:
@@ -138,7 +138,7 @@ def test_what_the_owner_stops_stands_still_until_it_goes_on(daemons: Daemons) ->
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_control, "GO_ON_S", 0.2)
+    monkeypatch.setattr(supervisor_control, "RESUME_TIMEOUT_S", 0.2)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -158,4 +158,4 @@ def test_a_supervisor_that_is_gone_or_stands_still_can_be_stopped(
     daemons.control.stop()
     assert not is_alive(supervisor)
     with pytest.raises(DikeError, match="not running any more"):
-        daemons.control.losses()
+        daemons.control.given_up()

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from framework.embedded.supervisor import MOST_STARTS
+from framework.embedded.supervisor import MAX_RESTARTS
 from tests.embedded.embedded_support import DAEMONS, daemons, kill_one_daemon
 from tests.running import Running
 from tests.waiting import is_alive, wait_until, whole_lines
@@ -99,7 +99,7 @@ def test_daemons_that_are_killed_are_started_again(search: Search) -> None:
         wait_until(lambda kind=kind: daemons(supervisor, kind), f"another {kind}")
         search.wait_for_steps()
     # The last of the kinds is one that can be done without.
-    for _ in range(MOST_STARTS):
+    for _ in range(MAX_RESTARTS):
         kill_one_daemon(supervisor, "executor.zygote_server")
     kill_one_daemon(supervisor, "agent")
     search.wait_for_steps()
@@ -129,15 +129,15 @@ def kill_supervisor(supervisor: psutil.Process) -> None:
 
 
 def kill_masters(supervisor: psutil.Process) -> None:
-    for _ in range(1 + MOST_STARTS):
+    for _ in range(1 + MAX_RESTARTS):
         kill_one_daemon(supervisor, "master")
 
 
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        (kill_supervisor, "The private Mesos is gone, because its supervisor (process "),
-        (kill_masters, "The private Mesos cannot go on: its master ended by signal 9 (SIGKILL), and so it did each of"),
+        (kill_supervisor, "The private Mesos has ended, because its supervisor (process "),
+        (kill_masters, "The private Mesos has failed: its master ended by signal 9 (SIGKILL), also after each of"),
     ],
 )
 def test_a_search_whose_mesos_is_gone_ends_and_can_be_resumed(
@@ -174,7 +174,7 @@ def test_a_job_outlives_master_and_agent_and_ends_without_its_mesos(tmp_path: Pa
     supervisor.kill()
     command.result(exit_code=1)
     last = command.log.splitlines()[-1]
-    assert last.startswith("dike: The private Mesos is gone")
+    assert last.startswith("dike: The private Mesos has ended")
     assert "the same command starts again from the beginning" in last
 
 
@@ -192,5 +192,5 @@ def test_a_service_outlives_its_master_and_ends_without_its_mesos(
     supervisor.kill()
     command.result(exit_code=1)
     last = command.log.splitlines()[-1]
-    assert last.startswith("dike: The private Mesos is gone")
+    assert last.startswith("dike: The private Mesos has ended")
     assert last.endswith("Start the service again: its jobs go on from their checkpoints.")

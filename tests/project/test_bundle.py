@@ -68,7 +68,7 @@ def test_of_the_runs_a_pickled_function_is_packed_and_nothing_else(project: Path
 
 
 def test_what_is_packed_besides_lies_in_the_folder(project: Path) -> None:
-    packed = bundle.pack(project / "train.py", besides={".more.json": b"[1]"})
+    packed = bundle.pack(project / "train.py", extra_files={".more.json": b"[1]"})
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         more = archive.extractfile(".more.json")
         assert more is not None
@@ -97,7 +97,7 @@ def test_a_database_in_use_is_not_even_opened(project: Path) -> None:
     with contextlib.closing(Store(f"sqlite:///{project / 'link.db'}")):
         held = locked_by(os.getpid(), project / "searches.db-shm")
         assert held
-        packed = names(bundle.pack(project / "train.py", without=files))
+        packed = names(bundle.pack(project / "train.py", exclude=files))
         assert locked_by(os.getpid(), project / "searches.db-shm") == held
     assert sorted(packed) == ["data.bin", "package/helper.py", "train.py"]
     assert database_files(f"sqlite:///{project / 'link.db'}") == files
@@ -130,7 +130,7 @@ def test_more_files_than_executors_unpack_are_refused(project: Path, monkeypatch
     archive = bundle.pack(project / "train.py")
     bundle.check(archive, "train.py")
     monkeypatch.setattr(executor_bundle, "MAX_MEMBERS", 1)
-    with pytest.raises(BadInputError, match=r"holds more than 1 files; name what need not travel in .*\.dikeignore"):
+    with pytest.raises(BadInputError, match=r"holds more than 1 files; exclude some in .*\.dikeignore"):
         bundle.pack(project / "train.py")
     with pytest.raises(BadInputError, match="it holds more than 1 files"):
         bundle.check(archive, "train.py")
@@ -203,7 +203,7 @@ def test_an_executor_comes_again_where_the_service_is_started_anew(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("patience", "value"), [("framework.project.bundle.WAIT_S", 0.05), ("executor.bundle.TIMEOUT_S", 0.3)]
+    ("patience", "value"), [("framework.project.bundle.QUEUE_TIMEOUT_S", 0.05), ("executor.bundle.TIMEOUT_S", 0.3)]
 )
 def test_an_executor_comes_again_where_others_take_all_the_room(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: str, value: float
@@ -217,7 +217,7 @@ def test_an_executor_comes_again_where_others_take_all_the_room(
             assert released.wait(DEADLINE_S)
         return archive
 
-    monkeypatch.setattr(bundle, "SENT_AT_A_TIME", 1)
+    monkeypatch.setattr(bundle, "MAX_CONCURRENT_TRANSFERS", 1)
     monkeypatch.setattr(patience, value)
     with (
         bundle.BundleServer(find, "127.0.0.1") as server,
@@ -288,7 +288,7 @@ def test_executors_are_told_the_address_that_they_can_reach(
 @pytest.mark.integration
 def test_the_executors_of_a_job_share_one_archive_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow this machine is, none is told to come again.
-    monkeypatch.setattr(bundle, "WAIT_S", DEADLINE_S)
+    monkeypatch.setattr(bundle, "QUEUE_TIMEOUT_S", DEADLINE_S)
     get = functools.partial(httpx.get, timeout=DEADLINE_S)
     asked: list[str] = []
 
@@ -308,7 +308,7 @@ def test_the_executors_of_a_job_share_one_archive_in_memory(monkeypatch: pytest.
 @pytest.mark.integration
 def test_whoever_asks_for_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with bundle.BundleServer({TOKEN: b"archive"}.get, "127.0.0.1") as server, monkeypatch.context() as impatient:
-        impatient.setattr(bundle, "HEAD_TIMEOUT_S", 0.2)
+        impatient.setattr(bundle, "REQUEST_TIMEOUT_S", 0.2)
         address = urlsplit(server.url(TOKEN))
         with socket.create_connection((address.hostname, address.port), DEADLINE_S) as slow:
             ended = threading.Event()
@@ -332,7 +332,7 @@ def test_whoever_asks_for_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.integration
 def test_too_many_connections_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "CONNECTION_LIMIT", 2)
+    monkeypatch.setattr(bundle, "MAX_CONNECTIONS", 2)
     with bundle.BundleServer({TOKEN: b"archive"}.get, "127.0.0.1") as server, contextlib.ExitStack() as stack:
         address = urlsplit(server.url(TOKEN))
         for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 from dike.exceptions import BadInputError
 from framework.project import entry_point
 from framework.project.entry_point import environment_for_tasks, find_entry_point, hint
-from framework.project.last_words import error_words
+from framework.project.failure_summary import error_summary
 from framework.scheduler.mesos_access import MesosAccess
 
 
@@ -130,7 +130,7 @@ def test_hints_say_why_something_was_not_found(project: Path, tmp_path: Path, mo
 
 
 def test_what_travels_everywhere_is_not_machine_dependent() -> None:
-    assert not set(entry_point.EVERYWHERE) & set(entry_point.ON_THIS_MACHINE)
+    assert not set(entry_point.PORTABLE_VARIABLES) & set(entry_point.LOCAL_VARIABLES)
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_what_travels_everywhere_is_not_machine_dependent() -> None:
     ],
 )  # fmt: skip
 def test_what_a_script_prints_last_is_an_error_only_if_it_looks_like_one(output: str, said: str) -> None:
-    assert error_words(output) == said
+    assert error_summary(output) == said

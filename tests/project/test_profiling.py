@@ -17,11 +17,11 @@ from dike.profile import ModelProfile
 from framework import cli
 from framework.project import bundle, profiling
 from framework.project.entry_point import find_entry_point
-from framework.project.kept_profiles import KnownProfile
+from framework.project.profile_cache import CachedProfile
 from framework.project.profiling import load_profile, profile_of_job
 from tests.profiles import made_up_profile
 
-READ = profiling._Reading.profile
+READ = profiling._ProfilingProcess.profile
 
 
 class Scripts:
@@ -41,18 +41,18 @@ class Scripts:
         return made_up_profile({"w": (2, self.times)}, flops=1e6)
 
     def here(self, *arguments: str, **more: Any) -> ModelProfile:
-        return load_profile("train.py", arguments, tell=self.told.append, **more)
+        return load_profile("train.py", arguments, notify=self.told.append, **more)
 
-    def job(self, *arguments: str, **more: Any) -> KnownProfile:
+    def job(self, *arguments: str, **more: Any) -> CachedProfile:
         entry = find_entry_point("train.py")
         archive = bundle.pack(entry.script, entry.folder)
-        return profile_of_job(entry, archive, arguments, tell=self.told.append, **more)
+        return profile_of_job(entry, archive, arguments, notify=self.told.append, **more)
 
 
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripts:
     made = Scripts(tmp_path / "project")
-    monkeypatch.setattr(profiling._Reading, "profile", made.read)
+    monkeypatch.setattr(profiling._ProfilingProcess, "profile", made.read)
     monkeypatch.setenv("DIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(made.folder)
     return made
@@ -106,13 +106,13 @@ def test_arguments_batch_and_variables_count(scripts: Scripts, monkeypatch: pyte
 
 def test_it_is_said_when_it_was_read_and_read_again_for_who_asks(scripts: Scripts) -> None:
     assert scripts.here() == scripts.here()
-    assert not scripts.job().is_kept
-    assert scripts.job().is_kept
-    kept = "the model of train.py is as it was on "
+    assert not scripts.job().is_cached
+    assert scripts.job().is_cached
+    kept = "using the profile of train.py read on "
     assert [text.partition("20")[0] for text in scripts.told] == [kept, "reading the model of train.py", kept]
     assert scripts.told[0].endswith(" (--refresh-profile reads it again)")
-    scripts.here(again=True)
-    assert not scripts.job(again=True).is_kept
+    scripts.here(refresh=True)
+    assert not scripts.job(refresh=True).is_cached
     assert scripts.times == 4
 
 
@@ -152,10 +152,10 @@ def test_the_second_dike_plan_starts_no_process(
 
     first, _ = plan()
     # The real one: a test without a mark is stopped where a process would start.
-    monkeypatch.setattr(profiling._Reading, "profile", READ)
+    monkeypatch.setattr(profiling._ProfilingProcess, "profile", READ)
     again, said = plan()
     assert again == first
-    assert "as it was on" in said
+    assert "using the profile" in said
 
 
 def test_a_saved_profile_cannot_be_read_again(scripts: Scripts) -> None:
@@ -163,14 +163,14 @@ def test_a_saved_profile_cannot_be_read_again(scripts: Scripts) -> None:
     saved.write_text(made_up_profile({"w": (2, 2)}, flops=1e6).dumps())
     assert load_profile("saved.json").parameters == 4
     with pytest.raises(BadInputError, match="--refresh-profile"):
-        load_profile("saved.json", again=True)
+        load_profile("saved.json", refresh=True)
 
 
 class EndedForks:
     """Forks that are over, and reaped by another, before whoever asks for them hears of them."""
 
     def fork(self, arguments: Sequence[str], *_: object) -> int:
-        """See `Forks.fork`."""
+        """See `JobZygotes.fork`."""
         refuses = "import json, sys; json.dump({'error': 'It has no model.'}, open(sys.argv[2], 'w'))"
         with subprocess.Popen([sys.executable, "-c", refuses, *arguments], start_new_session=True) as child:
             assert child.wait() == 0
@@ -180,6 +180,6 @@ class EndedForks:
 @pytest.mark.integration
 def test_a_fork_may_have_ended_before_it_is_watched() -> None:
     forks: Any = EndedForks()
-    reading = profiling._Reading("train.py", (), None, os.environ, forks=forks)
+    reading = profiling._ProfilingProcess("train.py", (), None, os.environ, zygotes=forks)
     with pytest.raises(BadInputError, match=r"^It has no model\.$"):
         READ(reading, 60.0)

@@ -16,7 +16,7 @@ from dike.trial import pickled
 from dike.trial.spec import Value
 from framework.project.entry_point import EntryPoint
 from framework.project.script_facts import ScriptFacts, script_facts
-from framework.project.script_flags import ParamStyle, words_of
+from framework.project.script_flags import ParamStyle, script_arguments
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,8 +113,8 @@ CLICK = "import click\n@click.command()\n@click.option({})\ndef main(**given): .
 )
 def test_a_boolean_is_written_as_it_is_read(tmp_path: Path, source: str, on: list[str], off: list[str]) -> None:
     flags = flags_of(tmp_path, source, on=(True, False))
-    assert words_of(flags, {"on": True}) == ([], on)
-    assert words_of(flags, {"on": False}) == ([], off)
+    assert script_arguments(flags, {"on": True}) == ([], on)
+    assert script_arguments(flags, {"on": False}) == ([], off)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_value_that_cannot_be_written_for_certain_is_refused(
 def test_a_flag_is_named_and_placed_as_its_library_wants_it(
     tmp_path: Path, source: str, name: str, words: tuple[list[str], list[str]]
 ) -> None:
-    assert words_of(flags_of(tmp_path, source, **{name: (3,)}), {name: 3}) == words
+    assert script_arguments(flags_of(tmp_path, source, **{name: (3,)}), {name: 3}) == words
 
 
 ASKS = "import dike\np = dike.params(lr=0.1, units=3)\n"

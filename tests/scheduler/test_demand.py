@@ -35,7 +35,7 @@ def test_jobs_of_one_framework_have_one_share_among_them() -> None:
     assert fair(4, 0.0) == 8, "the master does not know of its tasks yet"
     room = ShrinkHistory(patience_s=30.0)
     ours = Demand.among(total, [FrameworkUse("us", "service", {"cpus": 16.0}, wants=True), waits], "us")
-    assert room.still_useful(ours, 0.0).fair_workers(4, worker, {}) == 2
+    assert room.relevant_demand(ours, 0.0).fair_workers(4, worker, {}) == 2
 
 
 def test_who_holds_something_counts_and_who_wants_nothing_does_not_ask() -> None:
@@ -48,13 +48,13 @@ def test_who_holds_something_counts_and_who_wants_nothing_does_not_ask() -> None
 def test_who_cannot_use_the_room_made_for_it_gets_none_again() -> None:
     room = ShrinkHistory(patience_s=30.0)
     demand = Demand(TOTAL, [other("a"), other("b")])
-    room.made_for(["a"], 0.0)
-    assert [one.id for one in room.still_useful(demand, 29.0).others] == ["a", "b"]
-    assert [one.id for one in room.still_useful(demand, 30.0).others] == ["b"]
-    room.lost()
-    assert [one.id for one in room.still_useful(demand, 30.0).others] == ["a", "b"]
-    room.made_for(["a"], 0.0)
-    assert [one.id for one in room.still_useful(demand, 30.0).others] == ["b"]
+    room.record(["a"], 0.0)
+    assert [one.id for one in room.relevant_demand(demand, 29.0).others] == ["a", "b"]
+    assert [one.id for one in room.relevant_demand(demand, 30.0).others] == ["b"]
+    room.clear()
+    assert [one.id for one in room.relevant_demand(demand, 30.0).others] == ["a", "b"]
+    room.record(["a"], 0.0)
+    assert [one.id for one in room.relevant_demand(demand, 30.0).others] == ["b"]
     got_some = Demand(TOTAL, [other("a", cpus=1.0)])
-    assert len(room.still_useful(got_some, 31.0).others) == 1
-    assert [one.id for one in room.still_useful(demand, 32.0).others] == ["a", "b"]
+    assert len(room.relevant_demand(got_some, 31.0).others) == 1
+    assert [one.id for one in room.relevant_demand(demand, 32.0).others] == ["a", "b"]

@@ -95,7 +95,7 @@ def test_who_gets_nothing_waits_and_is_told_why() -> None:
     submit(made, 1, least=6)
     made.run(20.0)
     assert made.sizes == [6, 0]
-    assert made.watchers["j1"].waits == ["The allocation gives all workers to other jobs at the moment."]
+    assert made.watchers["j1"].waits == ["The allocation currently gives all workers to other jobs."]
     found = explain(JobRecord("j1", JobKind.TRAINING, "", "train.py", {}), made.stage.scheduler.snapshot)
     assert found.verdict is Verdict.TURN
     assert "dike serve --allocation" in found.sentence

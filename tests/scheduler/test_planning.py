@@ -158,7 +158,7 @@ def test_what_a_planned_job_leaves_is_planned_on_at_once_however_many_offers_com
 
 
 def test_jobs_with_quick_plans_are_launched_in_one_round(planner: HeldPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "QUICK_PLAN_S", DEADLINE_S)
+    monkeypatch.setattr(planning, "PLAN_WAIT_S", DEADLINE_S)
     monkeypatch.setattr(offer_matcher, "ROUND_S", DEADLINE_S)
     planner.may.set()
     stage = PlanningStage({f"agent-{number}": 4.0 for number in range(8)})

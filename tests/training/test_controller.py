@@ -16,7 +16,7 @@ from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework.mesos import events
 from framework.mesos.offers import NO_OFFER_S
 from framework.mesos.tasks import TaskState, executor_of
-from framework.project.last_words import LAST_WORDS
+from framework.project.failure_summary import MAX_SUMMARY_CHARS
 from framework.scheduler.agents import no_agent_meets
 from framework.scheduler.job import Need
 from framework.scheduler.offer_pool import COLLECT_S, SETTLE_S
@@ -216,7 +216,7 @@ def test_output_that_did_not_come_with_the_end_is_told_and_not_waited_for() -> N
     stage.end_killed()
     assert stage.job.done
     assert stage.job.result.succeeded
-    assert "lost on its way" in stage.watcher.notes[0]
+    assert "lost in transit" in stage.watcher.notes[0]
 
 
 def test_updates_may_come_twice_and_late() -> None:
@@ -300,7 +300,7 @@ ValueError: my own mistake
         # It was caught, and something said afterwards.
         (f"{TRACEBACK}step 3, loss 0.5\n", "ValueError: my own mistake (train.py, line 7)"),
         ("reading\nno such data set\n\n", "no such data set"),
-        (f"error {'x' * 1000}\n", f"error {'x' * (LAST_WORDS - 6)}..."),
+        (f"error {'x' * 1000}\n", f"error {'x' * (MAX_SUMMARY_CHARS - 6)}..."),
     ],
 )
 def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up(tail: str, words: str) -> None:

@@ -14,7 +14,7 @@ from executor.messages import LogChunk, WantedOutput, decode_message
 from executor.streams import OutputSender
 from framework.mesos import events
 from framework.training import output
-from framework.training.output import GAP_REPORT_S, LONGEST_REPEAT_S, PATIENCE_S, REPEAT_S
+from framework.training.output import GAP_REPORT_INTERVAL_S, GAP_TIMEOUT_S, MAX_RESEND_INTERVAL_S, RESEND_INTERVAL_S
 from tests.training.job_stage import Stage, ended, profile, spec
 from tests.waiting import wait_until
 
@@ -57,7 +57,7 @@ def test_what_was_lost_is_asked_for_and_comes_in_its_order(stage: OutputStage) -
     stage.writes(4, b"two three ")
     stage.writes(14, b"four five")
     assert stage.watcher.output == b"one two three four five"
-    stage.wait(10 * REPEAT_S)
+    stage.wait(10 * RESEND_INTERVAL_S)
     assert (stage.wanted(), stage.watcher.notes) == ([], [])
 
 
@@ -76,12 +76,12 @@ def test_a_new_connection_asks_everybody_who_sends_output(stage: OutputStage) ->
     # There is no more of the one; the other's executor has not heard, and is asked again, less and less often.
     stage.writes(4, b"")
     for _ in range(100):
-        stage.wait(REPEAT_S)
+        stage.wait(RESEND_INTERVAL_S)
     assert 4 <= len(stage.wanted()) <= 10
-    stage.wait(LONGEST_REPEAT_S)
+    stage.wait(MAX_RESEND_INTERVAL_S)
     assert stage.wanted() == [WantedOutput({"stderr": 2})]
     stage.writes(2, b"", stream="stderr")
-    stage.wait(LONGEST_REPEAT_S)
+    stage.wait(MAX_RESEND_INTERVAL_S)
     assert stage.wanted() == []
 
 
@@ -89,7 +89,7 @@ def test_an_agent_that_is_back_is_asked_at_once(stage: OutputStage) -> None:
     stage.writes(0, b"one ")
     stage.subscribe_again()
     for _ in range(100):
-        stage.wait(REPEAT_S)
+        stage.wait(RESEND_INTERVAL_S)
     stage.wanted()
     stage.writes(8, b"three ")
     assert stage.wanted() == [WantedOutput({"stdout": 4})]
@@ -98,24 +98,24 @@ def test_an_agent_that_is_back_is_asked_at_once(stage: OutputStage) -> None:
 def test_an_executor_that_never_answers_is_listened_to_all_the_same(stage: OutputStage) -> None:
     stage.writes(0, b"one ")
     stage.writes(8, b"three ")
-    stage.wait(PATIENCE_S - 1)
+    stage.wait(GAP_TIMEOUT_S - 1)
     stage.writes(14, b"four ")
     assert stage.watcher.output == b"one "
     stage.wait(1)
     assert stage.watcher.output == b"one three four "
     stage.writes(19, b"five")
     assert stage.watcher.output == b"one three four five"
-    expected = "4 bytes that chief:0 wrote to stdout have not come here; they are in its sandbox on agent-0"
+    expected = "4 bytes that chief:0 wrote to stdout are missing here; they are in its sandbox on agent-0"
     assert stage.watcher.notes == [expected]
 
 
 def test_of_what_comes_ahead_the_newest_is_kept(stage: OutputStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "AHEAD_BYTES", 10)
+    monkeypatch.setattr(output, "MAX_AHEAD_BYTES", 10)
     for offset, data in ((4, b"two "), (8, b"three "), (14, b"four ")):
         stage.writes(offset, data)
     stage.update(stage.chief, "TASK_LOST")
     assert stage.watcher.output == b"four "
-    assert [note[:8] for note in stage.watcher.notes if "have not come" in note] == ["14 bytes"]
+    assert [note[:8] for note in stage.watcher.notes if "are missing here" in note] == ["14 bytes"]
 
 
 def test_what_came_ahead_precedes_the_end_of_the_output(stage: OutputStage) -> None:
@@ -129,11 +129,11 @@ def test_gaps_in_output_that_comes_too_fast_are_told_together(stage: OutputStage
     for number in range(1, 50):
         stage.writes(10 * number, b"x", skipped=10)
     assert [note[:9] for note in stage.watcher.notes] == ["10 bytes "]
-    stage.wait(GAP_REPORT_S)
+    stage.wait(GAP_REPORT_INTERVAL_S)
     assert [note[:9] for note in stage.watcher.notes] == ["10 bytes ", "432 bytes"]
     stage.writes(1_000, b"x", skipped=509)
     stage.update(stage.chief, "TASK_FINISHED")
-    assert [note[:9] for note in stage.watcher.notes if "have not come" in note][2:] == ["509 bytes"]
+    assert [note[:9] for note in stage.watcher.notes if "are missing here" in note][2:] == ["509 bytes"]
 
 
 def test_what_the_executor_does_not_have_any_more_is_told(stage: OutputStage) -> None:
@@ -208,8 +208,8 @@ def test_whatever_is_lost_the_output_is_whole(
         # Nobody knows of a last message that is lost but whoever asks.
         stage.subscribe_again()
         exchange()
-        stage.wait(REPEAT_S)
+        stage.wait(RESEND_INTERVAL_S)
         return stage.watcher.output == b"".join(lines)
 
     wait_until(is_whole, "all of the output", said=lambda: stage.watcher.output[-200:])
-    assert not [note for note in stage.watcher.notes if "have not come" in note]
+    assert not [note for note in stage.watcher.notes if "are missing here" in note]

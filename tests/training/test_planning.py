@@ -45,7 +45,7 @@ def test_a_plan_that_is_too_large_for_its_agents_is_refused() -> None:
     plan = any_plan()
     wide = tuple(dataclasses.replace(task, cpus=64.0) for task in plan.tasks)
     agent = by_agent([PlayedMesos().offer(0)])[0].node_class()
-    with pytest.raises(InfeasibleError, match=r"can never start here: it wants 1.* cpus.* on agent-0, which is"):
+    with pytest.raises(InfeasibleError, match=r"can never start here: it needs 1.* cpus.* on agent-0, which is"):
         check_ever_fits(spec(plan=dataclasses.replace(plan, tasks=wide)), [agent])
     check_ever_fits(spec(plan=plan), [agent])
 

@@ -139,12 +139,12 @@ def test_a_model_that_has_changed_behind_the_scripts_back_is_planned_again(
     width.write_text("5")
     again, said = run()
     assert again == ["width 5", "width 5", "width 5", "fit 31"]
-    assert "the model of train.py is as it was on" in said
+    assert "using the profile of train.py read on" in said
     assert "planning again" in said
     assert "0 restarts" in said
     third, said = run()
     assert third == ["width 5", "fit 31"]
-    assert "the model of train.py is as it was on" in said
+    assert "using the profile of train.py read on" in said
     assert "planning again" not in said
 
 
@@ -324,9 +324,9 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, v1_profile: Pat
     run.process.send_signal(signal.SIGINT)
     run.result(exit_code=130)
     assert re.search(
-        "dike: Interrupted; all tasks were told to end. "
+        "dike: Interrupted; all tasks were stopped. "
         "(No checkpoint was saved yet, so the same command starts again from the beginning; --checkpoint-interval 10 "
-        r"|The checkpoint of step \d+ is in (\S+); the same command with --checkpoint-dir \2 goes on from there\.)",
+        r"|The checkpoint of step \d+ is in (\S+); the same command with --checkpoint-dir \2 resumes from it\.)",
         run.log,
     ), run.log
     # It does not wait for ever: an import of TensorFlow may outlast its patience, but not Mesos'.

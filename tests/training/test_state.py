@@ -282,7 +282,7 @@ def test_output_that_never_came_because_no_service_was_there_is_not_called_lost(
     stage.end_killed()
     assert stage.job.done
     assert stage.watcher.notes == [
-        "what chief:0 wrote while no service was there has not come here; the whole is in /sandbox on agent-0"
+        "the output that chief:0 wrote while no service was running is missing here; it is in /sandbox on agent-0"
     ]
 
 

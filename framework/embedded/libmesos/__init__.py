@@ -1,1 +1,1 @@
-"""What the daemons of an embedded cluster call of Mesos; needs the standard library only."""
+"""Bindings to Mesos for the daemons of an embedded cluster; needs only the standard library."""

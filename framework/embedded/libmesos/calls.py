@@ -1,8 +1,8 @@
-"""Calls Mesos' C++ functions out of the library that `framework.embedded.library` makes.
+"""Calls Mesos' C++ functions in the library that `framework.embedded.library` makes.
 
 The library exports the C++ functions that Mesos' own `main` functions call; ctypes calls the same ones in the same
-order. No header is needed: objects live in opaque zeroed buffers, and only the layouts of `std::string`, `Option<T>`
-and `Try<T>` matter (Itanium ABI on x86-64, GCC 5 strings):
+order. No header is needed: objects are opaque zeroed buffers, and only the layouts of `std::string`, `Option<T>` and
+`Try<T>` matter (Itanium ABI on x86-64, GCC 5 strings):
 
     std::string   32 bytes: pointer to the characters, size, 16 bytes for short texts
     Option<T>     int state at 0 (0 SOME, 1 NONE), T at 8
@@ -19,10 +19,10 @@ from framework.embedded.libmesos import names
 from framework.embedded.libmesos.peers import accept_own_account
 
 OBJECT_BYTES = 1 << 16
-"""Room for any object made here; the largest, mesos::internal::slave::Slave, takes 9,376 bytes."""
+"""Size of the buffer of any object; the largest, mesos::internal::slave::Slave, has 9,376 bytes."""
 TRY_POINTER_BYTES = 56
 TRY_POINTER_ERROR = 16
-"""Size of a `Try<T*>`, and where its `Option<Error>` lies."""
+"""Size of a `Try<T*>`, and offset of its `Option<Error>`."""
 TRY_WARNINGS_BYTES = 72
 TRY_WARNINGS_ERROR = 32
 """The same for the `Try<flags::Warnings>` that loading flags returns."""
@@ -31,7 +31,7 @@ NONE_BYTES = 64
 
 FLAGS_BASE_SLOT = 4
 PROCESS_BASE_SLOT = 3
-"""Where in a vtable, in words before its start, the offset of that virtual base stands."""
+"""Position in a vtable, in words before its start, of the offset of that virtual base."""
 
 
 class String(ctypes.Structure):
@@ -59,12 +59,11 @@ class OptionString(ctypes.Structure):
 
 
 def zeroed(size_bytes: int = OBJECT_BYTES) -> Any:
-    """Memory for a C++ object."""
     return ctypes.create_string_buffer(size_bytes)
 
 
 def none() -> Any:
-    """An `Option<T>` that is NONE, whatever T is."""
+    """A NONE of any `Option<T>`."""
     option = zeroed(NONE_BYTES)
     option[0] = 1
     return option
@@ -78,13 +77,11 @@ def some_duration(seconds: float) -> Any:
 
 
 def state_on(storage: Any) -> Any:
-    """A `mesos::state::State`, which has no constructor to call: a vtable that is not used, and a `Storage*`."""
+    """A `mesos::state::State`, which has no constructor to call: an unused vtable and a `Storage*`."""
     return (ctypes.c_void_p * 2)(None, ctypes.addressof(storage))
 
 
 class Mesos:
-    """The library, with the calls that both daemons need."""
-
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
         self._kept: list[Any] = []  # C++ holds pointers to these until the process ends.
@@ -102,14 +99,14 @@ class Mesos:
         return argument if isinstance(argument, ctypes.c_bool | ctypes.c_int) else ctypes.byref(argument)
 
     def construct(self, symbol: str, *arguments: Any) -> Any:
-        """A C++ object that lives as long as the process."""
+        """Constructs a C++ object that lives as long as the process."""
         made = zeroed()
         self._kept.extend((made, arguments))
         self.call(symbol, made, *arguments)
         return made
 
     def create(self, symbol: str, *arguments: Any) -> int:
-        """Address of what a factory makes that returns `Try<T*>`."""
+        """Calls a factory that returns `Try<T*>`; returns the address of its object."""
         result = zeroed(TRY_POINTER_BYTES)
         self._kept.append(arguments)
         self.call(symbol, result, *arguments)
@@ -117,15 +114,15 @@ class Mesos:
         return int.from_bytes(result.raw[8:16], "little")
 
     def load_flags(self, flags: Any) -> None:
-        """Fills `flags` from the environment's MESOS_ variables."""
+        """Fills `flags` from the MESOS_ environment variables."""
         result = zeroed(TRY_WARNINGS_BYTES)
         self.call(names.FLAGS_LOAD, result, virtual_base(flags, FLAGS_BASE_SLOT), String("MESOS_"))
         check(result, TRY_WARNINGS_ERROR)
 
     def initialize(self, program: str, delegate: str) -> None:
-        """Starts logging and libprocess; requests without a process' name go to `delegate`.
+        """Starts logging and libprocess; requests without a process name are sent to `delegate`.
 
-        Its own pages ask for credentials in the realms `PROGRAM-readwrite` and `PROGRAM-readonly`.
+        Pages of libprocess require credentials in the realms `PROGRAM-readwrite` and `PROGRAM-readonly`.
         """
         self._kept.append(accept_own_account(self._library))
         realms = (f"{program}-readwrite", f"{program}-readonly")
@@ -140,25 +137,22 @@ class Mesos:
         return upid
 
     def wait(self, upid: Any) -> None:
-        """Waits until the libprocess process has ended."""
         self.call(names.WAIT, upid, ctypes.c_int64(-(10**9)))
 
     def execute(self, launch: Any) -> int:
-        """Runs `mesos-containerizer launch`."""
         function = getattr(self._library, names.LAUNCH_EXECUTE)
         function.restype = ctypes.c_int
         return int(function(ctypes.byref(launch)))
 
 
 def check(result: Any, error_offset: int) -> None:
-    """Ends the process with the message of a `Try` that is an error."""
+    """Exits with the message of a `Try` that is an error."""
     if int.from_bytes(result.raw[0:4], "little"):
         message = String.from_buffer(result, error_offset + 8)
         raise SystemExit("mesos: " + ctypes.string_at(message.data, message.size).decode(errors="replace"))
 
 
 def virtual_base(made: Any, slot: int) -> int:
-    """Address of an object's virtual base."""
     vtable = ctypes.c_void_p.from_buffer(made).value
     if vtable is None:
         raise SystemExit("mesos: an object has no vtable")

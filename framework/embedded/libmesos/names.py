@@ -1,4 +1,4 @@
-"""Mangled names of the C++ functions that are called; the comment says what each is in C++."""
+"""Mangled names of the C++ functions that are called, each with its declaration as a comment."""
 
 from __future__ import annotations
 

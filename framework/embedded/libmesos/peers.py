@@ -1,8 +1,8 @@
-"""Has a daemon of Mesos hear nobody but its own account, and root.
+"""Restricts a Mesos daemon to connections of its own account and root.
 
-What daemons send each other carries no credential: whoever reaches an agent's port can say that he is the master and
-have it run a task. On loopback the system knows whose connection it is, so the library's `accept` is replaced by one
-that looks (`/proc/net/tcp`) and hands out no connection of another account. Needs the standard library only.
+Daemons send each other no credentials: any process that reaches an agent's port could pretend to be the master and run
+a task. On loopback the system knows the account of each connection (`/proc/net/tcp`), so the library's `accept` is
+replaced by one that closes connections of other accounts. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from framework.embedded.elf import (
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 MAPPED_PREFIX = "0000000000000000FFFF0000"
-"""What stands before an IPv4 address that a socket of IPv6 has."""
+"""Prefix of an IPv4 address on an IPv6 socket."""
 LOCAL, REMOTE, UID, INODE = 1, 2, 7, 9
 """Columns of these tables."""
 ROOT = 0
-LOOKS = 3
-"""How often somebody who is not found is looked for."""
+MAX_LOOKUPS = 3
+"""Number of lookups before a connection counts as unknown."""
 
 Accept = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, use_errno=True)
 
 
 class LinkMap(ctypes.Structure):
-    """What `dlopen` returns, as far as it is public (link.h)."""
+    """The public part of what `dlopen` returns (link.h)."""
 
     _fields_ = [("base", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_size_t)]
 
 
 def uid_of_peer(connection: socket.socket) -> int | None:
-    """Account that has the other end of a TCP connection on this machine; None where nobody has it any more."""
+    """Account of the other end of a TCP connection on this machine; None if that end is closed."""
     (own, own_port), (peer, peer_port) = connection.getsockname(), connection.getpeername()
     wanted = (_in_table(peer, peer_port), _in_table(own, own_port))
     for table in TABLES:
         for columns in _rows(table):
             ends = (columns[LOCAL].removeprefix(MAPPED_PREFIX), columns[REMOTE].removeprefix(MAPPED_PREFIX))
             if ends == wanted:
-                # The system says root of a socket that its process has closed.
+                # The system reports root for a socket that its process has closed.
                 return int(columns[UID]) if int(columns[INODE]) else None
     return None
 
 
 def accept_own_account(library: ctypes.CDLL) -> Any:
-    """Has the library accept connections of this account and of root only; returns what must live as long as it.
+    """Has the library accept only connections of this account and root; the result must live as long as the library.
 
     Raises:
-        SystemExit: the library calls no `accept`, or the system does not tell whose a connection is.
+        SystemExit: the library calls no `accept`, or the system does not report the accounts of connections.
     """
     if not os.access(TABLES[0], os.R_OK):
-        raise SystemExit(f"{TABLES[0]} cannot be read, so nobody can tell whose connections come in")
+        raise SystemExit(f"{TABLES[0]} cannot be read, so the accounts of connections are unknown")
     accept = Accept(("accept", ctypes.CDLL(None)))
     trusted = {os.getuid(), ROOT}
-    told: set[str] = set()
+    reported: set[str] = set()
 
-    def refused(descriptor: int, why: str) -> int:
+    def refuse(descriptor: int, why: str) -> int:
         os.close(descriptor)
-        if why not in told:
-            told.add(why)
+        if why not in reported:
+            reported.add(why)
             with suppress(OSError):
                 print(f"refused a connection {why}, and will refuse more", file=sys.stderr, flush=True)
         ctypes.set_errno(errno.ECONNABORTED)
@@ -83,17 +83,17 @@ def accept_own_account(library: ctypes.CDLL) -> Any:
         accepted: int = accept(listening, address, size)
         if accepted < 0:
             return accepted
-        # No exception has a way through C++: it would take whatever came back for a connection.
+        # An exception cannot pass through C++, which would use the return value as a connection.
         try:
             uid = _uid_of_peer(accepted)
         except Exception as error:
-            return refused(accepted, f"of which nobody can tell whose it is ({type(error).__name__})")
+            return refuse(accepted, f"of an unknown account ({type(error).__name__})")
         if uid in trusted:
             return accepted
-        return refused(accepted, "that its process has closed" if uid is None else f"of account {uid}")
+        return refuse(accepted, "closed by its process" if uid is None else f"of account {uid}")
 
     callback = Accept(accept_trusted)
-    place = _place_of(library, b"accept")
+    place = _import_pointer(library, b"accept")
     ctypes.c_void_p.from_address(place).value = ctypes.cast(callback, ctypes.c_void_p).value
     return callback
 
@@ -101,8 +101,8 @@ def accept_own_account(library: ctypes.CDLL) -> Any:
 def _uid_of_peer(descriptor: int) -> int | None:
     connection = socket.socket(fileno=descriptor)
     try:
-        for _ in range(LOOKS):
-            # The table is no snapshot: while others come and go, a row may be missed.
+        for _ in range(MAX_LOOKUPS):
+            # The table is not a snapshot: while other connections change, a row may be missed.
             if (uid := uid_of_peer(connection)) is not None:
                 return uid
         return None
@@ -125,12 +125,12 @@ def _rows(table: str) -> Iterator[list[str]]:
 
 
 def _in_table(address: str, port: int) -> str:
-    """As the tables write it: the address as a number of this machine's byte order."""
+    """An address as the tables format it: a number in this machine's byte order."""
     return f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}"
 
 
-def _place_of(library: ctypes.CDLL, function: bytes) -> int:
-    """Where in memory the library keeps the address of a function that it calls."""
+def _import_pointer(library: ctypes.CDLL, function: bytes) -> int:
+    """Memory location of the library's pointer to an imported function."""
     link_map = LinkMap.from_address(library._handle)
     tags: dict[int, int] = {}
     at = link_map.dynamic

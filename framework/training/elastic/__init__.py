@@ -1,1 +1,1 @@
-"""Training jobs that change their size while they train (`dike run --elastic`)."""
+"""Elastic training jobs: the choice of a size and the change to it."""

@@ -1,7 +1,7 @@
-"""Which size a running job should have: what is known of it, of the cluster and of others, and the decision.
+"""Decides which size a running job should have.
 
-As in Optimus (EuroSys 2018, section 4.2; its costs: section 5.4). A change is worth while if the time it saves exceeds
-what it costs: the job is saved, stopped and started again.
+As in Optimus (EuroSys 2018, section 4.2; costs: section 5.4): a change, for which the job is saved, stopped and
+restarted, pays if it saves more time than it costs.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from solver.shards import useful_ps_count
 from solver.units import MIB
 
 DEFAULT_COST_S = 10.0
-"""What a change is taken to cost before one was made."""
-LEAST_GAIN = 0.05
-"""Another size must be faster by this share: less is within the error of what is known of speeds."""
-ALIKE = 0.02
-"""Of sizes whose speeds differ by less, the one with fewer tasks is taken."""
-AVOID_S = 600.0
-"""How long an agent gets no new tasks on which a worker was a straggler, or a new task has failed."""
-FRESH_S = 0.5
-"""How long the master's answer counts as new."""
-NEAR = 8
-"""All numbers of workers that differ by no more from what there is are considered."""
-FAR = 1.2
-"""Ratio of neighbours among the others."""
-LEAST_PATIENCE_S = 30.0
-PATIENCE_INTERVALS = 3
-"""So many intervals between changes others have to take what was given up for them."""
-WINDOW_S = 60.0
-"""Speed is measured over so long at most."""
-LEAST_S = 2.0
-"""And over so long at least, after `WARM_UP_S`."""
-LEAST_POINTS = 3
-"""Steps may take minutes."""
-WARM_UP_S = 1.0
-"""The first steps also pay for what is traced and cached."""
-MOST_PS = 64
-SAMPLE_RUNS = 5
-"""Sample runs are chosen among so many sizes (Optimus, section 3.2), of those that the job has the tasks for."""
-SAMPLES_WORTH = 100
-"""They are made by jobs that have so many times as long to go as a change costs."""
+"""Assumed cost of a change before one was measured."""
+MIN_SPEEDUP = 0.05
+"""Minimum relative speedup of a change; less is within the error of the speed model."""
+SPEED_TOLERANCE = 0.02
+"""Sizes whose speeds differ by less count as equally fast; the one with fewest tasks wins."""
+AGENT_COOLDOWN_S = 600.0
+"""How long an agent gets no new tasks after a worker there was a straggler or a new task failed."""
+MAX_DEMAND_AGE_S = 0.5
+"""Maximum age of the demand last fetched from the master."""
+NEAR_WORKERS = 8
+"""All numbers of workers that differ from the current one by up to this are candidates."""
+FAR_WORKERS_RATIO = 1.2
+"""Ratio of neighbouring candidates among the other numbers."""
+MIN_SHRINK_PATIENCE_S = 30.0
+SHRINK_PATIENCE_INTERVALS = 3
+"""Number of resize intervals that others have to use released resources."""
+MAX_SPEED_WINDOW_S = 60.0
+"""Maximum window over which speed is measured."""
+MIN_SPEED_WINDOW_S = 2.0
+"""Minimum window, after `SPEED_WARM_UP_S`."""
+MIN_SPEED_POINTS = 3
+"""Minimum number of points kept, as a step may take minutes."""
+SPEED_WARM_UP_S = 1.0
+"""The first steps include tracing and cache warm-up."""
+MAX_PS = 64
+SAMPLE_SIZE_COUNT = 5
+"""Number of candidate sizes for sample runs (Optimus, section 3.2), limited to sizes that need no further tasks."""
+MIN_REMAINING_COSTS = 100
+"""Sample runs are made if the remaining time is at least this multiple of the cost of a change."""
 
 
 @dataclass(frozen=True)
@@ -69,43 +69,40 @@ class Decision:
     """A size to change to.
 
     Attributes:
-        size: the size.
-        reason: why, as a sentence for the user.
-        beneficiaries: ids of the frameworks for whose sake the job shrinks.
-        needs_nothing: whether tasks are only given up, which others wait for.
+        reason: a sentence for the user.
+        beneficiaries: ids of the frameworks for which the job shrinks.
+        needs_no_offers: whether the change only removes tasks and so needs no offers.
     """
 
     size: Size
     reason: str
     beneficiaries: tuple[str, ...] = ()
-    needs_nothing: bool = False
+    needs_no_offers: bool = False
 
 
 class Autoscaler:
-    """Decides upon the size of a job, over all its attempts.
+    """Decides the size of a job, across all its attempts.
 
     Args:
-        spec: the job.
-        run: what runs of it.
-        demand: says what other frameworks hold and want; None where that is not known.
+        demand: returns what other frameworks use and request; None if unknown.
 
     Attributes:
-        cost_s: what a change costs, in seconds: what the last one did.
-        total_steps: how long the script trains; None as long as it has not said.
-        allotted: the size that somebody else has decided on; None where the job decides for itself.
+        cost_s: cost of the last change in seconds.
+        total_steps: number of steps that the script trains; None until it is reported.
+        allotted: the size given by the central allocation; None where the job decides for itself.
     """
 
     def __init__(self, spec: JobSpec, run: JobRun, demand: Callable[[], Demand | None]) -> None:
         self._spec = spec
         self._run = run
         self._demand = demand
-        self._room = ShrinkHistory(max(LEAST_PATIENCE_S, PATIENCE_INTERVALS * spec.resize_interval_s))
-        self._asked_s = -math.inf
-        self._known_demand: Demand | None = None
-        self._avoided = Exclusions(AVOID_S)
+        self._shrinks = ShrinkHistory(max(MIN_SHRINK_PATIENCE_S, SHRINK_PATIENCE_INTERVALS * spec.resize_interval_s))
+        self._demand_fetched_s = -math.inf
+        self._cached_demand: Demand | None = None
+        self._avoided = Exclusions(AGENT_COOLDOWN_S)
         self._models: JobModels | None = None
         self._least_ps = 1
-        self._foreseen_ps: int | None = None
+        self._planned_ps: int | None = None
         self._most_workers: int | None = None
         self.cost_s = DEFAULT_COST_S
         self.total_steps: int | None = None
@@ -113,28 +110,23 @@ class Autoscaler:
 
     @property
     def is_known(self) -> bool:
-        """Whether its speeds are known, as far as they are before it runs."""
+        """Whether its speeds are known, measured or predicted."""
         return self._models is not None
 
-    def foreseen(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
-        """A plan has been made for all that there is; the job's tasks will be shaped so.
-
-        Args:
-            plan: the plan.
-            nodes: the machines, with all they have.
-        """
+    def plan_ahead(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
+        """Sets up the speed model from a plan made in advance for these machines, with their total resources."""
         if self._models is None or self._models.worker != plan.option.worker:
             self._models = JobModels(self._spec, plan, nodes)
-        self._least_ps = self._foreseen_ps = plan.option.ps
+        self._least_ps = self._planned_ps = plan.option.ps
         self._most_workers = most_workers(plan, nodes, self._spec)
 
     def view(self, now: Size | None, *, can_change: bool, can_grow: bool) -> JobView:
-        """What is believed of the job, for a policy of jobs.
+        """The job as the allocation policy sees it.
 
         Args:
-            now: what it has; None where it waits.
-            can_change: whether tasks can be taken from it.
-            can_grow: whether it can have more.
+            now: its size; None if it waits.
+            can_change: whether tasks can be removed.
+            can_grow: whether tasks can be added.
         """
         assert self._spec.elastic is not None
         assert self._models is not None
@@ -167,41 +159,33 @@ class Autoscaler:
         )
 
     def launched(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
-        """A plan has been launched whose tasks may be shaped otherwise than those before.
-
-        Args:
-            plan: the plan.
-            nodes: the machines that it was made for.
-        """
-        self._room.lost()
-        # A ps was given memory for its shard; with fewer of them shards are larger.
-        self._least_ps = min(plan.option.ps, self._foreseen_ps or plan.option.ps)
+        """Updates the models for a plan just launched, which may have other task shapes."""
+        self._shrinks.clear()
+        # With fewer ps each shard is larger than the memory that a ps has for it.
+        self._least_ps = min(plan.option.ps, self._planned_ps or plan.option.ps)
         known = self._models
         if known is None or known.worker != plan.option.worker or plan.option.ps > known.max_ps:
             self._models = known = JobModels(self._spec, plan, nodes)
         known.restarted()
 
     def restarted(self) -> None:
-        """The same tasks, or some of them, have been started again."""
         if self._models is not None:
             self._models.restarted()
 
     def progressed(self, now_s: float, step: int, loss: float | None) -> None:
-        """The chief has reported a step."""
         if self._models is not None:
             self._models.progressed(now_s, step, loss)
 
     def measure(self) -> bool:
-        """Learns from the speed of the job as it is; whether that has been measured."""
+        """Adds the speed measured at the current size to the model; returns whether one was measured."""
         return self._models is not None and self._models.measure(size_of(self._plan))
 
     def choose(self, sizes: Collection[Size], now_s: float) -> Decision | None:
-        """The best of these sizes; None to stay."""
         assert self._models is not None
-        demand = self._newest_demand(now_s)
+        demand = self._current_demand(now_s)
         fair, waiting = None, list[FrameworkUse]()
         if demand is not None:
-            demand = self._room.still_useful(demand, now_s)
+            demand = self._shrinks.relevant_demand(demand, now_s)
             fair = demand.fair_workers(size_of(self._plan).workers, *_worker_and_rest(self._run.members))
             waiting = demand.waiting
         now = size_of(self._plan)
@@ -220,23 +204,19 @@ class Autoscaler:
         for_others = waiting if decision.size.workers < now.workers else []
         return dataclasses.replace(decision, beneficiaries=tuple(one.id for one in for_others))
 
-    def _newest_demand(self, now_s: float) -> Demand | None:
-        # A change is thought of and decided on within moments, and a busy master takes its time to answer.
-        if now_s - self._asked_s >= FRESH_S:
-            self._asked_s, self._known_demand = now_s, self._demand()
-        return self._known_demand
+    def _current_demand(self, now_s: float) -> Demand | None:
+        # One decision asks several times, and a busy master answers slowly.
+        if now_s - self._demand_fetched_s >= MAX_DEMAND_AGE_S:
+            self._demand_fetched_s, self._cached_demand = now_s, self._demand()
+        return self._cached_demand
 
     def sample_sizes(self, runs: int) -> list[Size]:
-        """Sizes smaller than the job's whose speeds would tell most of all others, the largest first.
-
-        Args:
-            runs: how many at most; none where what they cost is more than a small part of the time left.
-        """
+        """At most `runs` smaller sizes to measure, the largest first; none if that costs too much of the time left."""
         assert self._spec.elastic is not None
         assert self._models is not None
         models, now = self._models, size_of(self._plan)
         left_s = models.samples_left(self.total_steps) / models.samples_per_s(now)
-        if not models.knows_length(self.total_steps) or left_s < SAMPLES_WORTH * self.cost_s:
+        if not models.knows_length(self.total_steps) or left_s < MIN_REMAINING_COSTS * self.cost_s:
             return []
         smaller = [
             size
@@ -246,15 +226,14 @@ class Autoscaler:
         return sorted(smaller[-runs:] if runs else [], reverse=True)
 
     def smaller(self, size: Size) -> Layout | None:
-        """The job at a size for which it only gives tasks up."""
+        """The layout at a size that needs no offers; None if this size would."""
         return layout(self._spec, self._plan, self._run.members, size, ())
 
-    def applied(self, decision: Decision, now_s: float) -> None:
-        """The decision is being carried out."""
-        self._room.made_for(decision.beneficiaries, now_s)
+    def record(self, decision: Decision, now_s: float) -> None:
+        self._shrinks.record(decision.beneficiaries, now_s)
 
     def sizes(self) -> list[Size]:
-        """Sizes between the user's bounds that the job does not have, wherever there may be room."""
+        """Candidate sizes within the user's bounds, whether or not there is room."""
         assert self._spec.elastic is not None
         assert self._models is not None
         now, (least, most) = size_of(self._plan), self._spec.elastic
@@ -268,14 +247,13 @@ class Autoscaler:
         return [size for size in dict.fromkeys(sizes) if size != now]
 
     def layouts(self, agents: Sequence[AgentOffer], now_s: float) -> dict[Size, Layout]:
-        """Those sizes that there is room for, with the offers of these agents."""
         usable = [agent for agent in agents if not self._avoided.excludes(agent.agent_id, now_s)]
         members = self._run.members
         found = {size: layout(self._spec, self._plan, members, size, usable) for size in self.sizes()}
         return {size: target for size, target in found.items() if target is not None}
 
     def replacement(self, worker: JobTask, agents: Sequence[AgentOffer], now_s: float) -> Layout | None:
-        """The job with another worker in the place of this one, on another agent; None if none has room."""
+        """The layout with another worker on another agent in place of this one; None if none has room."""
         others = [agent for agent in agents if agent.agent_id != worker.agent_id]
         usable = [agent for agent in others if not self._avoided.excludes(agent.agent_id, now_s)]
         target = replacement(self._spec, self._plan, self._run.members, worker, usable)
@@ -284,7 +262,7 @@ class Autoscaler:
         return target
 
     def avoid(self, agent_id: str, now_s: float) -> None:
-        """An agent gets no new tasks for a while."""
+        """Places no new tasks on an agent for `AGENT_COOLDOWN_S`."""
         self._avoided.exclude(agent_id, now_s)
 
     @property
@@ -294,19 +272,18 @@ class Autoscaler:
 
 
 def worker_counts(now: int, least: int, most: int, replicas: int | None) -> list[int]:
-    """Numbers of workers worth a thought: all that are near, of large ones those that make a difference."""
-    counts = {least, most, *range(max(least, now - NEAR), min(most, now + NEAR) + 1)}
+    """Candidate numbers of workers: all near the current one, others in geometric steps, divisors of `replicas`."""
+    counts = {least, most, *range(max(least, now - NEAR_WORKERS), min(most, now + NEAR_WORKERS) + 1)}
     far = float(least)
     while far < most:
         counts.add(math.ceil(far))
-        far *= FAR
+        far *= FAR_WORKERS_RATIO
     if replicas is not None:
         counts.update(count for count in range(least, most + 1) if replicas % count == 0)
     return sorted(counts)
 
 
 def _worker_and_rest(tasks: Iterable[JobTask]) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """What one worker takes, and all that are no workers together."""
     worker: dict[str, float] = {}
     rest = {"cpus": 0.0, "mem": 0.0, "gpus": 0.0}
     for task in tasks:
@@ -321,16 +298,15 @@ def _worker_and_rest(tasks: Iterable[JobTask]) -> tuple[Mapping[str, float], Map
 
 @dataclass(frozen=True)
 class Situation:
-    """What a decision depends on.
+    """Input of a decision.
 
     Attributes:
-        now: the job's size.
-        sizes: other sizes that there is room for, all between the user's bounds.
-        samples_left: samples still to train; as many as were trained already where nobody knows.
-        cost_s: what a change costs, in seconds.
-        fair_workers: most workers of a fair share, where other frameworks want resources; None where none does.
-        waiting: names of frameworks that hold nothing at all and wait.
-        allotted: the size that somebody else has decided on; None where the job decides for itself.
+        sizes: other sizes within the user's bounds for which there is room.
+        samples_left: samples still to train; the trained number if unknown.
+        cost_s: cost of a change in seconds.
+        fair_workers: maximum number of workers in a fair share; None if no other framework requests resources.
+        waiting: names of frameworks that use nothing and wait.
+        allotted: the size given by the central allocation; None where the job decides for itself.
     """
 
     now: Size
@@ -343,23 +319,20 @@ class Situation:
 
 
 def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Decision | None:
-    """The size to change to; None to stay.
+    """Returns the size to change to; None to keep the current one.
 
-    While others wait, a job that holds more than its fair share gives the rest up, whatever that costs it. Otherwise it
-    grows, up to its share as long as others want anything, or shrinks, where that saves time. Where somebody else has
-    decided on its size it becomes as small as that at once, and no larger.
-
-    Args:
-        situation: what is known.
-        samples_per_s: predicted speed of a size.
+    While others wait, a job above its fair share shrinks to it at any cost. Otherwise it grows (up to its share while
+    others request resources) or shrinks if that saves time. With a central allocation it shrinks to the given size
+    immediately and never exceeds it.
     """
     now, fair = situation.now, situation.fair_workers
     if situation.waiting and fair is not None and fair < now.workers:
         return _shrink(situation, fair, samples_per_s)
     allotted = situation.allotted
     if allotted is not None and allotted <= now:
-        needs_nothing = allotted.ps <= now.ps
-        given = Decision(allotted, f"it is given {allotted}, others make more of the rest", needs_nothing=needs_nothing)
+        needs_no_offers = allotted.ps <= now.ps
+        reason = f"it is given {allotted}, because other jobs use the rest better"
+        given = Decision(allotted, reason, needs_no_offers=needs_no_offers)
         return given if allotted in situation.sizes else None
     most = math.inf if fair is None else max(fair, now.workers)
     sizes = [size for size in situation.sizes if size.workers <= most]
@@ -368,11 +341,13 @@ def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Deci
         sizes = [size for size in within if size.ps <= max(now.ps, allotted.ps)]
     speeds = {size: samples_per_s(size) for size in sizes}
     present = samples_per_s(now)
-    better = {size: speed for size, speed in speeds.items() if speed >= (1 + LEAST_GAIN) * present}
+    better = {size: speed for size, speed in speeds.items() if speed >= (1 + MIN_SPEEDUP) * present}
     if not better:
         return None
     best = max(better.values())
-    size = min((size for size in better if better[size] >= (1 - ALIKE) * best), key=lambda s: (s.workers + s.ps, s))
+    size = min(
+        (size for size in better if better[size] >= (1 - SPEED_TOLERANCE) * best), key=lambda s: (s.workers + s.ps, s)
+    )
     saving_s = situation.samples_left * (1 / present - 1 / better[size])
     if saving_s <= situation.cost_s:
         return None
@@ -386,24 +361,20 @@ def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Deci
 def _shrink(situation: Situation, fair: int, samples_per_s: Callable[[Size], float]) -> Decision | None:
     now = situation.now
     fitting = [size for size in situation.sizes if size.workers < now.workers and size.ps <= now.ps]
-    # Where nothing is as small as the fair share, the smallest comes nearest to it.
+    # If no size is within the fair share, the smallest is nearest to it.
     small = [size for size in fitting if size.workers <= fair] or sorted(fitting)[:1]
     if not small:
         return None
     size = max(small, key=lambda s: (samples_per_s(s), -s.ps))
     names = ", ".join(situation.waiting)
     reason = f"{names} waits for resources, and this job holds more than its fair share"
-    return Decision(size, reason, needs_nothing=True)
+    return Decision(size, reason, needs_no_offers=True)
 
 
-def evenness(replicas: int | None, size: Size) -> float:
-    """Share of their time in which a synchronous job's workers compute if a step is a fixed number of gradients.
+def work_balance(replicas: int | None, size: Size) -> float:
+    """Fraction of time in which the workers of a synchronous job compute, if a step is `replicas` gradients.
 
-    Where the workers do not divide it evenly, some compute one gradient more than others, who wait for them.
-
-    Args:
-        replicas: gradients of one step; None for a job without such steps.
-        size: how many workers there are.
+    If the workers do not divide that number evenly, some compute one gradient more and the others wait.
     """
     if replicas is None:
         return 1.0
@@ -412,18 +383,13 @@ def evenness(replicas: int | None, size: Size) -> float:
 
 
 class JobModels:
-    """Speed and time left of one job, in samples.
+    """Models of a job's speed and remaining time, in samples.
 
     Args:
-        spec: the job.
-        plan: its first plan; its speed is believed until something is measured.
-        nodes: machines it may run on.
+        plan: its first plan; predicts the speed until one is measured.
 
     Attributes:
-        worker: the resources of one worker.
-        amounts: what its tasks take.
-        max_ps: most parameter servers that are of use.
-        has_begun: whether it has made a step.
+        max_ps: maximum number of useful parameter servers.
     """
 
     def __init__(self, spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass]) -> None:
@@ -435,7 +401,7 @@ class JobModels:
         self.worker = plan.option.worker
         self.has_begun = False
         most = spec.elastic[1]
-        self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MOST_PS), spec.planning.sharding))
+        self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MAX_PS), spec.planning.sharding))
         self.amounts = TaskAmounts(
             worker=_amounts(self.worker),
             ps=(_amounts(plan.option.ps_task),) * self.max_ps,
@@ -451,11 +417,9 @@ class JobModels:
         )
 
     def restarted(self) -> None:
-        """The job was started again, at whatever size."""
         self._meter.restart()
 
     def progressed(self, now_s: float, step: int, loss: float | None) -> None:
-        """The chief has reported a step."""
         self.has_begun = True
         self._step = step
         self._meter.add(now_s, step)
@@ -463,36 +427,32 @@ class JobModels:
             self._losses.add(step, loss)
 
     def measure(self, size: Size) -> bool:
-        """Learns from the speed at the size the job has; whether anything was measured."""
+        """Adds the speed measured at this size to the model; returns whether one was measured."""
         rate = self._meter.steps_per_s
         if rate is None:
             return False
-        self._speed.observe(size.workers, size.ps, rate * self._samples_per_step / evenness(self._spec.replicas, size))
+        self._speed.observe(
+            size.workers, size.ps, rate * self._samples_per_step / work_balance(self._spec.replicas, size)
+        )
         return True
 
     def samples_per_s(self, size: Size) -> float:
-        """Predicted speed."""
-        return self._speed.samples_per_s(size.workers, size.ps) * evenness(self._spec.replicas, size)
+        return self._speed.samples_per_s(size.workers, size.ps) * work_balance(self._spec.replicas, size)
 
     def speeds(self) -> Floats:
-        """Predicted speeds of all sizes: [ps - 1, workers - 1]."""
+        """Predicted samples per second of all sizes: [ps - 1, workers - 1]."""
         table = self._speed.table()
-        return table * np.array([evenness(self._spec.replicas, Size(w + 1, 1)) for w in range(table.shape[1])])
+        return table * np.array([work_balance(self._spec.replicas, Size(w + 1, 1)) for w in range(table.shape[1])])
 
     def sample_sizes(self, min_workers: int) -> list[Size]:
-        """Sizes whose speeds would tell most of all others."""
-        return [Size(*counts) for counts in sample_sizes(self._speed, SAMPLE_RUNS, min_workers)]
+        return [Size(*counts) for counts in sample_sizes(self._speed, SAMPLE_SIZE_COUNT, min_workers)]
 
     def knows_length(self, total_steps: int | None) -> bool:
-        """Whether the script or its losses say how long it trains."""
+        """Whether the number of steps is reported, or can be estimated from the losses."""
         return total_steps is not None or self._losses.steps_left().known
 
     def samples_left(self, total_steps: int | None) -> float:
-        """Samples still to train: what the script or its losses say, else as many as there were so far.
-
-        Args:
-            total_steps: how long the script trains, where it says so.
-        """
+        """Samples still to train, as reported or estimated from the losses; else the number trained so far."""
         steps: float = self._step
         if total_steps is not None:
             steps = total_steps - self._step
@@ -506,38 +466,36 @@ class JobModels:
 
 
 class SpeedMeter:
-    """Steps a second of a job whose size does not change."""
+    """Measures the steps per second of a job of constant size."""
 
     def __init__(self) -> None:
         self._first_s: float | None = None
         self._points: deque[tuple[float, int]] = deque()
 
     def restart(self) -> None:
-        """The job has another size, or was started again."""
         self._first_s = None
         self._points.clear()
 
     def add(self, now_s: float, step: int) -> None:
-        """Takes the newest step in."""
         if self._first_s is None:
             self._first_s = now_s
-        if now_s - self._first_s < WARM_UP_S:
+        if now_s - self._first_s < SPEED_WARM_UP_S:
             return
         self._points.append((now_s, step))
-        while len(self._points) > LEAST_POINTS and now_s - self._points[0][0] > WINDOW_S:
+        while len(self._points) > MIN_SPEED_POINTS and now_s - self._points[0][0] > MAX_SPEED_WINDOW_S:
             self._points.popleft()
 
     @property
     def steps_per_s(self) -> float | None:
-        """The mean; None as long as too little was seen."""
+        """The mean over the window; None if the window is too short."""
         if len(self._points) < 2:
             return None
         (first_s, first), (last_s, last) = self._points[0], self._points[-1]
-        return (last - first) / (last_s - first_s) if last_s - first_s >= LEAST_S and last > first else None
+        return (last - first) / (last_s - first_s) if last_s - first_s >= MIN_SPEED_WINDOW_S and last > first else None
 
 
 def most_workers(plan: Plan, nodes: Sequence[NodeClass], spec: JobSpec) -> int:
-    """The largest number of workers, shaped as the plan's, that these machines hold beside its other tasks."""
+    """The maximum number of workers, shaped as in the plan, that these machines can run beside its other tasks."""
     assert spec.elastic is not None
     agents = [(node.cpus, node.mem_bytes, node.gpus) for node in nodes for _ in range(node.count)]
     worker = plan.option.worker
@@ -560,9 +518,9 @@ def _scalars(task: TaskResources) -> tuple[float, int, int]:
 def _predicted(
     spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass], max_workers: int, needs: TaskAmounts
 ) -> SpeedTable:
-    """The solver's speeds of all sizes, on machines like the largest one."""
+    """The solver's predicted speeds of all sizes, with every task on a machine of the largest kind."""
     worker = plan.option.worker
-    # What was measured elsewhere takes time to fit; the job's own speed is measured soon.
+    # Fitting measurements of other jobs takes time; the job's own speed is measured soon.
     planning = dataclasses.replace(spec.planning, measurements=())
     scenario = scenario_of(planning.request(plan.profile, cluster_of(nodes)))
     kind = max(scenario.kinds, key=lambda kind: (kind.gpus, kind.cpu_millis))
@@ -581,29 +539,28 @@ def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
 
 
 class ShrinkHistory:
-    """Remembers for whom a job has shrunk: who could not use what was given up is not given way to again.
+    """Remembers the frameworks for which a job has shrunk, to ignore those that could not use the released resources.
 
     Args:
-        patience_s: how long another framework may take to use it.
+        patience_s: maximum time for another framework to use them.
     """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._since_s: dict[str, float] = {}
 
-    def lost(self) -> None:
-        """The room made is not there any more: the job may have taken it again."""
+    def clear(self) -> None:
+        """Forgets all: the job may have taken the resources again."""
         self._since_s.clear()
 
-    def made_for(self, ids: Iterable[str], now_s: float) -> None:
-        """Room has been made for these frameworks."""
+    def record(self, ids: Iterable[str], now_s: float) -> None:
         for name in ids:
             self._since_s.setdefault(name, now_s)
 
-    def still_useful(self, demand: Demand, now_s: float) -> Demand:
-        """The demand without those who wait in spite of the room made for them."""
+    def relevant_demand(self, demand: Demand, now_s: float) -> Demand:
+        """The demand without frameworks that still wait after `patience_s`."""
         waiting = {one.id for one in demand.waiting}
-        # Whoever got something may wait for more some other day.
+        # A framework that got resources may wait again later.
         self._since_s = {name: since_s for name, since_s in self._since_s.items() if name in waiting}
         hopeless = {name for name, since_s in self._since_s.items() if now_s - since_s >= self._patience_s}
         return dataclasses.replace(demand, others=[one for one in demand.others if one.id not in hopeless])

@@ -1,7 +1,7 @@
-"""Where the tasks of a job go when it changes its size: those there are stay, further ones go where there is room.
+"""Placement of a job's tasks at another size: existing tasks stay, new ones go where there is room.
 
-As in Optimus (EuroSys 2018, section 4.3) the fewest machines are used: new tasks go to machines of the job first, then
-to those with most room; what is given up is where the job has least.
+As in Optimus (EuroSys 2018, section 4.3), the fewest machines are used: new tasks prefer machines that the job already
+uses, then those with most free CPUs; removed tasks come from the machines with the fewest tasks of the job.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dike.task import Role
 from framework.mesos.offers import AgentOffer
-from framework.training.launch import fits
+from framework.training.launch import try_take
 from framework.training.spec import JobSpec, JobTask
 from solver import Plan, PlannedTask
 from solver.shards import shard
@@ -21,8 +21,6 @@ from solver.shards import shard
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """Counts of a job's tasks."""
-
     workers: int
     ps: int
 
@@ -35,10 +33,9 @@ class Layout:
     """A job at another size.
 
     Attributes:
-        plan: what is to be followed.
-        stays: id of a task that goes on -> its line of the plan.
-        new: lines of the plan that have no task yet.
-        surplus: ids of tasks that are given up.
+        stays: id of each remaining task -> its line in the plan.
+        new: lines of the plan without a task.
+        surplus: ids of tasks to remove.
     """
 
     plan: Plan
@@ -52,52 +49,28 @@ class Layout:
 
 
 def size_of(plan: Plan) -> Size:
-    """The counts of a plan."""
     return Size(plan.option.workers, plan.option.ps)
 
 
 def layout(
     spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], size: Size, agents: Sequence[AgentOffer]
 ) -> Layout | None:
-    """The job at another size, its tasks shaped as they are; None if there is no room for it.
-
-    Args:
-        spec: the job.
-        plan: what it follows now.
-        tasks: what it has now.
-        size: what it is to have.
-        agents: offers that it may use.
-    """
+    """Lays the job out at another size, with tasks of the same shape; None if there is no room."""
     return _Layouter(spec, plan, tasks, agents).to(size)
 
 
 def replacement(
     spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], lost: JobTask, agents: Sequence[AgentOffer]
 ) -> Layout | None:
-    """The same size with another task in the place of one; None if there is no room for it.
-
-    Args:
-        spec: the job.
-        plan: what it follows now.
-        tasks: what it has now.
-        lost: the task to replace.
-        agents: offers that may be used.
-    """
+    """Lays the job out at the same size with another task in the place of `lost`; None if there is no room."""
     return _Layouter(spec, plan, [task for task in tasks if task is not lost], agents).to(size_of(plan), lost)
 
 
 def without(spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], surplus: frozenset[str]) -> Layout:
-    """The job less some of its workers.
-
-    Args:
-        spec: the job.
-        plan: what it follows now.
-        tasks: what it has now.
-        surplus: ids of the workers that it gives up.
-    """
+    """Lays the job out less the workers with the ids `surplus`."""
     size = dataclasses.replace(size_of(plan), workers=size_of(plan).workers - len(surplus))
     target = _Layouter(spec, plan, [task for task in tasks if task.task_id not in surplus], ()).to(size)
-    # There is always room for less.
+    # Shrinking always fits.
     assert target is not None
     return dataclasses.replace(target, surplus=surplus)
 
@@ -118,7 +91,7 @@ class _Layouter:
         for role, count in ((Role.PS, size.ps), (Role.WORKER, size.workers), (Role.CHIEF, chiefs)):
             staying = self._staying(role, count)
             free = [lost.planned.index] if lost is not None and lost.planned.role == role else []
-            # The others keep their order and close the gaps.
+            # Remaining tasks keep their order and close the gaps.
             indices = [index for index in range(len(staying) + len(free)) if index not in free]
             numbers = zip(staying, indices, strict=True)
             stays |= {task.task_id: dataclasses.replace(task.planned, index=index) for task, index in numbers}
@@ -146,13 +119,13 @@ class _Layouter:
         return tasks
 
     def _placed(self, role: Role, indices: Collection[int]) -> list[PlannedTask] | None:
-        """New tasks of these numbers, each as large as the largest there is; None if there is no room."""
+        """Places new tasks with these indices, each as large as the largest existing one; None if there is no room."""
         there = [task for task in self._plan.tasks if task.role == role]
         shape = max(there, key=lambda task: (task.gpus, task.mem_mb), default=None)
         placed: list[PlannedTask] = []
         for index in indices:
             assert shape is not None
-            agent = next((agent for agent in self._agents if fits(self._pools[agent.agent_id], shape)), None)
+            agent = next((agent for agent in self._agents if try_take(self._pools[agent.agent_id], shape)), None)
             if agent is None:
                 return None
             placed.append(dataclasses.replace(shape, index=index, node=agent.node))
@@ -170,7 +143,7 @@ class _Layouter:
             option=dataclasses.replace(plan.option, workers=size.workers, ps=size.ps),
             tasks=tuple(sorted(tasks, key=lambda task: (order.index(Role(task.role)), task.index))),
             variables=variables,
-            # Neither was it planned so from the start, nor is anything proven of it.
+            # No bound was proven for this plan.
             optimal=False,
             gap=1.0,
         )

@@ -7,7 +7,7 @@ from framework.training.spec import JobSpec
 
 
 def elastic_notes(spec: JobSpec) -> list[str]:
-    """What a user should know of an elastic job before it starts."""
+    """Notes for the user of an elastic job before it starts."""
     assert spec.elastic is not None
     notes = []
     if spec.replicas is not None:
@@ -16,5 +16,5 @@ def elastic_notes(spec: JobSpec) -> list[str]:
             "number of workers (--elastic)"
         )
     if spec.profile.api is Api.COORDINATOR:
-        notes.append("the size of the job stays as it is: its script's own loop cannot be stopped and resumed")
+        notes.append("the job keeps its size: its script's own loop cannot be stopped and resumed")
     return notes

@@ -1,8 +1,8 @@
-"""One change of a running job's size, from the launch of further tasks to the first step of the new attempt.
+"""One change of a running job's size, from the launch of additional tasks to the first step of the new attempt.
 
-Further tasks get ready while the job trains. Then the chief saves and ends; its process gone, so do all others; none of
-the old attempt being left, every slot that stays starts its process of the next one. Attempts are numbered, and slots
-start none twice, so no two can ever run side by side.
+Additional tasks warm up while the job trains. Then the chief saves and ends, then all other processes end, then every
+remaining slot starts its process of the next attempt. Attempts are numbered and a slot starts each at most once, so
+two attempts never run at the same time.
 """
 
 from __future__ import annotations
@@ -24,37 +24,28 @@ from framework.training.state import JobRun
 logger = logging.getLogger(__name__)
 
 WARM_UP_TIMEOUT_S = 120.0
-"""How long further tasks may take to get ready."""
 STOP_TIMEOUT_S = 90.0
-"""How long a process may take to save and end; its slot kills it sooner."""
+"""Maximum time for a process to save and end; its slot kills it earlier."""
 
 
 class Stage(enum.Enum):
-    """How far a change is."""
-
     WARMING = enum.auto()
-    """Further tasks get ready; the job trains."""
+    """Additional tasks warm up; the job trains."""
     SAVING = enum.auto()
     """The chief saves and ends."""
     CLEARING = enum.auto()
     """All other processes end."""
     STARTING = enum.auto()
-    """The next attempt has been started and has not made a step."""
+    """The next attempt has started and has not made a step."""
 
 
-def further_tasks(
+def additional_tasks(
     spec: JobSpec, run: JobRun, target: Layout, agents: Sequence[AgentOffer]
 ) -> tuple[list[JobTask], dict[str, dict[str, Any]]]:
-    """The tasks that a change of size adds, and by agent the operations that launch them.
-
-    Args:
-        spec: the job.
-        run: what runs of it.
-        target: the job after the change.
-        agents: the offers in hand.
+    """Creates the tasks that a change of size adds, and by agent the operations that launch them.
 
     Raises:
-        DoesNotFitError: if there is no room for them.
+        DoesNotFitError: there is no room for them.
     """
     wanted = dataclasses.replace(target.plan, tasks=target.new)
     new = place(spec, wanted, agents, run.serial, run.used_ports, run.members, run.executors)
@@ -72,7 +63,6 @@ def further_tasks(
 
 
 def _next_cluster(run: JobRun, target: Layout, new: Sequence[JobTask]) -> dict[str, list[str]]:
-    """Addresses of the whole job after the change."""
     stay = [
         dataclasses.replace(task, planned=target.stays[task.task_id])
         for task in run.members
@@ -85,19 +75,12 @@ class RunningResize:
     """Carries out one change.
 
     Args:
-        spec: the job.
-        run: what runs of it; becomes the next attempt.
-        slots: get what to run.
-        target: the job after the change.
-        new: its further tasks, launched already.
-        reason: why, for the user.
-        now_s: the time.
+        run: its current attempt; becomes the next one.
+        new: the additional tasks, already launched.
+        reason: shown to the user.
 
     Attributes:
-        target, new, reason: as given.
-        before: the size there was.
-        stage: how far it is.
-        stopped_s: when the chief was told to stop.
+        stopped_s: when the chief was asked to stop.
     """
 
     def __init__(
@@ -126,35 +109,34 @@ class RunningResize:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the job's processes have been stopped, or are being."""
+        """Whether processes of the job have been asked to stop."""
         return self.stage is not Stage.WARMING
 
     def failure(self, now_s: float) -> str:
-        """What takes too long, or which of the further tasks has died too late to do without; empty if none."""
+        """What timed out, or which additional task ended too late to be left out; empty if nothing did."""
         if self.stage in (Stage.SAVING, Stage.CLEARING):
             dead = next((task for task in self.new if task.state.is_terminal()), None)
             if dead is not None:
-                return f"{dead.failure}{dead.place_of_output}"
+                return f"{dead.failure}{dead.output_location}"
         waited_s = now_s - self._since_s
         if self.stage is Stage.WARMING and waited_s > WARM_UP_TIMEOUT_S:
-            return f"the further tasks were not ready within {WARM_UP_TIMEOUT_S:g} s"
+            return f"the additional tasks were not ready within {WARM_UP_TIMEOUT_S:g} s"
         if self.stage in (Stage.SAVING, Stage.CLEARING) and waited_s > STOP_TIMEOUT_S:
             return f"the job's processes did not end within {STOP_TIMEOUT_S:g} s"
         return ""
 
     @property
     def late(self) -> list[JobTask]:
-        """The further tasks that are not ready."""
         return [task for task in self.new if not self._is_ready(task)]
 
     @property
     def script_has_ended(self) -> bool:
-        """Whether the chief's script came to its own end just when it was to be stopped."""
+        """Whether the chief's script finished just when it was asked to stop."""
         chief = self.chief
         return self.stage is Stage.SAVING and self._slots.exit_code(chief, self._run.attempt) == 0
 
     def advance(self, now_s: float) -> Stage | None:
-        """Does the next step if it can be done; returns the stage that it has come to, None if it is still the same."""
+        """Enters the next stage if possible; returns it, or None if the stage is unchanged."""
         before = self.stage
         if self.stage is Stage.WARMING and not self.late:
             self.stopped_s = now_s
@@ -172,19 +154,17 @@ class RunningResize:
         return None if self.stage is before else self.stage
 
     def complete(self, saved_step: int, now_s: float) -> Resize:
-        """What has become of it, now that the next attempt has made a step."""
+        """Summarizes the change after the next attempt's first step."""
         before, after = self.before, self.target.size
         cost_s = round(now_s - self.stopped_s, 3)
         return Resize(before.workers, before.ps, after.workers, after.ps, self.reason, saved_step, cost_s)
 
     def abandon(self) -> None:
-        """Gives the change up before it has begun."""
         for task in self.new:
             task.stop_requested = True
 
     @property
     def chief(self) -> JobTask:
-        """The chief of the attempt that runs."""
         return next(task for task in self._run.members if self._spec.is_chief(task.planned))
 
     def _is_ready(self, task: JobTask) -> bool:

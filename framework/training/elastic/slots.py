@@ -1,4 +1,4 @@
-"""What the slots of an elastic job are to run, and what they say they do."""
+"""The wanted and the reported states of an elastic job's slots."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from framework.mesos.tasks import TaskState
 from framework.scheduler.job import Message
 from framework.training.spec import JobTask
 
-REPEAT_S = 1.0
-"""How often a slot is sent what it is to run until it has answered."""
-_UNKNOWN = -1
-"""Older than all that a slot was ever sent: it answers and does not obey."""
+RESEND_INTERVAL_S = 1.0
+"""Interval at which a slot is sent its wanted state until it acknowledges it."""
+_STATUS_REQUEST = -1
+"""A sequence number below any that was sent: requests a status only."""
 
 
 @dataclass
@@ -25,10 +25,10 @@ class _Slot:
 
 
 class ElasticSlots:
-    """Sends slots what they are to run until they confirm it; one entry for each that was ever sent anything.
+    """Sends each slot its wanted state until it is acknowledged.
 
     Args:
-        outbox: gets the messages for executors, which are delivered or not.
+        outbox: receives messages for executors; delivery is not guaranteed.
     """
 
     def __init__(self, outbox: list[Message]) -> None:
@@ -36,28 +36,26 @@ class ElasticSlots:
         self._slots: dict[str, _Slot] = {}
 
     def want(self, task: JobTask, process: TaskSpec | None) -> None:
-        """Wants this process in the task's slot; None: none at all."""
+        """Sets the process that the task's slot should run; None for none."""
         slot = self._slots.get(task.task_id)
         if slot is None:
             self._slots[task.task_id] = _Slot(task, WantedProcess(1, process))
             return
         ends = () if slot.status is None else tuple(end.attempt for end in slot.status.ends)
-        known = _UNKNOWN if slot.status is None else slot.status.number
+        known = _STATUS_REQUEST if slot.status is None else slot.status.number
         slot.wanted = WantedProcess(max(slot.wanted.number, known, 0) + 1, process, ends)
         slot.sent_s = None
 
     def adopt(self, task: JobTask, process: TaskSpec) -> None:
-        """The task's slot should run this process already, and is to say so."""
-        self._slots[task.task_id] = _Slot(task, WantedProcess(_UNKNOWN, process))
+        """Requests the status of a slot that should already run this process."""
+        self._slots[task.task_id] = _Slot(task, WantedProcess(_STATUS_REQUEST, process))
 
     def update(self, status: ElasticStatus) -> None:
-        """A slot has reported its status."""
         slot = self._slots.get(status.task_id)
         if slot is not None and (slot.status is None or status.number >= slot.status.number):
             slot.status = status
 
     def send(self, now_s: float) -> None:
-        """Sends what slots do not know yet."""
         for task_id, slot in list(self._slots.items()):
             if slot.task.state.is_terminal():
                 del self._slots[task_id]
@@ -66,41 +64,39 @@ class ElasticSlots:
                 self._outbox.append(Message(task_id, slot.wanted.encode()))
 
     def has_reported(self, task: JobTask) -> bool:
-        """Whether the slot has reported its status."""
         slot = self._slots.get(task.task_id)
         return slot is not None and slot.status is not None
 
     def runs(self, task: JobTask, attempt: int) -> bool:
-        """Whether the slot says that it runs its process of an attempt."""
+        """Whether the slot reports that it runs its process of this attempt."""
         slot = self._slots.get(task.task_id)
         return slot is not None and slot.status is not None and slot.status.attempt == attempt
 
     def is_ready(self, task: JobTask) -> bool:
-        """Whether the slot can start a process at once."""
+        """Whether the slot can start a process immediately."""
         slot = self._slots.get(task.task_id)
         return slot is not None and slot.status is not None and slot.status.ready
 
     def is_empty(self, task: JobTask) -> bool:
-        """Whether the slot is to run nothing, and runs nothing."""
+        """Whether the slot should run nothing and has confirmed that it does not."""
         slot = self._slots.get(task.task_id)
         if slot is None or slot.wanted.task is not None or not self._has_confirmed(slot):
             return False
         return slot.status is not None and slot.status.attempt is None
 
     def exit_code(self, task: JobTask, attempt: int) -> int | None:
-        """How the process of an attempt ended that was told to; None if it has not, or nobody could tell."""
+        """Exit code of the process of an attempt that was asked to end; None if unknown or still running."""
         slot = self._slots.get(task.task_id)
         ends = () if slot is None or slot.status is None else slot.status.ends
         return next((end.outcome.exit_code for end in ends if end.attempt == attempt), None)
 
     def clear(self) -> None:
-        """The tasks are being killed."""
         self._slots.clear()
 
     def _is_due(self, slot: _Slot, now_s: float) -> bool:
         if slot.task.state is not TaskState.RUNNING or self._has_confirmed(slot):
             return False
-        return slot.sent_s is None or now_s - slot.sent_s >= REPEAT_S
+        return slot.sent_s is None or now_s - slot.sent_s >= RESEND_INTERVAL_S
 
     @staticmethod
     def _has_confirmed(slot: _Slot) -> bool:

@@ -11,8 +11,8 @@ from executor.messages import LaunchOrder, Outcome, Report
 from framework.mesos import events
 from framework.scheduler.demand import Demand
 from framework.scheduler.offer_pool import SETTLE_S
-from framework.training.elastic.autoscaler import LEAST_S, WARM_UP_S
-from framework.training.elastic.resizer import GATHER_S
+from framework.training.elastic.autoscaler import MIN_SPEED_WINDOW_S, SPEED_WARM_UP_S
+from framework.training.elastic.resizer import OFFER_TIMEOUT_S
 from framework.training.spec import JobSpec, JobTask, Resize
 from tests.training.job_stage import Stage, Watcher, profile, spec
 
@@ -97,7 +97,7 @@ class ElasticStage(Stage):
         self.train(step)
         return {task.name: task for task in self.job.tasks}
 
-    def train(self, step: int, seconds: float = WARM_UP_S + LEAST_S + 1.0) -> int:
+    def train(self, step: int, seconds: float = SPEED_WARM_UP_S + MIN_SPEED_WINDOW_S + 1.0) -> int:
         """Makes a step in each tenth of a second from this one on, and saves the last one."""
         for number in range(round(seconds * 10)):
             self.now += 0.1
@@ -159,7 +159,7 @@ class ElasticStage(Stage):
             self.offer(*offers)
             self.wait(SETTLE_S + 0.1)
             # Where nothing is offered it takes a while until the job goes on.
-            self.wait(GATHER_S)
+            self.wait(OFFER_TIMEOUT_S)
 
     def get_ready(self) -> list[JobTask]:
         """What was launched beside the job gets ready."""

@@ -7,15 +7,15 @@ import pytest
 from dike.profile import Api
 from framework.mesos.offers import by_agent
 from framework.training.elastic.autoscaler import (
-    LEAST_S,
-    NEAR,
-    WARM_UP_S,
-    WINDOW_S,
+    MAX_SPEED_WINDOW_S,
+    MIN_SPEED_WINDOW_S,
+    NEAR_WORKERS,
+    SPEED_WARM_UP_S,
     JobModels,
     Situation,
     SpeedMeter,
     decide,
-    evenness,
+    work_balance,
     worker_counts,
 )
 from framework.training.elastic.layout import Size
@@ -111,7 +111,7 @@ def test_what_is_given_bounds_the_size_and_a_larger_one_has_to_pay() -> None:
     given = decide(situation(allotted=Size(3, 1)), linear)
     assert given is not None
     assert given.size == Size(3, 1)
-    assert not given.needs_nothing
+    assert not given.needs_no_offers
     assert decide(situation(allotted=Size(3, 1), samples_left=100.0), linear) is None
     assert decide(situation(allotted=NOW), linear) is None
     assert decide(situation(allotted=Size(2, 2)), lambda size: 1.0) is None
@@ -120,7 +120,7 @@ def test_what_is_given_bounds_the_size_and_a_larger_one_has_to_pay() -> None:
 def test_what_is_not_given_any_more_is_given_up_at_once_whatever_is_left() -> None:
     given = decide(situation(allotted=Size(1, 1), samples_left=0.0), linear)
     assert given is not None
-    assert (given.size, given.needs_nothing) == (Size(1, 1), True)
+    assert (given.size, given.needs_no_offers) == (Size(1, 1), True)
     assert "it is given 1 worker and 1 ps" in given.reason
     others = decide(situation(allotted=Size(4, 1), fair_workers=1, waiting=("a search",)), linear)
     assert others is not None
@@ -128,14 +128,14 @@ def test_what_is_not_given_any_more_is_given_up_at_once_whatever_is_left() -> No
 
 
 def test_workers_that_divide_the_step_evenly_are_worth_more() -> None:
-    assert [evenness(4, Size(workers, 1)) for workers in (1, 2, 4)] == [1.0, 1.0, 1.0]
-    assert evenness(4, Size(3, 1)) == pytest.approx(2 / 3)
-    assert evenness(None, Size(3, 1)) == 1.0
+    assert [work_balance(4, Size(workers, 1)) for workers in (1, 2, 4)] == [1.0, 1.0, 1.0]
+    assert work_balance(4, Size(3, 1)) == pytest.approx(2 / 3)
+    assert work_balance(None, Size(3, 1)) == 1.0
 
 
 def test_large_jobs_think_of_few_numbers() -> None:
     counts = worker_counts(500, 1, 1024, None)
-    assert {1, 1024, *range(500 - NEAR, 500 + NEAR + 1)} <= set(counts)
+    assert {1, 1024, *range(500 - NEAR_WORKERS, 500 + NEAR_WORKERS + 1)} <= set(counts)
     assert len(counts) < 80
     assert worker_counts(2, 1, 4, 4) == [1, 2, 3, 4]
     assert {1, 2, 4, 8, 16, 32, 64} <= set(worker_counts(30, 1, 64, 64))
@@ -143,14 +143,14 @@ def test_large_jobs_think_of_few_numbers() -> None:
 
 def test_speed_is_known_after_a_while_and_is_the_newest() -> None:
     meter = SpeedMeter()
-    for tenth in range(round((WARM_UP_S + LEAST_S) * 10)):
+    for tenth in range(round((SPEED_WARM_UP_S + MIN_SPEED_WINDOW_S) * 10)):
         meter.add(tenth / 10, tenth)
         assert meter.steps_per_s is None
     for tenth in range(30, 60):
         meter.add(tenth / 10, tenth)
     assert meter.steps_per_s is not None
     assert abs(meter.steps_per_s - 10) < 1e-6
-    for second in range(6, 6 + 2 * round(WINDOW_S)):
+    for second in range(6, 6 + 2 * round(MAX_SPEED_WINDOW_S)):
         meter.add(second, 60 + 2 * (second - 6))
     assert abs(meter.steps_per_s - 2) < 1e-6
     meter.restart()

@@ -12,8 +12,8 @@ from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess
 from executor.messages import LaunchOrder, Outcome
 from framework.scheduler.demand import Demand, FrameworkUse
 from framework.training.elastic.resize import STOP_TIMEOUT_S, WARM_UP_TIMEOUT_S
-from framework.training.elastic.slots import REPEAT_S
-from framework.training.elastic.stragglers import REPORTS
+from framework.training.elastic.slots import RESEND_INTERVAL_S
+from framework.training.elastic.stragglers import MIN_SLOW_REPORTS
 from framework.training.spec import JobTask
 from tests.training.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic, heavy
 from tests.training.job_stage import ended
@@ -45,7 +45,7 @@ def saving(**changes: Any) -> tuple[ElasticStage, list[JobTask]]:
     return stage, new
 
 
-def slow_down(stage: ElasticStage, reports: int = REPORTS) -> None:
+def slow_down(stage: ElasticStage, reports: int = MIN_SLOW_REPORTS) -> None:
     """Worker 1 is slow, for so many reports."""
     for _ in range(reports):
         stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
@@ -95,7 +95,7 @@ def test_a_v1_job_stops_its_chief_before_the_other_workers() -> None:
     told = [task_id for task_id, _ in stage.mesos.messages if stage.job_task(task_id).member]
     assert set(told) == {stage.chief.task_id}
     stage.deaf = set()
-    stage.wait(REPEAT_S)
+    stage.wait(RESEND_INTERVAL_S)
     stage.change(step=100)
     assert set(stage.running.values()) == {1}
     assert len(stage.job.result.resizes) == 1
@@ -105,7 +105,7 @@ def test_what_a_slot_did_not_hear_is_said_again() -> None:
     stage, _ = saving()
     stage.deaf = set()
     assert stage.running["chief:0"] == 0
-    stage.wait(REPEAT_S)
+    stage.wait(RESEND_INTERVAL_S)
     stage.change(step=100)
     assert stage.running["chief:0"] == 1
 
@@ -166,7 +166,7 @@ def test_tasks_that_do_not_get_ready_are_given_up() -> None:
 def test_a_further_task_that_dies_costs_nothing_but_the_change() -> None:
     stage, new = changing()
     stage.update(new[0], "TASK_FAILED", ended(1), message="exited with status 1")
-    assert "stays as it is" in stage.watcher.notes[-1]
+    assert "keeps its size" in stage.watcher.notes[-1]
     stage.end_killed()
     assert set(stage.running.values()) == {0}
     stage.train(100)
@@ -194,7 +194,7 @@ def test_whatever_dies_in_a_change_restarts_the_job_in_one_size(stage_name: str)
     if stage_name != "saving":
         ps = next(task for task in old if task.name == "ps:0")
         stage.deaf = {ps.task_id} if stage_name == "clearing" else set()
-        stage.wait(REPEAT_S)
+        stage.wait(RESEND_INTERVAL_S)
         stage.save(100)
         for _ in range(6):
             stage.round()
@@ -217,7 +217,7 @@ def test_a_further_task_that_dies_when_the_job_is_being_stopped_restarts_it(*, c
     old = stage.job.tasks
     if clearing:
         stage.deaf = {next(task.task_id for task in old if task.name == "ps:0")}
-        stage.wait(REPEAT_S)
+        stage.wait(RESEND_INTERVAL_S)
         stage.save(100)
         for _ in range(6):
             stage.round()
@@ -233,7 +233,7 @@ def test_a_further_task_that_dies_when_the_job_is_being_stopped_restarts_it(*, c
 def test_a_worker_that_dies_when_the_new_size_has_been_started_rejoins() -> None:
     stage, new = saving()
     stage.deaf = set()
-    stage.wait(REPEAT_S)
+    stage.wait(RESEND_INTERVAL_S)
     stage.save(100)
     for _ in range(6):
         stage.round()
@@ -281,7 +281,7 @@ def test_a_chief_that_finishes_before_it_hears_of_the_change_has_ended_well() ->
 def test_a_script_that_cannot_resume_is_left_alone() -> None:
     stage, _ = saving()
     stage.deaf = set()
-    stage.wait(REPEAT_S)
+    stage.wait(RESEND_INTERVAL_S)
     stage.save(100)
     for _ in range(6):
         stage.round()
@@ -364,7 +364,7 @@ def test_a_launch_that_breaks_down_uses_other_names_the_next_time() -> None:
     stage.start_training()
     stage.mesos.refusal = "no such offer"
     stage.look(stage.mesos.offer(1))
-    assert "stays as it is" in stage.watcher.notes[-1]
+    assert "keeps its size" in stage.watcher.notes[-1]
     stage.mesos.refusal = ""
     stage.train(100)
     stage.look(stage.mesos.offer(1))

@@ -6,7 +6,7 @@ import dataclasses
 
 from dike.profile import Api
 from framework.scheduler.job import Need, Reclaimable, Resizable
-from framework.training.elastic.resizer import SOON_S
+from framework.training.elastic.resizer import RECLAIM_HORIZON_S
 from tests.training.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic, heavy
 from tests.training.job_stage import ended
 
@@ -79,16 +79,16 @@ def test_nothing_is_spare_before_a_checkpoint_nor_long_before_the_next_change() 
     assert stage.job.reclaimable() == Reclaimable()
     stage.save(1)
     assert stage.job.reclaimable().most > 0
-    patient = ElasticStage(dataclasses.replace(elastic(), resize_interval_s=10 * SOON_S))
+    patient = ElasticStage(dataclasses.replace(elastic(), resize_interval_s=10 * RECLAIM_HORIZON_S))
     patient.start_training(2)
     assert patient.job.reclaimable() == Reclaimable()
-    patient.wait(9 * SOON_S)
+    patient.wait(9 * RECLAIM_HORIZON_S)
     assert patient.job.reclaimable().most > 0
     # Once asked it still waits until it may.
     patient.job.reclaim(frozenset(workers(patient)[:1]), WHY)
     patient.wait(1.0)
     assert patient.watcher.reasons == []
-    patient.wait(SOON_S)
+    patient.wait(RECLAIM_HORIZON_S)
     assert patient.watcher.reasons == [WHY]
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from framework.project import kept_profiles
-from framework.project.kept_profiles import KnownProfile, content_of, kept_profile, libraries
+from framework.project import profile_cache
+from framework.project.profile_cache import CachedProfile, cached_profile, content_of, libraries
 from tests.profiles import made_up_profile
 
 TIMEOUT_S = 300.0
@@ -40,8 +40,8 @@ def known(
     environment: Mapping[str, str] | None = None,
     read: Callable[[], ModelProfile] | None = None,
     **more: Any,
-) -> KnownProfile:
-    return kept_profile("keras:ResNet50", inputs, environment or {}, read or Reader(), **more)
+) -> CachedProfile:
+    return cached_profile("keras:ResNet50", inputs, environment or {}, read or Reader(), **more)
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +54,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_profile_is_read_once(cache: Path) -> None:
     first, again = known(), known()
-    assert (first.profile, first.is_kept) == (again.profile, False)
-    assert again.is_kept
+    assert (first.profile, first.is_cached) == (again.profile, False)
+    assert again.is_cached
     assert again.read_s == first.read_s
     assert [path.name.startswith("keras-ResNet50-") for path in cache.iterdir()] == [True]
 
@@ -63,8 +63,8 @@ def test_a_profile_is_read_once(cache: Path) -> None:
 def test_it_is_read_again_for_who_asks_or_has_no_use_for_it() -> None:
     read = Reader()
     known(read=read)
-    assert known(read=read, again=True).profile.batch_size == 2
-    assert known(read=read, serves=lambda kept: kept.batch_size == 1).profile.batch_size == 3
+    assert known(read=read, refresh=True).profile.batch_size == 2
+    assert known(read=read, is_acceptable=lambda kept: kept.batch_size == 1).profile.batch_size == 3
     assert known(read=read).profile.batch_size == 3
 
 
@@ -81,7 +81,7 @@ def test_another_version_reads_it_anew(library: str, monkeypatch: pytest.MonkeyP
     read = Reader()
     known(read=read)
     versions = {"tensorflow": "2.21.0", "keras": "3.15.1", "tf_keras": "2.21.0", "numpy": "2.0", library: "99.0"}
-    monkeypatch.setattr(kept_profiles, "version", versions.__getitem__)
+    monkeypatch.setattr(profile_cache, "version", versions.__getitem__)
     known(read=read)
     known(read=read)
     assert read.times == 2
@@ -116,7 +116,7 @@ def test_a_damaged_one_is_made_anew(content: bytes, cache: Path, caplog: pytest.
     path.write_bytes(content)
     assert known(read=read).profile == known(read=read).profile
     assert read.times == 2
-    assert "is of no use" in caplog.text
+    assert "cannot be read" in caplog.text
 
 
 def test_a_profile_is_had_where_none_can_be_kept(cache: Path) -> None:
@@ -133,7 +133,7 @@ def test_nothing_is_kept_of_what_cannot_be_told_apart(cache: Path, monkeypatch: 
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(kept_profiles, "version", missing)
+    monkeypatch.setattr(profile_cache, "version", missing)
     known()
     assert not cache.exists()
 
@@ -148,24 +148,24 @@ def test_a_refusal_is_not_kept(cache: Path) -> None:
 
 
 def test_those_that_were_not_used_for_long_go_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_profiles, "MOST_KEPT", 3)
+    monkeypatch.setattr(profile_cache, "MAX_PROFILES", 3)
     read = Reader()
     for number in range(3):
-        place = known([number], read=read).place
+        place = known([number], read=read).cache_file
         assert place is not None
         os.utime(place, (number, number))
     known([0], read=read)
     known([3], read=read)
     assert len(list(cache.iterdir())) == 3
-    assert known([0], read=read).is_kept
-    assert not known([1], read=read).is_kept
+    assert known([0], read=read).is_cached
+    assert not known([1], read=read).is_cached
 
 
 def test_what_a_job_has_found_is_kept_instead() -> None:
     read = Reader()
     known(read=read)
     found = made_up_profile({"w": (2, 4)}, flops=1e6)
-    known(read=read).replaced_by(found)
+    known(read=read).replace_with(found)
     assert known(read=read).profile == found
     assert read.times == 1
 
@@ -173,8 +173,8 @@ def test_what_a_job_has_found_is_kept_instead() -> None:
 def test_a_profile_that_jobs_never_agree_with_is_read_each_time() -> None:
     read = Reader()
     known(read=read)
-    known(read=read).replaced_by(dataclasses.replace(PROFILE, flops_step_per_sample=9e9))
-    assert [known(read=read).is_kept, known(read=read).is_kept] == [False, False]
+    known(read=read).replace_with(dataclasses.replace(PROFILE, flops_step_per_sample=9e9))
+    assert [known(read=read).is_cached, known(read=read).is_cached] == [False, False]
     assert read.times == 3
 
 
@@ -196,11 +196,11 @@ def test_a_folder_is_what_its_files_hold(tmp_path: Path, monkeypatch: pytest.Mon
     data.rename(folder / "data" / "y.csv")
     assert content() not in (before, changed, None)
     # Of more than is worth reading the times count.
-    monkeypatch.setattr(kept_profiles, "HASHED_BYTES", 2)
+    monkeypatch.setattr(profile_cache, "MAX_HASHED_BYTES", 2)
     large = content()
     os.utime(folder / "data" / "y.csv", (2, 2))
     assert content() not in (large, None)
-    monkeypatch.setattr(kept_profiles, "MOST_FILES", 1)
+    monkeypatch.setattr(profile_cache, "MAX_FILES", 1)
     assert content() is None
 
 

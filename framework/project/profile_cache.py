@@ -1,6 +1,6 @@
-"""Profiles that were read before, kept in the cache folder: to read one takes an import of TensorFlow.
+"""Caches model profiles, as reading one imports TensorFlow.
 
-A profile is kept under a hash of all that it is known to depend on. What it is made of cannot be read out of the hash.
+The cache key is a hash of all known inputs of a profile; they cannot be recovered from it.
 """
 
 from __future__ import annotations
@@ -31,91 +31,85 @@ from dike.profile import ModelProfile
 from framework.user_folders import private_cache_dir
 
 FOLDER = "profiles"
-MOST_KEPT = 500
-"""How many are kept; those that were not used for the longest time go first."""
-NEEDED = ("tensorflow", "keras")
+MAX_PROFILES = 500
+"""Maximum number of cached profiles; the least recently used are removed first."""
+REQUIRED = ("tensorflow", "keras")
 OPTIONAL = ("tf_keras", "numpy")
-"""Distributions whose versions count for every model."""
-HASHED_BYTES = 50 * 2**20
-"""Of a folder's files; of those after them size and time of change count."""
-MOST_FILES = 50_000
+"""Distributions whose versions are part of every key."""
+MAX_HASHED_BYTES = 50 * 2**20
+"""Amount of a folder's files whose content is hashed; of the others, size and time of modification are."""
+MAX_FILES = 50_000
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class KnownProfile:
+class CachedProfile:
     """A model's profile.
 
     Attributes:
-        profile: the profile.
-        read_s: when it was read, in seconds since 1970.
-        place: the file that it is kept in; None if it cannot be kept.
-        is_kept: whether it was read for an earlier command.
+        read_s: Unix time at which it was read.
+        cache_file: its cache file; None if it cannot be cached.
+        is_cached: whether it was read for an earlier command.
     """
 
     profile: ModelProfile
     read_s: float
-    place: Path | None = None
-    is_kept: bool = False
+    cache_file: Path | None = None
+    is_cached: bool = False
 
-    def replaced_by(self, profile: ModelProfile) -> None:
-        """A job has found that the model is another one by now: keeps that one.
+    def replace_with(self, profile: ModelProfile) -> None:
+        """Caches the profile that a job has found instead.
 
-        Where it is the same, jobs of the script make other variables than their profile tells: none is kept then.
+        If it equals the cached one, jobs of the script create other variables than its profile: then none is cached.
         """
-        if self.place is not None:
+        if self.cache_file is not None:
             same = fingerprint(profile) == fingerprint(self.profile)
-            _write(self.place, None if same else profile, time.time())
+            _write(self.cache_file, None if same else profile, time.time())
 
 
-def kept_profile(
+def cached_profile(
     name: str,
     inputs: object,
     environment: Mapping[str, str],
     read: Callable[[], ModelProfile],
     *,
-    again: bool = False,
-    serves: Callable[[ModelProfile], bool] = lambda profile: True,
-) -> KnownProfile:
-    """The profile of a model, read only if none is kept that would be read again.
+    refresh: bool = False,
+    is_acceptable: Callable[[ModelProfile], bool] = lambda profile: True,
+) -> CachedProfile:
+    """Returns the cached profile of a model, or reads it.
 
     Args:
-        name: the model's, for people.
-        inputs: what it depends on, as JSON values; None if that cannot be known, and nothing is kept.
+        name: the model's name, for people.
+        inputs: all inputs, as JSON values; None if unknown, which disables the cache.
         environment: of the process that reads it.
         read: reads it, with TensorFlow.
-        again: whether it is read in any case.
-        serves: whether a kept one will do.
+        refresh: whether to read it even if one is cached.
+        is_acceptable: whether a cached one is acceptable.
 
     Raises:
         BadInputError: from `read`.
     """
-    place = _place(name, inputs, environment)
-    kept = None if again or place is None else _load(place)
-    if kept is not None and serves(kept.profile):
+    cache_file = _cache_file(name, inputs, environment)
+    kept = None if refresh or cache_file is None else _load(cache_file)
+    if kept is not None and is_acceptable(kept.profile):
         return kept
     now_s = time.time()
     profile = read()
-    # Keras' first import writes its settings.
-    place = _place(name, inputs, environment)
-    if place is not None and not _is_never_kept(place):
-        _write(place, profile, now_s)
-    return KnownProfile(profile, now_s, place)
+    # The path depends on Keras' settings, which its first import writes.
+    cache_file = _cache_file(name, inputs, environment)
+    if cache_file is not None and not _is_never_cached(cache_file):
+        _write(cache_file, profile, now_s)
+    return CachedProfile(profile, now_s, cache_file)
 
 
 def content_of(folder: Path, paths: Iterable[Path]) -> str | None:
-    """A hash of names and contents of files; None if they are too many, or one cannot be read.
-
-    Args:
-        folder: a folder.
-        paths: files and folders below it, in any order.
-    """
-    digest, left = hashlib.sha256(), HASHED_BYTES
+    """Hashes names and contents of files below `folder`; None if they are too many, or one cannot be read."""
+    digest, left = hashlib.sha256(), MAX_HASHED_BYTES
     try:
-        known = sorted(itertools.islice(paths, MOST_FILES + 1))
-        if len(known) > MOST_FILES:
+        known = sorted(itertools.islice(paths, MAX_FILES + 1))
+        if len(known) > MAX_FILES:
             return None
         for path in known:
             found = path.stat()
@@ -125,17 +119,13 @@ def content_of(folder: Path, paths: Iterable[Path]) -> str | None:
                 what.append(_hash_of(path) if left >= 0 else [found.st_size, found.st_mtime_ns])
             digest.update(json.dumps(what).encode())
     except OSError as error:
-        logger.info("no profile is kept: %s", error)
+        logger.info("no profile is cached: %s", error)
         return None
     return digest.hexdigest()
 
 
 def libraries(names: Iterable[str]) -> dict[str, Any]:
-    """Library -> what tells a change of it: when it was installed, or its source where it is used as it is written.
-
-    Args:
-        names: of top-level modules; those that are not there are left out.
-    """
+    """Installed library -> time of installation, or hash of its source if it is not in `site-packages`."""
     found: dict[str, Any] = {}
     for name in names:
         try:
@@ -153,17 +143,17 @@ def libraries(names: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def _place(name: str, inputs: object, environment: Mapping[str, str]) -> Path | None:
-    """The file for a model as it is now, with TensorFlow, Keras, their settings and Dike; None if none can be kept."""
+def _cache_file(name: str, inputs: object, environment: Mapping[str, str]) -> Path | None:
+    """The cache file for a model with TensorFlow, Keras, their settings and Dike; None if it cannot be cached."""
     if inputs is None:
         return None
     try:
         folder = private_cache_dir() / FOLDER
     except (OSError, DikeError) as error:
-        logger.warning("no profile is kept: %s", error)
+        logger.warning("no profile is cached: %s", error)
         return None
     try:
-        versions = {distribution: version(distribution) for distribution in NEEDED}
+        versions = {distribution: version(distribution) for distribution in REQUIRED}
     except PackageNotFoundError:
         return None
     for distribution in OPTIONAL:
@@ -171,20 +161,26 @@ def _place(name: str, inputs: object, environment: Mapping[str, str]) -> Path | 
             versions[distribution] = version(distribution)
     interpreter = [sys.executable, platform.python_version()]
     settings = _keras_settings(environment)
-    key = [inputs, dict(environment), versions, interpreter, _hash_of(settings) if settings.is_file() else "", _own()]
+    key = [
+        inputs,
+        dict(environment),
+        versions,
+        interpreter,
+        _hash_of(settings) if settings.is_file() else "",
+        _dike_version(),
+    ]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     stem = re.sub(r"\W", "-", name, flags=re.ASCII)[:80]
     return folder / f"{stem}-{digest[:32]}.json"
 
 
-def _own() -> str | None:
-    """What reads profiles: a version of Dike, or its source as it is just being written."""
+def _dike_version() -> str | None:
     own = Path(dike.__path__[0])
     return content_of(own, own.rglob("*.py"))
 
 
 def _keras_settings(environment: Mapping[str, str]) -> Path:
-    """What Keras is set to: the type of numbers, the order of a picture's axes."""
+    """Keras' settings file: number type, order of an image's axes."""
     home = environment.get("KERAS_HOME")
     return (Path(home) if home else Path("~/.keras").expanduser()) / "keras.json"
 
@@ -194,48 +190,50 @@ def _hash_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _load(place: Path) -> KnownProfile | None:
+def _load(cache_file: Path) -> CachedProfile | None:
     try:
-        values = _values(place)
+        values = _values(cache_file)
         if values is None or values["profile"] is None:
             return None
-        kept = KnownProfile(ModelProfile.from_json(values["profile"]), float(values["read_s"]), place, is_kept=True)
+        kept = CachedProfile(
+            ModelProfile.from_json(values["profile"]), float(values["read_s"]), cache_file, is_cached=True
+        )
     except (OSError, ValueError, TypeError, KeyError, RecursionError, BadInputError) as error:
-        logger.warning("the profile kept in %s is of no use: %s", place, error)
+        logger.warning("the profile cached in %s cannot be read: %s", cache_file, error)
         return None
     with contextlib.suppress(OSError):
-        os.utime(place)
+        os.utime(cache_file)
     return kept
 
 
-def _is_never_kept(place: Path) -> bool:
-    """Whether jobs have shown that this profile is of no use later (`KnownProfile.replaced_by`)."""
+def _is_never_cached(cache_file: Path) -> bool:
+    """Whether jobs have shown that this profile must not be cached (`CachedProfile.replace_with`)."""
     try:
-        values = _values(place)
+        values = _values(cache_file)
         return values is not None and values["profile"] is None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
 
 
-def _values(place: Path) -> Any:
+def _values(cache_file: Path) -> Any:
     try:
-        return json.loads(place.read_bytes())
+        return json.loads(cache_file.read_bytes())
     except FileNotFoundError:
         return None
 
 
-def _write(place: Path, profile: ModelProfile | None, read_s: float) -> None:
-    """Writes a profile, or that none is to be kept, whole or not at all."""
+def _write(cache_file: Path, profile: ModelProfile | None, read_s: float) -> None:
+    """Writes a profile, or None to cache none, atomically."""
     values = {"read_s": read_s, "profile": None if profile is None else profile.to_json()}
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=place.parent) as folder:
-            draft = Path(folder) / place.name
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=cache_file.parent) as folder:
+            draft = Path(folder) / cache_file.name
             draft.write_text(json.dumps(values), encoding="utf-8")
-            draft.replace(place)
-        _remove_oldest(place.parent)
+            draft.replace(cache_file)
+        _remove_oldest(cache_file.parent)
     except OSError as error:
-        logger.warning("the profile is not kept in %s: %s", place, error)
+        logger.warning("the profile cannot be cached in %s: %s", cache_file, error)
 
 
 def _remove_oldest(folder: Path) -> None:
@@ -243,5 +241,5 @@ def _remove_oldest(folder: Path) -> None:
     for path in folder.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another command has removed it
             used[path] = path.stat().st_mtime
-    for path in sorted(used, key=used.__getitem__)[: max(0, len(used) - MOST_KEPT)]:
+    for path in sorted(used, key=used.__getitem__)[: max(0, len(used) - MAX_PROFILES)]:
         path.unlink(missing_ok=True)
