@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dike.exceptions import BadInputError, JobFailedError
 from framework.mesos import events
 
-REMOVED = "has been removed"
+REMOVED_PHRASE = "has been removed"
 """Part of what Mesos says to a framework that it has ended."""
 
 
@@ -55,7 +55,7 @@ class Connection:
             raise BadInputError(
                 "The Mesos master does not accept these credentials; check --principal and --secret-file."
             )
-        if REMOVED in event.reason:
+        if REMOVED_PHRASE in event.reason:
             raise FrameworkRemovedError(f"The Mesos master has ended this framework: {event.reason}.")
         if event.http_status is not None or not self._attached:
             raise BadInputError(f"The Mesos master refused the framework: {event.reason}.")

@@ -35,7 +35,7 @@ class Volume:
             # Mesos makes the mount point as root, and does not look whether it is still inside the image.
             if not path.startswith("/") or ".." in path.split("/"):
                 raise BadInputError(f"'{path}' cannot be mounted in a container; write an absolute path without '..'.")
-            object.__setattr__(self, name, _normal(path))
+            object.__setattr__(self, name, _normalize(path))
         if self.container == "/":
             raise BadInputError(f"The folder {self.host} cannot take the place of a container's whole file system.")
 
@@ -43,9 +43,9 @@ class Volume:
         """As `parse_volume` reads it."""
         return ":".join((self.host, self.container, *([READ_ONLY] if self.read_only else [])))
 
-    def holds(self, path: str) -> bool:
+    def contains(self, path: str) -> bool:
         """Whether a path in the container leads into it."""
-        return f"{_normal(path)}/".startswith(f"{self.container}/")
+        return f"{_normalize(path)}/".startswith(f"{self.container}/")
 
     def to_mesos(self) -> dict[str, Any]:
         """Mesos' Volume."""
@@ -80,7 +80,7 @@ class Container:
         return info
 
 
-def own_container(image: str | None, volumes: Iterable[str], checkpoint_dir: str | None) -> Container | None:
+def task_container(image: str | None, volumes: Iterable[str], checkpoint_dir: str | None) -> Container | None:
     """The container of a `dike run` or `dike tune`, whose user says what is mounted.
 
     Mesos mounts only what is there, and the folder for checkpoints may have to be made first; so it is the one above
@@ -100,7 +100,7 @@ def own_container(image: str | None, volumes: Iterable[str], checkpoint_dir: str
             raise BadInputError("--volume needs --image: without one, tasks see the folders of their agents anyway.")
         return None
     if checkpoint_dir is not None and needs_mount(checkpoint_dir, wanted):
-        above = posixpath.dirname(_normal(checkpoint_dir))
+        above = posixpath.dirname(_normalize(checkpoint_dir))
         mounted = checkpoint_dir if above == "/" else above
         wanted = (Volume(mounted, mounted), *wanted)
     return Container(image, wanted)
@@ -114,7 +114,7 @@ def needs_mount(folder: str, volumes: Sequence[Volume]) -> bool:
     """
     if "://" in folder:
         return False
-    holding = [volume for volume in volumes if volume.holds(folder)]
+    holding = [volume for volume in volumes if volume.contains(folder)]
     if not holding:
         return True
     innermost = max(holding, key=lambda volume: len(volume.container))
@@ -151,5 +151,5 @@ def parse_volume(text: str) -> Volume:
     return Volume(host, places[0] if places else host, read_only)
 
 
-def _normal(path: str) -> str:
+def _normalize(path: str) -> str:
     return "/" + posixpath.normpath(path).lstrip("/") if path.startswith("/") else posixpath.normpath(path)

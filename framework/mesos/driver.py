@@ -16,8 +16,8 @@ from framework.mesos.events import EventScheduler, Refused
 logger = logging.getLogger(__name__)
 
 RECONNECT_PAUSE_S = 0.5
-LONGEST_BACKOFF_S = 2.0
-PATIENCE_S = 10 * 365 * 24 * 3600.0
+MAX_BACKOFF_S = 2.0
+MASTER_TIMEOUT_S = 10 * 365 * 24 * 3600.0
 """How long a master may be away."""
 HEALTHY_CONNECTION_S = 5.0
 CALL_TIMEOUT_S = 5.0
@@ -98,7 +98,7 @@ class MesosCalls(Protocol):
     def reconcile(self, tasks: dict[str, str]) -> None: ...
 
 
-def try_now(call: Callable[..., None], *arguments: Any) -> bool:
+def try_call(call: Callable[..., None], *arguments: Any) -> bool:
     """Makes a call that need not succeed now: it is made again later, or made up for by reconciliation.
 
     Returns:
@@ -158,12 +158,12 @@ class Driver(pymesos.MesosSchedulerDriver):
             implicit_acknowledgements=False,
             principal=settings.principal,
             secret=settings.secret,
-            timeout=PATIENCE_S,
+            timeout=MASTER_TIMEOUT_S,
         )
         self._scheduler = scheduler
         self._may_subscribe = may_subscribe
         self._connected_at = 0.0
-        self._in_vain_until = 0.0
+        self._fail_fast_until_s = 0.0
 
     @property
     def framework(self) -> dict[str, Any]:
@@ -179,12 +179,12 @@ class Driver(pymesos.MesosSchedulerDriver):
                 return b""
             time.sleep(RECONNECT_PAUSE_S)
         self._connected_at = time.monotonic()
-        self._in_vain_until = 0.0
+        self._fail_fast_until_s = 0.0
         return bytes(super().gen_request())
 
     def _backoff(self, num_conn_retry: int) -> float:
         """How long pymesos sleeps after a failed attempt to connect."""
-        return RECONNECT_PAUSE_S if num_conn_retry == 0 else LONGEST_BACKOFF_S
+        return RECONNECT_PAUSE_S if num_conn_retry == 0 else MAX_BACKOFF_S
 
     def refused(self, http_status: int, reason: str) -> None:
         """The master will not have this framework."""
@@ -208,7 +208,7 @@ class Driver(pymesos.MesosSchedulerDriver):
     def _send(self, body: Any, path: str = "/api/v1/scheduler", method: str = "POST", headers: Any = None) -> Any:
         begun = time.monotonic()
         # The framework's end is told once, and not again.
-        if begun < self._in_vain_until and body["type"] != "TEARDOWN":
+        if begun < self._fail_fast_until_s and body["type"] != "TEARDOWN":
             raise MasterUnavailableError("The Mesos master did not answer the last call.")
         try:
             return super()._send(body, path, method, {})
@@ -219,7 +219,7 @@ class Driver(pymesos.MesosSchedulerDriver):
             raise MasterUnavailableError(f"The Mesos master did not take a call: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             now = time.monotonic()
-            self._in_vain_until = now + (now - begun)
+            self._fail_fast_until_s = now + (now - begun)
             raise MasterUnavailableError(f"The Mesos master did not take a call: {error}") from error
 
     def _get_conn(self) -> Any:

@@ -150,7 +150,7 @@ class EventScheduler(pymesos.Scheduler):
 
     Args:
         master_age_s: from a master's `host:port`, for how long it has been the leading one; None where that is not
-            known (`framework.mesos.master.leading_for_s`).
+            known (`framework.mesos.master.leader_age_s`).
     """
 
     def __init__(self, master_age_s: Callable[[str], float | None] = lambda address: None) -> None:

@@ -27,7 +27,7 @@ from framework.mesos.offers import attribute_text, node_class, node_names
 from solver import NodeClass
 
 DEFAULT_PORT = 5050
-RETRY_S = 0.5
+RETRY_INTERVAL_S = 0.5
 REQUEST_TIMEOUT_S = 5.0
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 Credentials = tuple[str, str]
@@ -133,7 +133,7 @@ class LeadingMaster:
         """Who we are to it."""
         return self._now.credentials
 
-    def subscribed_at(self, address: str, version: str) -> None:
+    def on_subscribed(self, address: str, version: str) -> None:
         """A master has taken us in.
 
         Where the user named one master by its address we stay with that: what a master calls itself need not be
@@ -179,11 +179,11 @@ def connect(uri: str, timeout_s: float) -> Master:
         BadInputError: if the address makes no sense, nothing answers in time, or what answers is not Mesos.
     """
     deadline = time.monotonic() + timeout_s
-    is_elected = uri.startswith("zk://")
-    address = None if is_elected else _split(uri)
+    uses_zookeeper = uri.startswith("zk://")
+    address = None if uses_zookeeper else _parse_address(uri)
     reason = "no answer"
     while True:
-        if is_elected:
+        if uses_zookeeper:
             # Looked up for each try: ZooKeeper names a master that is gone for some seconds more.
             address = _leader(uri, deadline) or address
         if address is None:
@@ -208,10 +208,10 @@ def connect(uri: str, timeout_s: float) -> Master:
                 f"No Mesos master answered at {host}:{port} within {timeout_s:g} s ({reason}); check --master, or "
                 "leave it out to use a private Mesos on this machine."
             )
-        time.sleep(RETRY_S)
+        time.sleep(RETRY_INTERVAL_S)
 
 
-def leading_for_s(address: str, credentials: Credentials | None = None) -> float | None:
+def leader_age_s(address: str, credentials: Credentials | None = None) -> float | None:
     """For how long a master has been the leading one, by its own clock; None where it does not tell.
 
     Args:
@@ -311,7 +311,7 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def _split(uri: str) -> tuple[str, int]:
+def _parse_address(uri: str) -> tuple[str, int]:
     # Not a URL parser: only what people paste.
     host, separator, port = uri.removeprefix("http://").rstrip("/").rpartition(":")
     if not separator:
@@ -325,7 +325,7 @@ def _not_an_address(uri: str) -> BadInputError:
     return BadInputError(f"'{uri}' is not the address of a master; --master takes HOST:PORT or zk://HOST:PORT/PATH.")
 
 
-class _Found:
+class _DetectorCallbacks:
     """What pymesos' detector calls back."""
 
     def __init__(self) -> None:
@@ -353,7 +353,7 @@ def _leader(uri: str, deadline: float) -> tuple[str, int] | None:
     """
     if not re.fullmatch(r"zk://[\w.-]+:[0-9]+(,[\w.-]+:[0-9]+)*/\S+", uri):
         raise _not_an_address(uri)
-    found = _Found()
+    found = _DetectorCallbacks()
     detector = pymesos.detector.MasterDetector(uri.partition("://")[2], found)
     starting = threading.Thread(target=_start_detector, args=(detector,), daemon=True)
     starting.start()

@@ -13,14 +13,14 @@ from solver.cluster import DEFAULT_NETWORK_GBPS
 from solver.units import format_bytes
 
 MIB = 2**20
-NO_OFFER_S = 10.0
+NO_OFFER_TIMEOUT_S = 10.0
 """After so long without any offer the user is told."""
 NO_OFFER = (
-    f"No offer has come for {NO_OFFER_S:g} s: other jobs or other frameworks hold what the agents have, or none of it "
-    "is for this role (--role)."
+    f"No offer has come for {NO_OFFER_TIMEOUT_S:g} s: other jobs or other frameworks hold what the agents have, or "
+    "none of it is for this role (--role)."
 )
 """What is said then, where nothing better is known."""
-_AGENTS_SHOWN = 4
+_MAX_AGENTS_SHOWN = 4
 
 
 @dataclass
@@ -98,11 +98,11 @@ def describe_free(nodes: Iterable[NodeClass]) -> str:
     """What is free on the first agents, as a sentence; empty where that is not known."""
     known = [(node, node.free) for node in nodes if node.free is not None]
     texts = []
-    for node, free in known[:_AGENTS_SHOWN]:
+    for node, free in known[:_MAX_AGENTS_SHOWN]:
         gpus = f", {free['gpus']:g} of {node.gpus} GPUs" if node.gpus else ""
         mem = f"{format_bytes(free['mem'] * MIB)} of {format_bytes(node.mem_bytes)}"
         texts.append(f"{free['cpus']:g} of {node.cpus:g} CPUs and {mem}{gpus} on {node.name}")
-    more = f", and {len(known) - _AGENTS_SHOWN} agents more" if len(known) > _AGENTS_SHOWN else ""
+    more = f", and {len(known) - _MAX_AGENTS_SHOWN} agents more" if len(known) > _MAX_AGENTS_SHOWN else ""
     return f" Free are {'; '.join(texts)}{more}." if texts else ""
 
 

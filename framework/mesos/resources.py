@@ -30,7 +30,7 @@ class ResourcePool:
     """
 
     def __init__(self, resources: Iterable[Resource]) -> None:
-        usable = [copy.deepcopy(piece) for piece in resources if not _is_special(piece)]
+        usable = [copy.deepcopy(piece) for piece in resources if not _is_unusable(piece)]
         self._pieces = sorted(usable, key=lambda piece: piece.get("role", "*") == "*" and not piece.get("reservations"))
         self.announces_gpu_devices = any(piece["name"] == GPU_DEVICES for piece in usable)
 
@@ -119,12 +119,12 @@ def usable_amounts(resources: Iterable[Resource]) -> dict[str, float]:
     """How much a pool of these pieces would have of `cpus`, `mem`, `disk` and `gpus`, and how many `ports`."""
     amounts = {"cpus": 0.0, "mem": 0.0, "disk": 0.0, "gpus": 0.0, "ports": 0.0}
     for piece in resources:
-        if piece["name"] in amounts and not _is_special(piece):
+        if piece["name"] in amounts and not _is_unusable(piece):
             amounts[piece["name"]] += piece["scalar"]["value"] if "scalar" in piece else sum(map(len, _spans(piece)))
     return {name: round(amount, PRECISION) for name, amount in amounts.items()}
 
 
-def _is_special(piece: Resource) -> bool:
+def _is_unusable(piece: Resource) -> bool:
     """Revocable and shared resources, and disks that are volumes or mounts of their own: not for training tasks."""
     disk = piece.get("disk", {})
     return "revocable" in piece or "shared" in piece or "persistence" in disk or "source" in disk

@@ -104,7 +104,7 @@ def take_resources(
     mem_mib: float,
     disk_mib: float = 0,
     gpus: int = 0,
-    held: Sequence[Resource] | None = None,
+    executor_resources: Sequence[Resource] | None = None,
 ) -> tuple[list[Resource], list[Resource]]:
     """Takes a task's resources, ports aside: the executor's small part and the rest.
 
@@ -114,16 +114,16 @@ def take_resources(
         mem_mib: how much, the executor's part included.
         disk_mib: how much.
         gpus: how many.
-        held: what of that the executor has already; None: it is a new one.
+        executor_resources: what of that the executor has already; None: it is a new one.
 
     Raises:
         ValueError: if the pool has too little.
     """
-    if held is None:
+    if executor_resources is None:
         own = pool.take_scalar("cpus", min(EXECUTOR_CPUS, cpus / 2))
         own += pool.take_scalar("mem", min(EXECUTOR_MEM_MIB, mem_mib / 2))
     else:
-        own = list(held)
+        own = list(executor_resources)
     # A task needs something of its own.
     own_cpus, own_mem = (min(_total(own, name), all_ / 2) for name, all_ in (("cpus", cpus), ("mem", mem_mib)))
     rest = pool.take_scalar("cpus", cpus - own_cpus) + pool.take_scalar("mem", mem_mib - own_mem)
@@ -143,7 +143,7 @@ def take_devices(pool: ResourcePool, gpus: int, used: Collection[int]) -> tuple[
     Args:
         pool: what the agent offers.
         gpus: how many devices.
-        used: devices of that machine that are known to be held, for an agent that announces none.
+        used: devices of that machine that are known to be executor_resources, for an agent that announces none.
 
     Returns:
         The device numbers, and the pieces of the pool for them.

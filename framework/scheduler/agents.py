@@ -15,21 +15,21 @@ from typing import Any
 from dike.exceptions import InfeasibleError
 from framework.mesos.master import LeadingMaster
 from framework.mesos.offers import attribute_text, node_class, node_names
-from framework.scheduler.amounts import SCALARS, SHARED, Amounts, least, left, total
+from framework.scheduler.amounts import SCALARS, SHARE_RESOURCES, Amounts, elementwise_min, subtract, total
 from framework.scheduler.constraints import Constraints, parse_constraints
-from framework.scheduler.demand import Demand, FrameworkUse, framework_uses
+from framework.scheduler.demand import Demand, FrameworkUsage, framework_usages
 from solver import NodeClass
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 2.0
-FORGET_S = 60.0
+MAX_STALENESS_S = 60.0
 """What the master has said is not believed any longer than this."""
-USES_S = 10.0
+FRAMEWORKS_INTERVAL_S = 10.0
 """How often it is asked for the frameworks, which is more work for it."""
-GONE_REMEMBERED = 10_000
+MAX_GONE_AGENTS = 10_000
 """How many agents that are gone are remembered."""
-WINDOW_S = 30.0
+USAGE_WINDOW_S = 30.0
 """How long what other frameworks hold is observed before the least of it counts."""
 
 
@@ -45,7 +45,7 @@ class AgentFacts:
         total: what our role may use of it when nothing runs there.
         reserved: other role -> what is kept for it.
         used: what tasks of any framework hold.
-        is_there: whether it is registered and active.
+        is_registered: whether it is registered and active.
     """
 
     agent_id: str
@@ -55,11 +55,11 @@ class AgentFacts:
     total: Amounts = field(default_factory=dict)
     reserved: Mapping[str, Amounts] = field(default_factory=dict)
     used: Amounts = field(default_factory=dict)
-    is_there: bool = True
+    is_registered: bool = True
 
     def used_by_others(self, ours: Amounts) -> dict[str, float]:
         """What other frameworks' tasks hold, where ours hold this much."""
-        return left(self.used, ours)
+        return subtract(self.used, ours)
 
     def node_class(self, amounts: Amounts | None = None) -> NodeClass:
         """It as the solver sees it, with these amounts in place of all it has."""
@@ -91,7 +91,7 @@ class AgentDirectory:
         self._known: tuple[AgentFacts, ...] | None = None
         self._known_s = -math.inf
         self._gone: dict[str, AgentFacts] = {}
-        self._uses: list[FrameworkUse] = []
+        self._uses: list[FrameworkUsage] = []
         self._uses_s = -math.inf
         self._wants_uses = False
 
@@ -106,8 +106,8 @@ class AgentDirectory:
             return
         self._take_in(answer.get("slaves", []))
         self._known_s = self._clock()
-        if self._wants_uses and self._clock() - self._uses_s >= USES_S:
-            uses = framework_uses(self._ask)
+        if self._wants_uses and self._clock() - self._uses_s >= FRAMEWORKS_INTERVAL_S:
+            uses = framework_usages(self._ask)
             if uses is not None:
                 self._uses, self._uses_s = uses, self._clock()
 
@@ -124,7 +124,7 @@ class AgentDirectory:
                     logger.warning("the master's list of agents cannot be read: %r", error)
                 self._asked_s = now_s
                 self._refresh = self._pool.submit(self.refresh)
-        return self._known if now_s - self._known_s < FORGET_S else None
+        return self._known if now_s - self._known_s < MAX_STALENESS_S else None
 
     @property
     def gone(self) -> tuple[AgentFacts, ...]:
@@ -148,11 +148,11 @@ class AgentDirectory:
         """
         self._wants_uses = True
         known = self.current()
-        if not known or self._clock() - self._uses_s >= FORGET_S:
+        if not known or self._clock() - self._uses_s >= MAX_STALENESS_S:
             return None
         parts = [amounts for one in known for amounts in (one.total, *one.reserved.values())]
         whole = total(parts)
-        return Demand.among({name: whole.get(name, 0.0) for name in SHARED}, self._uses, own_id)
+        return Demand.among({name: whole.get(name, 0.0) for name in SHARE_RESOURCES}, self._uses, own_id)
 
     def _take_in(self, slaves: list[dict[str, Any]]) -> None:
         active = [slave for slave in slaves if slave.get("active")]
@@ -163,7 +163,7 @@ class AgentDirectory:
         ids = {one.agent_id for one in known}
         # An agent that has registered anew under its name is not gone, nor is one that is called otherwise now.
         gone = [one for one in before.values() if one.node not in there and one.agent_id not in ids]
-        self._gone = {one.node: _gone(one) for one in gone[-GONE_REMEMBERED:]}
+        self._gone = {one.node: _gone(one) for one in gone[-MAX_GONE_AGENTS:]}
         self._known = tuple(sorted(known, key=lambda one: one.node))
 
     def _facts(self, slave: Mapping[str, Any], node: str) -> AgentFacts:
@@ -186,7 +186,7 @@ class AgentDirectory:
         )
 
 
-class Others:
+class OtherFrameworksUsage:
     """What other frameworks hold on each agent: what all hold, by the master, less what we know that we hold.
 
     The master's answer is some seconds old, and our own tasks come and go meanwhile. So what has looked like others'
@@ -201,15 +201,15 @@ class Others:
     @property
     def all(self) -> dict[str, dict[str, float]]:
         """Agent -> resource -> amount, where others hold anything."""
-        found = {agent: least(amounts, self._before.get(agent)) for agent, amounts in self._window.items()}
+        found = {agent: elementwise_min(amounts, self._before.get(agent)) for agent, amounts in self._window.items()}
         return {agent: amounts for agent, amounts in found.items() if any(amounts.values())}
 
     def observe(self, agents: Sequence[AgentFacts], ours: Mapping[str, Amounts], now_s: float) -> None:
         """Takes in what is known now: the agents as the master described them, and what we hold on each."""
-        if now_s - self._since_s >= WINDOW_S:
+        if now_s - self._since_s >= USAGE_WINDOW_S:
             self._before, self._window, self._since_s = self._window, {}, now_s
         seen = {agent.agent_id: agent.used_by_others(ours.get(agent.agent_id, {})) for agent in agents}
-        self._window = {agent: least(amounts, self._window.get(agent)) for agent, amounts in seen.items()}
+        self._window = {agent: elementwise_min(amounts, self._window.get(agent)) for agent, amounts in seen.items()}
 
 
 AllAgents = Callable[[], list[NodeClass] | None]
@@ -218,7 +218,7 @@ AllAgents = Callable[[], list[NodeClass] | None]
 Raises `InfeasibleError` if there are agents, but none that meets the job's constraints."""
 
 
-def no_agent_meets(constraints: Sequence[str]) -> InfeasibleError:
+def no_matching_agent_error(constraints: Sequence[str]) -> InfeasibleError:
     """What `AllAgents` raises."""
     return InfeasibleError(f"No agent meets --constraint {' and '.join(constraints)}.")
 
@@ -231,13 +231,20 @@ def admitted_agents(master: LeadingMaster, constraints: tuple[str, ...]) -> list
     """
     nodes = master.agents(parse_constraints(constraints).admits)
     if nodes == [] and constraints and master.agents():
-        raise no_agent_meets(constraints)
+        raise no_matching_agent_error(constraints)
     return nodes
 
 
 def _gone(facts: AgentFacts) -> AgentFacts:
     return AgentFacts(
-        facts.agent_id, facts.hostname, facts.node, facts.attributes, facts.total, facts.reserved, {}, is_there=False
+        facts.agent_id,
+        facts.hostname,
+        facts.node,
+        facts.attributes,
+        facts.total,
+        facts.reserved,
+        {},
+        is_registered=False,
     )
 
 

@@ -11,7 +11,7 @@ Amounts = Mapping[str, float]
 
 SCALARS = ("cpus", "mem", "disk", "gpus")
 """What Mesos counts; ports are named one by one."""
-SHARED = ("cpus", "mem", "gpus")
+SHARE_RESOURCES = ("cpus", "mem", "gpus")
 """Of what a framework's or a user's share of a cluster is counted: few tasks ask for disk."""
 Key = TypeVar("Key")
 _DIGITS = 3
@@ -33,8 +33,8 @@ def totals(parts: Iterable[tuple[Key, Amounts]]) -> dict[Key, dict[str, float]]:
     return sums
 
 
-def left(amounts: Amounts, taken: Amounts) -> dict[str, float]:
-    """What is left of amounts once others are taken from them, 0 at least."""
+def subtract(amounts: Amounts, taken: Amounts) -> dict[str, float]:
+    """What is subtract of amounts once others are taken from them, 0 at least."""
     return {name: max(0.0, round(amount - taken.get(name, 0.0), _DIGITS)) for name, amount in amounts.items()}
 
 
@@ -45,10 +45,10 @@ def covers(amounts: Amounts, other: Amounts) -> bool:
 
 def missing(amounts: Amounts, free: Amounts) -> dict[str, float]:
     """By how much what is free is too little for these amounts; empty if it is not."""
-    return {name: amount for name, amount in left(amounts, free).items() if amount > 0}
+    return {name: amount for name, amount in subtract(amounts, free).items() if amount > 0}
 
 
-def least(amounts: Amounts, other: Amounts | None) -> dict[str, float]:
+def elementwise_min(amounts: Amounts, other: Amounts | None) -> dict[str, float]:
     """The smaller of two, for each resource; None is more than anything."""
     return {name: min(amount, math.inf if other is None else other.get(name, 0.0)) for name, amount in amounts.items()}
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Protocol, TypeVar
 
-AT_A_TIME = 2
+MAX_CONCURRENT = 2
 """How much is done at the same time: all of it shares one interpreter with the loop."""
-THREAD = "background"
+THREAD_NAME = "background"
 """What its threads are called."""
 
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ class Background(Protocol):
         """
 
 
-class AtOnce:
+class InlineBackground:
     """Does it before anything else (a `Background`)."""
 
     def start(self, work: Callable[[], Result], wait_s: float = 0.0) -> Future[Result]:
@@ -46,31 +46,31 @@ class Threads:
     A process that ends while it `is_busy` has to leave by `dike.process.end_process`.
 
     Args:
-        woken: called, by any thread, when something is done.
+        on_done: called, by any thread, when something is done.
     """
 
-    def __init__(self, woken: Callable[[], None]) -> None:
-        self._woken = woken
-        self._turns = threading.Semaphore(AT_A_TIME)
+    def __init__(self, on_done: Callable[[], None]) -> None:
+        self._on_done = on_done
+        self._turns = threading.Semaphore(MAX_CONCURRENT)
 
     def start(self, work: Callable[[], Result], wait_s: float = 0.0) -> Future[Result]:
         """As `Background.start`."""
         future: Future[Result] = Future()
         has_turn = self._turns.acquire(blocking=False)
         # The threads of a `ThreadPoolExecutor` would have to end before the process can.
-        threading.Thread(target=self._take_turn, args=(work, future, has_turn), name=THREAD, daemon=True).start()
+        threading.Thread(target=self._run_in_turn, args=(work, future, has_turn), name=THREAD_NAME, daemon=True).start()
         if has_turn:
             wait([future], wait_s)
         return future
 
-    def _take_turn(self, work: Callable[[], Result], future: Future[Result], has_turn: bool) -> None:
+    def _run_in_turn(self, work: Callable[[], Result], future: Future[Result], has_turn: bool) -> None:
         if not has_turn:
             self._turns.acquire()
         try:
             _do(work, future)
         finally:
             self._turns.release()
-        self._woken()
+        self._on_done()
 
 
 def is_busy() -> bool:
@@ -78,7 +78,7 @@ def is_busy() -> bool:
 
     A solver that comes back to an interpreter which is being taken down aborts the process.
     """
-    return any(thread.name == THREAD for thread in threading.enumerate())
+    return any(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
 def _do(work: Callable[[], Result], future: Future[Result]) -> None:

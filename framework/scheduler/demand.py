@@ -9,28 +9,28 @@ from typing import Any
 
 from framework.mesos.master import LeadingMaster
 from framework.mesos.offers import MIB
-from framework.scheduler.amounts import SHARED, Amounts
+from framework.scheduler.amounts import SHARE_RESOURCES, Amounts
 
 
 @dataclass(frozen=True)
-class FrameworkUse:
+class FrameworkUsage:
     """One framework as the master sees it.
 
     Attributes:
         id, name: Mesos' id of it, and its name for people.
         used: what its tasks hold.
-        wants: whether it is to be offered resources: connected and not suppressed.
+        is_requesting: whether it is to be offered resources: connected and not suppressed.
     """
 
     id: str
     name: str
     used: Amounts
-    wants: bool
+    is_requesting: bool
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it wants resources and holds none."""
-        return self.wants and not any(self.used.get(name, 0) > 0 for name in SHARED)
+        return self.is_requesting and not any(self.used.get(name, 0) > 0 for name in SHARE_RESOURCES)
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,22 @@ class Demand:
     """
 
     total: Amounts
-    others: Sequence[FrameworkUse] = field(default=())
+    others: Sequence[FrameworkUsage] = field(default=())
     ours: Amounts = field(default_factory=dict)
 
     @classmethod
-    def among(cls, total: Amounts, uses: Iterable[FrameworkUse], own_id: str) -> Demand:
+    def among(cls, total: Amounts, uses: Iterable[FrameworkUsage], own_id: str) -> Demand:
         """Who shares the cluster with the framework of this id, which may be among those given."""
         all_uses = list(uses)
         ours = next((one.used for one in all_uses if one.id == own_id), {})
         return cls(total, [one for one in all_uses if one.id != own_id], ours)
 
     @property
-    def waiting(self) -> list[FrameworkUse]:
+    def waiting(self) -> list[FrameworkUsage]:
         """Those that want resources and hold none."""
-        return [one for one in self.others if one.waits]
+        return [one for one in self.others if one.is_waiting]
 
-    def fair_workers(self, workers: int, worker: Amounts, rest: Amounts) -> int | None:
+    def max_fair_workers(self, workers: int, worker: Amounts, rest: Amounts) -> int | None:
         """Most workers with which our dominant share is not above that of each framework that holds or wants any.
 
         Where we hold more than that, each of our jobs may keep as much of the share as it has of what we hold;
@@ -73,11 +73,13 @@ class Demand:
         Returns:
             At least 0; None if no other framework wants anything.
         """
-        if not any(one.wants for one in self.others):
+        if not any(one.is_requesting for one in self.others):
             return None
-        sharing = 1 + sum(one.wants or any(one.used.get(name, 0) > 0 for name in SHARED) for one in self.others)
+        sharing = 1 + sum(
+            one.is_requesting or any(one.used.get(name, 0) > 0 for name in SHARE_RESOURCES) for one in self.others
+        )
         most = math.inf
-        for name in SHARED:
+        for name in SHARE_RESOURCES:
             if worker.get(name, 0) > 0 and self.total.get(name, 0) > 0:
                 share = self.total[name] / sharing
                 own = workers * worker[name] + rest.get(name, 0)
@@ -88,7 +90,7 @@ class Demand:
         return max(0, math.floor(most)) if math.isfinite(most) else None
 
 
-def demand_on(master: LeadingMaster, own_id: str) -> Demand | None:
+def query_demand(master: LeadingMaster, own_id: str) -> Demand | None:
     """What the master says of the other frameworks; None where it does not tell.
 
     Args:
@@ -97,7 +99,7 @@ def demand_on(master: LeadingMaster, own_id: str) -> Demand | None:
     """
     # One that does not answer is not waited for again.
     nodes = master.agents()
-    uses = framework_uses(master.ask) if nodes else None
+    uses = framework_usages(master.ask) if nodes else None
     if not nodes or uses is None:
         return None
     total = {
@@ -108,7 +110,7 @@ def demand_on(master: LeadingMaster, own_id: str) -> Demand | None:
     return Demand.among(total, uses, own_id)
 
 
-def framework_uses(ask: Callable[[str], dict[str, Any] | None]) -> list[FrameworkUse] | None:
+def framework_usages(ask: Callable[[str], dict[str, Any] | None]) -> list[FrameworkUsage] | None:
     """All frameworks, ours too; None where the master does not tell.
 
     Args:
@@ -122,14 +124,14 @@ def framework_uses(ask: Callable[[str], dict[str, Any] | None]) -> list[Framewor
     return [_use(one, metrics) for one in frameworks.get("frameworks", ())]
 
 
-def _use(framework: Mapping[str, Any], metrics: Mapping[str, float]) -> FrameworkUse:
+def _use(framework: Mapping[str, Any], metrics: Mapping[str, float]) -> FrameworkUsage:
     name = str(framework.get("id"))
     flags = [value for key, value in metrics.items() if key.endswith("/suppressed") and f"/{name}/" in key]
     connected = bool(framework.get("active")) and bool(framework.get("connected"))
     used = framework.get("used_resources", {})
-    return FrameworkUse(
+    return FrameworkUsage(
         id=name,
         name=str(framework.get("name")),
-        used={resource: float(used.get(resource, 0)) for resource in SHARED},
-        wants=connected and not (flags and all(flags)),
+        used={resource: float(used.get(resource, 0)) for resource in SHARE_RESOURCES},
+        is_requesting=connected and not (flags and all(flags)),
     )

@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 CACHE_SIZE = 512
 """Answers remembered, for different jobs and agents: more than it takes to find the victims for one job."""
-BUDGET_S = 0.5
+PLANNING_BUDGET_S = 0.5
 """Plans that have taken so long together are not followed by another one at once: the loop has other things to do."""
-REST = 10
+PLANNING_COOLDOWN_FACTOR = 10
 """So many times as long as plans take beyond that nothing is planned then."""
 
 Nodes = tuple[NodeClass, ...]
@@ -29,7 +29,7 @@ Nodes = tuple[NodeClass, ...]
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitResult:
     """Whether a job has room.
 
     Attributes:
@@ -51,7 +51,7 @@ class Sizing(Protocol):
     def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
         """The smallest tasks with which it would start on a cluster of these agents, the most demanding first."""
 
-    def fit(self, nodes: Nodes) -> Fit:
+    def fit(self, nodes: Nodes) -> FitResult:
         """Where it would start with as few tasks as it can."""
 
 
@@ -62,7 +62,7 @@ def nodes_for(sizing: Sizing, agents: Iterable[tuple[AgentFacts, Amounts]]) -> N
     )
 
 
-def packed(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
+def first_fit(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
     """Agents that hold these tasks, one if there is such; none if they are not found by taking what comes first."""
     tasks = [need for need in needs for _ in range(need.count)]
     for some in (*((node,) for node in nodes), nodes):
@@ -80,7 +80,7 @@ def packed(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
     return frozenset()
 
 
-def first_without_room(needs: Sequence[TaskNeed], room: Mapping[str, dict[str, float]]) -> TaskNeed | None:
+def first_unplaced(needs: Sequence[TaskNeed], room: Mapping[str, dict[str, float]]) -> TaskNeed | None:
     """The first of these tasks that has no room any more; None if all have it, taking what comes first.
 
     Args:
@@ -110,12 +110,12 @@ class FitCache:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: OrderedDict[Hashable, Fit] = OrderedDict()
+        self._known: OrderedDict[Hashable, FitResult] = OrderedDict()
         self._failed: set[str] = set()
         self._spent_s = 0.0
         self._counted_s = clock()
 
-    def fit(self, job_id: str, sizing: Sizing, kind: Hashable, nodes: Nodes) -> Fit | None:
+    def fit(self, job_id: str, sizing: Sizing, kind: Hashable, nodes: Nodes) -> FitResult | None:
         """Where a job would start on these agents.
 
         Args:
@@ -132,9 +132,9 @@ class FitCache:
             self._known.move_to_end(key)
             return self._known[key]
         began_s = self._clock()
-        self._spent_s = max(0.0, self._spent_s - (began_s - self._counted_s) / REST)
+        self._spent_s = max(0.0, self._spent_s - (began_s - self._counted_s) / PLANNING_COOLDOWN_FACTOR)
         self._counted_s = began_s
-        if self._spent_s >= BUDGET_S:
+        if self._spent_s >= PLANNING_BUDGET_S:
             return None
         fit = self._known[key] = self._ask(job_id, sizing, nodes)
         self._counted_s = self._clock()
@@ -143,11 +143,11 @@ class FitCache:
             self._known.popitem(last=False)
         return fit
 
-    def forget(self, job_ids: set[str]) -> None:
+    def keep_only(self, job_ids: set[str]) -> None:
         """Only these jobs are left."""
         self._failed &= job_ids
 
-    def _ask(self, job_id: str, sizing: Sizing, nodes: Nodes) -> Fit:
+    def _ask(self, job_id: str, sizing: Sizing, nodes: Nodes) -> FitResult:
         try:
             return sizing.fit(nodes)
         except Exception as error:
@@ -155,4 +155,4 @@ class FitCache:
             if job_id not in self._failed:
                 self._failed.add(job_id)
                 logger.warning("it cannot be said where job %s would start: %r", job_id, error, exc_info=True)
-            return Fit()
+            return FitResult()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
-from framework.scheduler.background import AtOnce, Background
+from framework.scheduler.background import Background, InlineBackground
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.feasibility import Sizing
 from framework.scheduler.offer_pool import Offer
@@ -24,14 +24,14 @@ INTERRUPTED = "interrupted"
 """Failures of a training job and of a search that did nothing wrong, and that somebody has ended."""
 
 
-LOOK_AGAIN_S = 10.0
+RETRY_OFFERS_S = 10.0
 """So soon a job looks again at offers that it could not use: something else may have changed."""
 
 
 class Need(enum.IntEnum):
     """What a job wants offers for; the smaller, the sooner it is served."""
 
-    COME_BACK = 0
+    REPLACE_LOST = 0
     """A job that has run wants back what it has lost, unless it fails again and again."""
     START = 1
     """Its first tasks, or one more slot."""
@@ -41,7 +41,7 @@ class Need(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended.
 
     Attributes:
@@ -71,18 +71,18 @@ class Decline:
     """There is no use for these offers.
 
     Attributes:
-        again_s: after how many seconds the job wants to look at the very same ones again.
+        retry_after_s: after how many seconds the job wants to look at the very same ones again.
     """
 
-    again_s: float = LOOK_AGAIN_S
+    retry_after_s: float = RETRY_OFFERS_S
 
 
 @dataclass(frozen=True)
-class Later:
+class Planning:
     """The job plans; the offers are locked for it meanwhile, and it is asked again and again."""
 
 
-Answer = Launch | Decline | Later
+Answer = Launch | Decline | Planning
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Job(Protocol):
         """What it wants offers for at the moment."""
 
     @property
-    def demand_key(self) -> Hashable:
+    def equivalence_class(self) -> Hashable:
         """Jobs of equal keys that want to start fit the same offers or do not; None for one like no other."""
 
     def wanted_tasks(self) -> Set[str]:
@@ -123,10 +123,10 @@ class Job(Protocol):
     def handle(self, event: events.Event) -> None:
         """Takes one event in: those that concern its own tasks and the connection."""
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
         """What it launches on these offers, which have settled.
 
-        A job that has answered `Later` is asked again with those of the offers that are still there, which may be none.
+        A job that has answered `Planning` is asked again with those of the offers that are still there, which may be none.
         After a `Launch` it hears at once, by `launched` or `refused`, how that went.
         """
 
@@ -148,11 +148,11 @@ class Job(Protocol):
     def to_state(self) -> dict[str, Any]:
         """What it needs to go on after a restart of the service, as JSON values; small enough to write often."""
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """How it ended; asked once it is `done`."""
 
     def close(self) -> None:
-        """Lets go of what it holds, such as a lease; called once, when its handle is gone, `done` or not."""
+        """Lets go of what it holds, such as a lease; called once, when its entry is gone, `done` or not."""
 
 
 @runtime_checkable
@@ -172,13 +172,13 @@ class Reclaimable:
 
     Attributes:
         task_ids: tasks that it could do without, those that it misses least first.
-        most: how many of them at the same time.
-        leaving: tasks that it is giving up already.
+        max_tasks: how many of them at the same time.
+        ending: tasks that it is giving up already.
     """
 
     task_ids: tuple[str, ...] = ()
-    most: int = 0
-    leaving: frozenset[str] = frozenset()
+    max_tasks: int = 0
+    ending: frozenset[str] = frozenset()
 
 
 @runtime_checkable
@@ -206,14 +206,14 @@ class Scalable(Protocol):
         """Whether it can have several sizes."""
 
     @property
-    def is_known(self) -> bool:
+    def has_estimate(self) -> bool:
         """Whether enough is known of it to decide on its size."""
 
     @property
-    def is_held(self) -> bool:
+    def waits_for_allocation(self) -> bool:
         """Whether it waits for workers to be given to it."""
 
-    def hold(self, sharing: Callable[[], int], sample_runs: int) -> None:
+    def enter_central_allocation(self, competing_jobs: Callable[[], int], sample_runs: int) -> None:
         """From now on its size is decided on elsewhere: it does not start before, nor change its size by itself.
 
         Args:
@@ -243,14 +243,14 @@ class Excluding(Protocol):
 
 
 @runtime_checkable
-class Holder(Protocol):
+class LeaseOwner(Protocol):
     """A job that holds something in the name of this service, such as a lease."""
 
-    def leave(self) -> None:
+    def release_leases(self) -> None:
         """Lets go of it: another service goes on with the job. Nothing else is called after that."""
 
 
-class JobHandle:
+class JobEntry:
     """What the scheduler knows of one job; made by the scheduler.
 
     Attributes:
@@ -267,7 +267,7 @@ class JobHandle:
         retry_s: when it wants to look at that again, on the scheduler's clock.
         must_save: whether its state has to be written down.
         saved: its state as it was written down last.
-        is_overtaken: whether a job behind it has launched since it began to wait.
+        was_bypassed: whether a job behind it has launched since it began to wait.
         is_ending: whether its end was asked for.
 
     Raises:
@@ -287,17 +287,17 @@ class JobHandle:
         self.user = user
         self.number = number
         self.constraints = tuple(constraints)
-        self.admitted = parse_constraints(constraints)
+        self.parsed_constraints = parse_constraints(constraints)
         self.job: Job
         self.sizing: Sizing | None = None
-        self.background = background or AtOnce()
+        self.background = background or InlineBackground()
         self.tasks = {task.task_id: task for task in tasks}
         self.locked_offers: dict[str, Offer] = {}
         self.seen_generation: int | None = None
         self.retry_s = 0.0
         self.must_save = False
-        self.saved: dict[str, Any] | None = None
-        self.is_overtaken = False
+        self.saved_state: dict[str, Any] | None = None
+        self.was_bypassed = False
         self.is_ending = False
 
     @property

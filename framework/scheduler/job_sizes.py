@@ -27,7 +27,7 @@ from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import Amounts, total
 from framework.scheduler.background import Background
 from framework.scheduler.feasibility import nodes_for
-from framework.scheduler.job import JobHandle, Need, Scalable
+from framework.scheduler.job import JobEntry, Need, Scalable
 from solver.jobs.free_capacity import Amounts as TaskAmounts
 
 logger = logging.getLogger(__name__)
@@ -81,10 +81,10 @@ class JobSizes:
 
     def review(
         self,
-        jobs: Sequence[JobHandle],
+        jobs: Sequence[JobEntry],
         room: Room | None,
         background: Background,
-        isolated: Callable[..., object],
+        call_job: Callable[..., object],
         now_s: float,
     ) -> None:
         """Takes up what has been decided, and begins the next round if it is time.
@@ -93,41 +93,43 @@ class JobSizes:
             jobs: those that have not ended.
             room: the agents; None as long as they are not known.
             background: where the policy runs.
-            isolated: makes a call of a job's state machine.
+            call_job: makes a call of a job's state machine.
             now_s: the time.
         """
         if self._round is not None and self._round.decided.done():
-            self._hand_out(self._round, jobs, isolated)
+            self._hand_out(self._round, jobs, call_job)
             self._round = None
         if self._round is not None or room is None:
             return
-        of = frozenset((handle.job_id, _is_elastic(handle)) for handle in jobs if not handle.is_ending)
+        of = frozenset((entry.job_id, _is_elastic(entry)) for entry in jobs if not entry.is_ending)
         if of == self._decided_of and now_s - self._decided_s < self._interval_s:
             return
         self._decided_of, self._decided_s = of, now_s
         if not any(is_elastic for _, is_elastic in of):
             return
-        views = self._views([handle for handle in jobs if not handle.is_ending], room, isolated)
+        views = self._views([entry for entry in jobs if not entry.is_ending], room, call_job)
         weights = {view.user: self._weight(view.user) for view in views.values()}
         work = functools.partial(_decide, self._policy, list(views.values()), _whole(room), weights)
         self._round = _Round(background.start(work), views)
 
-    def _views(self, jobs: Sequence[JobHandle], room: Room, isolated: Callable[..., Any]) -> dict[str, JobView]:
+    def _views(self, jobs: Sequence[JobEntry], room: Room, call_job: Callable[..., Any]) -> dict[str, JobView]:
         """What is believed of each job that takes part: it runs or wants to, and is known."""
         found: dict[str, JobView] = {}
         alike: dict[Hashable, JobView] = {}
-        for handle in jobs:
-            key = handle.job_id if handle.has_tasks or handle.job.demand_key is None else handle.job.demand_key
-            view = alike.get((key, handle.constraints)) or _view(handle, room, isolated)
+        for entry in jobs:
+            key = (
+                entry.job_id if entry.has_tasks or entry.job.equivalence_class is None else entry.job.equivalence_class
+            )
+            view = alike.get((key, entry.constraints)) or _view(entry, room, call_job)
             if view is not None:
-                if not _is_elastic(handle):
-                    alike[key, handle.constraints] = view
-                found[handle.job_id] = dataclasses.replace(
+                if not _is_elastic(entry):
+                    alike[key, entry.constraints] = view
+                found[entry.job_id] = dataclasses.replace(
                     view,
-                    id=handle.number,
-                    user=handle.user,
-                    arrival_s=float(handle.number),
-                    waited=self._waited.get(handle.job_id, 0),
+                    id=entry.number,
+                    user=entry.user,
+                    arrival_s=float(entry.number),
+                    waited=self._waited.get(entry.job_id, 0),
                 )
         known = [view.seconds_left(view.least) for view in found.values() if math.isfinite(view.samples_left)]
         typical_s = statistics.median(known) if known else UNKNOWN_S
@@ -136,7 +138,7 @@ class JobSizes:
             for job_id, view in found.items()
         }
 
-    def _hand_out(self, round_: _Round, jobs: Sequence[JobHandle], isolated: Callable[..., object]) -> None:
+    def _hand_out(self, round_: _Round, jobs: Sequence[JobEntry], call_job: Callable[..., object]) -> None:
         error = round_.decided.exception()
         if error is not None:
             logger.error("the policy %s has failed; all jobs keep their sizes", self.name, exc_info=error)
@@ -145,10 +147,10 @@ class JobSizes:
         self._waited = {
             job_id: self._waited.get(job_id, 0) + 1 for job_id, view in round_.views.items() if view.id not in counts
         }
-        for handle in jobs:
-            view = round_.views.get(handle.job_id)
-            if view is not None and isinstance(handle.job, Scalable) and _is_elastic(handle):
-                isolated(handle, handle.job.scale_to, counts.get(view.id, (0, 0)))
+        for entry in jobs:
+            view = round_.views.get(entry.job_id)
+            if view is not None and isinstance(entry.job, Scalable) and _is_elastic(entry):
+                call_job(entry, entry.job.scale_to, counts.get(view.id, (0, 0)))
 
 
 def _decide(
@@ -158,24 +160,26 @@ def _decide(
     return worth_the_change(views, policy(views, there_is, limits), there_is)
 
 
-def _is_elastic(handle: JobHandle) -> bool:
+def _is_elastic(entry: JobEntry) -> bool:
     """Whether its size can be decided on, and enough is known for that."""
-    return isinstance(handle.job, Scalable) and handle.job.is_scalable and handle.job.is_known
+    return isinstance(entry.job, Scalable) and entry.job.is_scalable and entry.job.has_estimate
 
 
-def _view(handle: JobHandle, room: Room, isolated: Callable[..., Any]) -> JobView | None:
-    if isinstance(handle.job, Scalable) and handle.job.is_scalable:
-        view: JobView | None = isolated(handle, handle.job.scale_view)
+def _view(entry: JobEntry, room: Room, call_job: Callable[..., Any]) -> JobView | None:
+    if isinstance(entry.job, Scalable) and entry.job.is_scalable:
+        view: JobView | None = call_job(entry, entry.job.scale_view)
         return view
-    if handle.has_tasks:
-        return _fixed(total(task.resources for task in handle.tasks.values()), runs=True)
-    if handle.job.need in (Need.COME_BACK, Need.START) and handle.sizing is not None:
-        admitted = [(agent, there) for agent, there in room if handle.admitted.admits(agent.attributes, agent.hostname)]
+    if entry.has_tasks:
+        return _fixed(total(task.resources for task in entry.tasks.values()), runs=True)
+    if entry.job.need in (Need.REPLACE_LOST, Need.START) and entry.sizing is not None:
+        admitted = [
+            (agent, there) for agent, there in room if entry.parsed_constraints.admits(agent.attributes, agent.hostname)
+        ]
         try:
-            needs = handle.sizing.needs(nodes_for(handle.sizing, admitted))
+            needs = entry.sizing.needs(nodes_for(entry.sizing, admitted))
         except Exception as error:
             # Whatever is wrong with one job is for itself to find out when it plans; the others go on.
-            logger.warning("it cannot be said what job %s takes: %r", handle.job_id, error)
+            logger.warning("it cannot be said what job %s takes: %r", entry.job_id, error)
             return None
         return _fixed(total(need.amounts for need in needs for _ in range(need.count)), runs=False)
     return None

@@ -20,13 +20,13 @@ class Journal:
     def subscribed(self, framework_id: str) -> None:
         """The master knows us under this id."""
 
-    def intends(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
+    def record_intent(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
         """A job is about to launch these tasks; `state` is its `Job.to_state`."""
 
-    def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
+    def record_changes(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
         """Tasks have other states, and jobs too: job -> its `Job.to_state`."""
 
-    def unknown(self, task_id: str, agent_id: str) -> None:
+    def record_unknown_task(self, task_id: str, agent_id: str) -> None:
         """The master names a task that no job knows; it is being killed."""
 
 

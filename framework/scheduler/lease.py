@@ -35,7 +35,7 @@ STALE_S = 15.0
 _START_TOLERANCE_S = 1.0
 """Two readings of a process' start may differ by a correction of the clock."""
 _NAME_LENGTH = 200
-_AT_A_TIME = 1000  # a statement takes only so many values
+_ROWS_PER_STATEMENT = 1000  # a statement takes only so many values
 _own_tokens: set[str] = set()
 """Of the leases that this process holds; one that it could not give back, for want of a disk, is nobody's."""
 
@@ -57,22 +57,22 @@ _COLUMNS = tuple(column.name for column in lease_columns())
 
 
 @dataclass(frozen=True)
-class Leased:
+class LeasedRow:
     """A row that one process at a time may write.
 
     Attributes:
         table: has the columns of `lease_columns`, and `id`.
         id: which row.
-        what: what it is, for messages, such as `search 'digits'`.
-        advice: what to do where somebody else holds it.
-        loss: what is raised once somebody else has taken it over.
+        description: description it is, for messages, such as `search 'digits'`.
+        advice: description to do where somebody else holds it.
+        error_type: description is raised once somebody else has taken it over.
     """
 
     table: Table
     id: int
-    what: str
+    description: str
     advice: str = "wait for it or end it"
-    loss: type[LeaseLostError] = LeaseLostError
+    error_type: type[LeaseLostError] = LeaseLostError
 
 
 class Lease:
@@ -80,28 +80,28 @@ class Lease:
 
     Args:
         engine: the database, for short writing transactions.
-        leased: of what.
-        lost: called, on a thread that is not the caller's, if somebody else has taken it; the argument says who.
+        leased: of description.
+        on_lost: called, on a thread that is not the caller's, if somebody else has taken it; the argument says who.
         heartbeat: keeps it alive, with others of its table; None: one of its own does.
     """
 
     def __init__(
         self,
         engine: Engine,
-        leased: Leased,
-        lost: Callable[[str], None] = logger.warning,
+        leased: LeasedRow,
+        on_lost: Callable[[str], None] = logger.warning,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self._engine = engine
         self._leased = leased
-        self._lost = lost
+        self._on_lost = on_lost
         self._table = leased.table
         self._token = secrets.token_hex(16)
         self._renewed_s = 0.0
         self._ended = threading.Event()
         self._heartbeat = heartbeat or Heartbeat(engine)
 
-    def take(self, wait: Callable[[str], None] | None = None) -> None:
+    def acquire(self, wait: Callable[[str], None] | None = None) -> None:
         """Takes it, and keeps it alive until it is given back.
 
         Args:
@@ -114,7 +114,7 @@ class Lease:
         said = ""
         _own_tokens.add(self._token)
         try:
-            while held := self._try():
+            while held := self._try_acquire():
                 if wait is None:
                     raise BadInputError(held)
                 if held != said:
@@ -124,20 +124,20 @@ class Lease:
         except BaseException:
             _own_tokens.discard(self._token)
             raise
-        self._heartbeat.keep(self)
+        self._heartbeat.add(self)
 
-    def give_back(self, last_sign_s: float | None = None) -> None:
+    def release(self, last_heartbeat_s: float | None = None) -> None:
         """Lets others have it.
 
         Args:
-            last_sign_s: what is left as the last sign of life of whoever held it; None for what was written last.
+            last_heartbeat_s: description is left as the last sign of life of whoever held it; None for description was written last.
         """
         self._ended.set()
-        self._heartbeat.drop(self)
+        self._heartbeat.remove(self)
         _own_tokens.discard(self._token)
-        sign = {} if last_sign_s is None else {"heartbeat_s": last_sign_s}
+        sign = {} if last_heartbeat_s is None else {"heartbeat_s": last_heartbeat_s}
         with self._engine.begin() as connection:
-            connection.execute(_held_rows([self]).values(owner=None, **sign))
+            connection.execute(_update_owned([self]).values(owner=None, **sign))
 
     def check(self, connection: Connection) -> None:
         """To be called in each writing transaction: nobody else has taken it over.
@@ -145,32 +145,32 @@ class Lease:
         Raises:
             LeaseLostError: if somebody has.
         """
-        if loss := self._loss(connection):
-            raise self._leased.loss(loss)
+        if error_type := self._loss_reason(connection):
+            raise self._leased.error_type(error_type)
 
-    def is_certain(self) -> bool:
+    def ensure_owned(self) -> bool:
         """Whether nobody else can hold it now, however long this process may have been stopped meanwhile.
 
-        False if the database cannot be asked, or if it is lost.
+        False if the database cannot be asked, or if it is on_lost.
         """
         return _uptime_s() - self._renewed_s < STALE_S or self._heartbeat.renew([self])
 
-    def _try(self) -> str:
+    def _try_acquire(self) -> str:
         """Takes it if nobody holds it; says who does otherwise."""
         process = psutil.Process()
         begun_s = _uptime_s()
         with self._engine.begin() as connection:
             now_s = database_time_s(connection)
-            holder = self._holder(connection).one()
-            if is_held(holder, now_s):
+            holder = self._owner_row(connection).one()
+            if is_owned(holder, now_s):
                 since = time.strftime("%H:%M:%S", time.localtime(holder.owner_since_s))
                 return (
-                    f"The {self._leased.what} is being run by process {holder.owner_pid} on {holder.owner_host} since "
+                    f"The {self._leased.description} is being run by process {holder.owner_pid} on {holder.owner_host} since "
                     f"{since}; {self._leased.advice}."
                 )
             values = {
                 "owner": self._token,
-                "owner_machine": _machine(),
+                "owner_machine": _machine_id(),
                 "owner_host": socket.gethostname(),
                 "owner_pid": process.pid,
                 "owner_started_s": process.create_time(),
@@ -181,19 +181,21 @@ class Lease:
         self._renewed_s = begun_s
         return ""
 
-    def _holder(self, connection: Connection) -> Result[Any]:
+    def _owner_row(self, connection: Connection) -> Result[Any]:
         columns = [self._table.c[name] for name in _COLUMNS]
         return connection.execute(select(*columns).where(self._table.c.id == self._leased.id).with_for_update())
 
-    def _loss(self, connection: Connection) -> str:
+    def _loss_reason(self, connection: Connection) -> str:
         """Who has taken it over, as a sentence; empty if nobody has."""
-        holder = self._holder(connection).one_or_none()
+        holder = self._owner_row(connection).one_or_none()
         if holder is None:
-            return f"The {self._leased.what} is not in its database any more."
+            return f"The {self._leased.description} is not in its database any more."
         if holder.owner == self._token:
             return ""
         by = f" by process {holder.owner_pid} on {holder.owner_host}" if holder.owner else ""
-        return f"The {self._leased.what} was taken over{by} while this process could not be heard; nothing is lost."
+        return (
+            f"The {self._leased.description} was taken over{by} while this process could not be heard; nothing is lost."
+        )
 
 
 class Heartbeat:
@@ -210,7 +212,7 @@ class Heartbeat:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def keep(self, lease: Lease) -> None:
+    def add(self, lease: Lease) -> None:
         """Keeps one more alive."""
         with self._changing:
             self._leases.append(lease)
@@ -219,7 +221,7 @@ class Heartbeat:
                 self._thread = threading.Thread(target=self._beat, args=(self._ended,), name="dike-lease", daemon=True)
                 self._thread.start()
 
-    def drop(self, lease: Lease) -> None:
+    def remove(self, lease: Lease) -> None:
         """Keeps it alive no longer; the thread ends with the last one."""
         with self._changing:
             self._leases.remove(lease)
@@ -236,36 +238,38 @@ class Heartbeat:
         try:
             with self._engine.begin() as connection:
                 values = {"heartbeat_s": database_time_s(connection)}
-                is_ours = connection.execute(_held_rows(leases).values(values)).rowcount == len(leases)
-                losses = {} if is_ours else {lease: lease._loss(connection) for lease in leases}
+                is_ours = connection.execute(_update_owned(leases).values(values)).rowcount == len(leases)
+                losses = {} if is_ours else {lease: lease._loss_reason(connection) for lease in leases}
         except SQLAlchemyError:
             # The next beat may get through; if none does, the holder's own writing fails and says so.
-            logger.warning("no heartbeat for the %s (%d in all)", leases[0]._leased.what, len(leases), exc_info=True)
+            logger.warning(
+                "no heartbeat for the %s (%d in all)", leases[0]._leased.description, len(leases), exc_info=True
+            )
             return False
         for lease in leases:
-            if not (loss := losses.get(lease)):
+            if not (error_type := losses.get(lease)):
                 lease._renewed_s = begun_s
             elif not lease._ended.is_set():
                 lease._ended.set()
-                lease._lost(loss)
+                lease._on_lost(error_type)
         return is_ours
 
     def _beat(self, ended: threading.Event) -> None:
         while not ended.wait(HEARTBEAT_S):
             with self._changing:
                 leases = [lease for lease in self._leases if not lease._ended.is_set()]
-            for first in range(0, len(leases), _AT_A_TIME):
-                self.renew(leases[first : first + _AT_A_TIME])
+            for first in range(0, len(leases), _ROWS_PER_STATEMENT):
+                self.renew(leases[first : first + _ROWS_PER_STATEMENT])
 
 
-def _held_rows(leases: Sequence[Lease]) -> Update:
+def _update_owned(leases: Sequence[Lease]) -> Update:
     """An update of the rows of one table that are held still."""
     table = leases[0]._table
     ids, tokens = [lease._leased.id for lease in leases], [lease._token for lease in leases]
     return update(table).where(table.c.id.in_(ids), table.c.owner.in_(tokens))
 
 
-def is_held(holder: Row[Any], now_s: float) -> bool:
+def is_owned(holder: Row[Any], now_s: float) -> bool:
     """Whether somebody holds the lease of a row.
 
     Args:
@@ -274,7 +278,7 @@ def is_held(holder: Row[Any], now_s: float) -> bool:
     """
     if holder.owner is None:
         return False
-    if holder.owner_machine != _machine():
+    if holder.owner_machine != _machine_id():
         return bool(now_s - holder.heartbeat_s < STALE_S)
     try:
         process = psutil.Process(holder.owner_pid)
@@ -297,7 +301,7 @@ def _uptime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     """What process ids are unique in: a boot of a machine, and there a container."""
     parts = [socket.gethostname()]
     with suppress(OSError):

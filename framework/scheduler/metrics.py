@@ -6,7 +6,7 @@ from __future__ import annotations
 class Metrics:
     """Hears of what the loop does. Called on the loop's thread; each call returns at once."""
 
-    def went_round(self, seconds: float) -> None:
+    def loop_iteration(self, seconds: float) -> None:
         """The loop has gone round once, in so many seconds of work."""
 
     def connected(self, is_connected: bool) -> None:
@@ -15,7 +15,7 @@ class Metrics:
     def offers_received(self, count: int) -> None:
         """Offers have come."""
 
-    def offers_held(self, count: int) -> None:
+    def unused_offers(self, count: int) -> None:
         """So many offers are in hand now."""
 
     def launched(self, count: int) -> None:
@@ -24,7 +24,7 @@ class Metrics:
     def task_failed(self) -> None:
         """A task has ended otherwise than well, without having been asked to."""
 
-    def waited(self, seconds: float) -> None:
+    def job_waited(self, seconds: float) -> None:
         """A job has got its first tasks so many seconds after it was submitted."""
 
     def placed(self, seconds: float) -> None:

@@ -21,27 +21,27 @@ from executor.messages import encode
 from executor.transfer import ANSWER_S, PATIENCE_S, TOKEN_BYTES, TransferOrder, TransferResult
 from framework.mesos import events
 from framework.mesos.connection import Connection
-from framework.mesos.containers import Container, own_container
+from framework.mesos.containers import Container, task_container
 from framework.mesos.driver import Driver, MesosCalls
 from framework.mesos.offers import AgentOffer, by_agent
 from framework.mesos.tasks import TaskState, executor_info, take_resources
 from framework.scheduler.constraints import Constraints, parse_constraints
 from framework.scheduler.mesos_access import MesosAccess
-from framework.scheduler.offer_pool import COLLECT_S, SETTLE_S
+from framework.scheduler.offer_pool import MAX_COLLECT_S, SETTLE_S
 from framework.scheduler.session import drive, sigterm_as_interrupt
 from solver.network import MachineNetwork, Network
 
 logger = logging.getLogger(__name__)
 
-PARTNERS = 3
+MAX_PARTNERS = 3
 """Each agent sends to so many others, if there are so many."""
 CPUS = 1.0
-LEAST_CPUS = 0.1
+MIN_CPUS = 0.1
 MEM_MIB = 256.0
 START_TIMEOUT_S = 60.0
 OFFER_TIMEOUT_S = 20.0
 REFUSE_S = 60.0
-FULL = 0.9
+UPLINK_LIMIT_RATIO = 0.9
 """An uplink that carries this share of the cards' speed is not what limits them."""
 BITS_PER_GBIT = 1e9
 
@@ -66,13 +66,13 @@ class Transfer:
     Attributes:
         sender, receiver: agents.
         gbps: how fast it went, in Gb/s.
-        shared: whether others went on at the same time, from the same rack to others.
+        concurrent: whether others went on at the same time, from the same rack to others.
     """
 
     sender: str
     receiver: str
     gbps: float
-    shared: bool
+    concurrent: bool
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class NetworkReport:
         """Agent -> speed of its network card: the most that it sent or received while no other transfer went on."""
         found: dict[str, float] = {}
         for one in self.transfers:
-            if not one.shared:
+            if not one.concurrent:
                 for agent in (one.sender, one.receiver):
                     found[agent] = max(found.get(agent, 0.0), one.gbps)
         return found
@@ -105,10 +105,10 @@ class NetworkReport:
         cards = self.cards_gbps
         limits = []
         for rack in {rack for rack in self.racks.values() if rack is not None}:
-            out = [one for one in self.transfers if one.shared and self.racks[one.sender] == rack]
+            out = [one for one in self.transfers if one.concurrent and self.racks[one.sender] == rack]
             ends = ({one.sender for one in out}, {one.receiver for one in out})
             most = min(sum(cards.get(agent, 0.0) for agent in end) for end in ends)
-            if out and (carried := sum(one.gbps for one in out)) < FULL * most:
+            if out and (carried := sum(one.gbps for one in out)) < UPLINK_LIMIT_RATIO * most:
                 limits.append(carried)
         return min(limits, default=None)
 
@@ -132,7 +132,7 @@ class _Round:
     """Transfers that go on at the same time: (sender, receiver)."""
 
     pairs: tuple[tuple[str, str], ...]
-    shared: bool
+    concurrent: bool
 
 
 @dataclass
@@ -183,8 +183,8 @@ class NetworkMeasurement:
         self._started_s = clock()
         self._racks: dict[str, str | None] = {}
         self._rounds: deque[_Round] | None = None
-        self._open: dict[str, tuple[str, str]] = {}
-        self._is_shared = False
+        self._in_flight: dict[str, tuple[str, str]] = {}
+        self._is_concurrent = False
         self._round_s = 0.0
         self._numbers = itertools.count()
         self._transfers: list[Transfer] = []
@@ -215,15 +215,15 @@ class NetworkMeasurement:
             case events.Refused():
                 self._connection.refused(event)
             case events.OffersArrived():
-                self._arrived(event.offers)
+                self._on_offers(event.offers)
             case events.OfferRescinded():
                 self._offers.pop(event.offer_id, None)
             case events.StatusUpdate():
                 self._mesos.acknowledgeStatusUpdate(event.status)
-                self._updated(event)
+                self._on_update(event)
             case events.MessageArrived():
                 try:
-                    self._answered(TransferResult.decode(event.data))
+                    self._on_result(TransferResult.decode(event.data))
                 except ValueError as error:
                     logger.warning("a message was not understood: %s", error)
 
@@ -244,16 +244,16 @@ class NetworkMeasurement:
             if not are_ready and now_s - self._started_s < START_TIMEOUT_S:
                 return
             self._plan()
-        if self._open and now_s - self._round_s >= self._limits.seconds + PATIENCE_S + ANSWER_S:
-            for sender, receiver in self._open.values():
+        if self._in_flight and now_s - self._round_s >= self._limits.seconds + PATIENCE_S + ANSWER_S:
+            for sender, receiver in self._in_flight.values():
                 self._problems.append(f"{sender} said nothing of its transfer to {receiver}.")
-            self._open.clear()
-        if not self._open:
+            self._in_flight.clear()
+        if not self._in_flight:
             self._next_round(now_s)
 
     # Offers.
 
-    def _arrived(self, offers: Sequence[dict[str, Any]]) -> None:
+    def _on_offers(self, offers: Sequence[dict[str, Any]]) -> None:
         if self._agents:
             self._decline([offer["id"] for offer in offers])
             return
@@ -267,8 +267,8 @@ class NetworkMeasurement:
             return False
         if self._expected is not None:
             agents = {offer["agent_id"]["value"] for offer in self._offers.values()}
-            return len(agents) >= self._expected or now_s - self._offered_s[0] >= COLLECT_S
-        return now_s - self._offered_s[-1] >= SETTLE_S or now_s - self._offered_s[0] >= COLLECT_S
+            return len(agents) >= self._expected or now_s - self._offered_s[0] >= MAX_COLLECT_S
+        return now_s - self._offered_s[-1] >= SETTLE_S or now_s - self._offered_s[0] >= MAX_COLLECT_S
 
     def _launch(self, now_s: float) -> None:
         offers, self._started_s = by_agent(self._offers.values()), now_s
@@ -279,7 +279,7 @@ class NetworkMeasurement:
             names = ", ".join(one.node for one in able) or "none"
             raise BadInputError(
                 "It takes two agents to measure a network between them; of those that offer something and meet the "
-                f"constraints, {names} has room for a task ({LEAST_CPUS:g} cpus, {MEM_MIB:g} MiB and a port)."
+                f"constraints, {names} has room for a task ({MIN_CPUS:g} cpus, {MEM_MIB:g} MiB and a port)."
             )
         unused = [offer_id for one in offers if one not in able for offer_id in one.offer_ids]
         self._decline([{"value": offer_id} for offer_id in unused])
@@ -315,7 +315,7 @@ class NetworkMeasurement:
 
     # Tasks.
 
-    def _updated(self, event: events.StatusUpdate) -> None:
+    def _on_update(self, event: events.StatusUpdate) -> None:
         state = TaskState.of(event.state)
         node = next((node for node, one in self._agents.items() if one.executor_id == event.task_id), None)
         if node is None:
@@ -326,9 +326,9 @@ class NetworkMeasurement:
             said = event.status.get("message") or event.status.get("reason") or state
             self._problems.append(f"The task on {node} {state.verb}: {str(said).rstrip('.')}.")
             del self._agents[node]
-            gone = [number for number, ends in self._open.items() if node in ends]
+            gone = [number for number, ends in self._in_flight.items() if node in ends]
             for number in gone:
-                del self._open[number]
+                del self._in_flight[number]
             if len(self._agents) < 2:
                 raise JobFailedError(f"There are no two agents left to measure between. {' '.join(self._problems)}")
 
@@ -341,7 +341,7 @@ class NetworkMeasurement:
             raise JobFailedError(f"There are no two agents left to measure between. {' '.join(self._problems)}")
         # Neighbours in this order are in one rack, but for the last of each.
         order = sorted(self._agents, key=lambda node: (self._racks[node] or "", node))
-        self._rounds = deque(_Round((pair,), shared=False) for pair in _alone(order))
+        self._rounds = deque(_Round((pair,), concurrent=False) for pair in _sequential_pairs(order))
         count = len(self._rounds)
         self._rounds += _out_of_racks(order, self._racks)
         self._progress(
@@ -355,12 +355,12 @@ class NetworkMeasurement:
         while self._rounds and not pairs:
             now = self._rounds.popleft()
             pairs = [pair for pair in now.pairs if self._agents.keys() >= set(pair)]
-            self._is_shared = now.shared
+            self._is_concurrent = now.concurrent
         self.done = not pairs
         self._round_s = now_s
         for sender, receiver in pairs:
             number = str(next(self._numbers))
-            self._open[number] = (sender, receiver)
+            self._in_flight[number] = (sender, receiver)
             to = self._agents[receiver]
             told = {"transfer": number, "host": to.offer.address, "port": to.port}
             agent = self._agents[sender]
@@ -368,8 +368,8 @@ class NetworkMeasurement:
                 {"value": agent.executor_id}, {"value": agent.offer.agent_id}, encode(told)
             )
 
-    def _answered(self, result: TransferResult) -> None:
-        ends = self._open.pop(result.transfer, None)
+    def _on_result(self, result: TransferResult) -> None:
+        ends = self._in_flight.pop(result.transfer, None)
         if ends is None:
             return
         if result.error or result.bytes <= 0 or result.seconds <= 0:
@@ -377,7 +377,7 @@ class NetworkMeasurement:
             self._problems.append(f"{ends[0]} could not send to {ends[1]}: {why}.")
             return
         gbps = 8 * result.bytes / result.seconds / BITS_PER_GBIT
-        self._transfers.append(Transfer(*ends, gbps, self._is_shared))
+        self._transfers.append(Transfer(*ends, gbps, self._is_concurrent))
 
 
 def measure_network(
@@ -400,7 +400,7 @@ def measure_network(
         InterruptedByUserError: after Ctrl-C or SIGTERM.
     """
     admitted = parse_constraints(constraints)
-    container = own_container(mesos.image, (), None)
+    container = task_container(mesos.image, (), None)
     with sigterm_as_interrupt(), mesos.connect() as master:
         callbacks = events.EventScheduler()
         driver = Driver(mesos.settings("dike agents measure", master), master.uri, callbacks)
@@ -423,12 +423,12 @@ def measure_network(
 
 def _has_room(offer: AgentOffer) -> bool:
     amounts = offer.amounts
-    return amounts["cpus"] >= LEAST_CPUS and amounts["mem"] >= MEM_MIB and amounts["ports"] >= 1
+    return amounts["cpus"] >= MIN_CPUS and amounts["mem"] >= MEM_MIB and amounts["ports"] >= 1
 
 
-def _alone(order: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _sequential_pairs(order: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Who sends to whom while nobody else does: each to the next few."""
-    for step in range(1, min(PARTNERS, len(order) - 1) + 1):
+    for step in range(1, min(MAX_PARTNERS, len(order) - 1) + 1):
         for index, sender in enumerate(order):
             yield sender, order[(index + step) % len(order)]
 
@@ -443,4 +443,4 @@ def _out_of_racks(order: Sequence[str], racks: dict[str, str | None]) -> Iterato
         return
     for rack, senders in members.items():
         others = itertools.cycle([node for other, nodes in members.items() if other != rack for node in nodes])
-        yield _Round(tuple(zip(senders, others, strict=False)), shared=True)
+        yield _Round(tuple(zip(senders, others, strict=False)), concurrent=True)

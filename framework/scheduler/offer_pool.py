@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.mesos.resources import usable_amounts
-from framework.scheduler.amounts import covers, left, totals
+from framework.scheduler.amounts import covers, subtract, totals
 
 Offer = dict[str, Any]
 """An offer in Mesos' JSON form."""
@@ -18,11 +18,11 @@ Supply = Mapping[str, Mapping[str, float]]
 
 SETTLE_S = 0.6
 """Offers count as complete when none has come for so long."""
-COLLECT_S = 5.0
+MAX_COLLECT_S = 5.0
 """They are looked at at the latest so long after the first."""
-LATELY_S = 60.0
+NEW_AGENT_S = 60.0
 """An agent that nobody knows may be so new that it is known only later."""
-LONG_AGO_S = 24 * 3600.0
+OLD_OFFER_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def is_within(supply: Supply, other: Supply) -> bool:
 
 
 @dataclass
-class _Held:
+class _PooledOffer:
     offer: Offer
     amounts: Mapping[str, float]
     since_s: float
@@ -81,7 +81,7 @@ class OfferPool:
     def __init__(self, agents: int | None = None) -> None:
         self._agents = agents
         self._most: dict[str, Mapping[str, float]] = {}
-        self._held: dict[str, _Held] = {}
+        self._pooled: dict[str, _PooledOffer] = {}
         self._new_since_s: float | None = None
         self._newest_s = 0.0
         self.generation = 0
@@ -90,31 +90,31 @@ class OfferPool:
         self.last_offer_s: float | None = None
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pooled)
 
     def __contains__(self, one: str) -> bool:
         """Whether an offer of this id is in hand."""
-        return one in self._held
+        return one in self._pooled
 
     @property
     def offers(self) -> list[Offer]:
         """All that are not locked, oldest first."""
-        return [held.offer for held in self._held.values() if not held.is_locked]
+        return [pooled.offer for pooled in self._pooled.values() if not pooled.is_locked]
 
-    def held_since_s(self, offer: Offer) -> float:
+    def received_s(self, offer: Offer) -> float:
         """When an offer in hand came."""
-        return self._held[offer_id(offer)].since_s
+        return self._pooled[offer_id(offer)].since_s
 
     def supply(self, offers: Iterable[Offer]) -> Supply:
         """What these offers in hand hold together."""
-        return totals((agent_id(offer), self._held[offer_id(offer)].amounts) for offer in offers)
+        return totals((agent_id(offer), self._pooled[offer_id(offer)].amounts) for offer in offers)
 
     def add(self, offers: Sequence[Offer], now_s: float) -> None:
         """Takes in what has come from Mesos."""
         for offer in offers:
-            self._held[offer_id(offer)] = _Held(offer, amounts_of(offer), now_s)
+            self._pooled[offer_id(offer)] = _PooledOffer(offer, amounts_of(offer), now_s)
         agents = {agent_id(offer) for offer in offers}
-        there = self.supply(held.offer for held in self._held.values() if agent_id(held.offer) in agents)
+        there = self.supply(pooled.offer for pooled in self._pooled.values() if agent_id(pooled.offer) in agents)
         if self._agents is not None:
             for agent, amounts in there.items():
                 most = self._most.get(agent, {})
@@ -127,17 +127,17 @@ class OfferPool:
         self.generation += 1
         self.version += 1
 
-    def settled(self, now_s: float) -> bool:
+    def is_settled(self, now_s: float) -> bool:
         """Whether there are offers, and waiting for more of them is not worth while."""
-        if not self._held:
+        if not self._pooled:
             return False
         first_s = self._new_since_s
         if self._agents is not None and self._has_all(self._agents):
             return True
-        return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= COLLECT_S
+        return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= MAX_COLLECT_S
 
     def _has_all(self, agents: int) -> bool:
-        supply = self.supply(held.offer for held in self._held.values())
+        supply = self.supply(pooled.offer for pooled in self._pooled.values())
         return len(supply) == agents and all(
             amounts.get(name, 0.0) >= most
             for agent, amounts in supply.items()
@@ -151,60 +151,60 @@ class OfferPool:
     def lock(self, offers: Sequence[Offer]) -> None:
         """Sets offers apart that a job is going to look at; they come back by `put_back`, or are used."""
         for offer in offers:
-            self._held[offer_id(offer)].is_locked = True
+            self._pooled[offer_id(offer)].is_locked = True
         self.version += 1
 
     def unlock(self, offers: Iterable[Offer]) -> None:
         """Takes back what a job has looked at and does not want."""
         for offer in offers:
-            self._held[offer_id(offer)].is_locked = False
+            self._pooled[offer_id(offer)].is_locked = False
         self.version += 1
 
     def used(self, offers: Sequence[Offer], amounts: Mapping[str, float]) -> None:
         """Forgets offers of one agent on which these amounts have been launched; the rest is offered again."""
         agent = agent_id(offers[0])
         for offer in offers:
-            del self._held[offer_id(offer)]
+            del self._pooled[offer_id(offer)]
         last = self.last[agent]
-        self.last[agent] = LastOffer(left(last.free, amounts), last.time_s)
+        self.last[agent] = LastOffer(subtract(last.free, amounts), last.time_s)
         self._changed()
 
     def void(self, one: str) -> None:
         """Forgets an offer that has been rescinded."""
-        if self._held.pop(one, None) is not None:
+        if self._pooled.pop(one, None) is not None:
             self._changed()
 
     def take(self, which: Callable[[Offer], bool]) -> list[Offer]:
         """Takes out all that match and are not locked, to be declined."""
         taken = [offer for offer in self.offers if which(offer)]
         for offer in taken:
-            del self._held[offer_id(offer)]
+            del self._pooled[offer_id(offer)]
         if taken:
             self._changed()
         return taken
 
-    def forget(self, known: Collection[str] | None) -> None:
+    def forget_gone_agents(self, known: Collection[str] | None) -> None:
         """Forgets what agents offered last that are gone.
 
         Args:
             known: the agents there are; None where that is not known: all are there that made an offer in a day.
         """
-        in_hand = {agent_id(held.offer) for held in self._held.values()}
+        in_hand = {agent_id(pooled.offer) for pooled in self._pooled.values()}
         now_s = time.time()
         self.last = {
             agent: last
             for agent, last in self.last.items()
             if agent in in_hand
-            or now_s - last.time_s < LATELY_S
-            or (now_s - last.time_s < LONG_AGO_S if known is None else agent in known)
+            or now_s - last.time_s < NEW_AGENT_S
+            or (now_s - last.time_s < OLD_OFFER_S if known is None else agent in known)
         }
 
     def clear(self) -> None:
         """The connection is gone, and offers do not outlive it."""
-        self._held.clear()
+        self._pooled.clear()
         self._changed()
 
     def _changed(self) -> None:
         self.version += 1
-        if not self._held:
+        if not self._pooled:
             self._new_since_s = None

@@ -228,6 +228,6 @@ class TaskNeed:
         """Resource -> by how much these amounts are too little for one such task; empty if they are not."""
         return missing(self.amounts, free)
 
-    def lack(self, free: Amounts) -> float:
+    def shortage_ratio(self, free: Amounts) -> float:
         """Which part (0 to 1) of the resource that is scarcest for one such task these amounts lack."""
         return max((short / self.amounts[name] for name, short in self.missing(free).items()), default=0.0)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from executor.messages import Addressed
 from framework.mesos import events
 from framework.mesos.connection import Connection
-from framework.mesos.driver import MesosCalls, try_now
+from framework.mesos.driver import MesosCalls, try_call
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.agents import AgentDirectory
-from framework.scheduler.background import AtOnce, Background
+from framework.scheduler.background import Background, InlineBackground
 from framework.scheduler.fair_share import FairQueue
-from framework.scheduler.job import Job, JobHandle, Need, Scalable
+from framework.scheduler.job import Job, JobEntry, Need, Scalable
 from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.metrics import Metrics
 from framework.scheduler.offer_matcher import OfferMatcher
@@ -45,7 +45,7 @@ REVIEW_S = 1.0
 class Scheduler:
     """The jobs of one framework.
 
-    Feed it every event with `handle` and call `tick` a few times a second, from one thread (`session.Work`).
+    Feed it every event with `entry` and call `tick` a few times a second, from one thread (`session.Work`).
 
     Args:
         mesos: the master.
@@ -73,8 +73,8 @@ class Scheduler:
         *,
         journal: Journal,
         log: Callable[[str], None],
-        ended: Callable[[JobHandle], None],
-        failed: Callable[[JobHandle, Exception], None],
+        ended: Callable[[JobEntry], None],
+        failed: Callable[[JobEntry, Exception], None],
         notify: Callable[[str, str], None] = lambda job_id, text: None,
         metrics: Metrics | None = None,
         queue: FairQueue | None = None,
@@ -92,15 +92,15 @@ class Scheduler:
         self._failed = failed
         self._metrics = metrics or Metrics()
         self._master = master
-        self._background = background or AtOnce()
+        self._background = background or InlineBackground()
         self._job_sizes = job_sizes
         self._clock = clock
         self._connection = Connection(log)
-        self._jobs: dict[str, JobHandle] = {}
+        self._jobs: dict[str, JobEntry] = {}
         self._tracker = TaskTracker(mesos, journal, self._metrics, clock())
         reservations = reservations or Reservations()
         self._queue = PendingQueue(
-            self._jobs, queue or FairQueue(), agents, reservations, self._isolated, notify, clock
+            self._jobs, queue or FairQueue(), agents, reservations, self._call_job, notify, clock
         )
         self._matcher = OfferMatcher(
             mesos,
@@ -108,7 +108,7 @@ class Scheduler:
             self._queue,
             reservations,
             self._tracker,
-            self._isolated,
+            self._call_job,
             self._metrics,
             clock,
             # An empty one is false.
@@ -120,9 +120,9 @@ class Scheduler:
         self.snapshot = Snapshot(time.time())
 
     @property
-    def jobs(self) -> list[JobHandle]:
+    def jobs(self) -> list[JobEntry]:
         """The jobs that have not ended, in the order of their arrival."""
-        return sorted(self._jobs.values(), key=lambda handle: handle.number)
+        return sorted(self._jobs.values(), key=lambda entry: entry.number)
 
     @property
     def done(self) -> bool:
@@ -134,7 +134,7 @@ class Scheduler:
         """The offers in hand."""
         return self._matcher.pool
 
-    def job(self, job_id: str) -> JobHandle | None:
+    def job(self, job_id: str) -> JobEntry | None:
         """A job that has not ended; None if it has, or never was."""
         return self._jobs.get(job_id)
 
@@ -143,11 +143,11 @@ class Scheduler:
         job_id: str,
         user: str,
         number: int,
-        make: Callable[[JobHandle], Job],
+        make: Callable[[JobEntry], Job],
         *,
         constraints: Sequence[str] = (),
         tasks: Sequence[TaskRecord] = (),
-    ) -> JobHandle:
+    ) -> JobEntry:
         """Takes a job in.
 
         Args:
@@ -161,17 +161,17 @@ class Scheduler:
         Raises:
             BadInputError: if the constraints make no sense; whatever `make` raises.
         """
-        handle = JobHandle(job_id, user, number, constraints, tasks, self._background)
-        handle.job = make(handle)
-        if self._job_sizes is not None and isinstance(handle.job, Scalable):
-            handle.job.hold(self._scalable, self._job_sizes.sample_runs)
-        self._jobs[job_id] = handle
-        self._tracker.assign(handle, tasks)
+        entry = JobEntry(job_id, user, number, constraints, tasks, self._background)
+        entry.job = make(entry)
+        if self._job_sizes is not None and isinstance(entry.job, Scalable):
+            entry.job.enter_central_allocation(self._scalable, self._job_sizes.sample_runs)
+        self._jobs[job_id] = entry
+        self._tracker.assign(entry, tasks)
         if self._connection.connected:
-            self._isolated(handle, handle.job.handle, events.Subscribed(self._framework_id, ""))
+            self._call_job(entry, entry.job.handle, events.Subscribed(self._framework_id, ""))
         # Filters of earlier refusals must not hold back what a new job could use.
         self._matcher.revive()
-        return handle
+        return entry
 
     def disown(self, tasks: Sequence[TaskRecord]) -> None:
         """Ends tasks that may still run and whose jobs have ended; how they end is written down."""
@@ -196,10 +196,10 @@ class Scheduler:
             case events.OfferRescinded():
                 self._matcher.rescinded(event)
             case events.StatusUpdate():
-                self._status_updates(self._tracker.filtered(event, self._clock()))
+                self._status_updates(self._tracker.filter_update(event, self._clock()))
             case events.MessageArrived():
-                if (handle := self._tracker.owner(event.executor_id)) is not None:
-                    self._isolated(handle, handle.job.handle, event)
+                if (entry := self._tracker.owner(event.executor_id)) is not None:
+                    self._call_job(entry, entry.job.handle, event)
             case events.Refused():
                 self._connection.refused(event)
             case events.AgentLost() | events.ExecutorLost():
@@ -210,7 +210,7 @@ class Scheduler:
         now_s = self._clock()
         if self._connection.connected:
             self._tracker.reconcile(now_s)
-            self._status_updates(self._tracker.overdue(now_s))
+            self._status_updates(self._tracker.take_overdue(now_s))
         self._tick_jobs()
         if now_s - self._reviewed_s >= REVIEW_S:
             self._reviewed_s = now_s
@@ -222,19 +222,19 @@ class Scheduler:
 
     def cancel(self) -> None:
         """Ends all jobs; `done` follows when their tasks have ended."""
-        for handle in self.jobs:
-            self.cancel_job(handle.job_id)
+        for entry in self.jobs:
+            self.cancel_job(entry.job_id)
 
     def cancel_job(self, job_id: str) -> None:
         """Ends one job, if it has not ended."""
-        handle = self._jobs.get(job_id)
-        if handle is not None:
-            handle.must_save = handle.is_ending = True
-            self._isolated(handle, handle.job.cancel)
+        entry = self._jobs.get(job_id)
+        if entry is not None:
+            entry.must_save = entry.is_ending = True
+            self._call_job(entry, entry.job.cancel)
 
     def save(self) -> None:
         """Writes down what has changed, then acknowledges the status updates behind it."""
-        self._tracker.save(self.jobs, self._clock(), self._isolated)
+        self._tracker.save(self.jobs, self._clock(), self._call_job)
         self._remove_ended()
 
     # The connection.
@@ -242,40 +242,40 @@ class Scheduler:
     def _subscribed(self, event: events.Subscribed) -> None:
         self._framework_id = event.framework_id
         if self._master is not None:
-            self._master.subscribed_at(event.master, event.version)
+            self._master.on_subscribed(event.master, event.version)
         self._journal.subscribed(event.framework_id)
         self._connection.subscribed()
         self._metrics.connected(True)
         self._matcher.subscribed()
         self._tracker.subscribed(self._clock(), event.master_age_s)
-        for handle in self.jobs:
-            self._isolated(handle, handle.job.handle, event)
+        for entry in self.jobs:
+            self._call_job(entry, entry.job.handle, event)
 
     def _disconnected(self, event: events.Disconnected) -> None:
         self._connection.disconnected()
         self._metrics.connected(False)
         self._matcher.disconnected()
-        for handle in self.jobs:
-            self._isolated(handle, handle.job.handle, event)
+        for entry in self.jobs:
+            self._call_job(entry, entry.job.handle, event)
 
     def _status_updates(self, sifted: Sequence[events.StatusUpdate]) -> None:
         for event in sifted:
-            if (handle := self._tracker.heard(event)) is not None:
-                self._isolated(handle, handle.job.handle, event)
+            if (entry := self._tracker.apply_update(event)) is not None:
+                self._call_job(entry, entry.job.handle, event)
                 # It may have use now for what it had none for.
-                handle.seen_generation = None
+                entry.seen_generation = None
             self._tracker.acknowledge(event.status)
 
     # Jobs.
 
     def _review(self, now_s: float) -> None:
         if self._queue.review(self.pool, now_s):
-            for handle in self._jobs.values():
-                handle.seen_generation = None
+            for entry in self._jobs.values():
+                entry.seen_generation = None
             self._matcher.revive()
-        self._matcher.forget(now_s)
+        self._matcher.drop_expired(now_s)
         if self._job_sizes is not None:
-            self._job_sizes.review(self.jobs, self._queue.room(), self._background, self._isolated, now_s)
+            self._job_sizes.review(self.jobs, self._queue.room(), self._background, self._call_job, now_s)
         self.snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
 
     def _scalable(self) -> int:
@@ -284,20 +284,20 @@ class Scheduler:
 
     def _tick_jobs(self) -> None:
         """Looks after all jobs of which something runs, and in turn after the others, one of those alike."""
-        idle: dict[Hashable, JobHandle] = {}
-        for handle in self.jobs:
-            is_busy = handle.has_tasks or self._matcher.is_planning(handle)
-            if is_busy or handle.job.need is Need.NOTHING:
-                self._isolated(handle, handle.job.tick)
+        idle: dict[Hashable, JobEntry] = {}
+        for entry in self.jobs:
+            is_busy = entry.has_tasks or self._matcher.is_planning(entry)
+            if is_busy or entry.job.need is Need.NOTHING:
+                self._call_job(entry, entry.job.tick)
             else:
-                key = handle.job.demand_key
-                idle.setdefault(handle.job_id if key is None else (key, handle.constraints), handle)
+                key = entry.job.equivalence_class
+                idle.setdefault(entry.job_id if key is None else (key, entry.constraints), entry)
         waiting = list(idle.values())
         for _ in range(min(IDLE_TICKS, len(waiting))):
             self._next_idle = (self._next_idle + 1) % len(waiting)
-            self._isolated(waiting[self._next_idle], waiting[self._next_idle].job.tick)
+            self._call_job(waiting[self._next_idle], waiting[self._next_idle].job.tick)
 
-    def _isolated(self, handle: JobHandle, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _call_job(self, entry: JobEntry, call: Callable[..., Any], *arguments: Any) -> Any:
         """Makes a call of a job's state machine, and sends what its executors are to be told.
 
         Whatever the call raises ends that job only. A service that can write nothing any more is no fault of the job's,
@@ -306,7 +306,7 @@ class Scheduler:
         Returns:
             What the call returns; None if the job has ended.
         """
-        if self._jobs.get(handle.job_id) is not handle:
+        if self._jobs.get(entry.job_id) is not entry:
             # An earlier call has ended it.
             return None
         try:
@@ -314,28 +314,28 @@ class Scheduler:
         except (StorageUnavailableError, ServiceLeaseLostError):
             raise
         except Exception as error:
-            logger.info("job %s has raised", handle.job_id, exc_info=True)
-            self._remove(handle)
-            self._failed(handle, error)
+            logger.info("job %s has raised", entry.job_id, exc_info=True)
+            self._remove(entry)
+            self._failed(entry, error)
             return None
-        for message in handle.job.messages():
-            task = handle.tasks.get(message.task_id)
+        for message in entry.job.messages():
+            task = entry.tasks.get(message.task_id)
             if task is not None:
                 self._send(task, message.data)
         return answer
 
     def _send(self, task: TaskRecord, data: str) -> None:
         executor_id, agent_id = {"value": task.executor_id}, {"value": task.agent_id}
-        try_now(self._mesos.sendFrameworkMessage, executor_id, agent_id, Addressed(task.task_id, data).encode())
+        try_call(self._mesos.sendFrameworkMessage, executor_id, agent_id, Addressed(task.task_id, data).encode())
 
     def _remove_ended(self) -> None:
-        for handle in self.jobs:
-            if handle.job.done:
-                self._remove(handle)
-                self._ended(handle)
+        for entry in self.jobs:
+            if entry.job.done:
+                self._remove(entry)
+                self._ended(entry)
 
-    def _remove(self, handle: JobHandle) -> None:
-        del self._jobs[handle.job_id]
-        self._tracker.remove(handle)
-        self._matcher.remove(handle)
-        handle.job.close()
+    def _remove(self, entry: JobEntry) -> None:
+        del self._jobs[entry.job_id]
+        self._tracker.remove(entry)
+        self._matcher.remove(entry)
+        entry.job.close()

@@ -25,7 +25,7 @@ class JobFacts:
         sizing: what it takes; None where that is not known.
         held: agent -> resource -> amount that its tasks hold.
         tasks: how many have not ended.
-        is_held: whether it waits for workers to be given to it, in the rounds of an allocation.
+        waits_for_allocation: whether it waits for workers to be given to it, in the rounds of an allocation.
         excluded: agent -> for how many seconds the job leaves it out, after failures there.
         waits_since_s: since when it waits with nothing running, in seconds since the epoch; None if it does not.
     """
@@ -36,16 +36,16 @@ class JobFacts:
     is_ending: bool = False
     constraints: Constraints = field(default_factory=Constraints)
     sizing: Sizing | None = None
-    held: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    allocated: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tasks: int = 0
-    is_held: bool = False
+    waits_for_allocation: bool = False
     excluded: Mapping[str, float] = field(default_factory=dict)
     waits_since_s: float | None = None
 
     @property
     def waits(self) -> bool:
         """Whether nothing of it runs although it wants to."""
-        return not self.tasks and not self.is_ending and self.need in (Need.COME_BACK, Need.START)
+        return not self.tasks and not self.is_ending and self.need in (Need.REPLACE_LOST, Need.START)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Snapshot:
         order: jobs that want offers, those served first first.
         shares: user -> dominant share of the cluster (0 to 1) divided by the user's weight.
         reservation: agents kept for a job; None if there are none.
-        kept_s: since how many seconds the reservation stands.
+        reserved_for_s: since how many seconds the reservation stands.
     """
 
     time_s: float
@@ -78,7 +78,7 @@ class Snapshot:
     order: tuple[str, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     reservation: Reservation | None = None
-    kept_s: float = 0.0
+    reserved_for_s: float = 0.0
 
     def queue_positions(self) -> dict[str, int]:
         """Job -> its place in the queue, from 1, of those that wait with nothing running."""

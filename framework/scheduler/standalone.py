@@ -11,7 +11,7 @@ from framework.mesos import events
 from framework.mesos.driver import Driver
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.background import Threads
-from framework.scheduler.job import Job, JobHandle
+from framework.scheduler.job import Job, JobEntry
 from framework.scheduler.journal import Journal
 from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.offer_pool import OfferPool
@@ -37,7 +37,7 @@ class StandaloneJob(Generic[Kind]):
     """
 
     job_id: str
-    make: Callable[[JobHandle], Kind]
+    make: Callable[[JobEntry], Kind]
     cancel_timeout_s: float
     subscribed: Callable[[str], None]
     interrupted: Callable[[], None]
@@ -75,8 +75,8 @@ def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: Leading
     )
     made: list[Kind] = []
 
-    def make(handle: JobHandle) -> Kind:
-        made.append(job.make(handle))
+    def make(entry: JobEntry) -> Kind:
+        made.append(job.make(entry))
         return made[0]
 
     scheduler.admit(job.job_id, user="", number=0, make=make, constraints=job.constraints)
@@ -92,9 +92,9 @@ def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: Leading
     return made[0]
 
 
-def _has_ended(handle: JobHandle) -> None:
-    logger.info("%s has ended", handle.job_id)
+def _has_ended(entry: JobEntry) -> None:
+    logger.info("%s has ended", entry.job_id)
 
 
-def _raise(handle: JobHandle, error: Exception) -> None:
+def _raise(entry: JobEntry, error: Exception) -> None:
     raise error

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from framework.mesos import events
-from framework.mesos.driver import MesosCalls, try_now
+from framework.mesos.driver import MesosCalls, try_call
 from framework.mesos.offers import address_of
 from framework.mesos.tasks import TaskState, executor_of
-from framework.scheduler.job import JobHandle
+from framework.scheduler.job import JobEntry
 from framework.scheduler.journal import Journal
 from framework.scheduler.metrics import Metrics
 from framework.scheduler.offer_pool import Offer
@@ -26,10 +26,10 @@ NOT_NEEDED = "its job no longer needs it"
 """Message of a task that was ended without anybody having asked for its job's end."""
 SAVE_S = 1.0
 """How often jobs' states are looked at for changes that came with time alone."""
-WITHHOLD_S = 30.0
+WITHHOLD_TIMEOUT_S = 30.0
 """An agent sends what it holds as soon as the framework is back, and what gets lost on its way 10 s later."""
-KILL_AGAIN_S = 5.0
-LOST_REMEMBERED = 10_000
+KILL_RETRY_S = 5.0
+MAX_LOST_TASKS = 10_000
 """How many lost tasks are remembered that may come back with their agents."""
 
 
@@ -47,8 +47,8 @@ class TaskTracker:
         self._mesos = mesos
         self._journal = journal
         self._metrics = metrics
-        self._owners: dict[str, JobHandle] = {}
-        self._executors: dict[str, JobHandle] = {}
+        self._owners: dict[str, JobEntry] = {}
+        self._executors: dict[str, JobEntry] = {}
         self._kills = KillService(mesos)
         self._orphans = Orphans(self._kills, journal)
         self._reconciler = Reconciler(mesos)
@@ -59,34 +59,34 @@ class TaskTracker:
 
     # Whose a task is.
 
-    def owner(self, executor_id: str) -> JobHandle | None:
+    def owner(self, executor_id: str) -> JobEntry | None:
         """The job of an executor's tasks; None if none of them is left."""
         return self._executors.get(executor_id)
 
-    def assign(self, handle: JobHandle, tasks: Iterable[TaskRecord]) -> None:
+    def assign(self, entry: JobEntry, tasks: Iterable[TaskRecord]) -> None:
         """A job has these tasks; it hears what the master and their executors say of them."""
         for task in tasks:
-            handle.tasks[task.task_id] = task
-            self._owners[task.task_id] = handle
-            self._executors[task.executor_id] = handle
+            entry.tasks[task.task_id] = task
+            self._owners[task.task_id] = entry
+            self._executors[task.executor_id] = entry
 
     def disown(self, tasks: Sequence[TaskRecord]) -> None:
         """Ends tasks whose jobs have ended; how they end is written down."""
-        self._orphans.take_in(tasks)
+        self._orphans.adopt(tasks)
 
-    def remove(self, handle: JobHandle) -> None:
+    def remove(self, entry: JobEntry) -> None:
         """A job has ended; what still runs of it is ended too."""
-        for task_id in [task_id for task_id, owner in self._owners.items() if owner is handle]:
+        for task_id in [task_id for task_id, owner in self._owners.items() if owner is entry]:
             del self._owners[task_id]
-        for executor_id in [executor_id for executor_id, owner in self._executors.items() if owner is handle]:
+        for executor_id in [executor_id for executor_id, owner in self._executors.items() if owner is entry]:
             del self._executors[executor_id]
-        self.disown(list(handle.tasks.values()))
+        self.disown(list(entry.tasks.values()))
 
     # What happens to tasks.
 
     def record_launch(
         self,
-        handle: JobHandle,
+        entry: JobEntry,
         state: dict[str, Any],
         offers: Mapping[str, Sequence[Offer]],
         operations: Mapping[str, dict[str, Any]],
@@ -95,57 +95,57 @@ class TaskTracker:
         """Writes down the tasks that a job is about to launch.
 
         Args:
-            handle: the job.
+            entry: the job.
             state: its state, with these tasks.
             offers: agent's id -> its offers.
             operations: agent's id -> what is launched on them.
             now_s: the time.
         """
-        tasks = _intended_tasks(handle, offers, operations)
-        self._journal.intends(handle.job_id, tasks, state)
-        handle.saved = state
-        self.assign(handle, tasks)
+        tasks = _intended_tasks(entry, offers, operations)
+        self._journal.record_intent(entry.job_id, tasks, state)
+        entry.saved_state = state
+        self.assign(entry, tasks)
         # Should nothing be heard of them, the master is asked.
-        self._reconciler.doubt((task.task_id for task in tasks), now_s)
+        self._reconciler.mark_uncertain((task.task_id for task in tasks), now_s)
         return tasks
 
-    def filtered(self, event: events.StatusUpdate, now_s: float) -> list[events.StatusUpdate]:
+    def filter_update(self, event: events.StatusUpdate, now_s: float) -> list[events.StatusUpdate]:
         """What of a status update is to be taken in now; nothing if a better one is to come (`UpdateFilter`)."""
-        self._reconciler.heard(event.task_id, now_s)
-        return self._filter.passed(event, now_s)
+        self._reconciler.apply_update(event.task_id, now_s)
+        return self._filter.filter(event, now_s)
 
-    def overdue(self, now_s: float) -> list[events.StatusUpdate]:
+    def take_overdue(self, now_s: float) -> list[events.StatusUpdate]:
         """Status updates to be taken in after all, since no better ones have come; there is a connection."""
-        return self._filter.overdue(now_s)
+        return self._filter.take_overdue(now_s)
 
-    def heard(self, event: events.StatusUpdate) -> JobHandle | None:
+    def apply_update(self, event: events.StatusUpdate) -> JobEntry | None:
         """Takes in what Mesos says of a task.
 
         Returns:
             Whose it is, who has to hear of it.
         """
-        handle = self._owners.get(event.task_id)
+        entry = self._owners.get(event.task_id)
         state = TaskState.of(event.state)
         if state.is_terminal():
-            self._kills.has_ended(event.task_id)
-        if handle is None:
-            changed = self._orphans.heard(event, state)
+            self._kills.task_ended(event.task_id)
+        if entry is None:
+            changed = self._orphans.apply_update(event, state)
             if changed is not None:
                 self._unsaved[event.task_id] = changed
             return None
-        changed = handle.tasks[event.task_id] = _updated(handle.tasks[event.task_id], event, state)
+        changed = entry.tasks[event.task_id] = _updated(entry.tasks[event.task_id], event, state)
         self._unsaved[event.task_id] = changed
         if state.is_terminal():
-            del handle.tasks[event.task_id]
+            del entry.tasks[event.task_id]
             del self._owners[event.task_id]
-            if all(task.executor_id != changed.executor_id for task in handle.tasks.values()):
+            if all(task.executor_id != changed.executor_id for task in entry.tasks.values()):
                 del self._executors[changed.executor_id]
             if state not in (TaskState.FINISHED, TaskState.KILLED):
                 self._metrics.task_failed()
             if state is TaskState.LOST:
-                self._orphans.may_come_back(changed)
-        handle.must_save = True
-        return handle
+                self._orphans.remember_lost(changed)
+        entry.must_save = True
+        return entry
 
     def acknowledge(self, status: dict[str, Any]) -> None:
         """What follows from a status update has been done; the agent hears of it once that is written down."""
@@ -162,53 +162,53 @@ class TaskTracker:
         """Asks the master what is to be asked; there is a connection to it."""
         self._reconciler.tick(now_s, self._agents)
 
-    def kill_unwanted(self, jobs: Iterable[JobHandle], now_s: float) -> None:
+    def kill_unwanted(self, jobs: Iterable[JobEntry], now_s: float) -> None:
         """Sees to the end of all tasks that their jobs do not want any more, and of those that are no job's."""
-        for handle in jobs:
-            if handle.tasks:
-                wanted = handle.job.wanted_tasks()
-                for task_id in [task_id for task_id in handle.tasks if task_id not in wanted]:
-                    self._end(handle, task_id)
+        for entry in jobs:
+            if entry.tasks:
+                wanted = entry.job.wanted_tasks()
+                for task_id in [task_id for task_id in entry.tasks if task_id not in wanted]:
+                    self._end(entry, task_id)
         self._kills.tick(now_s)
 
     def _agents(self) -> dict[str, str]:
-        of_jobs = {task_id: handle.tasks[task_id].agent_id for task_id, handle in self._owners.items()}
+        of_jobs = {task_id: entry.tasks[task_id].agent_id for task_id, entry in self._owners.items()}
         return {**self._kills.agents, **of_jobs}
 
-    def _end(self, handle: JobHandle, task_id: str) -> None:
+    def _end(self, entry: JobEntry, task_id: str) -> None:
         if task_id in self._kills:
             return
-        task = handle.tasks[task_id]
-        if not handle.is_ending:
-            handle.tasks[task_id] = dataclasses.replace(task, message=NOT_NEEDED)
+        task = entry.tasks[task_id]
+        if not entry.is_ending:
+            entry.tasks[task_id] = dataclasses.replace(task, message=NOT_NEEDED)
         self._kills.end(task_id, task.agent_id)
 
-    def save(self, jobs: Collection[JobHandle], now_s: float, isolated: Callable[..., None]) -> None:
+    def save(self, jobs: Collection[JobEntry], now_s: float, call_job: Callable[..., None]) -> None:
         """Writes down what has changed, then acknowledges the status updates behind it.
 
         Args:
             jobs: all of them.
             now_s: the time.
-            isolated: makes a call of a job's state machine.
+            call_job: makes a call of a job's state machine.
         """
         look_at_all = now_s - self._saved_s >= SAVE_S
         if look_at_all:
             self._saved_s = now_s
-        looked_at = [handle for handle in jobs if handle.must_save or (look_at_all and handle.has_tasks)]
-        states: dict[JobHandle, dict[str, Any]] = {}
-        for handle in looked_at:
-            isolated(handle, _collect_state, handle, states)
+        looked_at = [entry for entry in jobs if entry.must_save or (look_at_all and entry.has_tasks)]
+        states: dict[JobEntry, dict[str, Any]] = {}
+        for entry in looked_at:
+            call_job(entry, _collect_state, entry, states)
         if states or self._unsaved:
             tasks = list(self._unsaved.values())
-            self._journal.changed(tasks, {handle.job_id: state for handle, state in states.items()})
+            self._journal.record_changes(tasks, {entry.job_id: state for entry, state in states.items()})
             self._unsaved.clear()
-        for handle, state in states.items():
-            handle.saved = state
-        for handle in looked_at:
-            handle.must_save = False
+        for entry, state in states.items():
+            entry.saved_state = state
+        for entry in looked_at:
+            entry.must_save = False
         for status in self._acknowledgements:
             # What is not delivered is sent by the agent again.
-            try_now(self._mesos.acknowledgeStatusUpdate, status)
+            try_call(self._mesos.acknowledgeStatusUpdate, status)
         self._acknowledgements.clear()
 
 
@@ -238,7 +238,7 @@ class KillService:
         self._agents.setdefault(task_id, agent_id)
         self._due_s.setdefault(task_id, 0.0)
 
-    def has_ended(self, task_id: str) -> None:
+    def task_ended(self, task_id: str) -> None:
         """A task has ended, whether or not it was to."""
         self._agents.pop(task_id, None)
         self._due_s.pop(task_id, None)
@@ -246,8 +246,8 @@ class KillService:
     def tick(self, now_s: float) -> None:
         """Kills what is to end, and again what has not ended; there is a connection to the master."""
         for task_id in [task_id for task_id, due_s in self._due_s.items() if now_s >= due_s]:
-            self._due_s[task_id] = now_s + KILL_AGAIN_S
-            try_now(self._mesos.kill, task_id, self._agents[task_id])
+            self._due_s[task_id] = now_s + KILL_RETRY_S
+            try_call(self._mesos.kill, task_id, self._agents[task_id])
 
 
 class Orphans:
@@ -264,19 +264,19 @@ class Orphans:
         self._records: dict[str, TaskRecord] = {}
         self._lost: OrderedDict[str, TaskRecord] = OrderedDict()
 
-    def take_in(self, tasks: Iterable[TaskRecord]) -> None:
+    def adopt(self, tasks: Iterable[TaskRecord]) -> None:
         """Ends tasks whose job has ended, or failed."""
         for task in tasks:
             self._records[task.task_id] = task
             self._kills.end(task.task_id, task.agent_id)
 
-    def may_come_back(self, task: TaskRecord) -> None:
+    def remember_lost(self, task: TaskRecord) -> None:
         """A task is lost; if only its agent was cut off, it will be there again one day."""
         self._lost[task.task_id] = task
-        if len(self._lost) > LOST_REMEMBERED:
+        if len(self._lost) > MAX_LOST_TASKS:
             self._lost.popitem(last=False)
 
-    def heard(self, event: events.StatusUpdate, state: TaskState) -> TaskRecord | None:
+    def apply_update(self, event: events.StatusUpdate, state: TaskState) -> TaskRecord | None:
         """Takes in what Mesos says of a task that is no job's.
 
         Returns:
@@ -288,7 +288,7 @@ class Orphans:
             self._records.pop(task_id, None)
             known = None if known is None else _updated(known, event, state)
             if known is not None and state is TaskState.LOST:
-                self.may_come_back(known)
+                self.remember_lost(known)
             return known
         agent_id = event.status.get("agent_id", {}).get("value") or (known.agent_id if known is not None else "")
         if known is not None:
@@ -296,7 +296,7 @@ class Orphans:
             known = self._records[task_id] = _updated(known, event, state)
         elif task_id not in self._kills:
             logger.warning("task %s on agent %s is not ours: ending it", task_id, agent_id)
-            self._journal.unknown(task_id, agent_id)
+            self._journal.record_unknown_task(task_id, agent_id)
         if agent_id:
             self._kills.end(task_id, agent_id)
         return known
@@ -317,7 +317,7 @@ class UpdateFilter:
         """Agents could not deliver anything before."""
         self._withheld = {task_id: (event, now_s) for task_id, (event, _) in self._withheld.items()}
 
-    def passed(self, event: events.StatusUpdate, now_s: float) -> list[events.StatusUpdate]:
+    def filter(self, event: events.StatusUpdate, now_s: float) -> list[events.StatusUpdate]:
         """What of a status update is to be taken in now; nothing if a better one is to come."""
         state = TaskState.of(event.state)
         if _is_answer(event) and state in (TaskState.FINISHED, TaskState.FAILED, TaskState.KILLED):
@@ -329,31 +329,31 @@ class UpdateFilter:
         # Where the agent is gone with its update, it is still known how the task had ended.
         return [told if state is TaskState.LOST and "uuid" not in event.status else event]
 
-    def overdue(self, now_s: float) -> list[events.StatusUpdate]:
+    def take_overdue(self, now_s: float) -> list[events.StatusUpdate]:
         """Those that have been withheld long enough; they are not any more."""
-        due = [event for event, since_s in self._withheld.values() if now_s - since_s >= WITHHOLD_S]
+        due = [event for event, since_s in self._withheld.values() if now_s - since_s >= WITHHOLD_TIMEOUT_S]
         for event in due:
             del self._withheld[event.task_id]
         return due
 
 
-def _collect_state(handle: JobHandle, states: dict[JobHandle, dict[str, Any]]) -> None:
-    state = handle.job.to_state()
-    if state != handle.saved:
-        states[handle] = state
+def _collect_state(entry: JobEntry, states: dict[JobEntry, dict[str, Any]]) -> None:
+    state = entry.job.to_state()
+    if state != entry.saved_state:
+        states[entry] = state
 
 
 def _intended_tasks(
-    handle: JobHandle, offers: Mapping[str, Sequence[Offer]], operations: Mapping[str, dict[str, Any]]
+    entry: JobEntry, offers: Mapping[str, Sequence[Offer]], operations: Mapping[str, dict[str, Any]]
 ) -> list[TaskRecord]:
     """The tasks that operations launch.
 
     Args:
-        handle: whose they are.
+        entry: whose they are.
         offers: agent's id -> its offers.
         operations: agent's id -> what is launched on them.
     """
-    executors = {task.executor_id for task in handle.tasks.values()}
+    executors = {task.executor_id for task in entry.tasks.values()}
     tasks = []
     for agent, operation in operations.items():
         for info in operation["launch"]["task_infos"]:
@@ -363,11 +363,11 @@ def _intended_tasks(
             tasks.append(
                 TaskRecord(
                     task_id=info["task_id"]["value"],
-                    job_id=handle.job_id,
+                    job_id=entry.job_id,
                     agent_id=agent,
                     node=offers[agent][0]["hostname"],
                     address=address_of(offers[agent][0]),
-                    name=info["name"].rpartition(f"{handle.job_id} ")[2],
+                    name=info["name"].rpartition(f"{entry.job_id} ")[2],
                     state=INTENDED,
                     resources=_amounts([*info.get("resources", ()), *own]),
                     launched_s=time.time(),

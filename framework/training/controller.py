@@ -23,9 +23,9 @@ from framework.mesos.tasks import TaskState
 from framework.project.last_words import why_hopeless
 from framework.project.tensorflow_noise import without_noise
 from framework.scheduler.agents import AllAgents
-from framework.scheduler.background import AtOnce, Background
+from framework.scheduler.background import Background, InlineBackground
 from framework.scheduler.demand import Demand
-from framework.scheduler.job import CANCELLED, Answer, Decline, Launch, Message, Need, Outcome, Reclaimable
+from framework.scheduler.job import CANCELLED, Answer, Decline, JobOutcome, Launch, Message, Need, Reclaimable
 from framework.training.elastic.stragglers import StragglerReporter
 from framework.training.launch import DoesNotFitError, choose_executor, cluster_spec, launch_operation
 from framework.training.observer import JobObserver
@@ -101,7 +101,7 @@ class TrainingJob:
         self._all_agents = all_agents
         self._demand = demand
         self._patient = patient
-        self._background = background or AtOnce()
+        self._background = background or InlineBackground()
         if state is None:
             self._state = TrainingState(JobRun(plan=spec.plan), JobResult(checkpoint_dir=spec.checkpoint_dir))
         else:
@@ -164,21 +164,21 @@ class TrainingJob:
     @property
     def need(self) -> Need:
         """What it wants offers for at the moment."""
-        if self.is_held:
+        if self.waits_for_allocation:
             return Need.NOTHING
         if self._state.phase is Phase.WAITING:
             # One that fails again and again must not come before all others each time.
-            return Need.COME_BACK if self._run.attempt and self._state.failures < 2 else Need.START
+            return Need.REPLACE_LOST if self._run.attempt and self._state.failures < 2 else Need.START
         if self._state.phase is not Phase.RUNNING:
             return Need.NOTHING
         if self._replacement.active:
-            return Need.COME_BACK
+            return Need.REPLACE_LOST
         return Need.NOTHING if self._launcher is None else Need.GROW
 
     @property
-    def demand_key(self) -> Hashable:
+    def equivalence_class(self) -> Hashable:
         """Equal for jobs that fit the same offers."""
-        return self._planner.demand_key if self._state.phase is Phase.WAITING else None
+        return self._planner.equivalence_class if self._state.phase is Phase.WAITING else None
 
     def reclaimable(self) -> Reclaimable:
         """What it could give up for others; nothing while it waits for a task that it has lost."""
@@ -202,31 +202,31 @@ class TrainingJob:
         return self._spec.elastic is not None
 
     @property
-    def is_known(self) -> bool:
+    def has_estimate(self) -> bool:
         """Whether its speeds are known, as far as they are before it runs, and it is not about to end."""
         going = self._state.phase is Phase.RUNNING or (self._state.phase is Phase.WAITING and self._is_foreseen)
         return going and self._resizer is not None and self._resizer.is_known
 
     @property
-    def is_held(self) -> bool:
+    def waits_for_allocation(self) -> bool:
         """Whether it waits for workers to be given to it."""
         waits = self._state.phase is Phase.WAITING and self._is_governed and self.is_scalable
         return waits and (self._planner.allotted is None or not self._is_foreseen)
 
-    def hold(self, sharing: Callable[[], int], sample_runs: int) -> None:
+    def enter_central_allocation(self, competing_jobs: Callable[[], int], sample_runs: int) -> None:
         """From now on its size is decided on elsewhere; a job that is not elastic goes on as it does.
 
         Args:
-            sharing: how many jobs share the agents.
+            competing_jobs: how many jobs share the agents.
             sample_runs: at how many other sizes its speed is to be measured before the first decision on one that runs.
         """
-        self._is_governed, self._sharing, self._sample_runs = True, sharing, sample_runs
+        self._is_governed, self._sharing, self._sample_runs = True, competing_jobs, sample_runs
         if self._resizer is not None:
             self._resizer.hold(sample_runs)
 
     def scale_view(self) -> JobView | None:
         """What is believed of it; None where it ends, or nothing is known yet."""
-        if not self.is_known or self._resizer is None:
+        if not self.has_estimate or self._resizer is None:
             return None
         return self._resizer.view(runs=self._state.phase is Phase.RUNNING)
 
@@ -248,7 +248,7 @@ class TrainingJob:
             self._state.elastic = self._resizer.state()
         return self._writer.write(self._state)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """How it ended; asked once it is `done`."""
         return self._state.outcome()
 
@@ -361,7 +361,7 @@ class TrainingJob:
         match self._state.phase:
             case Phase.WAITING if self._is_governed and self._resizer is not None and not self._is_foreseen:
                 self._foresee(self._resizer, now)
-            case Phase.WAITING if not self.is_held:
+            case Phase.WAITING if not self.waits_for_allocation:
                 self._planner.tick(now, connected=self._connection.connected)
             case Phase.RUNNING:
                 self._end_attempt(self._tick_running(now))
@@ -397,7 +397,7 @@ class TrainingJob:
             return self._replacement
         return self._resizer if self._resizer is not None and self._resizer.wants_offers else None
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
         """What it launches on these offers.
 
         Raises:

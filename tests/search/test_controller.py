@@ -441,7 +441,7 @@ def test_the_timeout_ends_the_search(begin: Any) -> None:
 
 def test_waiting_in_a_queue_does_not_count(begin: Any) -> None:
     stage = begin(trials=1, timeout_s=50.0, patient=True)
-    alike = stage.search.demand_key
+    alike = stage.search.equivalence_class
     stage.tick(60)
     slot = stage.offer(cpus=1)[0]
     slot.train()
@@ -449,7 +449,7 @@ def test_waiting_in_a_queue_does_not_count(begin: Any) -> None:
     assert not slot.wanted.leave
     assert SearchState.from_json(stage.search.to_state()).first_slot_s == pytest.approx(1e9 + stage.now - 40, abs=0.5)
     # It may have to wait again, for another slot; its time is up whether or not others like it are looked after.
-    assert stage.search.demand_key != alike
+    assert stage.search.equivalence_class != alike
     slot.update("TASK_LOST")
     stage.tick(11)
     assert "--timeout" in stage.search.result.failure

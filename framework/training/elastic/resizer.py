@@ -316,11 +316,11 @@ class Resizer(ReportListener):
         """What it could give up, if it may change its size soon, and what it is giving up."""
         going = frozenset(task.task_id for task in self._run.tasks.values() if task.stop_requested and not task.member)
         if self._resize is not None:
-            return Reclaimable(leaving=self._resize.target.surplus | going)
+            return Reclaimable(ending=self._resize.target.surplus | going)
         can_resize = self._is_settled and not self._is_frozen and self._adoption is None
         if not can_resize or self._clock() + SOON_S < self._resizable_from_s:
-            return Reclaimable(leaving=going)
-        return dataclasses.replace(self._spare_workers(), leaving=going)
+            return Reclaimable(ending=going)
+        return dataclasses.replace(self._spare_workers(), ending=going)
 
     def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
         """Asks for these tasks in place of any others; for none: asks no more.
@@ -341,7 +341,7 @@ class Resizer(ReportListener):
         """
         spare = self._spare_workers()
         surplus = self._wanted_ids & frozenset(spare.task_ids)
-        if now_s < self._resizable_from_s or not surplus or len(surplus) > spare.most:
+        if now_s < self._resizable_from_s or not surplus or len(surplus) > spare.max_tasks:
             return None
         assert self._run.plan is not None
         return without(self._spec, self._run.plan, self._run.members, surplus)
