@@ -1,4 +1,4 @@
-"""Who looks at the offers first: weighted fair share between users, order of arrival within a user's jobs."""
+"""Order of jobs: weighted fair share between users, order of arrival within a user's jobs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from framework.scheduler.job import Need
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job that wants offers.
+    """A job that requests offers.
 
     Attributes:
-        job_id, user: whose it is.
+        job_id, user: the job and its user.
         number: order of arrival.
-        need: what it wants them for.
+        need: purpose of the offers.
     """
 
     job_id: str
@@ -28,22 +28,23 @@ class Candidate:
 class FairQueue:
     """Weighted dominant resource fairness (Ghodsi et al., NSDI 2011) between users.
 
-    What a job has lost comes first, whoever it belongs to: its other tasks hold resources, or it held them just now.
+    Replacements of lost tasks come first, regardless of the user's share: the rest of their job occupies resources, or
+    the job had these a moment ago.
 
     Args:
-        weight: user -> weight, above 0; one with twice the weight is entitled to twice the share.
+        weight: user -> weight, above 0; twice the weight entitles to twice the share.
     """
 
     def __init__(self, weight: Callable[[str], float] = lambda user: 1.0) -> None:
         self._weight = weight
 
     def order(self, candidates: Sequence[Candidate], held: Mapping[str, Amounts], total: Amounts) -> list[Candidate]:
-        """The candidates, who is to be served first first.
+        """Returns the candidates in service order.
 
         Args:
-            candidates: who wants offers.
-            held: user -> what the user's tasks hold.
-            total: what the cluster has; a resource that it does not have counts for nothing.
+            candidates: jobs that request offers.
+            held: user -> amounts of the user's tasks.
+            total: the cluster's amounts; resources that it lacks do not count.
         """
         shares = self.shares({candidate.user for candidate in candidates}, held, total)
         return sorted(candidates, key=lambda one: (one.need, shares[one.user], one.number))

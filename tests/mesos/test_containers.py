@@ -55,7 +55,7 @@ def test_a_volume_is_read(text: str, volume: Volume) -> None:
         (["/data:/"], "whole file system"),
         (["/data:/mnt:rw"], "HOST:CONTAINER:ro"),
         (["/data:/mnt:/x:ro"], "HOST:CONTAINER:ro"),
-        (["/a:/mnt", "/b:/mnt/"], "Two folders are to be mounted at /mnt"),
+        (["/a:/mnt", "/b:/mnt/"], "Two volumes are mounted at /mnt"),
         ([""], "cannot be mounted"),
     ],
 )

@@ -733,7 +733,7 @@ def test_the_end_of_an_executor_is_held_against_the_trial_with_most_memory(begin
             "Memory limit exceeded: Requested: 2080MB\n\nMEMORY STATISTICS:\ncache 0",
             "Memory limit exceeded: Requested: 2080MB",
         ),
-        ("", "its container took more memory than it was given"),
+        ("", "its container exceeded its memory limit"),
     ],
 )
 def test_a_slot_that_took_too_much_memory_says_which_option_gives_it_more(begin: Any, message: str, why: str) -> None:
