@@ -113,10 +113,10 @@ def needs_mount(folder: str, volumes: Sequence[Volume]) -> bool:
     """
     if "://" in folder:
         return False
-    holding = [volume for volume in volumes if volume.contains(folder)]
-    if not holding:
+    containing = [volume for volume in volumes if volume.contains(folder)]
+    if not containing:
         return True
-    innermost = max(holding, key=lambda volume: len(volume.container))
+    innermost = max(containing, key=lambda volume: len(volume.container))
     if innermost.read_only:
         raise BadInputError(f"Checkpoints cannot be written to {folder}: --volume mounts {innermost} read-only.")
     return False

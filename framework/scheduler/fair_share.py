@@ -38,22 +38,24 @@ class FairQueue:
     def __init__(self, weight: Callable[[str], float] = lambda user: 1.0) -> None:
         self._weight = weight
 
-    def order(self, candidates: Sequence[Candidate], held: Mapping[str, Amounts], total: Amounts) -> list[Candidate]:
+    def order(
+        self, candidates: Sequence[Candidate], allocated: Mapping[str, Amounts], total: Amounts
+    ) -> list[Candidate]:
         """Returns the candidates in service order.
 
         Args:
             candidates: jobs that request offers.
-            held: user -> amounts of the user's tasks.
+            allocated: user -> amounts of the user's tasks.
             total: the cluster's amounts; resources that it lacks do not count.
         """
-        shares = self.shares({candidate.user for candidate in candidates}, held, total)
+        shares = self.shares({candidate.user for candidate in candidates}, allocated, total)
         return sorted(candidates, key=lambda one: (one.need, shares[one.user], one.number))
 
-    def shares(self, users: Iterable[str], held: Mapping[str, Amounts], total: Amounts) -> dict[str, float]:
+    def shares(self, users: Iterable[str], allocated: Mapping[str, Amounts], total: Amounts) -> dict[str, float]:
         """User -> dominant share of the cluster, divided by the user's weight."""
-        return {user: dominant_share(held.get(user, {}), total) / self._weight(user) for user in users}
+        return {user: dominant_share(allocated.get(user, {}), total) / self._weight(user) for user in users}
 
 
-def dominant_share(held: Amounts, total: Amounts) -> float:
+def dominant_share(allocated: Amounts, total: Amounts) -> float:
     """The largest share of any resource, 0 to 1."""
-    return max((amount / total[name] for name, amount in held.items() if total.get(name, 0.0) > 0), default=0.0)
+    return max((amount / total[name] for name, amount in allocated.items() if total.get(name, 0.0) > 0), default=0.0)

@@ -49,23 +49,21 @@ class Sizing(Protocol):
         """Whether it starts with several tasks at the same time, each of which needs a port."""
 
     def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
-        """Returns the smallest tasks with which it would start on a cluster of these agents, the
-        most demanding first.
-        """
+        """Returns the smallest tasks with which it would start on these agents, the most demanding first."""
 
     def fit(self, nodes: Nodes) -> FitResult:
         """Returns where it would start with its minimum number of tasks."""
 
 
 def nodes_for(sizing: Sizing, agents: Iterable[tuple[AgentFacts, Amounts]]) -> Nodes:
-    """Converts agents to nodes for a job's sizing, with these amounts of each."""
+    """Converts agents with these amounts to nodes; skips agents without ports if the job needs ports."""
     return tuple(
         agent.node_class(amounts) for agent, amounts in agents if amounts.get("ports", 0.0) > 0 or not sizing.is_gang
     )
 
 
 def first_fit(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
-    """Returns agents for these tasks by first fit, a single agent if possible; empty if first fit finds none."""
+    """Returns agents for these tasks by first fit, one agent if possible; empty if there are none. Ignores ports."""
     tasks = [need for need in needs for _ in range(need.count)]
     for some in (*((node,) for node in nodes), nodes):
         room = {node.name: Counter(capacity(node)) for node in some}

@@ -1,7 +1,7 @@
-"""One process at a time runs a search, or a service: who does stands in its row of the database, with a heartbeat.
+"""Leases: one process at a time runs a search, or a service. The owner is stored in the row, with a heartbeat.
 
-The heartbeat is in the database's time, so clocks of different machines need not agree. On the holder's own machine its
-process is looked at instead: one that has been killed holds nothing, and one that was only stopped holds on.
+Heartbeats use the database's clock, so clocks of different machines need not agree. On the owner's own machine its
+process is checked instead: a killed process loses the lease immediately, and a stopped one keeps it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 3.0
 STALE_S = 15.0
-"""A holder on another machine from which nothing has been heard for so long is gone."""
+"""Without a heartbeat for this time, an owner on another machine has lost the lease."""
 _START_TOLERANCE_S = 1.0
 """Two readings of a process' start may differ by a correction of the clock."""
 _NAME_LENGTH = 200
-_ROWS_PER_STATEMENT = 1000  # a statement takes only so many values
+_ROWS_PER_STATEMENT = 1000  # databases limit the values of a statement
 _own_tokens: set[str] = set()
-"""Of the leases that this process holds; one that it could not give back, for want of a disk, is nobody's."""
+"""Tokens of this process' leases. A lease whose release failed, for example on a full disk, is not among them and
+counts as free.
+"""
 
 
 def lease_columns() -> list[Column[Any]]:
-    """What a table needs whose rows can be leased."""
+    """Returns the columns of a table whose rows can be leased."""
     return [
         Column("owner", String(64)),
         Column("owner_machine", String(_NAME_LENGTH)),
@@ -62,10 +64,10 @@ class LeasedRow:
 
     Attributes:
         table: has the columns of `lease_columns`, and `id`.
-        id: which row.
-        description: description it is, for messages, such as `search 'digits'`.
-        advice: description to do where somebody else holds it.
-        error_type: description is raised once somebody else has taken it over.
+        id: the row.
+        description: for messages, such as `search 'digits'`.
+        advice: what to do if another process owns it.
+        error_type: raised once another process has taken it over.
     """
 
     table: Table
@@ -76,13 +78,13 @@ class LeasedRow:
 
 
 class Lease:
-    """The right to write a row and all that belongs to it.
+    """The exclusive right to write a row and everything that belongs to it.
 
     Args:
         engine: the database, for short writing transactions.
-        leased: of description.
-        on_lost: called, on a thread that is not the caller's, if somebody else has taken it; the argument says who.
-        heartbeat: keeps it alive, with others of its table; None: one of its own does.
+        leased: the row.
+        on_lost: called with the reason, on another thread, if another process has taken over the lease.
+        heartbeat: renews it together with others of the table; None: it has its own.
     """
 
     def __init__(
@@ -102,24 +104,24 @@ class Lease:
         self._heartbeat = heartbeat or Heartbeat(engine)
 
     def acquire(self, wait: Callable[[str], None] | None = None) -> None:
-        """Takes it, and keeps it alive until it is given back.
+        """Acquires it, and renews it until it is released.
 
         Args:
-            wait: where another process holds it, it is told so, and the end of that is waited for; without it, an error
-                is raised.
+            wait: called with the reason if another process owns it, which is then waited for; None raises an error
+                instead.
 
         Raises:
-            BadInputError: if another process holds it.
+            BadInputError: if another process owns it.
         """
-        said = ""
+        reported = ""
         _own_tokens.add(self._token)
         try:
-            while held := self._try_acquire():
+            while conflict := self._try_acquire():
                 if wait is None:
-                    raise BadInputError(held)
-                if held != said:
-                    wait(held)
-                said = held
+                    raise BadInputError(conflict)
+                if conflict != reported:
+                    wait(conflict)
+                reported = conflict
                 time.sleep(HEARTBEAT_S)
         except BaseException:
             _own_tokens.discard(self._token)
@@ -127,10 +129,10 @@ class Lease:
         self._heartbeat.add(self)
 
     def release(self, last_heartbeat_s: float | None = None) -> None:
-        """Lets others have it.
+        """Releases it.
 
         Args:
-            last_heartbeat_s: description is left as the last sign of life of whoever held it; None for description was written last.
+            last_heartbeat_s: heartbeat to leave in the row; None keeps the last one.
         """
         self._ended.set()
         self._heartbeat.remove(self)
@@ -140,33 +142,34 @@ class Lease:
             connection.execute(_update_owned([self]).values(owner=None, **sign))
 
     def check(self, connection: Connection) -> None:
-        """To be called in each writing transaction: nobody else has taken it over.
+        """Checks that no other process has taken it over; must be called in each writing transaction.
 
         Raises:
-            LeaseLostError: if somebody has.
+            LeaseLostError: if one has.
         """
         if error_type := self._loss_reason(connection):
             raise self._leased.error_type(error_type)
 
     def ensure_owned(self) -> bool:
-        """Whether nobody else can hold it now, however long this process may have been stopped meanwhile.
+        """Renews it if it may be stale, for example after this process was stopped; returns whether no other process
+        can own it.
 
-        False if the database cannot be asked, or if it is on_lost.
+        False if the database cannot be reached.
         """
         return _uptime_s() - self._renewed_s < STALE_S or self._heartbeat.renew([self])
 
     def _try_acquire(self) -> str:
-        """Takes it if nobody holds it; says who does otherwise."""
+        """Acquires it if it is free; otherwise returns which process owns it, as a sentence."""
         process = psutil.Process()
         begun_s = _uptime_s()
         with self._engine.begin() as connection:
             now_s = database_time_s(connection)
-            holder = self._owner_row(connection).one()
-            if is_owned(holder, now_s):
-                since = time.strftime("%H:%M:%S", time.localtime(holder.owner_since_s))
+            row = self._owner_row(connection).one()
+            if is_owned(row, now_s):
+                since = time.strftime("%H:%M:%S", time.localtime(row.owner_since_s))
                 return (
-                    f"The {self._leased.description} is being run by process {holder.owner_pid} on {holder.owner_host} since "
-                    f"{since}; {self._leased.advice}."
+                    f"The {self._leased.description} is being run by process {row.owner_pid} on {row.owner_host} "
+                    f"since {since}; {self._leased.advice}."
                 )
             values = {
                 "owner": self._token,
@@ -186,20 +189,20 @@ class Lease:
         return connection.execute(select(*columns).where(self._table.c.id == self._leased.id).with_for_update())
 
     def _loss_reason(self, connection: Connection) -> str:
-        """Who has taken it over, as a sentence; empty if nobody has."""
-        holder = self._owner_row(connection).one_or_none()
-        if holder is None:
+        """Returns which process has taken it over, as a sentence; empty if none has."""
+        row = self._owner_row(connection).one_or_none()
+        if row is None:
             return f"The {self._leased.description} is not in its database any more."
-        if holder.owner == self._token:
+        if row.owner == self._token:
             return ""
-        by = f" by process {holder.owner_pid} on {holder.owner_host}" if holder.owner else ""
+        by = f" by process {row.owner_pid} on {row.owner_host}" if row.owner else ""
         return (
-            f"The {self._leased.description} was taken over{by} while this process could not be heard; nothing is lost."
+            f"The {self._leased.description} was taken over{by} while this process sent no heartbeat; nothing is lost."
         )
 
 
 class Heartbeat:
-    """The thread that keeps leases of rows of one table alive: one transaction at a time, however many they are.
+    """Thread that renews the leases of rows of one table, in one transaction at a time.
 
     Args:
         engine: the database, for short writing transactions.
@@ -213,7 +216,6 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def add(self, lease: Lease) -> None:
-        """Keeps one more alive."""
         with self._changing:
             self._leases.append(lease)
             if self._thread is None:
@@ -222,7 +224,7 @@ class Heartbeat:
                 self._thread.start()
 
     def remove(self, lease: Lease) -> None:
-        """Keeps it alive no longer; the thread ends with the last one."""
+        """Stops renewing a lease; the thread ends with the last one."""
         with self._changing:
             self._leases.remove(lease)
             if self._leases:
@@ -233,7 +235,7 @@ class Heartbeat:
             last.join()
 
     def renew(self, leases: Sequence[Lease]) -> bool:
-        """Tells the database that we are alive; whether it has heard that, and we hold all of these still."""
+        """Writes a heartbeat; returns whether that succeeded and this process still owns all of these leases."""
         begun_s = _uptime_s()
         try:
             with self._engine.begin() as connection:
@@ -241,9 +243,12 @@ class Heartbeat:
                 is_ours = connection.execute(_update_owned(leases).values(values)).rowcount == len(leases)
                 losses = {} if is_ours else {lease: lease._loss_reason(connection) for lease in leases}
         except SQLAlchemyError:
-            # The next beat may get through; if none does, the holder's own writing fails and says so.
+            # The next heartbeat may succeed; if none does, the owner's own writes fail with an error.
             logger.warning(
-                "no heartbeat for the %s (%d in all)", leases[0]._leased.description, len(leases), exc_info=True
+                "cannot write the heartbeat of the %s (%d leases)",
+                leases[0]._leased.description,
+                len(leases),
+                exc_info=True,
             )
             return False
         for lease in leases:
@@ -263,46 +268,46 @@ class Heartbeat:
 
 
 def _update_owned(leases: Sequence[Lease]) -> Update:
-    """An update of the rows of one table that are held still."""
+    """An UPDATE of those of the rows that are still owned."""
     table = leases[0]._table
     ids, tokens = [lease._leased.id for lease in leases], [lease._token for lease in leases]
     return update(table).where(table.c.id.in_(ids), table.c.owner.in_(tokens))
 
 
-def is_owned(holder: Row[Any], now_s: float) -> bool:
-    """Whether somebody holds the lease of a row.
+def is_owned(row: Row[Any], now_s: float) -> bool:
+    """Whether a process owns the lease of a row.
 
     Args:
-        holder: the row's columns `owner...` and `heartbeat_s`.
+        row: the row's columns `owner...` and `heartbeat_s`.
         now_s: the database's time.
     """
-    if holder.owner is None:
+    if row.owner is None:
         return False
-    if holder.owner_machine != _machine_id():
-        return bool(now_s - holder.heartbeat_s < STALE_S)
+    if row.owner_machine != _machine_id():
+        return bool(now_s - row.heartbeat_s < STALE_S)
     try:
-        process = psutil.Process(holder.owner_pid)
-        is_same = abs(process.create_time() - holder.owner_started_s) < _START_TOLERANCE_S
+        process = psutil.Process(row.owner_pid)
+        is_same = abs(process.create_time() - row.owner_started_s) < _START_TOLERANCE_S
         if is_same and process.pid == os.getpid():
-            return holder.owner in _own_tokens
+            return row.owner in _own_tokens
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
 def database_time_s(connection: Connection) -> float:
-    """The database's clock, seconds since the epoch."""
+    """Returns the database's clock, in seconds since the epoch."""
     now = connection.execute(select(func.now())).scalar_one()
     return float((now if now.tzinfo else now.replace(tzinfo=UTC)).timestamp())
 
 
 def _uptime_s() -> float:
-    """A clock that goes on while the machine sleeps."""
+    """A clock that includes the time when the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _machine_id() -> str:
-    """What process ids are unique in: a boot of a machine, and there a container."""
+    """Returns the scope in which process ids are unique: a boot of a machine, and a container there."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]

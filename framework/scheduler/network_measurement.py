@@ -1,7 +1,7 @@
 """Measures the network between agents by short transfers, as a Mesos framework of its own (`dike agents measure`).
 
-Each agent gets one task (`executor.transfer`). First agents send to one another one at a time: that shows their
-network cards. Then all agents of a rack send to other racks at the same time, which shows the rack's uplink if it
+Each agent runs one task (`executor.transfer`). First agents send to each other one pair at a time, which measures their
+network cards. Then all agents of a rack send to other racks at the same time, which measures the rack's uplink if it
 carries less than the cards.
 """
 
@@ -34,7 +34,7 @@ from solver.network import MachineNetwork, Network
 logger = logging.getLogger(__name__)
 
 MAX_PARTNERS = 3
-"""Each agent sends to so many others, if there are so many."""
+"""Maximum number of agents that each agent sends to."""
 CPUS = 1.0
 MIN_CPUS = 0.1
 MEM_MIB = 256.0
@@ -42,17 +42,17 @@ START_TIMEOUT_S = 60.0
 OFFER_TIMEOUT_S = 20.0
 REFUSE_S = 60.0
 UPLINK_LIMIT_RATIO = 0.9
-"""An uplink that carries this share of the cards' speed is not what limits them."""
+"""An uplink that carries at least this share of the cards' speed is not the bottleneck."""
 BITS_PER_GBIT = 1e9
 
 
 @dataclass(frozen=True)
 class TransferLimits:
-    """How much a measurement may take.
+    """Limits of a transfer.
 
     Attributes:
-        size_bytes: of one transfer.
-        seconds: of one transfer.
+        size_bytes: maximum size.
+        seconds: maximum duration.
     """
 
     size_bytes: int
@@ -65,8 +65,8 @@ class Transfer:
 
     Attributes:
         sender, receiver: agents.
-        gbps: how fast it went, in Gb/s.
-        concurrent: whether others went on at the same time, from the same rack to others.
+        gbps: speed in Gb/s.
+        concurrent: whether other transfers out of the same rack ran at the same time.
     """
 
     sender: str
@@ -77,12 +77,12 @@ class Transfer:
 
 @dataclass(frozen=True)
 class NetworkReport:
-    """What was measured.
+    """Results of a measurement.
 
     Attributes:
-        racks: agent -> its rack; None where it does not say.
-        transfers: all that came to their end.
-        problems: what could not be measured, a sentence each.
+        racks: agent -> its rack; None if unknown.
+        transfers: all completed transfers.
+        problems: failures, a sentence each.
     """
 
     racks: dict[str, str | None]
@@ -91,7 +91,7 @@ class NetworkReport:
 
     @property
     def cards_gbps(self) -> dict[str, float]:
-        """Agent -> speed of its network card: the most that it sent or received while no other transfer went on."""
+        """Agent -> speed of its network card: its maximum while no other transfer ran."""
         found: dict[str, float] = {}
         for one in self.transfers:
             if not one.concurrent:
@@ -101,7 +101,7 @@ class NetworkReport:
 
     @property
     def across_racks_gbps(self) -> float | None:
-        """Speed of the slowest uplink; None where no uplink carried less than the cards would."""
+        """Speed of the slowest uplink; None if no uplink carried less than the cards."""
         cards = self.cards_gbps
         limits = []
         for rack in {rack for rack in self.racks.values() if rack is not None}:
@@ -113,7 +113,6 @@ class NetworkReport:
         return min(limits, default=None)
 
     def network(self) -> Network:
-        """It as a plan takes it."""
         across = self.across_racks_gbps
         return Network(
             across_racks_gbps=None if across is None else _rounded(across),
@@ -129,7 +128,7 @@ def _rounded(gbps: float) -> float:
 
 @dataclass(frozen=True)
 class _Round:
-    """Transfers that go on at the same time: (sender, receiver)."""
+    """Transfers that run at the same time: (sender, receiver)."""
 
     pairs: tuple[tuple[str, str], ...]
     concurrent: bool
@@ -144,16 +143,16 @@ class _Agent:
 
 
 class NetworkMeasurement:
-    """The framework: launches a task on each agent that offers enough, and has them send to one another.
+    """The framework: launches a task on each agent that offers enough, and starts transfers between them.
 
     Args:
-        mesos: makes the calls.
+        mesos: the master.
         python: interpreter on the agents.
-        container: what its tasks run in; None for the agents' own file system.
-        limits: how much a transfer may take.
+        container: container of the tasks; None for the agents' own file system.
+        limits: limits of each transfer.
         constraints: which agents to use.
-        expected: how many agents there are, where that is known.
-        progress: told in a line what goes on.
+        expected: number of agents, if known.
+        progress: receives lines for the user.
         clock: seconds, monotonic.
     """
 
@@ -193,19 +192,19 @@ class NetworkMeasurement:
 
     @property
     def report(self) -> NetworkReport:
-        """What was measured so far."""
+        """Results up to now."""
         return NetworkReport(self._racks, tuple(self._transfers), tuple(self._problems))
 
     def cancel(self) -> None:
-        """Ends: Mesos kills the tasks with their framework."""
+        """Ends it: Mesos kills the tasks with their framework."""
         self.done = True
 
     def handle(self, event: events.Event) -> None:
-        """Takes one event in.
+        """Handles one event.
 
         Raises:
             BadInputError: if the master refuses the framework.
-            JobFailedError: if the connection to it is lost.
+            JobFailedError: if the connection is lost.
         """
         match event:
             case events.Subscribed():
@@ -225,14 +224,14 @@ class NetworkMeasurement:
                 try:
                     self._on_result(TransferResult.decode(event.data))
                 except ValueError as error:
-                    logger.warning("a message was not understood: %s", error)
+                    logger.warning("ignoring a malformed message: %s", error)
 
     def tick(self) -> None:
-        """Does what is due by time.
+        """Performs what is due by time.
 
         Raises:
             BadInputError: if fewer than two agents have room for a task.
-            JobFailedError: if fewer than two tasks have come up.
+            JobFailedError: if fewer than two tasks started.
         """
         now_s = self._clock()
         if not self._agents:
@@ -246,7 +245,7 @@ class NetworkMeasurement:
             self._plan()
         if self._in_flight and now_s - self._round_s >= self._limits.seconds + PATIENCE_S + ANSWER_S:
             for sender, receiver in self._in_flight.values():
-                self._problems.append(f"{sender} said nothing of its transfer to {receiver}.")
+                self._problems.append(f"{sender} did not report its transfer to {receiver}.")
             self._in_flight.clear()
         if not self._in_flight:
             self._next_round(now_s)
@@ -263,7 +262,9 @@ class NetworkMeasurement:
     def _is_settled(self, now_s: float) -> bool:
         if not self._offers:
             if now_s - self._started_s >= OFFER_TIMEOUT_S:
-                raise BadInputError(f"No agent has offered anything within {OFFER_TIMEOUT_S:g} s; others hold them.")
+                raise BadInputError(
+                    f"No agent has offered anything within {OFFER_TIMEOUT_S:g} s: other frameworks use them all."
+                )
             return False
         if self._expected is not None:
             agents = {offer["agent_id"]["value"] for offer in self._offers.values()}
@@ -278,8 +279,8 @@ class NetworkMeasurement:
         if len(able) < 2:
             names = ", ".join(one.node for one in able) or "none"
             raise BadInputError(
-                "It takes two agents to measure a network between them; of those that offer something and meet the "
-                f"constraints, {names} has room for a task ({MIN_CPUS:g} cpus, {MEM_MIB:g} MiB and a port)."
+                f"A measurement needs two agents with room for a task ({MIN_CPUS:g} cpus, {MEM_MIB:g} MiB and a port). "
+                f"Of the agents that meet the constraints, only these have it: {names}."
             )
         unused = [offer_id for one in offers if one not in able for offer_id in one.offer_ids]
         self._decline([{"value": offer_id} for offer_id in unused])
@@ -323,23 +324,23 @@ class NetworkMeasurement:
         if state is TaskState.RUNNING:
             self._agents[node].is_ready = True
         elif state.is_terminal():
-            said = event.status.get("message") or event.status.get("reason") or state
-            self._problems.append(f"The task on {node} {state.verb}: {str(said).rstrip('.')}.")
+            why = event.status.get("message") or event.status.get("reason") or state
+            self._problems.append(f"The task on {node} {state.verb}: {str(why).rstrip('.')}.")
             del self._agents[node]
             gone = [number for number, ends in self._in_flight.items() if node in ends]
             for number in gone:
                 del self._in_flight[number]
             if len(self._agents) < 2:
-                raise JobFailedError(f"There are no two agents left to measure between. {' '.join(self._problems)}")
+                raise JobFailedError(f"Fewer than two agents are left to measure. {' '.join(self._problems)}")
 
     def _plan(self) -> None:
-        """Says who sends to whom, once tasks have come up or not."""
+        """Plans the transfers once all tasks are ready or have timed out."""
         for node in [node for node, agent in self._agents.items() if not agent.is_ready]:
-            self._problems.append(f"The task on {node} has not come up within {START_TIMEOUT_S:g} s.")
+            self._problems.append(f"The task on {node} did not start within {START_TIMEOUT_S:g} s.")
             del self._agents[node]
         if len(self._agents) < 2:
-            raise JobFailedError(f"There are no two agents left to measure between. {' '.join(self._problems)}")
-        # Neighbours in this order are in one rack, but for the last of each.
+            raise JobFailedError(f"Fewer than two agents are left to measure. {' '.join(self._problems)}")
+        # Sorted by rack, so that most neighbours are in the same rack.
         order = sorted(self._agents, key=lambda node: (self._racks[node] or "", node))
         self._rounds = deque(_Round((pair,), concurrent=False) for pair in _sequential_pairs(order))
         count = len(self._rounds)
@@ -362,10 +363,10 @@ class NetworkMeasurement:
             number = str(next(self._numbers))
             self._in_flight[number] = (sender, receiver)
             to = self._agents[receiver]
-            told = {"transfer": number, "host": to.offer.address, "port": to.port}
+            order = {"transfer": number, "host": to.offer.address, "port": to.port}
             agent = self._agents[sender]
             self._mesos.sendFrameworkMessage(
-                {"value": agent.executor_id}, {"value": agent.offer.agent_id}, encode(told)
+                {"value": agent.executor_id}, {"value": agent.offer.agent_id}, encode(order)
             )
 
     def _on_result(self, result: TransferResult) -> None:
@@ -373,7 +374,7 @@ class NetworkMeasurement:
         if ends is None:
             return
         if result.error or result.bytes <= 0 or result.seconds <= 0:
-            why = result.error or "too little came to tell how fast"
+            why = result.error or "too little data arrived to measure the speed"
             self._problems.append(f"{ends[0]} could not send to {ends[1]}: {why}.")
             return
         gbps = 8 * result.bytes / result.seconds / BITS_PER_GBIT
@@ -386,17 +387,17 @@ def measure_network(
     constraints: Sequence[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkReport:
-    """Measures the network between the agents of a Mesos; nothing is left running.
+    """Measures the network between the agents of a Mesos; all its tasks end.
 
     Args:
-        mesos: which one.
-        limits: how much a transfer may take.
+        mesos: which Mesos.
+        limits: limits of each transfer.
         constraints: which agents to use.
-        progress: told in a line what goes on.
+        progress: receives lines for the user.
 
     Raises:
         BadInputError: if the master refuses the framework, or fewer than two agents have room for a task.
-        JobFailedError: if the connection is lost, or fewer than two tasks come up.
+        JobFailedError: if the connection is lost, or fewer than two tasks start.
         InterruptedByUserError: after Ctrl-C or SIGTERM.
     """
     admitted = parse_constraints(constraints)
@@ -417,7 +418,7 @@ def measure_network(
                 cancel_timeout_s=0.0,
             )
         except KeyboardInterrupt:
-            raise InterruptedByUserError("Interrupted; nothing was written, and all tasks were told to end.") from None
+            raise InterruptedByUserError("Interrupted; nothing was written, and all tasks are being killed.") from None
         return work.report
 
 
@@ -427,14 +428,14 @@ def _has_room(offer: AgentOffer) -> bool:
 
 
 def _sequential_pairs(order: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Who sends to whom while nobody else does: each to the next few."""
+    """Pairs for transfers that run alone: each agent sends to the next few."""
     for step in range(1, min(MAX_PARTNERS, len(order) - 1) + 1):
         for index, sender in enumerate(order):
             yield sender, order[(index + step) % len(order)]
 
 
 def _out_of_racks(order: Sequence[str], racks: dict[str, str | None]) -> Iterator[_Round]:
-    """For each rack, all its agents with an agent of another rack to send to at the same time."""
+    """Pairs all agents of each rack with agents of other racks, to send at the same time."""
     members = defaultdict(list)
     for node in order:
         if (rack := racks[node]) is not None:

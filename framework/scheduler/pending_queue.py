@@ -1,4 +1,4 @@
-"""The jobs that want offers: their order, who waits since when and for which agents, and a snapshot of all of it."""
+"""Pending jobs: their order, waiting times, reservations and preemption; and a snapshot of them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from framework.scheduler.reservation import Contender, Place, Reservation, Reser
 from framework.scheduler.snapshot import JobFacts, Snapshot
 
 PLACEMENT_TIMEOUT_S = 60.0
-"""So long it may stay open where a job would start, if there is no time to plan it; then what is known has to do."""
+"""If no placement with preemption can be planned within this time, the job waits for tasks to end instead."""
 GANG_CHECK_LIMIT = 3
-"""How many of the jobs that wait are asked whether they need several agents at a time."""
+"""Number of pending jobs that are checked for needing several agents at the same time."""
 
 
 class PendingQueue:
-    """The jobs, compared with each other; reviewed once a second or so.
+    """Compares the jobs with each other; reviewed about once a second.
 
     Args:
-        jobs: the jobs, by id; the scheduler's own.
+        jobs: the scheduler's jobs, by id.
         fair_queue: their order.
-        agents: knows the agents; None where nobody does.
-        reservations: what is kept for whom.
-        call_job: makes a call of a job's state machine.
-        notify: tells those who watch a job something, by the job's id.
+        agents: the agents; None if unknown.
+        reservations: the current reservation.
+        call_job: calls a job's state machine.
+        notify: sends a message to the watchers of a job, by its id.
         clock: seconds, monotonic.
 
     Attributes:
-        gang_waits: whether a job waits that needs several agents at a time, and would fit if it had them.
+        gang_waits: whether a pending job needs several agents at the same time, and would fit if it got them.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class PendingQueue:
         self.gang_waits = False
 
     def order(self, jobs: Sequence[JobEntry]) -> list[JobEntry]:
-        """Those that want offers, who is served first first."""
-        wanting = [
+        """Returns the jobs that request offers, in service order."""
+        requesting = [
             Candidate(entry.job_id, entry.user, entry.number, need)
             for entry in jobs
             if (need := entry.job.need) is not Need.NOTHING
         ]
-        ordered = self._fair_queue.order(wanting, self._held_by_users(), self._total())
+        ordered = self._fair_queue.order(requesting, self._allocated_by_user(), self._total())
         return [self._jobs[candidate.job_id] for candidate in ordered]
 
     def review(self, pool: OfferPool, now_s: float) -> bool:
-        """Looks who waits since when, and so who gets a reservation; jobs that can be preempted are.
+        """Updates waiting times and the reservation, and preempts jobs for it.
 
         Returns:
-            Whether agents that were kept are free for all again.
+            Whether agents that were reserved are free for all again.
         """
-        self._others.observe(self._agents() or (), self._held_on_agents(), now_s)
+        self._others.observe(self._agents() or (), self._allocated_by_agent(), now_s)
         waiting = [entry for entry in self.order(list(self._jobs.values())) if _waits(entry)]
         self._waits_since_s = {entry.job_id: self._waits_since_s.get(entry.job_id, now_s) for entry in waiting}
         self._unplaced_since_s = {
@@ -92,7 +92,7 @@ class PendingQueue:
         if reservation is not None:
             for entry, job in self._preemptible_on(reservation.job_id, reservation.agents):
                 self._call_job(entry, job.preempt, reservation.agents)
-        # What time there is to plan is for the reservation first.
+        # The reservation has used the planning budget first.
         self.gang_waits = self._gang_fits(_gangs(waiting)[:GANG_CHECK_LIMIT])
         self._fit_cache.keep_only(set(self._jobs))
         known = self._agents()
@@ -100,14 +100,13 @@ class PendingQueue:
         return released
 
     def room(self) -> list[tuple[AgentFacts, Amounts]] | None:
-        """The agents, and what there is of each beside what other frameworks hold; None where they are not known."""
+        """Agents, and the part of each that other frameworks do not use; None if unknown."""
         agents = self._agents()
         if agents is None:
             return None
         return [(agent, subtract(agent.total, self._others.all.get(agent.agent_id, {}))) for agent in agents]
 
     def snapshot(self, pool: OfferPool, now_s: float, *, connected: bool) -> Snapshot:
-        """All of it as it is now."""
         reservation = self._reservations.current
         return Snapshot(
             time_s=time.time(),
@@ -153,15 +152,15 @@ class PendingQueue:
 
     def _gang_fits(self, gangs: Sequence[JobEntry]) -> bool:
         places = [self._place(entry, beside_others=False) for entry in gangs]
-        # As long as it is not known it stays as it was.
+        # Keep the previous value while the places are unknown.
         return any(place is not None and len(place) > 1 for place in places) or (self.gang_waits and None in places)
 
     def _preemptible_on(self, job_id: str, agents: frozenset[str]) -> Iterator[tuple[JobEntry, Preemptible]]:
-        """Other jobs that hold something on these agents and can leave them."""
-        there = [
+        """Other jobs with tasks on these agents that can vacate them."""
+        running = [
             entry for entry in self._jobs.values() if any(task.agent_id in agents for task in entry.tasks.values())
         ]
-        for entry in there:
+        for entry in running:
             if entry.job_id != job_id and isinstance(entry.job, Preemptible):
                 yield entry, entry.job
 
@@ -179,17 +178,17 @@ class PendingQueue:
             self._reservations.mark_useless(now_s)
 
     def _should_fit(self, entry: JobEntry, reservation: Reservation, offered: Room) -> bool:
-        """Whether all has ended that others were to give up for it, and is on offer."""
+        """Whether all victims have ended, and the job fits into the offers of the reserved agents."""
         if not self._preemption.victims_have_ended(reservation):
             return False
-        there = [agent for agent in self._usable(entry) if agent.agent_id in reservation.agents & offered.keys()]
+        cleared = [agent for agent in self._usable(entry) if agent.agent_id in reservation.agents & offered.keys()]
         try:
-            return bool(self._fits(entry, there, offered))
+            return bool(self._fits(entry, cleared, offered))
         except UnknownPlaceError:
             return False
 
     def _best_place(self, entry: JobEntry, now_s: float) -> Place | None:
-        """Where a job would start if others made way, or else ended; None if that is not known now."""
+        """Where a job would start if others were preempted, or else ended; None if unknown now."""
         agents = self._place(entry, beside_others=True)
         if not agents:
             return None if agents is None else Place()
@@ -203,14 +202,14 @@ class PendingQueue:
         try:
             place = self._preemption.place(entry, usable, others, mine, self._shares, fits)
         except UnknownPlaceError:
-            sought_s = now_s - self._unplaced_since_s.setdefault(entry.job_id, now_s)
-            if sought_s < PLACEMENT_TIMEOUT_S or (mine is not None and mine.victim_tasks):
+            elapsed_s = now_s - self._unplaced_since_s.setdefault(entry.job_id, now_s)
+            if elapsed_s < PLACEMENT_TIMEOUT_S or (mine is not None and mine.victim_tasks):
                 return None
             place = Place()
         self._unplaced_since_s.pop(entry.job_id, None)
         if place.agents:
             return place
-        # What has come free so far would be lost elsewhere.
+        # Another place would waste what has become free on the reserved agents.
         if mine is not None and self._place(entry, beside_others=True, among=mine.agents) != frozenset():
             agents = mine.agents
         else:
@@ -221,7 +220,7 @@ class PendingQueue:
         return [one for one in self._agents() or () if entry.parsed_constraints.admits(one.attributes, one.hostname)]
 
     def _fits(self, entry: JobEntry, agents: Sequence[AgentFacts], room: Room) -> frozenset[str]:
-        """Ids of the agents that a job would use if there were this much of them."""
+        """Ids of the agents that a job would use with this room."""
         assert entry.sizing is not None
         nodes = nodes_for(entry.sizing, [(agent, room[agent.agent_id]) for agent in agents])
         fit = self._fit_cache.fit(entry.job_id, entry.sizing, entry.job.equivalence_class, nodes)
@@ -232,9 +231,10 @@ class PendingQueue:
     def _place(
         self, entry: JobEntry, *, beside_others: bool, among: frozenset[str] | None = None
     ) -> frozenset[str] | None:
-        """Ids of the agents that a job would use if nothing of ours ran anywhere, or nothing of anybody's.
+        """Ids of the agents that a job would use if no task of this framework ran, or (without `beside_others`) none of
+        any framework.
 
-        None if that is not known now. If `among` is given, there are no other agents.
+        None if unknown now. `among` restricts the agents.
         """
         if self._agents() is None:
             return None
@@ -251,29 +251,29 @@ class PendingQueue:
     def _shares(self) -> dict[str, float]:
         """User -> dominant share of the cluster, divided by the user's weight."""
         return self._fair_queue.shares(
-            {entry.user for entry in self._jobs.values()}, self._held_by_users(), self._total()
+            {entry.user for entry in self._jobs.values()}, self._allocated_by_user(), self._total()
         )
 
-    def _held_on_agents(self) -> dict[str, dict[str, float]]:
+    def _allocated_by_agent(self) -> dict[str, dict[str, float]]:
         return totals((task.agent_id, task.resources) for entry in self._jobs.values() for task in entry.tasks.values())
 
     def _tasks(self) -> Iterator[TaskRecord]:
         for entry in self._jobs.values():
             yield from entry.tasks.values()
 
-    def _held_by_users(self) -> dict[str, dict[str, float]]:
+    def _allocated_by_user(self) -> dict[str, dict[str, float]]:
         return totals((entry.user, task.resources) for entry in self._jobs.values() for task in entry.tasks.values())
 
     def _total(self) -> dict[str, float]:
-        """What our role may use of the cluster; what we hold, where the master does not say."""
+        """Amounts of the cluster for this role; if unknown, the amounts of own tasks."""
         agents = self._agents()
         if agents:
             return total(agent.total for agent in agents)
-        return total(self._held_by_users().values())
+        return total(self._allocated_by_user().values())
 
 
 def _waits(entry: JobEntry) -> bool:
-    """Whether nothing of a job runs although it wants to."""
+    """Whether no task of a job runs although it needs one."""
     return not entry.has_tasks and entry.job.need in (Need.REPLACE_LOST, Need.START)
 
 

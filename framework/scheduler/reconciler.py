@@ -1,7 +1,7 @@
-"""Asks the master how tasks stand: all after a subscription until each has answered, later those that are in mark_uncertain.
+"""Reconciles task states with the master: all tasks after a subscription, uncertain ones later.
 
-Explicit reconciliation names tasks; only so the master tells which it does not know. Implicit reconciliation makes it
-name all tasks of ours, and so those that nobody knows.
+Explicit reconciliation names tasks; only then does the master report the unknown ones. Implicit reconciliation makes it
+report all tasks of the framework, including those that no job knows.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from dataclasses import dataclass
 from framework.mesos.driver import MesosCalls, try_call
 
 RECONCILE_AFTER_S = 15.0
-"""How old a master has to be: one that has just started knows no agents yet, and would call their tasks lost."""
+"""Minimum age of a leader: a new one does not know its agents yet, and would report their tasks as lost."""
 INITIAL_RETRY_S = RECONCILE_AFTER_S + 5.0
-"""How long a task's state may stay unknown, and how soon it is asked for again; then twice as long each time, up to"""
+"""Delay of the first request for an uncertain task, and of its first repetition; doubles each time up to
+MAX_RETRY_INTERVAL_S.
+"""
 MAX_RETRY_INTERVAL_S = 120.0
 IMPLICIT_DEADLINE_S = 60.0
-"""After so long the rest is asked for, answers or not."""
+"""Maximum delay of the implicit reconciliation after a subscription, if tasks are still unanswered."""
 RECONCILE_INTERVAL_S = 900.0
-"""How often all tasks are asked for when nothing happens."""
+"""Interval of periodic reconciliations of all tasks."""
 
 
 @dataclass
 class _Query:
-    """A task of which nothing has been heard.
+    """A task whose state is uncertain.
 
     Attributes:
-        due_s: when the master is asked next.
-        interval_s: how long until it is asked once more.
+        due_s: time of the next request.
+        interval_s: delay of the request after that.
     """
 
     due_s: float
@@ -36,7 +38,7 @@ class _Query:
 
 
 class Reconciler:
-    """Puts the questions to the master that are due.
+    """Sends reconciliation requests when they are due.
 
     Args:
         mesos: the master.
@@ -51,12 +53,12 @@ class Reconciler:
         self._full_due_s = 0.0
 
     def begin(self, task_ids: Iterable[str], now_s: float, master_age_s: float | None) -> None:
-        """The master has taken us in.
+        """Schedules the reconciliation of all tasks after a subscription.
 
         Args:
             task_ids: tasks that may run.
             now_s: the time.
-            master_age_s: for how long it has been the leading one; None where that is not known.
+            master_age_s: seconds since the master was elected; None if unknown.
         """
         self._settled_s = now_s + max(0.0, RECONCILE_AFTER_S - (master_age_s or 0.0))
         self._uncertain = {task_id: _Query(self._settled_s) for task_id in task_ids}
@@ -65,11 +67,11 @@ class Reconciler:
         self._full_due_s = now_s + RECONCILE_INTERVAL_S
 
     def mark_uncertain(self, task_ids: Iterable[str], now_s: float) -> None:
-        """The master has been asked to launch these; it is not known whether it has."""
+        """Marks tasks whose launch was requested but not confirmed."""
         self._uncertain.update({task_id: _Query(now_s + INITIAL_RETRY_S) for task_id in task_ids})
 
     def apply_update(self, task_id: str, now_s: float) -> None:
-        """A task's state has come."""
+        """Notes that an update of a task has arrived."""
         self._uncertain.pop(task_id, None)
         if task_id in self._unanswered:
             self._unanswered.discard(task_id)
@@ -77,11 +79,11 @@ class Reconciler:
                 self._implicit_due_s = min(self._implicit_due_s, max(now_s, self._settled_s))
 
     def tick(self, now_s: float, agents: Callable[[], Mapping[str, str]]) -> None:
-        """Asks what is to be asked now.
+        """Sends the requests that are due.
 
         Args:
-            now_s: the time; there is a connection to the master.
-            agents: says of all tasks that may run on which agent each is.
+            now_s: the time; the master is connected.
+            agents: returns the agent of each task that may run.
         """
         due = {task_id for task_id, question in self._uncertain.items() if now_s >= question.due_s}
         for task_id in due:

@@ -1,13 +1,13 @@
-"""Keeps agents for the job that has waited longest out of turn, so that small jobs do not starve large ones.
+"""Reserves agents for the job that has waited longest out of order, so that small jobs do not starve large ones.
 
-Jobs that fit go ahead of jobs that do not (backfilling). A job that is first in the order and has waited long gets the
-agents that it would use if others made way (`preemption.py`), or else those that are likely to come free
-first: nobody else of us starts there any more, and what is free there is kept from other frameworks for a while, given
-back for as long, and so on.
+Jobs that fit start before jobs that do not (backfilling). A job that is first in the order and has waited long gets a
+reservation of the agents that it would use if others were preempted (`preemption.py`), or else of those that are likely
+to become free first. Other jobs of this framework do not start there. Free resources there are kept from other
+frameworks for a while, then declined for as long, in rotation.
 
-Nobody knows when tasks end, so a reservation that waits for that is tried for a while only, and elsewhere then, longer
-each time. In between other jobs have their turns, longer each time by comparison; so jobs that never can start take
-less and less of the time, and each that can gets a turn that is long enough.
+Task durations are unknown, so a reservation that depends on them ends after a while, and the next one may be for other
+agents; each lasts longer. In between other jobs get reservations, for times that grow faster. So jobs that can never
+start take less and less of the time, and each other job gets a turn that is long enough.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from dataclasses import dataclass, field
 
 RESERVE_AFTER_S = 60.0
 KEEP_S = 30.0
+"""Time for which free resources of a reservation are kept from other frameworks, and then offered to them."""
 RECHECK_S = 30.0
-"""How often it is looked whether the agents of a reservation are still the right ones."""
+"""Interval after which a reservation's agents are chosen again."""
 PLACEMENT_INTERVAL_S = 5.0
-"""How long after one job was asked where it would go the next one is."""
+"""Minimum interval between searches for a place."""
 USELESS_COOLDOWN_S = 600.0
-"""How long a job gets no reservation after it had one that did not help."""
+"""Time without a reservation for a job after one that did not help."""
 FIRST_TURN_S = 180.0
-"""How long a job's first reservation waits for tasks to end; each that follows waits twice as long."""
+"""Duration of a job's first reservation that depends on tasks ending; doubles each time."""
 FIRST_PREEMPTION_TURN_S = 600.0
-"""How long it waits, if instead of that elastic jobs are to give up tasks for it."""
+"""The same, if it depends on elastic jobs ending requested tasks."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Place:
     """Where a job would start.
 
     Attributes:
-        agents: their ids; none if it would not fit.
-        victim_tasks: elastic job -> ids of the tasks that it gives up for that.
-        awaits_task_ends: whether tasks have to end there as well that nobody can ask to.
+        agents: their ids; empty if it would not fit.
+        victim_tasks: elastic job -> ids of the tasks that it has to end.
+        awaits_task_ends: whether other tasks have to end as well that cannot be preempted.
     """
 
     agents: frozenset[str] = frozenset()
@@ -48,15 +49,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Contender:
-    """A job of which nothing runs and which wants to start, or start again.
+    """A pending job, for the first time or again.
 
     Attributes:
-        job_id: which.
-        since_s: since when it waits.
-        was_bypassed: whether a job behind it has started meanwhile.
+        job_id: the job.
+        since_s: time since which it is pending.
+        was_bypassed: whether a job behind it in the order has started since.
         has_preemptible: whether a job on one of these agents can be preempted.
-        place: where it would start if others made way, or else ended; no agents if it would not fit even then, None if
-            that is not known at the moment.
+        place: returns where it would start if others were preempted or ended; no agents if it would not fit even then,
+            None if unknown now.
     """
 
     job_id: str
@@ -68,15 +69,15 @@ class Contender:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Agents that are kept for a job.
+    """Agents reserved for a job.
 
     Attributes:
-        job_id: for which.
+        job_id: the job.
         agents: their ids.
-        since_s: since when.
-        keep_s: how long what is free there is held, and then given back.
-        victim_tasks: elastic job -> ids of the tasks that it gives up, or has given up, for the job.
-        awaits_task_ends: whether tasks have to end there as well that nobody can ask to.
+        since_s: start time.
+        keep_s: duration of each phase in which its free resources are kept or declined.
+        victim_tasks: elastic job -> ids of the tasks that it ends, or has ended, for the job.
+        awaits_task_ends: whether other tasks have to end as well that cannot be preempted.
     """
 
     job_id: str
@@ -87,7 +88,7 @@ class Reservation:
     awaits_task_ends: bool = False
 
     def keeps_offers(self, now_s: float) -> bool:
-        """Whether offers of its agents are held against other frameworks just now."""
+        """Whether offers of its agents are kept from other frameworks in this phase."""
         return int((now_s - self.since_s) // self.keep_s) % 2 == 0
 
     def phase_left_s(self, now_s: float) -> float:
@@ -97,11 +98,11 @@ class Reservation:
 
 @dataclass(frozen=True)
 class _FailedTurns:
-    """Reservations that a job had in vain, since the tasks that they waited for did not end, or nobody made way.
+    """A job's reservations that ended without success.
 
     Attributes:
-        count: how many.
-        rests_until_s: so long other jobs go first.
+        count: their number.
+        rests_until_s: time until which other jobs get reservations first.
     """
 
     count: int = 0
@@ -109,14 +110,14 @@ class _FailedTurns:
 
 
 class Reservations:
-    """Decides who has the reservation; there is one at a time.
+    """Assigns the reservation; there is one at a time.
 
     Args:
-        after_s: how long a job has waited before it gets one.
+        after_s: time for which a job has to be pending first.
         keep_s: see `Reservation`.
 
     Attributes:
-        current: the reservation; None if nobody has one.
+        current: the reservation; None if there is none.
     """
 
     def __init__(self, after_s: float = RESERVE_AFTER_S, keep_s: float = KEEP_S) -> None:
@@ -128,18 +129,17 @@ class Reservations:
         self.current: Reservation | None = None
 
     def is_reserved_for_other(self, job_id: str, agent_id: str) -> bool:
-        """Whether an agent is kept for another job than this one."""
         return self.current is not None and self.current.job_id != job_id and agent_id in self.current.agents
 
     def update(self, now_s: float, contenders: Sequence[Contender]) -> bool:
-        """Gives, keeps or takes back the reservation; asks one job at most where it would go.
+        """Starts, updates or ends the reservation; searches the place of at most one job.
 
         Args:
             now_s: the time.
-            contenders: those that wait, in the order in which they are served.
+            contenders: pending jobs in service order.
 
         Returns:
-            Whether agents that were kept are not any more.
+            Whether agents have been released.
         """
         before = self.current
         waiting = {one.job_id: one for one in contenders}
@@ -169,7 +169,7 @@ class Reservations:
         return before is not None and not before.agents <= now
 
     def mark_useless(self, now_s: float) -> None:
-        """The job has seen all of its agents free, and has not started."""
+        """Ends the reservation because all its agents were free and the job did not start."""
         if self.current is not None:
             self._useless_until_s[self.current.job_id] = now_s + USELESS_COOLDOWN_S
             self.current = None
@@ -179,7 +179,7 @@ class Reservations:
         return self._failed_turns.get(job_id, _FailedTurns())
 
     def _end_turn(self, now_s: float) -> None:
-        """Takes back a reservation that has waited for others in vain; the next may be for the same job."""
+        """Ends a reservation that has waited too long for tasks to end; the next may be for the same job."""
         reservation = self.current
         if reservation is None or not (reservation.awaits_task_ends or reservation.victim_tasks):
             return
@@ -197,7 +197,7 @@ class Reservations:
         agents, victim_tasks, awaits_task_ends = place.agents, place.victim_tasks, place.awaits_task_ends
         helps = contender.was_bypassed or len(agents) > 1 or victim_tasks or contender.has_preemptible(agents)
         if not agents or not helps:
-            # It does not fit yet, or is simply the next: whatever becomes free is offered to it first.
+            # It does not fit on any agents, or is first in the order: free resources are offered to it first.
             self._useless_until_s[contender.job_id] = now_s + self._after_s
             self.current = None
         elif self.current is not None:

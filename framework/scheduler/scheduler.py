@@ -1,8 +1,7 @@
-"""One subscription for many jobs: routes events to them, lets them deal with offers, writes down before it acts.
+"""Multiplexes one Mesos subscription over many jobs. Intent is stored before every action.
 
-A launch is written down before the master hears of it, and a status update is acknowledged after what follows from it
-has been written down; so a service that is killed at any moment can be taken up again, and nothing runs that the
-database does not know.
+A launch is stored before ACCEPT, and a status update is acknowledged after its consequences have been stored. So a
+service that is killed at any moment can be restarted, and no task runs that is missing in the database.
 """
 
 from __future__ import annotations
@@ -37,34 +36,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_TICKS = 5
-"""How many jobs of which nothing runs are looked after in one tick."""
+"""Maximum number of idle jobs that tick in one iteration."""
 REVIEW_S = 1.0
-"""How often it is looked how jobs stand towards each other."""
+"""Interval of reviews of the pending queue."""
 
 
 class Scheduler:
     """The jobs of one framework.
 
-    Feed it every event with `entry` and call `tick` a few times a second, from one thread (`session.Work`).
+    Pass every event to `handle` and call `tick` a few times a second, on one thread (`session.Work`).
 
     Args:
         mesos: the master.
-        journal: keeps what has to outlive us.
-        log: tells whoever watches something that concerns no job in particular.
-        ended: called when nothing of a job runs any more; the scheduler does not know it any more then.
-        failed: called when a job's state machine has raised; may raise. Its tasks are killed.
-        notify: tells those who watch a job something, by the job's id.
-        metrics: counts what happens.
-        queue: who is served first.
-        agents: knows the agents; None where nobody needs to.
-        reservations: decides for whom agents are kept.
-        master: hears which master leads; None where nobody needs to know.
-        background: where what takes long is done; None: at once.
-        job_sizes: decides on the sizes of elastic jobs; None: each decides for itself.
+        journal: durable storage.
+        log: receives lines that concern no particular job.
+        ended: called after the scheduler has dropped a job that is done.
+        failed: called after the scheduler has dropped a job whose state machine raised; may raise. Its tasks are
+            killed.
+        notify: sends a message to the watchers of a job, by its id.
+        metrics: receives metrics.
+        queue: order of the jobs.
+        agents: the agents; None if not needed.
+        reservations: reservations of agents for jobs.
+        master: is updated with the leading master; None if not needed.
+        background: runs long work; None: inline.
+        job_sizes: allocates the sizes of elastic jobs; None: each job chooses its own.
         clock: seconds, monotonic.
+        pool: holds the unused offers; None: a new one.
 
     Attributes:
-        snapshot: how everything stood about a second ago; may be read from any thread.
+        snapshot: state about a second ago; may be read from any thread.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Scheduler:
             self._call_job,
             self._metrics,
             clock,
-            # An empty one is false.
+            # An empty pool is falsy.
             OfferPool() if pool is None else pool,
         )
         self._next_idle = 0
@@ -121,7 +122,7 @@ class Scheduler:
 
     @property
     def jobs(self) -> list[JobEntry]:
-        """The jobs that have not ended, in the order of their arrival."""
+        """Jobs that have not ended, in order of arrival."""
         return sorted(self._jobs.values(), key=lambda entry: entry.number)
 
     @property
@@ -131,11 +132,10 @@ class Scheduler:
 
     @property
     def pool(self) -> OfferPool:
-        """The offers in hand."""
         return self._matcher.pool
 
     def job(self, job_id: str) -> JobEntry | None:
-        """A job that has not ended; None if it has, or never was."""
+        """Returns a job that has not ended; None if there is none of this id."""
         return self._jobs.get(job_id)
 
     def admit(
@@ -148,18 +148,18 @@ class Scheduler:
         constraints: Sequence[str] = (),
         tasks: Sequence[TaskRecord] = (),
     ) -> JobEntry:
-        """Takes a job in.
+        """Adds a job.
 
         Args:
             job_id: unique.
-            user: whose share it counts to.
+            user: its share counts to this user.
             number: order of arrival.
-            make: makes the job's state machine.
+            make: creates the job's state machine.
             constraints: which agents it may use.
-            tasks: those of its tasks that may still run, of a job that goes on.
+            tasks: tasks of a restored job that may still run.
 
         Raises:
-            BadInputError: if the constraints make no sense; whatever `make` raises.
+            BadInputError: if the constraints are malformed; also anything that `make` raises.
         """
         entry = JobEntry(job_id, user, number, constraints, tasks, self._background)
         entry.job = make(entry)
@@ -169,22 +169,22 @@ class Scheduler:
         self._tracker.assign(entry, tasks)
         if self._connection.connected:
             self._call_job(entry, entry.job.handle, events.Subscribed(self._framework_id, ""))
-        # Filters of earlier refusals must not hold back what a new job could use.
+        # The new job may use resources that earlier declines have filtered.
         self._matcher.revive()
         return entry
 
     def disown(self, tasks: Sequence[TaskRecord]) -> None:
-        """Ends tasks that may still run and whose jobs have ended; how they end is written down."""
+        """Kills tasks that may still run though their jobs have ended; stores their last states."""
         self._tracker.disown(tasks)
 
     # Events.
 
     def handle(self, event: events.Event) -> None:
-        """Takes one event in.
+        """Handles one event.
 
         Raises:
             BadInputError: if the master refuses the framework.
-            JobFailedError: if the master has thrown the framework out.
+            JobFailedError: if the master has removed the framework.
         """
         match event:
             case events.Subscribed():
@@ -206,7 +206,7 @@ class Scheduler:
                 event.log(logger)
 
     def tick(self) -> None:
-        """Does what is due by time, and writes down what has changed."""
+        """Performs what is due by time, and stores changes."""
         now_s = self._clock()
         if self._connection.connected:
             self._tracker.reconcile(now_s)
@@ -221,19 +221,19 @@ class Scheduler:
             self._tracker.kill_unwanted(self.jobs, now_s)
 
     def cancel(self) -> None:
-        """Ends all jobs; `done` follows when their tasks have ended."""
+        """Kills all jobs. `done` becomes true once their tasks have terminated."""
         for entry in self.jobs:
             self.cancel_job(entry.job_id)
 
     def cancel_job(self, job_id: str) -> None:
-        """Ends one job, if it has not ended."""
+        """Kills one job, if it has not ended."""
         entry = self._jobs.get(job_id)
         if entry is not None:
             entry.must_save = entry.is_ending = True
             self._call_job(entry, entry.job.cancel)
 
     def save(self) -> None:
-        """Writes down what has changed, then acknowledges the status updates behind it."""
+        """Stores changes, then acknowledges the status updates behind them."""
         self._tracker.save(self.jobs, self._clock(), self._call_job)
         self._remove_ended()
 
@@ -258,11 +258,11 @@ class Scheduler:
         for entry in self.jobs:
             self._call_job(entry, entry.job.handle, event)
 
-    def _status_updates(self, sifted: Sequence[events.StatusUpdate]) -> None:
-        for event in sifted:
+    def _status_updates(self, updates: Sequence[events.StatusUpdate]) -> None:
+        for event in updates:
             if (entry := self._tracker.apply_update(event)) is not None:
                 self._call_job(entry, entry.job.handle, event)
-                # It may have use now for what it had none for.
+                # It may now need offers that it declined before.
                 entry.seen_generation = None
             self._tracker.acknowledge(event.status)
 
@@ -279,11 +279,11 @@ class Scheduler:
         self.snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
 
     def _scalable(self) -> int:
-        """How many jobs share by the allocation."""
+        """Number of jobs that the central allocation covers."""
         return sum(isinstance(one.job, Scalable) and one.job.is_scalable for one in self._jobs.values())
 
     def _tick_jobs(self) -> None:
-        """Looks after all jobs of which something runs, and in turn after the others, one of those alike."""
+        """Ticks all active jobs, and a few idle ones in rotation, one per equivalence class."""
         idle: dict[Hashable, JobEntry] = {}
         for entry in self.jobs:
             is_busy = entry.has_tasks or self._matcher.is_planning(entry)
@@ -298,23 +298,22 @@ class Scheduler:
             self._call_job(waiting[self._next_idle], waiting[self._next_idle].job.tick)
 
     def _call_job(self, entry: JobEntry, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Makes a call of a job's state machine, and sends what its executors are to be told.
+        """Calls a job's state machine, and sends its messages to executors.
 
-        Whatever the call raises ends that job only. A service that can write nothing any more is no fault of the job's,
-        which goes on without it.
+        An exception ends this job only, unless the service itself cannot store anything any more.
 
         Returns:
-            What the call returns; None if the job has ended.
+            The result of the call; None if the job has ended.
         """
         if self._jobs.get(entry.job_id) is not entry:
-            # An earlier call has ended it.
+            # An earlier call ended the job.
             return None
         try:
             answer = call(*arguments)
         except (StorageUnavailableError, ServiceLeaseLostError):
             raise
         except Exception as error:
-            logger.info("job %s has raised", entry.job_id, exc_info=True)
+            logger.info("job %s raised an error; killing its tasks", entry.job_id, exc_info=True)
             self._remove(entry)
             self._failed(entry, error)
             return None

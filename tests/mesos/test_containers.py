@@ -52,7 +52,7 @@ def test_a_volume_is_read(text: str, volume: Volume) -> None:
         # Mesos would make this one outside of the image, as root.
         (["/data:/mnt/../../../etc"], "without '..'"),
         (["/data/../etc"], "without '..'"),
-        (["/data:/"], "whole file system"),
+        (["/data:/"], "container's root"),
         (["/data:/mnt:rw"], "HOST:CONTAINER:ro"),
         (["/data:/mnt:/x:ro"], "HOST:CONTAINER:ro"),
         (["/a:/mnt", "/b:/mnt/"], "Two volumes are mounted at /mnt"),

@@ -58,7 +58,7 @@ def test_a_job_that_nobody_can_place_harms_no_other(caplog: pytest.LogCaptureFix
         stage.run(3.0)
     assert "good" in stage.started_s
     assert bad.placings == 1, "it is not asked again about the same agents"
-    assert caplog.text.count("it cannot be said where job bad would start") == 1
+    assert caplog.text.count("cannot predict where job bad would start") == 1
     assert stage.scheduler.snapshot.reservation is None
     assert stage.failed == []
     stage.close()

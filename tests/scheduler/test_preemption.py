@@ -128,7 +128,7 @@ def test_an_elastic_job_shrinks_only_as_far_as_searches_do_not_leave(count: int,
     searches = [
         pending for pending in explained(stage, "waits").could_be_freed if pending.startswith("The search second")
     ]
-    assert [pending.endswith("It is asked to leave what is kept for this one.") for pending in searches] == [True]
+    assert [pending.endswith(" vacate the agents reserved for this job.") for pending in searches] == [True]
     leave(stage, first)
     stage.run(RECHECK_S + 5)
     assert len(first.asked) == asked, "it is not to grow again yet"
