@@ -85,16 +85,16 @@ class Reconciler:
             now_s: the time; the master is connected.
             agents: returns the agent of each task that may run.
         """
-        due = {task_id for task_id, question in self._uncertain.items() if now_s >= question.due_s}
+        due = {task_id for task_id, query in self._uncertain.items() if now_s >= query.due_s}
         for task_id in due:
-            question = self._uncertain[task_id]
-            question.due_s = now_s + question.interval_s
-            question.interval_s = min(2 * question.interval_s, MAX_RETRY_INTERVAL_S)
-        is_everything = now_s >= self._full_due_s
-        if is_everything:
+            query = self._uncertain[task_id]
+            query.due_s = now_s + query.interval_s
+            query.interval_s = min(2 * query.interval_s, MAX_RETRY_INTERVAL_S)
+        is_full = now_s >= self._full_due_s
+        if is_full:
             self._full_due_s = now_s + RECONCILE_INTERVAL_S
-        if due or is_everything:
-            asked = {task_id: agent for task_id, agent in agents().items() if is_everything or task_id in due}
+        if due or is_full:
+            asked = {task_id: agent for task_id, agent in agents().items() if is_full or task_id in due}
             if asked:
                 try_call(self._mesos.reconcile, asked)
         if now_s >= self._implicit_due_s:

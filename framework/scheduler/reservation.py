@@ -1,9 +1,9 @@
-"""Reserves agents for the job that has waited longest out of order, so that small jobs do not starve large ones.
+"""Reserves agents for one job that has waited long, so that small jobs do not starve large ones.
 
 Jobs that fit start before jobs that do not (backfilling). A job that is first in the order and has waited long gets a
 reservation of the agents that it would use if others were preempted (`preemption.py`), or else of those that are likely
 to become free first. Other jobs of this framework do not start there. Free resources there are kept from other
-frameworks for a while, then declined for as long, in rotation.
+frameworks and declined alternately, for equal times.
 
 Task durations are unknown, so a reservation that depends on them ends after a while, and the next one may be for other
 agents; each lasts longer. In between other jobs get reservations, for times that grow faster. So jobs that can never
@@ -197,7 +197,7 @@ class Reservations:
         agents, victim_tasks, awaits_task_ends = place.agents, place.victim_tasks, place.awaits_task_ends
         helps = contender.was_bypassed or len(agents) > 1 or victim_tasks or contender.has_preemptible(agents)
         if not agents or not helps:
-            # It does not fit on any agents, or is first in the order: free resources are offered to it first.
+            # It does not fit on any agents yet, or is simply next: free resources are offered to it first.
             self._useless_until_s[contender.job_id] = now_s + self._after_s
             self.current = None
         elif self.current is not None:

@@ -27,7 +27,7 @@ NOT_NEEDED = "its job no longer needs it"
 SAVE_S = 1.0
 """Interval at which jobs' states are checked for changes that no event caused."""
 WITHHOLD_TIMEOUT_S = 30.0
-"""An agent resends its updates when the framework reconnects, and lost ones 10 s later."""
+"""Maximum wait for an agent's own update: it resends them when the framework reconnects, and lost ones 10 s later."""
 KILL_RETRY_S = 5.0
 MAX_LOST_TASKS = 10_000
 """Number of lost tasks that are remembered, because they may return with their agents."""
