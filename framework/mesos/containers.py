@@ -58,12 +58,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Container:
-    """A task's container.
-
-    Attributes:
-        image: name of a Docker image.
-        volumes: folders of the agent that are mounted.
-    """
+    """A task's container."""
 
     image: str
     volumes: tuple[Volume, ...] = ()
@@ -91,7 +86,7 @@ def task_container(image: str | None, volumes: Iterable[str], checkpoint_dir: st
         checkpoint_dir: folder of checkpoints that must be kept when the container ends; None if there is none.
 
     Raises:
-        BadInputError: if a volume is malformed, or the checkpoint folder is read-only.
+        BadInputError: if a volume is malformed or given without an image, or the checkpoint folder is read-only.
     """
     wanted = parse_volumes(volumes)
     if image is None:

@@ -207,12 +207,7 @@ def connect(uri: str, timeout_s: float) -> Master:
 
 
 def leader_age_s(address: str, credentials: Credentials | None = None) -> float | None:
-    """Returns for how many seconds a master has been the leader, by its own clock; None if it does not answer.
-
-    Args:
-        address: its `host:port`.
-        credentials: for masters that require authentication.
-    """
+    """Returns for how many seconds a master has been the leader, by its own clock; None if it does not answer."""
     question = json.dumps({"type": "GET_MASTER"}).encode()
     try:
         answer = _ask(f"http://{address}/api/v1", credentials, question)

@@ -142,9 +142,6 @@ class AgentDirectory:
     def demand(self, own_id: str) -> Demand | None:
         """Usage and requests of the other frameworks, some seconds old; None if unknown. The first call starts the
         observation.
-
-        Args:
-            own_id: id of this framework in Mesos.
         """
         self._needs_usages = True
         known = self.current()

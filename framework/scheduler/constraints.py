@@ -42,13 +42,7 @@ class Operator(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Constraint:
-    """One condition on an agent.
-
-    Attributes:
-        field: name of an attribute, or `hostname`.
-        operator: how the field is compared.
-        value: text to compare it with.
-    """
+    """One condition on an agent."""
 
     field: str
     operator: Operator

@@ -92,12 +92,7 @@ class Demand:
 
 
 def query_demand(master: LeadingMaster, own_id: str) -> Demand | None:
-    """Queries the master for the other frameworks; None if it does not answer.
-
-    Args:
-        master: the master.
-        own_id: id of this framework in Mesos.
-    """
+    """Queries the master for the other frameworks; None if it does not answer."""
     # If the first request times out, a second one would double the delay.
     nodes = master.agents()
     uses = framework_usages(master.ask) if nodes else None

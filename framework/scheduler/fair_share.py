@@ -11,13 +11,7 @@ from framework.scheduler.job import Need
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job that requests offers.
-
-    Attributes:
-        job_id, user: the job and its user.
-        number: order of arrival.
-        need: purpose of the offers.
-    """
+    """A job that requests offers."""
 
     job_id: str
     user: str

@@ -102,11 +102,7 @@ def capacity(node: NodeClass) -> dict[str, float]:
 
 
 class FitCache:
-    """Caches the answers of jobs' sizings by equivalence class. Limits planning time, because the loop waits for it.
-
-    Args:
-        clock: seconds, monotonic; measures planning.
-    """
+    """Caches the answers of jobs' sizings by equivalence class. Limits planning time, because the loop waits for it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

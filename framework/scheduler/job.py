@@ -89,12 +89,7 @@ Answer = Launch | Decline | Planning
 
 @dataclass(frozen=True)
 class Message:
-    """A message to a task's executor, without delivery guarantee.
-
-    Attributes:
-        task_id: the task.
-        data: the encoded message.
-    """
+    """A message to a task's executor, without delivery guarantee."""
 
     task_id: str
     data: str

@@ -43,12 +43,7 @@ Room = Sequence[tuple[AgentFacts, Amounts]]
 
 @dataclass(frozen=True)
 class _Round:
-    """A round in progress.
-
-    Attributes:
-        decided: the policy's result.
-        views: its input, by the job's id.
-    """
+    """A round in progress."""
 
     decided: Future[Allocation]
     views: Mapping[str, JobView]
@@ -87,15 +82,7 @@ class JobSizes:
         call_job: Callable[..., object],
         now_s: float,
     ) -> None:
-        """Applies a finished round, and starts the next one when it is due.
-
-        Args:
-            jobs: all jobs that have not ended.
-            room: the agents; None if unknown.
-            background: runs the policy.
-            call_job: calls a job's state machine (`Scheduler`).
-            now_s: the time.
-        """
+        """Applies a finished round, and starts the next one when it is due."""
         if self._round is not None and self._round.decided.done():
             self._apply(self._round, jobs, call_job)
             self._round = None

@@ -202,11 +202,7 @@ class Lease:
 
 
 class Heartbeat:
-    """Thread that renews the leases of rows of one table, in one transaction at a time.
-
-    Args:
-        engine: the database, for short writing transactions.
-    """
+    """Thread that renews the leases of rows of one table, in one transaction at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

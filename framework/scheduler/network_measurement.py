@@ -48,12 +48,7 @@ BITS_PER_GBIT = 1e9
 
 @dataclass(frozen=True)
 class TransferLimits:
-    """Limits of a transfer.
-
-    Attributes:
-        size_bytes: maximum size.
-        seconds: maximum duration.
-    """
+    """Limits of a transfer."""
 
     size_bytes: int
     seconds: float

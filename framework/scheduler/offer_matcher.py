@@ -132,17 +132,6 @@ class NegativeCache:
 class OfferMatcher:
     """Matches offers with jobs.
 
-    Args:
-        mesos: the master.
-        jobs: the scheduler's jobs, by id.
-        queue: the order of the jobs.
-        reservations: the current reservation.
-        tracker: the tasks.
-        call_job: calls a job's state machine.
-        metrics: receives metrics.
-        clock: seconds, monotonic.
-        pool: the unused offers.
-
     Attributes:
         pool: the unused offers.
     """

@@ -25,15 +25,6 @@ GANG_CHECK_LIMIT = 3
 class PendingQueue:
     """Compares the jobs with each other; reviewed about once a second.
 
-    Args:
-        jobs: the scheduler's jobs, by id.
-        fair_queue: their order.
-        agents: the agents; None if unknown.
-        reservations: the current reservation.
-        call_job: calls a job's state machine.
-        notify: sends a message to the watchers of a job, by its id.
-        clock: seconds, monotonic.
-
     Attributes:
         gang_waits: whether a pending job needs several agents at the same time, and would fit if it got them.
     """

@@ -35,13 +35,7 @@ class UnknownPlaceError(Exception):
 
 
 class Preemption:
-    """Finds victims, and asks them to end tasks.
-
-    Args:
-        jobs: the scheduler's jobs, by id.
-        call_job: calls a job's state machine.
-        notify: sends a message to the watchers of a job, by its id.
-    """
+    """Finds victims, and asks them to end tasks."""
 
     def __init__(
         self, jobs: Mapping[str, JobEntry], call_job: Callable[..., None], notify: Callable[[str, str], None]

@@ -38,11 +38,7 @@ class _Query:
 
 
 class Reconciler:
-    """Sends reconciliation requests when they are due.
-
-    Args:
-        mesos: the master.
-    """
+    """Sends reconciliation requests when they are due."""
 
     def __init__(self, mesos: MesosCalls) -> None:
         self._mesos = mesos
@@ -79,12 +75,7 @@ class Reconciler:
                 self._implicit_due_s = min(self._implicit_due_s, max(now_s, self._settled_s))
 
     def tick(self, now_s: float, agents: Callable[[], Mapping[str, str]]) -> None:
-        """Sends the requests that are due.
-
-        Args:
-            now_s: the time; the master is connected.
-            agents: returns the agent of each task that may run.
-        """
+        """Sends the requests that are due."""
         due = {task_id for task_id, query in self._uncertain.items() if now_s >= query.due_s}
         for task_id in due:
             query = self._uncertain[task_id]

@@ -34,14 +34,7 @@ MAX_LOST_TASKS = 10_000
 
 
 class TaskTracker:
-    """Tracks tasks.
-
-    Args:
-        mesos: the master.
-        journal: durable storage.
-        metrics: receives metrics.
-        now_s: the time, on any monotonic clock.
-    """
+    """Owners, states and acknowledgements of all tasks; every change is stored in the journal before it takes effect."""
 
     def __init__(self, mesos: MesosCalls, journal: Journal, metrics: Metrics, now_s: float) -> None:
         self._mesos = mesos
@@ -92,15 +85,7 @@ class TaskTracker:
         operations: Mapping[str, dict[str, Any]],
         now_s: float,
     ) -> list[TaskRecord]:
-        """Stores the tasks that a job is about to launch.
-
-        Args:
-            entry: the job.
-            state: its state, including these tasks.
-            offers: agent's id -> its offers.
-            operations: agent's id -> operation to launch on them.
-            now_s: the time.
-        """
+        """Stores the tasks that a job is about to launch."""
         tasks = _intended_tasks(entry, offers, operations)
         self._journal.record_intent(entry.job_id, tasks, state)
         entry.saved_state = state
@@ -179,13 +164,7 @@ class TaskTracker:
         self._kills.end(task_id, task.agent_id)
 
     def save(self, jobs: Collection[JobEntry], now_s: float, call_job: Callable[..., None]) -> None:
-        """Stores changes, then acknowledges the status updates behind them.
-
-        Args:
-            jobs: all jobs.
-            now_s: the time.
-            call_job: calls a job's state machine.
-        """
+        """Stores changes, then acknowledges the status updates behind them."""
         check_all = now_s - self._saved_s >= SAVE_S
         if check_all:
             self._saved_s = now_s
@@ -208,11 +187,7 @@ class TaskTracker:
 
 
 class KillService:
-    """Kills unwanted tasks, repeatedly until they have ended.
-
-    Args:
-        mesos: the master.
-    """
+    """Kills unwanted tasks, repeatedly until they have ended."""
 
     def __init__(self, mesos: MesosCalls) -> None:
         self._mesos = mesos
@@ -246,12 +221,7 @@ class KillService:
 
 
 class Orphans:
-    """Tasks without a job, which are all killed.
-
-    Args:
-        kills: kills them.
-        journal: is notified of unknown tasks.
-    """
+    """Tasks without a job, which are all killed."""
 
     def __init__(self, kills: KillService, journal: Journal) -> None:
         self._kills = kills
@@ -336,13 +306,7 @@ def _collect_state(entry: JobEntry, states: dict[JobEntry, dict[str, Any]]) -> N
 def _intended_tasks(
     entry: JobEntry, offers: Mapping[str, Sequence[Offer]], operations: Mapping[str, dict[str, Any]]
 ) -> list[TaskRecord]:
-    """Returns records of the tasks that operations launch.
-
-    Args:
-        entry: their job.
-        offers: agent's id -> its offers.
-        operations: agent's id -> operation to launch on them.
-    """
+    """Returns records of the tasks that operations launch."""
     executors = {task.executor_id for task in entry.tasks.values()}
     tasks = []
     for agent, operation in operations.items():
