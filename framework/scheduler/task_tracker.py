@@ -34,7 +34,7 @@ MAX_LOST_TASKS = 10_000
 
 
 class TaskTracker:
-    """Owners, states and acknowledgements of all tasks; every change is stored in the journal before it takes effect."""
+    """Tracks the owner and the state of every task, and acknowledges its status updates."""
 
     def __init__(self, mesos: MesosCalls, journal: Journal, metrics: Metrics, now_s: float) -> None:
         self._mesos = mesos
