@@ -128,7 +128,7 @@ def _as_json(report: NetworkReport) -> dict[str, Any]:
 def _table(report: NetworkReport) -> Table:
     table = new_table("Network", "agent", "rack", "sent", "received", "card")
     for agent, card in report.cards_gbps.items():
-        alone = [one for one in report.transfers if not one.shared]
+        alone = [one for one in report.transfers if not one.concurrent]
         sent = max((one.gbps for one in alone if one.sender == agent), default=None)
         received = max((one.gbps for one in alone if one.receiver == agent), default=None)
         cells = ("-" if gbps is None else f"{gbps:.3g} Gb/s" for gbps in (sent, received, card))

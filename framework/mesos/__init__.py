@@ -1,1 +1,1 @@
-"""Talks to a Mesos master: the driver, its events, offers and resources, containers."""
+"""Client of a Mesos master: driver, events, offers, resources, containers."""

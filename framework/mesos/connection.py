@@ -1,4 +1,4 @@
-"""The connection to the master, as whoever works through it sees it."""
+"""State of the connection to the master, and what ends it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from dike.exceptions import BadInputError, JobFailedError
 from framework.mesos import events
 
-REMOVED = "has been removed"
-"""Part of what Mesos says to a framework that it has ended."""
+REMOVED_PHRASE = "has been removed"
+"""Occurs in Mesos' error when a framework id is no longer valid."""
 
 
 class FrameworkRemovedError(JobFailedError):
-    """The master has ended the framework, and with it all its tasks; its id is of no use any more."""
+    """The master removed the framework and killed its tasks; its id cannot be used again."""
 
 
 class MesosLostError(JobFailedError):
-    """The Mesos that was started for this command is gone, and with it all tasks."""
+    """The private Mesos of this command died, and all tasks with it."""
 
 
 class Connection:
-    """Whether the master is there.
+    """Tracks whether the master is connected, and turns refusals into exceptions.
 
     Args:
-        log: takes lines for the user.
+        log: receives lines for the user.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
@@ -32,30 +32,29 @@ class Connection:
         self.connected = False
 
     def subscribed(self) -> None:
-        """The master has taken the framework in, for the first time or again."""
         if not self.connected and self._attached:
             self._log("connected to the Mesos master again")
         self.connected = self._attached = True
 
     def disconnected(self) -> None:
-        """The connection is gone; the driver keeps trying."""
+        """Notes that the connection is lost; the driver keeps reconnecting."""
         if self.connected:
-            self._log("the connection to the Mesos master is lost; tasks go on, trying again")
+            self._log("the connection to the Mesos master is lost; tasks keep running, reconnecting")
         self.connected = False
 
     def refused(self, event: events.Refused) -> None:
-        """The master does not want this framework.
+        """Raises the error for a refused subscription.
 
         Raises:
-            BadInputError: if it never did.
-            FrameworkRemovedError: if it has removed it: somebody has torn it down, or it was away for too long.
-            JobFailedError: if it has thrown it out otherwise.
+            BadInputError: if the master never accepted the framework.
+            FrameworkRemovedError: if the framework was torn down, or its failover timeout elapsed.
+            JobFailedError: if the master ended the subscription for another reason.
         """
         if event.http_status in (401, 403):
             raise BadInputError(
                 "The Mesos master does not accept these credentials; check --principal and --secret-file."
             )
-        if REMOVED in event.reason:
+        if REMOVED_PHRASE in event.reason:
             raise FrameworkRemovedError(f"The Mesos master has ended this framework: {event.reason}.")
         if event.http_status is not None or not self._attached:
             raise BadInputError(f"The Mesos master refused the framework: {event.reason}.")

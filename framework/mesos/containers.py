@@ -1,4 +1,4 @@
-"""What tasks that run in a container image find of their agent's file system."""
+"""Containers of tasks, and the agents' folders that are mounted into them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ READ_ONLY = "ro"
 
 @dataclass(frozen=True)
 class Volume:
-    """A folder of the agent, inside a container.
+    """A folder of the agent that is mounted into a container.
 
     Attributes:
-        host: its path on the agent; Mesos wants it to be there.
-        container: its path in the container; Mesos makes it there.
+        host: its path on the agent, where it must exist.
+        container: its path in the container, which Mesos creates.
         read_only: whether tasks can only read it.
 
     Raises:
-        BadInputError: if a path is not absolute, or climbs.
+        BadInputError: if a path is relative or contains `..`.
     """
 
     host: str
@@ -32,23 +32,23 @@ class Volume:
     def __post_init__(self) -> None:
         for name in ("host", "container"):
             path = getattr(self, name)
-            # Mesos makes the mount point as root, and does not look whether it is still inside the image.
+            # Mesos creates the mount point as root, and does not check that it is inside the image.
             if not path.startswith("/") or ".." in path.split("/"):
                 raise BadInputError(f"'{path}' cannot be mounted in a container; write an absolute path without '..'.")
-            object.__setattr__(self, name, _normal(path))
+            object.__setattr__(self, name, _normalize(path))
         if self.container == "/":
-            raise BadInputError(f"The folder {self.host} cannot take the place of a container's whole file system.")
+            raise BadInputError(
+                f"The folder {self.host} cannot be mounted at a container's root; name a folder below it."
+            )
 
     def __str__(self) -> str:
-        """As `parse_volume` reads it."""
+        """Formats it so that `parse_volume` can read it."""
         return ":".join((self.host, self.container, *([READ_ONLY] if self.read_only else [])))
 
-    def holds(self, path: str) -> bool:
-        """Whether a path in the container leads into it."""
-        return f"{_normal(path)}/".startswith(f"{self.container}/")
+    def contains(self, path: str) -> bool:
+        return f"{_normalize(path)}/".startswith(f"{self.container}/")
 
     def to_mesos(self) -> dict[str, Any]:
-        """Mesos' Volume."""
         return {
             "mode": "RO" if self.read_only else "RW",
             "container_path": self.container,
@@ -58,18 +58,12 @@ class Volume:
 
 @dataclass(frozen=True)
 class Container:
-    """What a task runs in.
-
-    Attributes:
-        image: name of a Docker image.
-        volumes: what is mounted there.
-    """
+    """A task's container."""
 
     image: str
     volumes: tuple[Volume, ...] = ()
 
     def to_mesos(self) -> dict[str, Any]:
-        """Mesos' ContainerInfo."""
         info: dict[str, Any] = {
             "type": "MESOS",
             "mesos": {"image": {"type": "DOCKER", "docker": {"name": self.image}}},
@@ -80,19 +74,19 @@ class Container:
         return info
 
 
-def own_container(image: str | None, volumes: Iterable[str], checkpoint_dir: str | None) -> Container | None:
-    """The container of a `dike run` or `dike tune`, whose user says what is mounted.
+def task_container(image: str | None, volumes: Iterable[str], checkpoint_dir: str | None) -> Container | None:
+    """Returns the container of a `dike run` or `dike tune`.
 
-    Mesos mounts only what is there, and the folder for checkpoints may have to be made first; so it is the one above
-    it that is mounted, unless that is the root.
+    If the checkpoint folder is not below a volume, its parent folder is mounted (unless that is the root): Mesos mounts
+    only folders that exist, and the checkpoint folder may not exist yet.
 
     Args:
         image: None for the agent's own file system.
-        volumes: as `parse_volume` reads them.
-        checkpoint_dir: folder for checkpoints that has to outlive the container; None if there is none.
+        volumes: in the form that `parse_volume` reads.
+        checkpoint_dir: folder of checkpoints that must be kept when the container ends; None if there is none.
 
     Raises:
-        BadInputError: if something is no volume, or checkpoints cannot be written.
+        BadInputError: if a volume is malformed or given without an image, or the checkpoint folder is read-only.
     """
     wanted = parse_volumes(volumes)
     if image is None:
@@ -100,48 +94,48 @@ def own_container(image: str | None, volumes: Iterable[str], checkpoint_dir: str
             raise BadInputError("--volume needs --image: without one, tasks see the folders of their agents anyway.")
         return None
     if checkpoint_dir is not None and needs_mount(checkpoint_dir, wanted):
-        above = posixpath.dirname(_normal(checkpoint_dir))
+        above = posixpath.dirname(_normalize(checkpoint_dir))
         mounted = checkpoint_dir if above == "/" else above
         wanted = (Volume(mounted, mounted), *wanted)
     return Container(image, wanted)
 
 
 def needs_mount(folder: str, volumes: Sequence[Volume]) -> bool:
-    """Whether checkpoints in this folder would be gone with the container.
+    """Whether checkpoints in this folder would be deleted with the container.
 
     Raises:
-        BadInputError: if they could not be written there.
+        BadInputError: if the folder is on a read-only volume.
     """
     if "://" in folder:
         return False
-    holding = [volume for volume in volumes if volume.holds(folder)]
-    if not holding:
+    containing = [volume for volume in volumes if volume.contains(folder)]
+    if not containing:
         return True
-    innermost = max(holding, key=lambda volume: len(volume.container))
+    innermost = max(containing, key=lambda volume: len(volume.container))
     if innermost.read_only:
         raise BadInputError(f"Checkpoints cannot be written to {folder}: --volume mounts {innermost} read-only.")
     return False
 
 
 def parse_volumes(texts: Iterable[str]) -> tuple[Volume, ...]:
-    """Reads several volumes.
+    """Parses several volumes.
 
     Raises:
-        BadInputError: if one is none, or two have the same place in the container.
+        BadInputError: if one is malformed, or two have the same path in the container.
     """
     volumes = tuple(map(parse_volume, texts))
     places = [volume.container for volume in volumes]
     for place in places:
         if places.count(place) > 1:
-            raise BadInputError(f"Two folders are to be mounted at {place}; give each a place of its own.")
+            raise BadInputError(f"Two volumes are mounted at {place}; give each its own path in the container.")
     return volumes
 
 
 def parse_volume(text: str) -> Volume:
-    """Reads `HOST[:CONTAINER][:ro]`.
+    """Parses `HOST[:CONTAINER][:ro]`.
 
     Raises:
-        BadInputError: if it is something else.
+        BadInputError: if it is malformed.
     """
     host, *rest = text.split(":")
     read_only = rest[-1:] == [READ_ONLY]
@@ -151,5 +145,5 @@ def parse_volume(text: str) -> Volume:
     return Volume(host, places[0] if places else host, read_only)
 
 
-def _normal(path: str) -> str:
+def _normalize(path: str) -> str:
     return "/" + posixpath.normpath(path).lstrip("/") if path.startswith("/") else posixpath.normpath(path)

@@ -1,4 +1,4 @@
-"""The calls to a Mesos master, and pymesos' scheduler driver, which makes them, with its known traps handled."""
+"""pymesos' scheduler driver with its known defects worked around, and the calls that a scheduler makes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from framework.mesos.events import EventScheduler, Refused
 logger = logging.getLogger(__name__)
 
 RECONNECT_PAUSE_S = 0.5
-LONGEST_BACKOFF_S = 2.0
-PATIENCE_S = 10 * 365 * 24 * 3600.0
-"""How long a master may be away."""
+MAX_BACKOFF_S = 2.0
+MASTER_TIMEOUT_S = 10 * 365 * 24 * 3600.0
+"""Maximum time without a master: never give up."""
 HEALTHY_CONNECTION_S = 5.0
 CALL_TIMEOUT_S = 5.0
-"""How long a master may take to answer a call."""
+"""Maximum time that a master may take to answer a call."""
 
 
 class MasterUnavailableError(DikeError):
-    """A call could not be delivered; the connection is being made again."""
+    """A call could not be delivered; the driver is reconnecting."""
 
 
 class CallRefusedError(DikeError):
-    """The master took a call and refused it; sending it again would not help."""
+    """The master received a call and refused it; a retry would not help."""
 
 
 @dataclass(frozen=True)
 class FrameworkSettings:
-    """How the framework presents itself to Mesos.
+    """Settings of a subscription.
 
     Attributes:
         name: shown in Mesos' state and web page.
-        user: operating-system user its tasks run as.
-        role: Mesos role it subscribes under.
-        failover_timeout_s: how long Mesos keeps its tasks when it is gone.
-        framework_id: Mesos' id of an earlier subscription that is gone on with; None for a new framework.
-        webui_url: where its web page is; None if it has none.
-        checkpoint: whether executors outlive their agent's process, and are found again when it is back.
+        user: operating-system user that its tasks run as.
+        role: Mesos role.
+        failover_timeout_s: how long Mesos keeps its tasks after it disconnects.
+        framework_id: id of an earlier subscription to resume; None for a new framework.
+        webui_url: URL of its web page; None if it has none.
+        checkpoint: whether executors survive a restart of their agent's process.
         principal, secret: credentials for HTTP basic authentication; None for none.
     """
 
@@ -58,7 +58,6 @@ class FrameworkSettings:
     secret: str | None = None
 
     def framework_info(self) -> dict[str, Any]:
-        """Mesos' FrameworkInfo in JSON form."""
         info: dict[str, Any] = {
             "name": self.name,
             "user": self.user,
@@ -75,18 +74,18 @@ class FrameworkSettings:
         return info
 
 
-# pymesos has no seam for its connection class.
+# pymesos has no option for its connection class.
 pymesos.process.Connection = ResilientConnection
 
 
 def driver_failure() -> str:
-    """What ended pymesos' thread, which then interrupts the main thread as Ctrl-C would; empty if nothing did."""
+    """Returns the error that ended pymesos' thread, which also interrupts the main thread; empty if none."""
     failure = pymesos.process._exc_info
     return str(failure[1]) if failure else ""
 
 
 class MesosCalls(Protocol):
-    """The calls that a scheduler makes; `Driver` makes them on a real master."""
+    """Calls that a scheduler makes on the master; `Driver` sends them to a real one."""
 
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None: ...  # noqa: N802
     def declineOffer(self, offer_ids: Any, filters: Any = None) -> None: ...  # noqa: N802
@@ -98,11 +97,9 @@ class MesosCalls(Protocol):
     def reconcile(self, tasks: dict[str, str]) -> None: ...
 
 
-def try_now(call: Callable[..., None], *arguments: Any) -> bool:
-    """Makes a call that need not succeed now: it is made again later, or made up for by reconciliation.
-
-    Returns:
-        Whether it succeeded.
+def try_call(call: Callable[..., None], *arguments: Any) -> bool:
+    """Makes a call that may fail because it is repeated later or made up for by reconciliation; returns whether it
+    succeeded.
     """
     try:
         call(*arguments)
@@ -113,31 +110,32 @@ def try_now(call: Callable[..., None], *arguments: Any) -> bool:
 
 
 class Driver(pymesos.MesosSchedulerDriver):
-    """Talks to the Mesos master's v1 scheduler API.
+    """Client of the Mesos master's v1 scheduler API.
 
-    What pymesos 0.3.15 gets wrong and this class puts right:
-      * it offers the capability GPU_RESOURCES only if it could read the master's version first, and a framework
+    Works around these defects of pymesos 0.3.15:
+      * it declares the capability GPU_RESOURCES only if it could read the master's version first, and a framework
         without it is never offered an agent that has GPUs;
       * it stops for good on a master that is starting (see `executor.driver`);
-      * it tries again without a pause when a connection is accepted and closed;
-      * it gives up after a day without a master, and before that when its growing pauses overflow;
+      * it retries without a pause when a connection is accepted and closed;
+      * it gives up after a day without a master, and before that when its growing backoff overflows;
       * it keeps subscribing after an ERROR event (`EventScheduler.error` stops it);
-      * `killTask` and `reconcileTasks` drop the agent's id, without which Mesos cannot tell lost from unknown;
-      * its calls share one mutable dictionary of HTTP headers, credentials included, between all drivers;
-      * a call while there is no connection is dropped in silence;
-      * a call waits for its answer for a day, and meanwhile no other master can be subscribed to;
-      * it asks each new master for its version first, and waits for that as long;
-      * it closes the connection that another thread calls by.
+      * `killTask` and `reconcileTasks` drop the agent's id, without which Mesos cannot distinguish lost from unknown
+        tasks;
+      * all drivers share one mutable dictionary of HTTP headers, credentials included;
+      * a call without a connection is dropped silently;
+      * a call waits a day for its answer, and blocks subscribing to another master meanwhile;
+      * it asks each new master for its version first, with the same timeout;
+      * it closes a connection that another thread is using.
 
-    After a call in vain further calls fail at once, for as long as that one took: whoever has many to make is not kept
-    by a master that hangs.
+    After a call times out, further calls fail immediately for as long as that call took, so that a hanging master does
+    not block a series of calls.
 
     Args:
-        settings: how the framework presents itself.
+        settings: settings of the subscription.
         master: `host:port` or a `zk://` URI.
-        scheduler: hears the events.
-        may_subscribe: asked before each subscription, on the driver's thread; as long as it says no we wait. To
-            subscribe throws out whoever has taken this framework over.
+        scheduler: receives the events.
+        may_subscribe: called before each subscription, on the driver's thread; the driver waits until it returns true.
+            Subscribing throws out any process that has taken over the framework.
 
     Raises:
         MasterUnavailableError: from every call that could not be delivered.
@@ -158,20 +156,22 @@ class Driver(pymesos.MesosSchedulerDriver):
             implicit_acknowledgements=False,
             principal=settings.principal,
             secret=settings.secret,
-            timeout=PATIENCE_S,
+            timeout=MASTER_TIMEOUT_S,
         )
         self._scheduler = scheduler
         self._may_subscribe = may_subscribe
         self._connected_at = 0.0
-        self._in_vain_until = 0.0
+        self._fail_fast_until_s = 0.0
 
     @property
     def framework(self) -> dict[str, Any]:
-        """FrameworkInfo as it is sent with SUBSCRIBE."""
+        """FrameworkInfo of the SUBSCRIBE call."""
         return {**self._framework, "capabilities": [{"type": "GPU_RESOURCES"}, {"type": "PARTITION_AWARE"}]}
 
     def gen_request(self) -> bytes:
-        """The SUBSCRIBE request; called for each new connection, so the place to pause between two of them."""
+        """Returns the SUBSCRIBE request. pymesos calls this for each new connection, so it pauses here between two of
+        them.
+        """
         if time.monotonic() - self._connected_at < HEALTHY_CONNECTION_S:
             time.sleep(RECONNECT_PAUSE_S)
         while not self._may_subscribe():
@@ -179,24 +179,24 @@ class Driver(pymesos.MesosSchedulerDriver):
                 return b""
             time.sleep(RECONNECT_PAUSE_S)
         self._connected_at = time.monotonic()
-        self._in_vain_until = 0.0
+        self._fail_fast_until_s = 0.0
         return bytes(super().gen_request())
 
     def _backoff(self, num_conn_retry: int) -> float:
-        """How long pymesos sleeps after a failed attempt to connect."""
-        return RECONNECT_PAUSE_S if num_conn_retry == 0 else LONGEST_BACKOFF_S
+        """Seconds that pymesos sleeps after a failed attempt to connect."""
+        return RECONNECT_PAUSE_S if num_conn_retry == 0 else MAX_BACKOFF_S
 
     def refused(self, http_status: int, reason: str) -> None:
-        """The master will not have this framework."""
+        """Stops, because the master refuses this framework (called by `ResilientConnection`)."""
         self.stop(failover=True)
         self._scheduler.events.put(Refused(reason, http_status))
 
     def kill(self, task_id: str, agent_id: str) -> None:
-        """Asks for a task's end; Mesos answers with its last status update."""
+        """Kills a task; Mesos answers with its last status update."""
         self._call("KILL", {"task_id": {"value": task_id}, "agent_id": {"value": agent_id}})
 
     def reconcile(self, tasks: dict[str, str]) -> None:
-        """Asks for the state of the given tasks (task id -> agent id), or of all there are if none is given."""
+        """Requests the states of the given tasks (task id -> agent id), or of all tasks if none is given."""
         self._call(
             "RECONCILE",
             {"tasks": [{"task_id": {"value": task}, "agent_id": {"value": agent}} for task, agent in tasks.items()]},
@@ -207,53 +207,53 @@ class Driver(pymesos.MesosSchedulerDriver):
 
     def _send(self, body: Any, path: str = "/api/v1/scheduler", method: str = "POST", headers: Any = None) -> Any:
         begun = time.monotonic()
-        # The framework's end is told once, and not again.
-        if begun < self._in_vain_until and body["type"] != "TEARDOWN":
+        # TEARDOWN is sent only once, so it is always tried.
+        if begun < self._fail_fast_until_s and body["type"] != "TEARDOWN":
             raise MasterUnavailableError("The Mesos master did not answer the last call.")
         try:
             return super()._send(body, path, method, {})
         except RuntimeError as error:
-            # pymesos knows no other exception: its text tells a refusal from a missing connection.
+            # pymesos raises no other type: only the text distinguishes a refusal from a missing connection.
             if str(error).startswith("Failed to send request 4"):
                 raise CallRefusedError(f"The Mesos master refused a call: {error}") from error
             raise MasterUnavailableError(f"The Mesos master did not take a call: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             now = time.monotonic()
-            self._in_vain_until = now + (now - begun)
+            self._fail_fast_until_s = now + (now - begun)
             raise MasterUnavailableError(f"The Mesos master did not take a call: {error}") from error
 
     def _get_conn(self) -> Any:
         connection = super()._get_conn()
         if connection is not None:
-            # pymesos' own attribute, `_timeout`, is also how long it tries to subscribe.
+            # pymesos' own attribute, `_timeout`, is also its timeout for subscribing.
             connection.timeout = CALL_TIMEOUT_S
         return connection
 
     def _get_version(self, master: str | None) -> None:
-        """Nobody needs it: which capabilities we have does not depend on it."""
+        """Skips the request: the capabilities do not depend on the version."""
 
     def _close(self) -> None:
-        # A call under way on another thread ends first: it uses what is closed here.
+        # A call in progress on another thread uses the connection that is closed here.
         with self._lock:
             super()._close()
 
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
-        """Launches on offers; unlike pymesos' own, never in vain."""
+        """Unlike pymesos' method, raises without a connection."""
         self._require_connection()
         super().acceptOffers(offer_ids, operations, filters)
 
     def declineOffer(self, offer_ids: Any, filters: Any = None) -> None:  # noqa: N802
-        """Gives offers back; unlike pymesos' own, never in vain."""
+        """Unlike pymesos' method, raises without a connection."""
         self._require_connection()
         super().declineOffer(offer_ids, filters)
 
     def reviveOffers(self, roles: Any = ()) -> None:  # noqa: N802
-        """Asks for offers again; unlike pymesos' own, never in vain."""
+        """Unlike pymesos' method, raises without a connection."""
         self._require_connection()
         super().reviveOffers(roles)
 
     def suppressOffers(self, roles: Any = ()) -> None:  # noqa: N802
-        """Wants no offers for now; unlike pymesos' own, never in vain."""
+        """Unlike pymesos' method, raises without a connection."""
         self._require_connection()
         super().suppressOffers(roles)
 

@@ -1,7 +1,7 @@
-"""What Mesos tells a framework, as immutable events in one queue.
+"""Events from Mesos and from a service's clients, as immutable objects in one queue.
 
-pymesos calls back on its own thread; `EventScheduler` only files what it hears, so that a job's logic runs on one
-thread, in the order of arrival, and can be tested by feeding it events.
+pymesos calls back on its own thread; `EventScheduler` only queues the events, so that all jobs are handled on one
+thread, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from executor.messages import storable
 
 @dataclass(frozen=True)
 class Subscribed:
-    """The master has taken the framework in, for the first time or again.
+    """The master accepted the framework, for the first time or again.
 
     Attributes:
-        framework_id: Mesos' id of us.
+        framework_id: the framework's id in Mesos.
         master: its `host:port`.
-        master_age_s: for how long it has been the leading master; None where that is not known.
-        version: its Mesos version; empty where it has not told.
+        master_age_s: seconds since it was elected; None if unknown.
+        version: its Mesos version; empty if unknown.
     """
 
     framework_id: str
@@ -35,7 +35,7 @@ class Subscribed:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection to the master is gone; the driver keeps trying."""
+    """The connection to the master is lost; the driver keeps reconnecting."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,12 @@ class OffersArrived:
 
 @dataclass(frozen=True)
 class OfferRescinded:
-    """An offer is no longer valid."""
-
     offer_id: str
 
 
 @dataclass(frozen=True)
 class StatusUpdate:
-    """A task's state, in Mesos' JSON form; to be acknowledged once it has been dealt with."""
+    """A task's state, in Mesos' JSON form; must be acknowledged once handled."""
 
     status: dict[str, Any]
 
@@ -85,25 +83,23 @@ class ExecutorLost:
     status: int
 
     def log(self, logger: logging.Logger) -> None:
-        """Mesos also sends a status update for each task that went with it, so this is for the log only."""
+        """Logs it; nothing else is needed, since Mesos also sends a status update for each of its tasks."""
         how = f"executor {self.executor_id} on agent {self.agent_id} has ended with wait status {self.status}"
         logger.log(logging.INFO if self.status else logging.DEBUG, "%s", how)
 
 
 @dataclass(frozen=True)
 class AgentLost:
-    """An agent is gone."""
-
     agent_id: str
 
     def log(self, logger: logging.Logger) -> None:
-        """As `ExecutorLost.log`."""
+        """See `ExecutorLost.log`."""
         logger.info("agent %s is gone", self.agent_id)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The master does not want this framework; trying again would not help."""
+    """The master refuses this framework; a retry would not help."""
 
     reason: str
     http_status: int | None = None
@@ -111,14 +107,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class JobSubmitted:
-    """A service's client has submitted a job; the database has it."""
+    """A service's client submitted a job, which is in the database."""
 
     job_id: str
 
 
 @dataclass(frozen=True)
 class KillRequested:
-    """A service's client wants a job to end; the database has that too."""
+    """A service's client asked to kill a job; the request is in the database."""
 
     job_id: str
     user: str = ""
@@ -126,7 +122,7 @@ class KillRequested:
 
 @dataclass(frozen=True)
 class WorkDone:
-    """Something is done in the background: wakes the loop, whose next round sees to it."""
+    """Background work has finished; wakes the loop, which collects the result in its next iteration."""
 
 
 Event = (
@@ -146,11 +142,11 @@ Event = (
 
 
 class EventScheduler(pymesos.Scheduler):
-    """Files everything pymesos reports in `events`.
+    """Puts all of pymesos' callbacks into `events`.
 
     Args:
-        master_age_s: from a master's `host:port`, for how long it has been the leading one; None where that is not
-            known (`framework.mesos.master.leading_for_s`).
+        master_age_s: maps a master's `host:port` to the seconds since its election, None if unknown
+            (`framework.mesos.master.leader_age_s`).
     """
 
     def __init__(self, master_age_s: Callable[[str], float | None] = lambda address: None) -> None:
@@ -173,7 +169,7 @@ class EventScheduler(pymesos.Scheduler):
         self.events.put(OfferRescinded(offer_id["value"]))
 
     def statusUpdate(self, driver: Any, status: dict[str, Any]) -> None:  # noqa: N802
-        # Its message may be the executor's.
+        # The executor may have written its message.
         self.events.put(StatusUpdate(storable(status)))
 
     def frameworkMessage(  # noqa: N802
@@ -190,12 +186,12 @@ class EventScheduler(pymesos.Scheduler):
         self.events.put(AgentLost(agent_id["value"]))
 
     def error(self, driver: Any, message: str) -> None:
-        # pymesos would subscribe again, and so throw out whoever took this framework over.
+        # pymesos would subscribe again, and so throw out a process that took over this framework.
         driver.stop(failover=True)
         self.events.put(Refused(message))
 
     def _subscribed(self, framework_id: str, master_info: dict[str, Any]) -> None:
-        # Its name need not be known here.
+        # Its host name may not resolve on this machine.
         host = master_info.get("address", {}).get("ip") or master_info["hostname"]
         address = f"{host}:{master_info['port']}"
         version = str(master_info.get("version", ""))

@@ -1,4 +1,4 @@
-"""Finding the Mesos master a user named, and what it says of its agents."""
+"""Finds the Mesos master that a user named, and queries its HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from framework.mesos.offers import attribute_text, node_class, node_names
 from solver import NodeClass
 
 DEFAULT_PORT = 5050
-RETRY_S = 0.5
+RETRY_INTERVAL_S = 0.5
 REQUEST_TIMEOUT_S = 5.0
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 Credentials = tuple[str, str]
@@ -41,10 +41,10 @@ class Master:
     """A master that has answered.
 
     Attributes:
-        uri: what to give to the driver: `host:port` or a `zk://` URI.
+        uri: address for the driver: `host:port` or a `zk://` URI.
         host, port: the leading master's address.
         version: its Mesos version.
-        credentials: who asks, for masters that answer only whom they know.
+        credentials: for masters that require authentication.
     """
 
     uri: str
@@ -58,7 +58,7 @@ class Master:
         return f"{self.host}:{self.port}"
 
     def ask(self, path: str) -> dict[str, Any] | None:
-        """The JSON object that the master answers a GET with; None where it does not tell."""
+        """Returns the JSON object that a GET of this path yields; None if it fails."""
         try:
             values = _ask(f"http://{self.address}{path}", self.credentials).values()
         except (_NoAnswerError, ValueError) as error:
@@ -67,10 +67,10 @@ class Master:
         return values if isinstance(values, dict) else None
 
     def agents(self, admits: Callable[[Mapping[str, str], str], bool] = lambda *_: True) -> list[NodeClass] | None:
-        """Every registered agent with all its resources, used or not, and what is free; None where that is not known.
+        """Lists all active agents with their total and free resources; None if the master does not answer.
 
         Args:
-            admits: from an agent's attributes and host name, whether it is wanted.
+            admits: from an agent's attributes and host name, whether to include it.
         """
         answer = self.ask("/slaves")
         if answer is None:
@@ -90,12 +90,12 @@ class Master:
 
 
 class LeadingMaster:
-    """The master that leads now; may be asked from any thread.
+    """The current leading master; may be used from any thread.
 
     Args:
-        found: the one that led at the beginning.
+        found: the initial leader.
         is_private: whether it belongs to this process, and ends with it.
-        failure: says why a private Mesos does not go on; nothing as long as it does.
+        failure: returns why a private Mesos has failed; empty while it runs.
     """
 
     def __init__(self, found: Master, *, is_private: bool = False, failure: Callable[[], str] = lambda: "") -> None:
@@ -105,43 +105,38 @@ class LeadingMaster:
 
     @property
     def uri(self) -> str:
-        """What to give to the driver: `host:port` or a `zk://` URI."""
+        """Address for the driver: `host:port` or a `zk://` URI."""
         return self._now.uri
 
     @property
     def host(self) -> str:
-        """Its host."""
         return self._now.host
 
     @property
     def port(self) -> int:
-        """Its port."""
         return self._now.port
 
     @property
     def address(self) -> str:
-        """Its `host:port`."""
         return self._now.address
 
     @property
     def version(self) -> str:
-        """Its Mesos version."""
         return self._now.version
 
     @property
     def credentials(self) -> Credentials | None:
-        """Who we are to it."""
         return self._now.credentials
 
-    def subscribed_at(self, address: str, version: str) -> None:
-        """A master has taken us in.
+    def on_subscribed(self, address: str, version: str) -> None:
+        """Updates the leader after a subscription.
 
-        Where the user named one master by its address we stay with that: what a master calls itself need not be
-        reachable from here, and one that does not lead any more names its successor.
+        A master that the user named by its address is kept: the address that a master reports may not be reachable from
+        this machine, and a master that no longer leads redirects to its successor.
 
         Args:
             address: its `host:port`.
-            version: its Mesos version; empty where it has not told.
+            version: its Mesos version; empty if unknown.
         """
         now = dataclasses.replace(self._now, version=version or self._now.version)
         if now.uri.startswith("zk://"):
@@ -150,21 +145,21 @@ class LeadingMaster:
         self._now = now
 
     def ask(self, path: str) -> dict[str, Any] | None:
-        """As `Master.ask`."""
+        """See `Master.ask`."""
         return self._now.ask(path)
 
     def agents(self, admits: Callable[[Mapping[str, str], str], bool] = lambda *_: True) -> list[NodeClass] | None:
-        """As `Master.agents`."""
+        """See `Master.agents`."""
         return self._now.agents(admits)
 
     def teardown(self, framework_id: str) -> str:
-        """Ends a framework that may be there still, with all its tasks; what came of it, for the log."""
+        """Ends a framework that may still be registered, with all its tasks; returns the result for the log."""
         form = urllib.parse.urlencode({"frameworkId": framework_id}).encode()
         try:
             answer = _ask(f"http://{self.address}/master/teardown", self.credentials, form, FORM)
         except _NoAnswerError as error:
             return f"not ended: {error}"
-        # Mesos says 400 for a framework it does not know, which is what was wanted.
+        # Mesos answers 400 for an unknown framework: it has ended already.
         return f"HTTP {answer.status}"
 
 
@@ -173,18 +168,18 @@ def connect(uri: str, timeout_s: float) -> Master:
 
     Args:
         uri: `host`, `host:port` or `zk://host:port[,host:port...]/path`.
-        timeout_s: how long to wait, in seconds.
+        timeout_s: maximum time to wait.
 
     Raises:
-        BadInputError: if the address makes no sense, nothing answers in time, or what answers is not Mesos.
+        BadInputError: if the address is malformed, nothing answers in time, or the server is not a Mesos master.
     """
     deadline = time.monotonic() + timeout_s
-    is_elected = uri.startswith("zk://")
-    address = None if is_elected else _split(uri)
+    uses_zookeeper = uri.startswith("zk://")
+    address = None if uses_zookeeper else _parse_address(uri)
     reason = "no answer"
     while True:
-        if is_elected:
-            # Looked up for each try: ZooKeeper names a master that is gone for some seconds more.
+        if uses_zookeeper:
+            # Looked up in each iteration: ZooKeeper names a dead master for some more seconds.
             address = _leader(uri, deadline) or address
         if address is None:
             raise BadInputError(f"{uri} named no leading Mesos master within {timeout_s:g} s; check --master.")
@@ -197,10 +192,10 @@ def connect(uri: str, timeout_s: float) -> Master:
             version = _mesos_version(answer)
             if version is not None and _is_master(host, port):
                 return Master(uri if "://" in uri else f"{host}:{port}", host, port, version)
-            # A Mesos master that is just starting has its version up before the rest.
+            # A Mesos master that is starting serves its version before the rest.
             if answer.status < http.HTTPStatus.INTERNAL_SERVER_ERROR and (version is None or _is_agent(host, port)):
                 raise BadInputError(
-                    f"What answers at {host}:{port} is not a Mesos master; check --master (its port is usually 5050)."
+                    f"The server at {host}:{port} is not a Mesos master; check --master (its port is usually 5050)."
                 )
             reason = f"HTTP {answer.status}"
         if time.monotonic() >= deadline:
@@ -208,52 +203,47 @@ def connect(uri: str, timeout_s: float) -> Master:
                 f"No Mesos master answered at {host}:{port} within {timeout_s:g} s ({reason}); check --master, or "
                 "leave it out to use a private Mesos on this machine."
             )
-        time.sleep(RETRY_S)
+        time.sleep(RETRY_INTERVAL_S)
 
 
-def leading_for_s(address: str, credentials: Credentials | None = None) -> float | None:
-    """For how long a master has been the leading one, by its own clock; None where it does not tell.
-
-    Args:
-        address: its `host:port`.
-        credentials: who asks.
-    """
+def leader_age_s(address: str, credentials: Credentials | None = None) -> float | None:
+    """Returns for how many seconds a master has been the leader, by its own clock; None if it does not answer."""
     question = json.dumps({"type": "GET_MASTER"}).encode()
     try:
         answer = _ask(f"http://{address}/api/v1", credentials, question)
         elected_s = float(answer.values()["get_master"]["elected_time"])
         now_s = parsedate_to_datetime(answer.date).timestamp()
     except (_NoAnswerError, ValueError, KeyError, TypeError) as error:
-        logger.info("the master does not tell since when it leads: %s", error)
+        logger.info("the master does not report its election time: %s", error)
         return None
     return max(0.0, now_s - elected_s)
 
 
 class _NoAnswerError(Exception):
-    """Nothing answers, or not by HTTP."""
+    """No HTTP response."""
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """By HTTP; `date` is the header of that name."""
+    """An HTTP response; `date` is its Date header."""
 
     status: int
     content: bytes
     date: str
 
     def values(self) -> Any:
-        """What its JSON says.
+        """Parses its JSON.
 
         Raises:
-            ValueError: if it has none, or says that something went wrong.
+            ValueError: if its status is not 200, or it is not JSON.
         """
         if self.status != http.HTTPStatus.OK:
             raise ValueError(f"HTTP {self.status}")
         return json.loads(self.content)
 
 
-# Not through a proxy of the environment: masters are in the cluster's own network, or on this machine.
-# Python's own client, since every `dike run` waits for what it imports.
+# No proxy of the environment: masters are in the cluster's own network, or on this machine.
+# Python's own HTTP client, because others would slow down the start of every `dike run`.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -264,10 +254,10 @@ def _ask(
     media_type: str = JSON,
     timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> _Answer:
-    """The answer to a GET, or to a POST of some content; redirections are followed.
+    """Sends a GET, or a POST if there is content; follows redirects.
 
     Raises:
-        _NoAnswerError: if there is none.
+        _NoAnswerError: if there is no HTTP response.
     """
     headers = {"Accept": JSON, "Content-Type": media_type}
     request = urllib.request.Request(url, content, headers)  # noqa: S310 (always http)
@@ -286,7 +276,7 @@ def _ask(
 
 
 def _mesos_version(answer: _Answer) -> str | None:
-    """The version, if it is a Mesos that answered."""
+    """Returns the version; None if the server is not Mesos."""
     try:
         data = json.loads(answer.content)
     except ValueError:
@@ -311,8 +301,8 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def _split(uri: str) -> tuple[str, int]:
-    # Not a URL parser: only what people paste.
+def _parse_address(uri: str) -> tuple[str, int]:
+    # Not a URL parser: accepts the forms that people paste.
     host, separator, port = uri.removeprefix("http://").rstrip("/").rpartition(":")
     if not separator:
         host, port = port, str(DEFAULT_PORT)
@@ -325,8 +315,8 @@ def _not_an_address(uri: str) -> BadInputError:
     return BadInputError(f"'{uri}' is not the address of a master; --master takes HOST:PORT or zk://HOST:PORT/PATH.")
 
 
-class _Found:
-    """What pymesos' detector calls back."""
+class _DetectorCallbacks:
+    """Receives the callbacks of pymesos' detector."""
 
     def __init__(self) -> None:
         self.changed = threading.Event()
@@ -337,23 +327,23 @@ class _Found:
             address = json.loads(data)["address"]
             self.address = (str(address["ip"]), int(address["port"]))
         except (ValueError, KeyError, TypeError) as error:
-            logger.warning("ZooKeeper holds something that is not a Mesos master: %s", error)
+            logger.warning("the ZooKeeper entry is not a Mesos master: %s", error)
             return
         self.changed.set()
 
     def onNoMasterDetectedMessage(self) -> None:  # noqa: N802 (pymesos' name)
-        logger.info("ZooKeeper knows no leading Mesos master yet")
+        logger.info("ZooKeeper names no leading Mesos master yet")
 
 
 def _leader(uri: str, deadline: float) -> tuple[str, int] | None:
-    """Asks ZooKeeper for the leading master; None where it names none in time.
+    """Looks up the leading master in ZooKeeper; None if it names none in time.
 
     Raises:
-        BadInputError: if the address makes no sense.
+        BadInputError: if the address is malformed.
     """
     if not re.fullmatch(r"zk://[\w.-]+:[0-9]+(,[\w.-]+:[0-9]+)*/\S+", uri):
         raise _not_an_address(uri)
-    found = _Found()
+    found = _DetectorCallbacks()
     detector = pymesos.detector.MasterDetector(uri.partition("://")[2], found)
     starting = threading.Thread(target=_start_detector, args=(detector,), daemon=True)
     starting.start()

@@ -1,4 +1,4 @@
-"""Offers: what each agent has on the table, and the solver's view of it."""
+"""Offers grouped by agent, and their conversion to solver nodes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from solver.cluster import DEFAULT_NETWORK_GBPS
 from solver.units import format_bytes
 
 MIB = 2**20
-NO_OFFER_S = 10.0
-"""After so long without any offer the user is told."""
+NO_OFFER_TIMEOUT_S = 10.0
+"""Without any offer for this time, the user is notified."""
 NO_OFFER = (
-    f"No offer has come for {NO_OFFER_S:g} s: other jobs or other frameworks hold what the agents have, or none of it "
-    "is for this role (--role)."
+    f"No offer has arrived for {NO_OFFER_TIMEOUT_S:g} s: other jobs or other frameworks use all agents, or no agent "
+    "offers anything to this role (--role)."
 )
-"""What is said then, where nothing better is known."""
-_AGENTS_SHOWN = 4
+"""Reason why a job waits, if no better one is known."""
+_MAX_AGENTS_SHOWN = 4
 
 
 @dataclass
 class AgentOffer:
-    """All that one agent offers at the moment; several offers of one agent count as one.
+    """All current offers of one agent together.
 
     Attributes:
-        agent_id: Mesos' id of the agent.
-        node: the agent's name in plans: its host name, with a part of the id where that is not unique.
+        agent_id: the agent's id in Mesos.
+        node: the agent's name in plans: its host name, with a part of the id if that is not unique.
         address: host or IP address under which the agent's tasks can be reached.
         attributes: the agent's attributes as text.
-        offer_ids: the offers behind it.
-        pool: the resources.
+        offer_ids: ids of the offers.
+        resources: their resources, in Mesos' JSON form.
     """
 
     agent_id: str
@@ -50,21 +50,20 @@ class AgentOffer:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """Resource -> how much of it is offered (`usable_amounts`)."""
+        """Offered amount of each resource (`usable_amounts`)."""
         return usable_amounts(self.resources)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that it may be called in plans."""
+        """All names that plans may use for the agent."""
         return _names(self.node.partition("/")[0], self.agent_id)
 
     def node_class(self) -> NodeClass:
-        """The agent as the solver sees it."""
         return node_class(self.node, self.amounts, self.attributes)
 
 
 def by_agent(offers: Iterable[dict[str, Any]]) -> list[AgentOffer]:
-    """Offers in Mesos' JSON form, put together by agent; by name of the agent."""
+    """Groups offers in Mesos' JSON form by agent; sorted by the agent's name."""
     agents: dict[str, AgentOffer] = {}
     for offer in offers:
         agent_id = offer["agent_id"]["value"]
@@ -83,7 +82,6 @@ def by_agent(offers: Iterable[dict[str, Any]]) -> list[AgentOffer]:
 
 
 def describe_offers(agents: Iterable[AgentOffer]) -> str:
-    """What is on offer, agent by agent, in words."""
     texts = []
     for agent in agents:
         pool = agent.pool
@@ -95,25 +93,25 @@ def describe_offers(agents: Iterable[AgentOffer]) -> str:
 
 
 def describe_free(nodes: Iterable[NodeClass]) -> str:
-    """What is free on the first agents, as a sentence; empty where that is not known."""
+    """Describes the free resources of the first agents in a sentence; empty if unknown."""
     known = [(node, node.free) for node in nodes if node.free is not None]
     texts = []
-    for node, free in known[:_AGENTS_SHOWN]:
+    for node, free in known[:_MAX_AGENTS_SHOWN]:
         gpus = f", {free['gpus']:g} of {node.gpus} GPUs" if node.gpus else ""
         mem = f"{format_bytes(free['mem'] * MIB)} of {format_bytes(node.mem_bytes)}"
         texts.append(f"{free['cpus']:g} of {node.cpus:g} CPUs and {mem}{gpus} on {node.name}")
-    more = f", and {len(known) - _AGENTS_SHOWN} agents more" if len(known) > _AGENTS_SHOWN else ""
+    more = f", and {len(known) - _MAX_AGENTS_SHOWN} agents more" if len(known) > _MAX_AGENTS_SHOWN else ""
     return f" Free are {'; '.join(texts)}{more}." if texts else ""
 
 
 def node_names(hostnames: Mapping[str, str]) -> dict[str, str]:
-    """Names of agents in plans, each its own: the host name, with as much of the id as it takes to tell them apart.
+    """Returns unique names of agents for plans: the host name, with as much of the id as is needed to be unique.
 
     Args:
         hostnames: agent's id -> host name.
 
     Returns:
-        Agent's id -> name; what follows the host name begins with a slash.
+        Agent's id -> name; the part of the id follows a slash.
     """
     count = Counter(name for one, hostname in hostnames.items() for name in _names(hostname, one))
     return {
@@ -128,15 +126,12 @@ def _names(hostname: str, agent_id: str) -> tuple[str, str, str]:
 
 
 def cluster_of(nodes: Iterable[NodeClass]) -> Cluster:
-    """A solver cluster of these nodes, its links as in a cluster file that says nothing of them."""
+    """Returns a solver cluster with default links."""
     return Cluster(nodes=tuple(nodes))
 
 
 def node_class(name: str, scalars: dict[str, float], attributes: dict[str, str]) -> NodeClass:
-    """A solver's node from an agent's resources and attributes.
-
-    Attributes it knows: `gpu_model`, `rack`, `network_gbps` (10 where it is not given or not a positive number).
-    """
+    """Converts resources and the attributes `gpu_model`, `rack` and `network_gbps` (default 10) to a solver node."""
     return NodeClass(
         name=name,
         count=1,
@@ -151,7 +146,7 @@ def node_class(name: str, scalars: dict[str, float], attributes: dict[str, str])
 
 
 def attributes_of(attributes: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Mesos attributes as text, whatever their type."""
+    """Returns scalar and text attributes as text."""
     texts = {}
     for attribute in attributes:
         kind = attribute.get("type")
@@ -163,12 +158,12 @@ def attributes_of(attributes: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def attribute_text(value: str | float) -> str:
-    """One attribute's value as text; the same for what offers say and for what the master says of agents."""
+    """Formats an attribute's value the same way for offers and for the master's list of agents."""
     return f"{value:g}" if isinstance(value, float | int) else str(value)
 
 
 def address_of(offer: dict[str, Any]) -> str:
-    """Where the agent's tasks can be reached: its IP address, which needs no name service."""
+    """Returns the address of an agent's tasks: preferably its IP address, which needs no name service."""
     address = offer.get("url", {}).get("address", {})
     return str(address.get("ip") or address.get("hostname") or offer["hostname"])
 

@@ -1,7 +1,7 @@
-"""Mesos resources: reading what an offer holds, and taking a task's part out of it.
+"""Reads an offer's resources, and takes a task's part out of them.
 
-An offer lists resources in pieces - one for each role and reservation - and an operation has to name pieces that the
-offer holds. `ResourcePool` keeps the pieces, so that what is taken carries the right role and reservation.
+An offer lists resources in pieces - one for each role and reservation - and an operation has to name pieces of the
+offer. `ResourcePool` keeps the pieces, so that the parts taken carry the right role and reservation.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ Resource = dict[str, Any]
 PRECISION = 3
 
 GPU_DEVICES = "gpu_devices"
-"""Ranges of device numbers, announced by agents that do not isolate GPUs: Mesos keeps account of who holds which."""
+"""Ranges of device numbers, advertised by agents without GPU isolation, so that Mesos accounts for the devices."""
 
 
 class ResourcePool:
-    """The resources of one or several offers of one agent, from which tasks take their parts.
+    """Remaining resources of one agent's offers.
 
-    Reserved pieces are handed out before unreserved ones, since nobody else can use them.
+    Reserved pieces are taken before unreserved ones, because no other role can use them.
 
     Attributes:
-        announces_gpu_devices: whether GPUs come with device numbers.
+        announces_gpu_devices: whether GPUs have device numbers.
     """
 
     def __init__(self, resources: Iterable[Resource]) -> None:
-        usable = [copy.deepcopy(piece) for piece in resources if not _is_special(piece)]
+        usable = [copy.deepcopy(piece) for piece in resources if not _is_unusable(piece)]
         self._pieces = sorted(usable, key=lambda piece: piece.get("role", "*") == "*" and not piece.get("reservations"))
         self.announces_gpu_devices = any(piece["name"] == GPU_DEVICES for piece in usable)
 
     def scalar(self, name: str) -> float:
-        """How much of `cpus`, `mem` (MiB), `disk` (MiB) or `gpus` is left."""
+        """Remaining `cpus`, `mem` (MiB), `disk` (MiB) or `gpus`."""
         total = sum(piece["scalar"]["value"] for piece in self._pieces if piece["name"] == name)
         return float(round(total, PRECISION))
 
     def ports(self) -> list[int]:
-        """All ports that are left, ascending."""
+        """All remaining ports, ascending."""
         return sorted(self._numbers("ports"))
 
     def gpu_devices(self) -> list[int]:
-        """All device numbers that are left, those of reserved pieces first."""
+        """All remaining device numbers, those of reserved pieces first."""
         return self._numbers(GPU_DEVICES)
 
     def take_scalar(self, name: str, amount: float) -> list[Resource]:
         """Takes `amount` of a scalar resource.
 
         Raises:
-            ValueError: if not so much is left; nothing is taken then.
+            ValueError: if less is left; nothing is taken then.
         """
         if amount > self.scalar(name) + 10**-PRECISION / 2:
             raise ValueError(f"{amount:g} {name} wanted, {self.scalar(name):g} left")
@@ -116,16 +116,16 @@ class ResourcePool:
 
 
 def usable_amounts(resources: Iterable[Resource]) -> dict[str, float]:
-    """How much a pool of these pieces would have of `cpus`, `mem`, `disk` and `gpus`, and how many `ports`."""
+    """Sums the usable `cpus`, `mem`, `disk`, `gpus` and number of `ports` of pieces."""
     amounts = {"cpus": 0.0, "mem": 0.0, "disk": 0.0, "gpus": 0.0, "ports": 0.0}
     for piece in resources:
-        if piece["name"] in amounts and not _is_special(piece):
+        if piece["name"] in amounts and not _is_unusable(piece):
             amounts[piece["name"]] += piece["scalar"]["value"] if "scalar" in piece else sum(map(len, _spans(piece)))
     return {name: round(amount, PRECISION) for name, amount in amounts.items()}
 
 
-def _is_special(piece: Resource) -> bool:
-    """Revocable and shared resources, and disks that are volumes or mounts of their own: not for training tasks."""
+def _is_unusable(piece: Resource) -> bool:
+    """Excludes revocable and shared resources, and disks that are volumes or mounts: tasks cannot rely on them."""
     disk = piece.get("disk", {})
     return "revocable" in piece or "shared" in piece or "persistence" in disk or "source" in disk
 

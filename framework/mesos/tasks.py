@@ -1,4 +1,4 @@
-"""Tasks as Mesos knows them: their states, the resources they take, the executor they run under."""
+"""Task states, task resources and executors, in Mesos' terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskState(enum.StrEnum):
-    """Mesos' task states, less the prefix, by what they mean for a job."""
+    """Mesos' task states without their prefix; all states of lost tasks are one."""
 
     STAGING = "staging"
     STARTING = "starting"
@@ -25,29 +25,28 @@ class TaskState(enum.StrEnum):
     FAILED = "failed"
     KILLED = "killed"
     LOST = "lost"
-    """Also Mesos' DROPPED, GONE, UNREACHABLE and UNKNOWN: the task cannot be counted on any more."""
+    """Includes Mesos' DROPPED, GONE, UNREACHABLE and UNKNOWN."""
     ERROR = "error"
     """Mesos refused to launch it."""
 
     @classmethod
     def of(cls, mesos_state: str) -> TaskState:
-        """Reads Mesos' name, such as `TASK_RUNNING`."""
+        """Parses Mesos' name, such as `TASK_RUNNING`."""
         name = mesos_state.removeprefix("TASK_").lower()
         if name in ("dropped", "gone", "gone_by_operator", "unreachable", "unknown"):
             return cls.LOST
         try:
             return cls(name)
         except ValueError:
-            logger.warning("Mesos has a task state that is not known here: %s", mesos_state)
+            logger.warning("unknown Mesos task state, counted as lost: %s", mesos_state)
             return cls.LOST
 
     def is_terminal(self) -> bool:
-        """Whether the task will never run again."""
         return self not in (TaskState.STAGING, TaskState.STARTING, TaskState.RUNNING, TaskState.KILLING)
 
     @property
     def verb(self) -> str:
-        """What has happened to the task, after its name in a sentence."""
+        """The state as a predicate, to follow the task's name in a sentence."""
         match self:
             case TaskState.KILLED | TaskState.LOST:
                 return f"was {self}"
@@ -59,10 +58,10 @@ class TaskState(enum.StrEnum):
 
 
 def ended_with_executor(state: TaskState, reason: str) -> bool:
-    """Whether a task ended with its executor, and so with all tasks of that.
+    """Whether a task ended because its executor did, which ends all tasks of the executor.
 
     Args:
-        state: the task's last.
+        state: the task's last state.
         reason: Mesos' reason for it, such as `REASON_EXECUTOR_TERMINATED`; empty if none was given.
     """
     is_lost = state in (TaskState.FAILED, TaskState.LOST)
@@ -70,18 +69,18 @@ def ended_with_executor(state: TaskState, reason: str) -> bool:
 
 
 def why_ended(state: TaskState, message: str, reason: str, *, executor_seen: bool, more_memory: str) -> str:
-    """Why a task ended, as Mesos says it, and what to do about it.
+    """Describes why a task ended, and what to do about it.
 
     Args:
-        state: the task's last.
+        state: the task's last state.
         message: Mesos' sentence about it; empty if there is none.
         reason: Mesos' name of the reason; empty if none was given.
-        executor_seen: whether its executor has reported anything, of any of its tasks.
+        executor_seen: whether its executor has reported anything about any of its tasks.
         more_memory: the option that gives the task more memory, and what it does.
     """
     if reason == "REASON_CONTAINER_LIMITATION_MEMORY":
-        # Statistics follow, many lines of them.
-        first, _, _ = (message.strip() or "its container took more memory than it was given").partition("\n")
+        # Many lines of statistics follow.
+        first, _, _ = (message.strip() or "its container exceeded its memory limit").partition("\n")
         return f"{first.strip()} ({more_memory})"
     why = message or reason or str(state)
     if reason == "REASON_EXECUTOR_TERMINATED" and not executor_seen:
@@ -92,7 +91,7 @@ def why_ended(state: TaskState, message: str, reason: str, *, executor_seen: boo
     return why
 
 
-# What the executor itself gets; the smallest amounts that Mesos accepts without a warning.
+# The executor's own share; the smallest amounts that Mesos accepts without a warning.
 EXECUTOR_CPUS = 0.01
 EXECUTOR_MEM_MIB = 32.0
 
@@ -104,27 +103,27 @@ def take_resources(
     mem_mib: float,
     disk_mib: float = 0,
     gpus: int = 0,
-    held: Sequence[Resource] | None = None,
+    executor_resources: Sequence[Resource] | None = None,
 ) -> tuple[list[Resource], list[Resource]]:
-    """Takes a task's resources, ports aside: the executor's small part and the rest.
+    """Takes a task's resources except ports; returns the executor's small share and the rest.
 
     Args:
-        pool: what the agent offers.
-        cpus: how many, the executor's part included.
-        mem_mib: how much, the executor's part included.
-        disk_mib: how much.
-        gpus: how many.
-        held: what of that the executor has already; None: it is a new one.
+        pool: the agent's offers.
+        cpus: amount, the executor's share included.
+        mem_mib: amount, the executor's share included.
+        disk_mib: amount.
+        gpus: number.
+        executor_resources: the share that the executor has already; None if it is new.
 
     Raises:
         ValueError: if the pool has too little.
     """
-    if held is None:
+    if executor_resources is None:
         own = pool.take_scalar("cpus", min(EXECUTOR_CPUS, cpus / 2))
         own += pool.take_scalar("mem", min(EXECUTOR_MEM_MIB, mem_mib / 2))
     else:
-        own = list(held)
-    # A task needs something of its own.
+        own = list(executor_resources)
+    # Mesos refuses a task without resources.
     own_cpus, own_mem = (min(_total(own, name), all_ / 2) for name, all_ in (("cpus", cpus), ("mem", mem_mib)))
     rest = pool.take_scalar("cpus", cpus - own_cpus) + pool.take_scalar("mem", mem_mib - own_mem)
     for name, amount in (("disk", disk_mib), ("gpus", gpus)):
@@ -138,18 +137,18 @@ def _total(pieces: Iterable[Resource], name: str) -> float:
 
 
 def take_devices(pool: ResourcePool, gpus: int, used: Collection[int]) -> tuple[tuple[int, ...], list[Resource]]:
-    """Chooses a task's GPU devices: of those that its agent announces, or counted from 0 where it announces none.
+    """Chooses a task's GPU devices: of those that its agent advertises, or else the lowest unused numbers.
 
     Args:
-        pool: what the agent offers.
-        gpus: how many devices.
-        used: devices of that machine that are known to be held, for an agent that announces none.
+        pool: the agent's offers.
+        gpus: number of devices.
+        used: devices of that machine in use, for an agent that advertises none.
 
     Returns:
         The device numbers, and the pieces of the pool for them.
 
     Raises:
-        ValueError: if the agent announces devices and has too few left; nothing is taken then.
+        ValueError: if the agent advertises devices and has too few left; nothing is taken then.
     """
     if not pool.announces_gpu_devices:
         return tuple(itertools.islice((one for one in itertools.count() if one not in used), gpus)), []
@@ -169,16 +168,16 @@ def executor_info(
     resources: Sequence[Resource],
     module: str = "executor",
 ) -> dict[str, Any]:
-    """Mesos' ExecutorInfo of our executor.
+    """Returns Mesos' ExecutorInfo of a Dike executor.
 
     Args:
         executor_id: unique in the framework.
         name: for people.
-        source: the job or search it belongs to.
+        source: the job or search that it belongs to.
         python: interpreter on the agent.
-        container: what it runs in; None for the agent's own file system.
-        resources: what it gets beside its task.
-        module: of ours that the interpreter runs.
+        container: its container; None for the agent's own file system.
+        resources: its resources in addition to its task's.
+        module: module that the interpreter runs.
     """
     info: dict[str, Any] = {
         "type": "CUSTOM",
@@ -194,5 +193,5 @@ def executor_info(
 
 
 def executor_of(info: Mapping[str, Any]) -> str:
-    """Id of the executor that a TaskInfo is launched into; a command's has the task's."""
+    """Returns the id of a TaskInfo's executor; that of a command's executor is the task's id."""
     return str(info.get("executor", {}).get("executor_id", info["task_id"])["value"])

@@ -1,1 +1,1 @@
-"""One Mesos framework for many jobs: which job gets which offer, what is launched, what outlives us."""
+"""One Mesos framework for many jobs: scheduling, offers, launches, durable state."""

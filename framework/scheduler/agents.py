@@ -1,4 +1,4 @@
-"""The master's agents as one role sees them, kept up to date in the background, and what others hold there."""
+"""Cached list of the master's agents, and what other frameworks use there."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from typing import Any
 from dike.exceptions import InfeasibleError
 from framework.mesos.master import LeadingMaster
 from framework.mesos.offers import attribute_text, node_class, node_names
-from framework.scheduler.amounts import SCALARS, SHARED, Amounts, least, left, total
+from framework.scheduler.amounts import SCALARS, SHARE_RESOURCES, Amounts, elementwise_min, subtract, total
 from framework.scheduler.constraints import Constraints, parse_constraints
-from framework.scheduler.demand import Demand, FrameworkUse, framework_uses
+from framework.scheduler.demand import Demand, FrameworkUsage, framework_usages
 from solver import NodeClass
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 2.0
-FORGET_S = 60.0
-"""What the master has said is not believed any longer than this."""
-USES_S = 10.0
-"""How often it is asked for the frameworks, which is more work for it."""
-GONE_REMEMBERED = 10_000
-"""How many agents that are gone are remembered."""
-WINDOW_S = 30.0
-"""How long what other frameworks hold is observed before the least of it counts."""
+MAX_STALENESS_S = 60.0
+"""Older answers of the master are not used."""
+FRAMEWORKS_INTERVAL_S = 10.0
+"""Interval between requests for the list of frameworks, which costs the master more."""
+MAX_GONE_AGENTS = 10_000
+"""Number of deregistered agents that are remembered."""
+USAGE_WINDOW_S = 30.0
+"""Minimum time for which usage by other frameworks is observed before its minimum counts."""
 
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """An agent, as the master described it last.
+    """An agent, from the master's last answer.
 
     Attributes:
-        agent_id: Mesos' id of it.
+        agent_id: its id in Mesos.
         hostname: its host name.
         node: its name in plans: the host name, with a part of the id where several agents share that.
         attributes: as text.
-        total: what our role may use of it when nothing runs there.
-        reserved: other role -> what is kept for it.
-        used: what tasks of any framework hold.
-        is_there: whether it is registered and active.
+        total: what Dike's role may use of it when it is empty.
+        reserved: other role -> amounts reserved for it.
+        used: amounts used by the tasks of all frameworks.
+        is_registered: whether it is registered and active.
     """
 
     agent_id: str
@@ -55,23 +55,24 @@ class AgentFacts:
     total: Amounts = field(default_factory=dict)
     reserved: Mapping[str, Amounts] = field(default_factory=dict)
     used: Amounts = field(default_factory=dict)
-    is_there: bool = True
+    is_registered: bool = True
 
     def used_by_others(self, ours: Amounts) -> dict[str, float]:
-        """What other frameworks' tasks hold, where ours hold this much."""
-        return left(self.used, ours)
+        """Amounts used by other frameworks' tasks, given those used by this framework."""
+        return subtract(self.used, ours)
 
     def node_class(self, amounts: Amounts | None = None) -> NodeClass:
-        """It as the solver sees it, with these amounts in place of all it has."""
+        """Converts it to a solver node with these amounts, by default all it has."""
         return node_class(self.node, dict(self.total if amounts is None else amounts), self.attributes)
 
 
 class AgentDirectory:
-    """Knows the agents, and who else uses them, without ever waiting for the master, which may hang.
+    """Knows the agents and the other frameworks. Never blocks on the master: answers come from a cache that a thread
+    refreshes.
 
     Args:
-        ask: path -> what the master answers, None where it does not (`LeadingMaster.ask`); blocks.
-        role: ours.
+        ask: path -> the master's answer, None if there is none (`LeadingMaster.ask`); blocks.
+        role: Dike's role.
         clock: seconds, monotonic.
     """
 
@@ -91,30 +92,28 @@ class AgentDirectory:
         self._known: tuple[AgentFacts, ...] | None = None
         self._known_s = -math.inf
         self._gone: dict[str, AgentFacts] = {}
-        self._uses: list[FrameworkUse] = []
+        self._uses: list[FrameworkUsage] = []
         self._uses_s = -math.inf
-        self._wants_uses = False
+        self._needs_usages = False
 
     def close(self) -> None:
-        """Asks no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def refresh(self) -> None:
-        """Asks now, and waits for the answer."""
+        """Queries the master now, and waits for the answer."""
         answer = self._ask("/slaves")
         if answer is None:
             return
-        self._take_in(answer.get("slaves", []))
+        self._apply_agents(answer.get("slaves", []))
         self._known_s = self._clock()
-        if self._wants_uses and self._clock() - self._uses_s >= USES_S:
-            uses = framework_uses(self._ask)
+        if self._needs_usages and self._clock() - self._uses_s >= FRAMEWORKS_INTERVAL_S:
+            uses = framework_usages(self._ask)
             if uses is not None:
                 self._uses, self._uses_s = uses, self._clock()
 
     def current(self) -> tuple[AgentFacts, ...] | None:
-        """Those registered, by name; None as long as the master does not say. Asks it again if that is long ago.
-
-        May be called by any thread.
+        """Registered agents by name, None if unknown; starts a refresh if the last is old. May be called from any
+        thread.
         """
         now_s = self._clock()
         with self._asking:
@@ -124,53 +123,51 @@ class AgentDirectory:
                     logger.warning("the master's list of agents cannot be read: %r", error)
                 self._asked_s = now_s
                 self._refresh = self._pool.submit(self.refresh)
-        return self._known if now_s - self._known_s < FORGET_S else None
+        return self._known if now_s - self._known_s < MAX_STALENESS_S else None
 
     @property
     def gone(self) -> tuple[AgentFacts, ...]:
-        """Those that were registered and are not any more."""
+        """Agents that have deregistered."""
         return tuple(self._gone.values())
 
     def nodes(self, constraints: Constraints) -> list[NodeClass] | None:
-        """What a job may use, with all its resources, used or not (`framework.training.planning.AllAgents`)."""
+        """Agents that meet these constraints, with all their resources, used or not
+        (`framework.training.planning.AllAgents`).
+        """
         known = self.current()
         if known is None:
             return None
         return [one.node_class() for one in known if constraints.admits(one.attributes, one.hostname)]
 
     def demand(self, own_id: str) -> Demand | None:
-        """What the other frameworks hold and want; None as long as the master does not say.
-
-        Asked for the first time it makes the directory find out; from then on what it says is some seconds old.
-
-        Args:
-            own_id: Mesos' id of the framework that asks.
+        """Usage and requests of the other frameworks, some seconds old; None if unknown. The first call starts the
+        observation.
         """
-        self._wants_uses = True
+        self._needs_usages = True
         known = self.current()
-        if not known or self._clock() - self._uses_s >= FORGET_S:
+        if not known or self._clock() - self._uses_s >= MAX_STALENESS_S:
             return None
         parts = [amounts for one in known for amounts in (one.total, *one.reserved.values())]
         whole = total(parts)
-        return Demand.among({name: whole.get(name, 0.0) for name in SHARED}, self._uses, own_id)
+        return Demand.among({name: whole.get(name, 0.0) for name in SHARE_RESOURCES}, self._uses, own_id)
 
-    def _take_in(self, slaves: list[dict[str, Any]]) -> None:
+    def _apply_agents(self, slaves: list[dict[str, Any]]) -> None:
         active = [slave for slave in slaves if slave.get("active")]
         names = node_names({str(slave["id"]): str(slave["hostname"]) for slave in active})
         known = [self._facts(slave, names[str(slave["id"])]) for slave in active]
         before = {one.agent_id: one for one in (*self._gone.values(), *(self._known or ()))}
-        there = {one.node for one in known}
+        nodes = {one.node for one in known}
         ids = {one.agent_id for one in known}
-        # An agent that has registered anew under its name is not gone, nor is one that is called otherwise now.
-        gone = [one for one in before.values() if one.node not in there and one.agent_id not in ids]
-        self._gone = {one.node: _gone(one) for one in gone[-GONE_REMEMBERED:]}
+        # Neither an agent that registered again under its name nor one with a new name is gone.
+        gone = [one for one in before.values() if one.node not in nodes and one.agent_id not in ids]
+        self._gone = {one.node: _gone(one) for one in gone[-MAX_GONE_AGENTS:]}
         self._known = tuple(sorted(known, key=lambda one: one.node))
 
     def _facts(self, slave: Mapping[str, Any], node: str) -> AgentFacts:
         ours = _amounts(slave.get("unreserved_resources", slave["resources"]))
         reserved = {}
         for role, resources in slave.get("reserved_resources", {}).items():
-            # What is reserved for a role may be used by those below it.
+            # A role may also use the reservations of its parent roles.
             if self._role == role or self._role.startswith(f"{role}/"):
                 ours = total((ours, _amounts(resources)))
             else:
@@ -186,11 +183,11 @@ class AgentDirectory:
         )
 
 
-class Others:
-    """What other frameworks hold on each agent: what all hold, by the master, less what we know that we hold.
+class OtherFrameworksUsage:
+    """Usage by other frameworks on each agent: usage by all, from the master, less this framework's own.
 
-    The master's answer is some seconds old, and our own tasks come and go meanwhile. So what has looked like others'
-    for a moment only is not: the least of the last half to whole minute counts.
+    The master's answer is some seconds old, while own tasks start and end. A momentary difference therefore does not
+    count: the result is the minimum of the last one to two windows.
     """
 
     def __init__(self) -> None:
@@ -200,50 +197,58 @@ class Others:
 
     @property
     def all(self) -> dict[str, dict[str, float]]:
-        """Agent -> resource -> amount, where others hold anything."""
-        found = {agent: least(amounts, self._before.get(agent)) for agent, amounts in self._window.items()}
+        """Agent -> resource -> amount, where others use anything."""
+        found = {agent: elementwise_min(amounts, self._before.get(agent)) for agent, amounts in self._window.items()}
         return {agent: amounts for agent, amounts in found.items() if any(amounts.values())}
 
     def observe(self, agents: Sequence[AgentFacts], ours: Mapping[str, Amounts], now_s: float) -> None:
-        """Takes in what is known now: the agents as the master described them, and what we hold on each."""
-        if now_s - self._since_s >= WINDOW_S:
+        """Adds an observation: the agents from the master, and this framework's usage of each."""
+        if now_s - self._since_s >= USAGE_WINDOW_S:
             self._before, self._window, self._since_s = self._window, {}, now_s
         seen = {agent.agent_id: agent.used_by_others(ours.get(agent.agent_id, {})) for agent in agents}
-        self._window = {agent: least(amounts, self._window.get(agent)) for agent, amounts in seen.items()}
+        self._window = {agent: elementwise_min(amounts, self._window.get(agent)) for agent, amounts in seen.items()}
 
 
 AllAgents = Callable[[], list[NodeClass] | None]
-"""Lists every registered agent that a job may use with all its resources, used or not; None where that is not known.
+"""Lists all registered agents that a job may use with all their resources, used or not; None if unknown.
 
-Raises `InfeasibleError` if there are agents, but none that meets the job's constraints."""
+Raises `InfeasibleError` if there are agents, but none meets the job's constraints.
+"""
 
 
-def no_agent_meets(constraints: Sequence[str]) -> InfeasibleError:
-    """What `AllAgents` raises."""
+def no_matching_agent_error(constraints: Sequence[str]) -> InfeasibleError:
+    """The error that `AllAgents` raises."""
     return InfeasibleError(f"No agent meets --constraint {' and '.join(constraints)}.")
 
 
 def admitted_agents(master: LeadingMaster, constraints: tuple[str, ...]) -> list[NodeClass] | None:
-    """Every registered agent that a job may use, with all its resources; None where the master does not tell.
+    """Queries the master for all agents that a job may use, with all their resources; None if it does not answer.
 
     Raises:
-        InfeasibleError: if there are agents, but none that meets the constraints.
+        InfeasibleError: if there are agents, but none meets the constraints.
     """
     nodes = master.agents(parse_constraints(constraints).admits)
     if nodes == [] and constraints and master.agents():
-        raise no_agent_meets(constraints)
+        raise no_matching_agent_error(constraints)
     return nodes
 
 
 def _gone(facts: AgentFacts) -> AgentFacts:
     return AgentFacts(
-        facts.agent_id, facts.hostname, facts.node, facts.attributes, facts.total, facts.reserved, {}, is_there=False
+        facts.agent_id,
+        facts.hostname,
+        facts.node,
+        facts.attributes,
+        facts.total,
+        facts.reserved,
+        {},
+        is_registered=False,
     )
 
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
     amounts = {name: float(resources.get(name, 0.0)) for name in SCALARS}
-    # As text: "[31000-31099, 31200-31200]".
+    # Text such as "[31000-31099, 31200-31200]".
     ranges = re.findall(r"(\d+)-(\d+)", str(resources.get("ports", "")))
     amounts["ports"] = float(sum(int(end) - int(begin) + 1 for begin, end in ranges))
     return amounts

@@ -1,4 +1,4 @@
-"""Amounts of resources, and the arithmetic of them."""
+"""Arithmetic on amounts of resources."""
 
 from __future__ import annotations
 
@@ -7,54 +7,53 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 Amounts = Mapping[str, float]
-"""Resource -> amount: `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`. What is not named is 0."""
+"""Resource -> amount: `cpus`, `mem` and `disk` in MiB, `gpus`, number of `ports`. Missing resources are 0."""
 
 SCALARS = ("cpus", "mem", "disk", "gpus")
-"""What Mesos counts; ports are named one by one."""
-SHARED = ("cpus", "mem", "gpus")
-"""Of what a framework's or a user's share of a cluster is counted: few tasks ask for disk."""
+"""Mesos' scalar resources; ports are ranges."""
+SHARE_RESOURCES = ("cpus", "mem", "gpus")
+"""Resources that count for shares of the cluster; disk does not, because few tasks ask for it."""
 Key = TypeVar("Key")
-_DIGITS = 3
-"""Mesos counts in thousandths."""
+_DIGITS = 3  # Mesos' precision
 
 
 def total(parts: Iterable[Amounts]) -> dict[str, float]:
-    """All of these together."""
+    """Sum of all parts."""
     return totals((None, amounts) for amounts in parts).get(None, {})
 
 
 def totals(parts: Iterable[tuple[Key, Amounts]]) -> dict[Key, dict[str, float]]:
-    """Key -> all that was given under that key, together."""
+    """Sum of the parts of each key."""
     sums: dict[Key, dict[str, float]] = {}
     for key, amounts in parts:
-        so_far = sums.setdefault(key, {})
+        found = sums.setdefault(key, {})
         for name, amount in amounts.items():
-            so_far[name] = round(so_far.get(name, 0.0) + amount, _DIGITS)
+            found[name] = round(found.get(name, 0.0) + amount, _DIGITS)
     return sums
 
 
-def left(amounts: Amounts, taken: Amounts) -> dict[str, float]:
-    """What is left of amounts once others are taken from them, 0 at least."""
+def subtract(amounts: Amounts, taken: Amounts) -> dict[str, float]:
+    """Difference for each resource of `amounts`, at least 0."""
     return {name: max(0.0, round(amount - taken.get(name, 0.0), _DIGITS)) for name, amount in amounts.items()}
 
 
 def covers(amounts: Amounts, other: Amounts) -> bool:
-    """Whether there is at least as much of everything as in the other."""
+    """Whether `amounts` has at least as much of everything as `other`."""
     return all(amount <= amounts.get(name, 0.0) for name, amount in other.items())
 
 
 def missing(amounts: Amounts, free: Amounts) -> dict[str, float]:
-    """By how much what is free is too little for these amounts; empty if it is not."""
-    return {name: amount for name, amount in left(amounts, free).items() if amount > 0}
+    """Amounts by which `free` falls short; empty if it does not."""
+    return {name: amount for name, amount in subtract(amounts, free).items() if amount > 0}
 
 
-def least(amounts: Amounts, other: Amounts | None) -> dict[str, float]:
-    """The smaller of two, for each resource; None is more than anything."""
+def elementwise_min(amounts: Amounts, other: Amounts | None) -> dict[str, float]:
+    """Minimum of the two for each resource; None counts as infinite."""
     return {name: min(amount, math.inf if other is None else other.get(name, 0.0)) for name, amount in amounts.items()}
 
 
 def describe(amounts: Amounts) -> str:
-    """In words: `2 cpus, 512 MiB, 1 gpu`."""
+    """Formats amounts as text: `2 cpus, 512 MiB, 1 gpu`."""
     words = []
     for name, amount in amounts.items():
         match name:

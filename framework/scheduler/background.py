@@ -1,4 +1,4 @@
-"""Work that takes long, such as planning, beside the loop: a thread does it, and wakes the loop when it is done."""
+"""Runs long work, such as planning, in threads that wake the loop when they finish."""
 
 from __future__ import annotations
 
@@ -7,87 +7,86 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Protocol, TypeVar
 
-AT_A_TIME = 2
-"""How much is done at the same time: all of it shares one interpreter with the loop."""
-THREAD = "background"
-"""What its threads are called."""
+MAX_CONCURRENT = 2
+"""Maximum number of concurrent pieces of work: all share one interpreter with the loop."""
+THREAD_NAME = "background"
 
 Result = TypeVar("Result")
 
 
 class Background(Protocol):
-    """Where work is done that must not hold up the loop."""
+    """Runs work that must not block the loop."""
 
     def start(self, work: Callable[[], Result], wait_s: float = 0.0) -> Future[Result]:
-        """Begins work, which must not touch what the loop may change meanwhile.
+        """Starts work, which must not touch anything that the loop may change meanwhile.
 
         Args:
-            work: what is to be done.
-            wait_s: so long its end is waited for, if it begins at once.
+            work: the work.
+            wait_s: maximum time to wait for the end of work that starts immediately.
 
         Returns:
-            Its result, or what it has raised; to be looked for in every round of the loop, or cancelled.
+            Future of the result; the caller polls it in each iteration of the loop, or cancels it.
         """
 
 
-class AtOnce:
-    """Does it before anything else (a `Background`)."""
+class InlineBackground:
+    """Runs work in the caller's thread (a `Background`)."""
 
     def start(self, work: Callable[[], Result], wait_s: float = 0.0) -> Future[Result]:
-        """As `Background.start`; the result is there."""
+        """See `Background.start`; the returned future is done."""
         future: Future[Result] = Future()
-        _do(work, future)
+        _run_work(work, future)
         return future
 
 
 class Threads:
-    """Does it in threads (a `Background`), whose end nobody waits for, not even the interpreter.
+    """Runs work in daemon threads (a `Background`), which the interpreter does not wait for at exit.
 
-    A process that ends while it `is_busy` has to leave by `dike.process.end_process`.
+    A process that ends while it `is_busy` has to exit by `dike.process.end_process`.
 
     Args:
-        woken: called, by any thread, when something is done.
+        on_done: called when work has finished, from any thread.
     """
 
-    def __init__(self, woken: Callable[[], None]) -> None:
-        self._woken = woken
-        self._turns = threading.Semaphore(AT_A_TIME)
+    def __init__(self, on_done: Callable[[], None]) -> None:
+        self._on_done = on_done
+        self._permits = threading.Semaphore(MAX_CONCURRENT)
 
     def start(self, work: Callable[[], Result], wait_s: float = 0.0) -> Future[Result]:
-        """As `Background.start`."""
+        """See `Background.start`."""
         future: Future[Result] = Future()
-        has_turn = self._turns.acquire(blocking=False)
-        # The threads of a `ThreadPoolExecutor` would have to end before the process can.
-        threading.Thread(target=self._take_turn, args=(work, future, has_turn), name=THREAD, daemon=True).start()
-        if has_turn:
+        has_permit = self._permits.acquire(blocking=False)
+        # A `ThreadPoolExecutor` would delay the exit of the process until its threads end.
+        threading.Thread(target=self._run, args=(work, future, has_permit), name=THREAD_NAME, daemon=True).start()
+        if has_permit:
             wait([future], wait_s)
         return future
 
-    def _take_turn(self, work: Callable[[], Result], future: Future[Result], has_turn: bool) -> None:
-        if not has_turn:
-            self._turns.acquire()
+    def _run(self, work: Callable[[], Result], future: Future[Result], has_permit: bool) -> None:
+        if not has_permit:
+            self._permits.acquire()
         try:
-            _do(work, future)
+            _run_work(work, future)
         finally:
-            self._turns.release()
-        self._woken()
+            self._permits.release()
+        self._on_done()
 
 
 def is_busy() -> bool:
-    """Whether anything is being done in threads, or waits for its turn.
+    """Whether work is running or queued in threads.
 
-    A solver that comes back to an interpreter which is being taken down aborts the process.
+    A solver that returns to an interpreter which is shutting down aborts the process.
     """
-    return any(thread.name == THREAD for thread in threading.enumerate())
+    return any(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
-def _do(work: Callable[[], Result], future: Future[Result]) -> None:
+def _run_work(work: Callable[[], Result], future: Future[Result]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
         result = work()
     except Exception as error:
-        # Raised again where the result is taken.
+        # Raised again by `Future.result`.
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -1,6 +1,6 @@
-"""Which agents a job may use, in the spirit of Marathon's constraints: `rack:IN:r1,r2`, `hostname:LIKE:gpu-.*`.
+"""Constraints on a job's agents, similar to Marathon's: `rack:IN:r1,r2`, `hostname:LIKE:gpu-.*`.
 
-A constraint is FIELD:OPERATOR:VALUE. FIELD is the name of a Mesos attribute, or `hostname`. An agent that lacks the
+A constraint is FIELD:OPERATOR:VALUE. FIELD is the name of a Mesos attribute, or `hostname`. An agent without the
 attribute is not admitted by IS, IN and LIKE, and is admitted by IS_NOT, NOT_IN and UNLIKE.
 """
 
@@ -16,18 +16,16 @@ from dataclasses import dataclass
 from dike.exceptions import BadInputError
 
 HOSTNAME = "hostname"
-MAX_PATTERN = 200
-MAX_MATCHED = 128
-"""Characters of a field that a pattern is compared with."""
+MAX_PATTERN_LENGTH = 200
+MAX_MATCHED_LENGTH = 128
+"""Maximum number of characters of a field that a pattern is matched against."""
 REPETITION_COST = 7
-"""A repetition can be backtracked as often as there are characters: 2 to the power of this."""
+"""A repetition can backtrack as often as there are characters: 2 to the power of this."""
 MAX_COST = 21
-"""At most 2 to the power of this steps of a comparison."""
+"""Maximum number of steps of a match, as a power of 2."""
 
 
 class Operator(enum.StrEnum):
-    """How a constraint compares."""
-
     IS = "IS"
     IS_NOT = "IS_NOT"
     IN = "IN"
@@ -39,19 +37,12 @@ class Operator(enum.StrEnum):
 
     @property
     def is_negative(self) -> bool:
-        """Whether it says what a field must not be."""
         return self in (Operator.IS_NOT, Operator.NOT_IN, Operator.UNLIKE)
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """One condition on an agent.
-
-    Attributes:
-        field: name of an attribute, or `hostname`.
-        operator: how it is compared.
-        value: with what.
-    """
+    """One condition on an agent."""
 
     field: str
     operator: Operator
@@ -61,7 +52,7 @@ class Constraint:
         return f"{self.field}:{self.operator}:{self.value}"
 
     def admits(self, attributes: Mapping[str, str], hostname: str) -> bool:
-        """Whether it holds for an agent with these attributes and this host name."""
+        """Whether an agent with these attributes and this host name meets it."""
         actual = hostname if self.field == HOSTNAME else attributes.get(self.field)
         return self.operator.is_negative if actual is None else self._compares(actual) != self.operator.is_negative
 
@@ -82,16 +73,16 @@ class Constraints:
     all: tuple[Constraint, ...] = ()
 
     def admits(self, attributes: Mapping[str, str], hostname: str) -> bool:
-        """Whether the job may use an agent with these attributes and this host name."""
+        """Whether an agent with these attributes and this host name meets all of them."""
         return not self.unmet(attributes, hostname)
 
     def unmet(self, attributes: Mapping[str, str], hostname: str) -> list[Constraint]:
-        """Those that do not hold for an agent."""
+        """Constraints that an agent does not meet."""
         return [one for one in self.all if not one.admits(attributes, hostname)]
 
 
 def parse_constraints(texts: Iterable[str]) -> Constraints:
-    """Reads constraints in their text form.
+    """Parses constraints.
 
     Raises:
         BadInputError: if one is malformed; the message quotes it.
@@ -122,27 +113,29 @@ def _listed(value: str) -> Sequence[str]:
 
 
 def _check_pattern(text: str, pattern: str) -> None:
-    """Admits only patterns that are compared in little time, whatever they are compared with."""
-    if len(pattern) > MAX_PATTERN:
-        raise BadInputError(f"The pattern in '{text[:40]}...' is longer than {MAX_PATTERN} characters.")
+    """Refuses patterns whose match may take long, whatever the text."""
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        raise BadInputError(
+            f"The pattern in '{text[:40]}...' is longer than {MAX_PATTERN_LENGTH} characters; shorten it."
+        )
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise BadInputError(f"The pattern in '{text}' is not a regular expression: {error}.") from error
-    # Escaped characters and sets are single characters to what follows.
+    # Replace escaped characters and sets by single characters, so that the checks below do not look into them.
     bare = re.sub(r"\[\^?\]?(?:\\.|[^\]\\])*\]", "x", re.sub(r"\\[^1-9]", "x", pattern))
     if "(?" in bare or "\\" in bare or re.search(r"\)[*+?{]", bare):
         raise BadInputError(
-            f"The pattern in '{text}' repeats a group, refers back or looks around, which can take for ever; write it "
-            "without."
+            f"The pattern in '{text}' repeats a group, refers back or looks around, which can take forever to match; "
+            "write it without."
         )
     if REPETITION_COST * len(re.findall(r"[*+{]", bare)) + len(re.findall(r"[?|]", bare)) > MAX_COST:
         raise BadInputError(
             f"The pattern in '{text}' has more than {MAX_COST // REPETITION_COST} repetitions, or too many question "
-            "marks and alternatives, which can take for ever; write a simpler one, or IN with a list."
+            "marks and alternatives, which can take forever to match; write a simpler one, or IN with a list."
         )
 
 
 @functools.lru_cache(maxsize=10_000)
 def _matches(pattern: str, actual: str) -> bool:
-    return re.fullmatch(pattern, actual[:MAX_MATCHED]) is not None
+    return re.fullmatch(pattern, actual[:MAX_MATCHED_LENGTH]) is not None

@@ -1,4 +1,4 @@
-"""Who looks at the offers first: weighted fair share between users, order of arrival within a user's jobs."""
+"""Order of jobs: weighted fair share between users, order of arrival within a user's jobs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from framework.scheduler.job import Need
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job that wants offers.
-
-    Attributes:
-        job_id, user: whose it is.
-        number: order of arrival.
-        need: what it wants them for.
-    """
+    """A job that requests offers."""
 
     job_id: str
     user: str
@@ -28,31 +22,34 @@ class Candidate:
 class FairQueue:
     """Weighted dominant resource fairness (Ghodsi et al., NSDI 2011) between users.
 
-    What a job has lost comes first, whoever it belongs to: its other tasks hold resources, or it held them just now.
+    Replacements of lost tasks come first, regardless of the user's share: the rest of their job occupies resources, or
+    the job had these a moment ago.
 
     Args:
-        weight: user -> weight, above 0; one with twice the weight is entitled to twice the share.
+        weight: user -> weight, above 0; twice the weight entitles to twice the share.
     """
 
     def __init__(self, weight: Callable[[str], float] = lambda user: 1.0) -> None:
         self._weight = weight
 
-    def order(self, candidates: Sequence[Candidate], held: Mapping[str, Amounts], total: Amounts) -> list[Candidate]:
-        """The candidates, who is to be served first first.
+    def order(
+        self, candidates: Sequence[Candidate], allocated: Mapping[str, Amounts], total: Amounts
+    ) -> list[Candidate]:
+        """Returns the candidates in service order.
 
         Args:
-            candidates: who wants offers.
-            held: user -> what the user's tasks hold.
-            total: what the cluster has; a resource that it does not have counts for nothing.
+            candidates: jobs that request offers.
+            allocated: user -> amounts of the user's tasks.
+            total: the cluster's amounts; resources that it lacks do not count.
         """
-        shares = self.shares({candidate.user for candidate in candidates}, held, total)
+        shares = self.shares({candidate.user for candidate in candidates}, allocated, total)
         return sorted(candidates, key=lambda one: (one.need, shares[one.user], one.number))
 
-    def shares(self, users: Iterable[str], held: Mapping[str, Amounts], total: Amounts) -> dict[str, float]:
+    def shares(self, users: Iterable[str], allocated: Mapping[str, Amounts], total: Amounts) -> dict[str, float]:
         """User -> dominant share of the cluster, divided by the user's weight."""
-        return {user: dominant_share(held.get(user, {}), total) / self._weight(user) for user in users}
+        return {user: dominant_share(allocated.get(user, {}), total) / self._weight(user) for user in users}
 
 
-def dominant_share(held: Amounts, total: Amounts) -> float:
+def dominant_share(allocated: Amounts, total: Amounts) -> float:
     """The largest share of any resource, 0 to 1."""
-    return max((amount / total[name] for name, amount in held.items() if total.get(name, 0.0) > 0), default=0.0)
+    return max((amount / total[name] for name, amount in allocated.items() if total.get(name, 0.0) > 0), default=0.0)

@@ -1,4 +1,4 @@
-"""The fit check: what a job takes at least, and where it would start, without disturbing the job itself."""
+"""Predicts what a job needs at least and where it would start, without calling the job itself."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from solver import NodeClass
 
 logger = logging.getLogger(__name__)
 
-CACHE_SIZE = 512
-"""Answers remembered, for different jobs and agents: more than it takes to find the victims for one job."""
-BUDGET_S = 0.5
-"""Plans that have taken so long together are not followed by another one at once: the loop has other things to do."""
-REST = 10
-"""So many times as long as plans take beyond that nothing is planned then."""
+FIT_CACHE_SIZE = 512
+"""Number of cached answers: more than are needed to find the victims for one job."""
+PLANNING_BUDGET_S = 0.5
+"""Planning time after which no further plan is computed until the loop has caught up."""
+PLANNING_COOLDOWN_FACTOR = 10
+"""Planning pauses for this multiple of the time that plans took beyond the budget."""
 
 Nodes = tuple[NodeClass, ...]
-"""Agents with what there is of them for the job, each with a name of its own."""
+"""Agents with the resources that the job may use; each name is unique."""
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Whether a job has room.
+class FitResult:
+    """Whether and where a job fits.
 
     Attributes:
-        nodes: names of the agents it would go to; empty if it has no room, or that is not known.
-        problem: what is missing, in one sentence; empty if it has room, or that is not known.
+        nodes: names of the agents that it would use; empty if it does not fit, or that is unknown.
+        problem: missing resources, in one sentence; empty if it fits, or that is unknown.
     """
 
     nodes: frozenset[str] = frozenset()
@@ -42,28 +42,28 @@ class Fit:
 
 
 class Sizing(Protocol):
-    """What is known of a job's size before it runs."""
+    """Minimum size of a job, known before it runs."""
 
     @property
     def is_gang(self) -> bool:
         """Whether it starts with several tasks at the same time, each of which needs a port."""
 
     def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
-        """The smallest tasks with which it would start on a cluster of these agents, the most demanding first."""
+        """Returns the smallest tasks with which it would start on these agents, the most demanding first."""
 
-    def fit(self, nodes: Nodes) -> Fit:
-        """Where it would start with as few tasks as it can."""
+    def fit(self, nodes: Nodes) -> FitResult:
+        """Returns where it would start with its minimum number of tasks."""
 
 
 def nodes_for(sizing: Sizing, agents: Iterable[tuple[AgentFacts, Amounts]]) -> Nodes:
-    """Agents as a job's sizing wants them, from what there is of them for it."""
+    """Converts agents with these amounts to nodes; skips agents without ports if the job needs ports."""
     return tuple(
         agent.node_class(amounts) for agent, amounts in agents if amounts.get("ports", 0.0) > 0 or not sizing.is_gang
     )
 
 
-def packed(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
-    """Agents that hold these tasks, one if there is such; none if they are not found by taking what comes first."""
+def first_fit(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
+    """Returns agents for these tasks by first fit, one agent if possible; empty if there are none. Ignores ports."""
     tasks = [need for need in needs for _ in range(need.count)]
     for some in (*((node,) for node in nodes), nodes):
         room = {node.name: Counter(capacity(node)) for node in some}
@@ -80,12 +80,12 @@ def packed(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
     return frozenset()
 
 
-def first_without_room(needs: Sequence[TaskNeed], room: Mapping[str, dict[str, float]]) -> TaskNeed | None:
-    """The first of these tasks that has no room any more; None if all have it, taking what comes first.
+def first_unplaced(needs: Sequence[TaskNeed], room: Mapping[str, dict[str, float]]) -> TaskNeed | None:
+    """Returns the first of these tasks that first fit cannot place; None if it places all.
 
     Args:
         needs: the tasks.
-        room: agent -> what is free there; what the tasks take is subtracted.
+        room: agent -> free amounts; the tasks' amounts are subtracted.
     """
     for task in (need for need in needs for _ in range(need.count)):
         free = next((free for free in room.values() if not task.missing(free)), None)
@@ -102,57 +102,53 @@ def capacity(node: NodeClass) -> dict[str, float]:
 
 
 class FitCache:
-    """Answers of jobs' sizings, one for jobs that are alike, within a budget of time: the loop waits for them.
-
-    Args:
-        clock: seconds, monotonic; tells how long planning took.
-    """
+    """Caches the answers of jobs' sizings by equivalence class. Limits planning time, because the loop waits for it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: OrderedDict[Hashable, Fit] = OrderedDict()
+        self._known: OrderedDict[Hashable, FitResult] = OrderedDict()
         self._failed: set[str] = set()
         self._spent_s = 0.0
         self._counted_s = clock()
 
-    def fit(self, job_id: str, sizing: Sizing, kind: Hashable, nodes: Nodes) -> Fit | None:
-        """Where a job would start on these agents.
+    def fit(self, job_id: str, sizing: Sizing, kind: Hashable, nodes: Nodes) -> FitResult | None:
+        """Returns where a job would start on these agents.
 
         Args:
-            job_id: which job.
-            sizing: what it takes.
-            kind: jobs of equal kinds have the same answer; None for one like no other.
+            job_id: the job.
+            sizing: its sizing.
+            kind: its `Job.equivalence_class`; None if unique.
             nodes: the agents.
 
         Returns:
-            Nowhere if its sizing raises; None if there is no time now.
+            An empty result if its sizing raises; None if the time budget is exhausted.
         """
         key = (job_id if kind is None else (kind,), nodes)
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
         began_s = self._clock()
-        self._spent_s = max(0.0, self._spent_s - (began_s - self._counted_s) / REST)
+        self._spent_s = max(0.0, self._spent_s - (began_s - self._counted_s) / PLANNING_COOLDOWN_FACTOR)
         self._counted_s = began_s
-        if self._spent_s >= BUDGET_S:
+        if self._spent_s >= PLANNING_BUDGET_S:
             return None
-        fit = self._known[key] = self._ask(job_id, sizing, nodes)
+        fit = self._known[key] = self._compute(job_id, sizing, nodes)
         self._counted_s = self._clock()
         self._spent_s += self._counted_s - began_s
-        if len(self._known) > CACHE_SIZE:
+        if len(self._known) > FIT_CACHE_SIZE:
             self._known.popitem(last=False)
         return fit
 
-    def forget(self, job_ids: set[str]) -> None:
-        """Only these jobs are left."""
+    def keep_only(self, job_ids: set[str]) -> None:
+        """Drops what is stored about other jobs."""
         self._failed &= job_ids
 
-    def _ask(self, job_id: str, sizing: Sizing, nodes: Nodes) -> Fit:
+    def _compute(self, job_id: str, sizing: Sizing, nodes: Nodes) -> FitResult:
         try:
             return sizing.fit(nodes)
         except Exception as error:
-            # Whatever is wrong with one job is for itself to find out when it plans; the others go on.
+            # The job itself will raise the error when it plans; other jobs are not affected.
             if job_id not in self._failed:
                 self._failed.add(job_id)
-                logger.warning("it cannot be said where job %s would start: %r", job_id, error, exc_info=True)
-            return Fit()
+                logger.warning("cannot predict where job %s would start: %r", job_id, error, exc_info=True)
+            return FitResult()

@@ -1,4 +1,6 @@
-"""A job as the scheduler sees it: a state machine that is fed events, asked about offers, and can be taken up again."""
+"""Interface between the scheduler and a job: an event-driven state machine that is offered resources and can be
+restored.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
-from framework.scheduler.background import AtOnce, Background
+from framework.scheduler.background import Background, InlineBackground
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.feasibility import Sizing
 from framework.scheduler.offer_pool import Offer
@@ -21,33 +23,33 @@ if TYPE_CHECKING:
 
 CANCELLED = "cancelled"
 INTERRUPTED = "interrupted"
-"""Failures of a training job and of a search that did nothing wrong, and that somebody has ended."""
+"""Failure of a training job, and of a search, that a user ended."""
 
 
-LOOK_AGAIN_S = 10.0
-"""So soon a job looks again at offers that it could not use: something else may have changed."""
+RETRY_OFFERS_S = 10.0
+"""Default time after which a job examines unchanged offers again: other conditions may have changed."""
 
 
 class Need(enum.IntEnum):
-    """What a job wants offers for; the smaller, the sooner it is served."""
+    """Purpose for which a job requests offers; smaller values are served first."""
 
-    COME_BACK = 0
-    """A job that has run wants back what it has lost, unless it fails again and again."""
+    REPLACE_LOST = 0
+    """Replace lost tasks, unless the job fails repeatedly."""
     START = 1
-    """Its first tasks, or one more slot."""
+    """Start the first tasks, or one more slot."""
     GROW = 2
-    """It runs well, and looks whether more would pay."""
+    """Check whether more tasks would pay off; the job runs well without."""
     NOTHING = 3
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended.
 
     Attributes:
         state: one that `has_ended`.
         failure: why it failed or ended early, in one sentence; empty if it did neither.
-        result: as `dike run --format json` or `dike tune --format json` prints it; None where there is none.
+        result: as printed by `dike run --format json` or `dike tune --format json`; None if there is none.
     """
 
     state: JobState
@@ -57,10 +59,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Launch:
-    """Launch these tasks: they are part of the job's state by now.
+    """Launch these tasks, which are part of the job's state already.
 
     Attributes:
-        operations: agent's id -> Mesos' LAUNCH operation, on all that the agent offers.
+        operations: agent's id -> Mesos' LAUNCH operation, on all offers of the agent.
     """
 
     operations: Mapping[str, dict[str, Any]]
@@ -68,210 +70,203 @@ class Launch:
 
 @dataclass(frozen=True)
 class Decline:
-    """There is no use for these offers.
+    """The job cannot use these offers.
 
     Attributes:
-        again_s: after how many seconds the job wants to look at the very same ones again.
+        retry_after_s: seconds after which the job examines the same offers again.
     """
 
-    again_s: float = LOOK_AGAIN_S
+    retry_after_s: float = RETRY_OFFERS_S
 
 
 @dataclass(frozen=True)
-class Later:
-    """The job plans; the offers are locked for it meanwhile, and it is asked again and again."""
+class Planning:
+    """The job is planning in the background; the offers stay locked for it, and it is polled."""
 
 
-Answer = Launch | Decline | Later
+Answer = Launch | Decline | Planning
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a task's executor is to be told; it may get lost.
-
-    Attributes:
-        task_id: the task.
-        data: what to tell it.
-    """
+    """A message to a task's executor, without delivery guarantee."""
 
     task_id: str
     data: str
 
 
 class Job(Protocol):
-    """A job's state machine: of training (`framework.training.controller`) or a search (`framework.search.controller`).
+    """A job's state machine: training (`framework.training.controller`) or a search (`framework.search.controller`).
 
-    All of it runs on the scheduler's thread. The scheduler asks, the job answers; it never calls the
-    scheduler. What it answers is written down, with its state, before the master hears of it.
+    All calls are made on the scheduler's thread. The job never calls the scheduler. Its answers and its state are
+    stored before the master receives them.
     """
 
     @property
     def done(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether all of its tasks have ended."""
 
     @property
-    def need(self) -> Need:
-        """What it wants offers for at the moment."""
+    def need(self) -> Need: ...
 
     @property
-    def demand_key(self) -> Hashable:
-        """Jobs of equal keys that want to start fit the same offers or do not; None for one like no other."""
+    def equivalence_class(self) -> Hashable:
+        """Pending jobs of the same class fit the same offers; None if unique."""
 
     def wanted_tasks(self) -> Set[str]:
-        """Ids of the tasks that it wants to run or to go on running; the scheduler ends all its others."""
+        """Ids of the tasks that shall run; the scheduler kills its other tasks."""
 
     def handle(self, event: events.Event) -> None:
-        """Takes one event in: those that concern its own tasks and the connection."""
+        """Handles an event about the connection or one of its tasks."""
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
-        """What it launches on these offers, which have settled.
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
+        """Decides what to launch on these offers.
 
-        A job that has answered `Later` is asked again with those of the offers that are still there, which may be none.
-        After a `Launch` it hears at once, by `launched` or `refused`, how that went.
+        A job that answered `Planning` is called again with the offers that are still valid, which may be none. After a
+        `Launch`, `launched` or `refused` is called immediately.
         """
 
     def launched(self) -> None:
-        """The master has taken its launch."""
+        """The master accepted the launch."""
 
     def refused(self, error: MasterUnavailableError | CallRefusedError) -> None:
-        """The master has not taken all of its launch, as far as is known; some of the tasks may run all the same."""
+        """The master may not have received all of the launch; some of the tasks may run anyway."""
 
     def messages(self) -> list[Message]:
-        """What its executors are to be told; each message is handed over once."""
+        """Returns the messages to its executors, each message once."""
 
     def tick(self) -> None:
-        """Does what is due by time."""
+        """Performs what is due by time."""
 
     def cancel(self) -> None:
-        """Ends all its tasks; `done` follows."""
+        """Kills all its tasks; `done` becomes true once they have ended."""
 
     def to_state(self) -> dict[str, Any]:
-        """What it needs to go on after a restart of the service, as JSON values; small enough to write often."""
+        """Returns the state from which it can be restored, as JSON values; small, because it is stored often."""
 
-    def outcome(self) -> Outcome:
-        """How it ended; asked once it is `done`."""
+    def outcome(self) -> JobOutcome:
+        """Returns how it ended; called once it is `done`."""
 
     def close(self) -> None:
-        """Lets go of what it holds, such as a lease; called once, when its handle is gone, `done` or not."""
+        """Releases its resources, such as a lease; called once, when its entry is removed, `done` or not."""
 
 
 @runtime_checkable
 class Preemptible(Protocol):
-    """A job that can leave agents to others without losing anything."""
+    """A job that can vacate agents without losing progress."""
 
     def preemptible_tasks(self) -> frozenset[str]:
-        """Ids of the tasks that it would end at the moment if it were asked to, and of those that it is ending."""
+        """Ids of the tasks that it would end now if it were preempted, and of those that it is ending."""
 
     def preempt(self, agent_ids: frozenset[str]) -> None:
-        """Gives back what it holds on these agents, as soon as it can; may be asked for again and again."""
+        """Ends its tasks on these agents as soon as possible; may be called repeatedly."""
 
 
 @dataclass(frozen=True)
 class Reclaimable:
-    """What an elastic job could give up.
+    """Tasks that an elastic job could give up.
 
     Attributes:
-        task_ids: tasks that it could do without, those that it misses least first.
-        most: how many of them at the same time.
-        leaving: tasks that it is giving up already.
+        task_ids: dispensable tasks, the least useful first.
+        max_tasks: maximum number of them at the same time.
+        ending: tasks that it is ending already.
     """
 
     task_ids: tuple[str, ...] = ()
-    most: int = 0
-    leaving: frozenset[str] = frozenset()
+    max_tasks: int = 0
+    ending: frozenset[str] = frozenset()
 
 
 @runtime_checkable
 class Resizable(Protocol):
-    """A job that can go on with fewer tasks."""
+    """A job that can run with fewer tasks."""
 
     def reclaimable(self) -> Reclaimable:
-        """What it could give up now, or soon."""
+        """Tasks that it could give up now or soon."""
 
     def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
-        """Asks it to end these tasks as soon as it can, and not to grow meanwhile; may be asked again and again.
+        """Asks it to end these tasks as soon as possible, and not to grow until then; may be called repeatedly.
 
         Args:
-            task_ids: which; those that have ended may be among them. None: it is not asked any more.
-            reason: whose wish that is, as a sentence for its user.
+            task_ids: the tasks, some of which may have ended; empty withdraws the request.
+            reason: why it is asked, as a sentence for the job's user.
         """
 
 
 @runtime_checkable
 class Scalable(Protocol):
-    """A job whose size somebody else may decide on (`framework.scheduler.job_sizes`)."""
+    """A job whose size can be allocated centrally (`framework.scheduler.job_sizes`)."""
 
     @property
     def is_scalable(self) -> bool:
-        """Whether it can have several sizes."""
+        """Whether it supports several sizes."""
 
     @property
-    def is_known(self) -> bool:
-        """Whether enough is known of it to decide on its size."""
+    def has_estimate(self) -> bool:
+        """Whether enough is known about it to choose its size."""
 
     @property
-    def is_held(self) -> bool:
-        """Whether it waits for workers to be given to it."""
+    def waits_for_allocation(self) -> bool: ...
 
-    def hold(self, sharing: Callable[[], int], sample_runs: int) -> None:
-        """From now on its size is decided on elsewhere: it does not start before, nor change its size by itself.
+    def enter_central_allocation(self, competing_jobs: Callable[[], int], sample_runs: int) -> None:
+        """Lets a central policy choose its size: it neither starts nor changes its size by itself.
 
         Args:
-            sharing: how many such jobs there are.
-            sample_runs: at how many other sizes its speed is to be measured before the first decision on one that runs.
+            competing_jobs: returns the number of such jobs.
+            sample_runs: number of other sizes at which its speed is measured before its size is first changed.
         """
 
     def scale_view(self) -> JobView | None:
-        """What is believed of it; None where it needs nothing, or nothing is known yet.
+        """Estimates for the policy; None if it needs nothing, or nothing is known yet.
 
-        Its id, user, arrival and how long it has waited are for others to say. Samples that nobody knows are NaN.
+        The caller fills in its id, user, arrival and waiting time. An unknown number of samples is NaN.
         """
 
     def scale_to(self, counts: Counts) -> None:
-        """It is to have so many workers and parameter servers as soon as that can be; with none it waits.
+        """Sets its numbers of workers and parameter servers; with none it waits.
 
-        One that runs and becomes larger has more of them once there is room, if they are worth the change then.
+        The change is made as soon as possible. A running job grows once there is room, if the change pays off by then.
         """
 
 
 @runtime_checkable
 class Excluding(Protocol):
-    """A job that leaves agents out for a while after failures there."""
+    """A job that does not use agents for a while after failures there (agent cooldown)."""
 
     def excluded_agents(self) -> dict[str, float]:
-        """Id of each such agent -> for how many seconds it still is left out."""
+        """Agent's id -> remaining seconds of its cooldown."""
 
 
 @runtime_checkable
-class Holder(Protocol):
-    """A job that holds something in the name of this service, such as a lease."""
+class LeaseOwner(Protocol):
+    """A job that owns leases in the name of this service."""
 
-    def leave(self) -> None:
-        """Lets go of it: another service goes on with the job. Nothing else is called after that."""
+    def release_leases(self) -> None:
+        """Releases them, because another service takes over the job; nothing is called afterwards."""
 
 
-class JobHandle:
-    """What the scheduler knows of one job; made by the scheduler.
+class JobEntry:
+    """The scheduler's record of one job.
 
     Attributes:
-        job_id, user: whose it is.
+        job_id, user: the job and its user.
         number: order of arrival.
         constraints: which agents it may use (`JobRecord.constraints`).
-        admitted: the same, read.
+        parsed_constraints: the same, parsed.
         job: its state machine.
-        sizing: what it takes; None where nobody has said. Whoever makes the job sets it.
-        background: where the job may do what takes long.
-        tasks: id -> task, those that have not ended.
-        locked_offers: id -> offer that is locked for it while it plans.
-        seen_generation: the pool's generation that it has looked at last.
-        retry_s: when it wants to look at that again, on the scheduler's clock.
-        must_save: whether its state has to be written down.
-        saved: its state as it was written down last.
-        is_overtaken: whether a job behind it has launched since it began to wait.
-        is_ending: whether its end was asked for.
+        sizing: its minimum size, set by the creator of the job; None if unknown.
+        background: runs the job's long work.
+        tasks: id -> task, of those that have not ended.
+        locked_offers: id -> offer that is locked while the job plans.
+        seen_generation: the pool's generation that it examined last.
+        retry_s: when it examines that generation again, on the scheduler's clock.
+        must_save: whether its state has to be stored.
+        saved_state: its state as stored last.
+        was_bypassed: whether a job behind it in the order has launched tasks since this one waits.
+        is_ending: whether it has been cancelled.
 
     Raises:
-        BadInputError: if the constraints make no sense.
+        BadInputError: if the constraints are malformed.
     """
 
     def __init__(
@@ -287,17 +282,17 @@ class JobHandle:
         self.user = user
         self.number = number
         self.constraints = tuple(constraints)
-        self.admitted = parse_constraints(constraints)
+        self.parsed_constraints = parse_constraints(constraints)
         self.job: Job
         self.sizing: Sizing | None = None
-        self.background = background or AtOnce()
+        self.background = background or InlineBackground()
         self.tasks = {task.task_id: task for task in tasks}
         self.locked_offers: dict[str, Offer] = {}
         self.seen_generation: int | None = None
         self.retry_s = 0.0
         self.must_save = False
-        self.saved: dict[str, Any] | None = None
-        self.is_overtaken = False
+        self.saved_state: dict[str, Any] | None = None
+        self.was_bypassed = False
         self.is_ending = False
 
     @property

@@ -1,8 +1,8 @@
-"""Decides on the sizes of all elastic jobs together, in rounds, by a policy of jobs (`framework.policies.jobs`).
+"""Allocates sizes to all elastic jobs together, by a policy of `framework.policies.jobs`.
 
-A round comes at every interval, and when a job has come or gone. The policy runs in the background on what the jobs
-believe at that moment; what it says is then handed to each job, which changes its size as soon as it can: those that
-become smaller at once, the others when they are offered what they need.
+A round starts at every interval, and when a job arrives or ends. The policy runs in the background on the jobs' current
+estimates. Its decision is then passed to each job: jobs shrink immediately, and grow when they are offered the
+resources.
 """
 
 from __future__ import annotations
@@ -27,42 +27,37 @@ from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import Amounts, total
 from framework.scheduler.background import Background
 from framework.scheduler.feasibility import nodes_for
-from framework.scheduler.job import JobHandle, Need, Scalable
+from framework.scheduler.job import JobEntry, Need, Scalable
 from solver.jobs.free_capacity import Amounts as TaskAmounts
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_S = 1800.0
-"""How long a job counts as long as nothing is known of the length of any."""
+DEFAULT_REMAINING_S = 1800.0
+"""Assumed remaining time of jobs if it is known of none."""
 DIGITS = 6
-"""Amounts are rounded to so many digits before they are counted in whole thousandths."""
+"""Decimals to which amounts are rounded before they are converted to whole thousandths."""
 
 Room = Sequence[tuple[AgentFacts, Amounts]]
-"""Agents, and what there is of each beside what other frameworks hold."""
+"""Agents, and the part of each that other frameworks do not use."""
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A round that is being decided.
-
-    Attributes:
-        decided: the policy's answer.
-        views: what it was asked about, by the job's id.
-    """
+    """A round in progress."""
 
     decided: Future[Allocation]
     views: Mapping[str, JobView]
 
 
 class JobSizes:
-    """Gives the elastic jobs of a framework their sizes.
+    """Allocates sizes to the elastic jobs of a framework.
 
     Args:
-        name: the policy's.
-        interval_s: from one round to the next.
-        weight: user -> weight, above 0: what a user's jobs get together.
-        sample_runs: at how many other sizes the speed of a job is measured before its size is decided on again; none
-            with a policy that does not ask for it.
+        name: the policy's name.
+        interval_s: interval between rounds.
+        weight: user -> weight, above 0, of all jobs of the user together.
+        sample_runs: number of other sizes at which a job's speed is measured before its size is changed; ignored by
+            policies that do not learn speeds.
 
     Attributes:
         name, sample_runs: as given.
@@ -81,113 +76,111 @@ class JobSizes:
 
     def review(
         self,
-        jobs: Sequence[JobHandle],
+        jobs: Sequence[JobEntry],
         room: Room | None,
         background: Background,
-        isolated: Callable[..., object],
+        call_job: Callable[..., object],
         now_s: float,
     ) -> None:
-        """Takes up what has been decided, and begins the next round if it is time.
-
-        Args:
-            jobs: those that have not ended.
-            room: the agents; None as long as they are not known.
-            background: where the policy runs.
-            isolated: makes a call of a job's state machine.
-            now_s: the time.
-        """
+        """Applies a finished round, and starts the next one when it is due."""
         if self._round is not None and self._round.decided.done():
-            self._hand_out(self._round, jobs, isolated)
+            self._apply(self._round, jobs, call_job)
             self._round = None
         if self._round is not None or room is None:
             return
-        of = frozenset((handle.job_id, _is_elastic(handle)) for handle in jobs if not handle.is_ending)
+        of = frozenset((entry.job_id, _is_elastic(entry)) for entry in jobs if not entry.is_ending)
         if of == self._decided_of and now_s - self._decided_s < self._interval_s:
             return
         self._decided_of, self._decided_s = of, now_s
         if not any(is_elastic for _, is_elastic in of):
             return
-        views = self._views([handle for handle in jobs if not handle.is_ending], room, isolated)
+        views = self._views([entry for entry in jobs if not entry.is_ending], room, call_job)
         weights = {view.user: self._weight(view.user) for view in views.values()}
-        work = functools.partial(_decide, self._policy, list(views.values()), _whole(room), weights)
+        work = functools.partial(_decide, self._policy, list(views.values()), _capacity_of(room), weights)
         self._round = _Round(background.start(work), views)
 
-    def _views(self, jobs: Sequence[JobHandle], room: Room, isolated: Callable[..., Any]) -> dict[str, JobView]:
-        """What is believed of each job that takes part: it runs or wants to, and is known."""
+    def _views(self, jobs: Sequence[JobEntry], room: Room, call_job: Callable[..., Any]) -> dict[str, JobView]:
+        """Collects the estimates of all jobs that run or are pending, if known."""
         found: dict[str, JobView] = {}
         alike: dict[Hashable, JobView] = {}
-        for handle in jobs:
-            key = handle.job_id if handle.has_tasks or handle.job.demand_key is None else handle.job.demand_key
-            view = alike.get((key, handle.constraints)) or _view(handle, room, isolated)
+        for entry in jobs:
+            key = (
+                entry.job_id if entry.has_tasks or entry.job.equivalence_class is None else entry.job.equivalence_class
+            )
+            view = alike.get((key, entry.constraints)) or _view(entry, room, call_job)
             if view is not None:
-                if not _is_elastic(handle):
-                    alike[key, handle.constraints] = view
-                found[handle.job_id] = dataclasses.replace(
+                if not _is_elastic(entry):
+                    alike[key, entry.constraints] = view
+                found[entry.job_id] = dataclasses.replace(
                     view,
-                    id=handle.number,
-                    user=handle.user,
-                    arrival_s=float(handle.number),
-                    waited=self._waited.get(handle.job_id, 0),
+                    id=entry.number,
+                    user=entry.user,
+                    arrival_s=float(entry.number),
+                    waited=self._waited.get(entry.job_id, 0),
                 )
         known = [view.seconds_left(view.least) for view in found.values() if math.isfinite(view.samples_left)]
-        typical_s = statistics.median(known) if known else UNKNOWN_S
+        typical_s = statistics.median(known) if known else DEFAULT_REMAINING_S
         return {
-            job_id: view if math.isfinite(view.samples_left) else _as_long_as(view, typical_s)
+            job_id: view if math.isfinite(view.samples_left) else _with_seconds_left(view, typical_s)
             for job_id, view in found.items()
         }
 
-    def _hand_out(self, round_: _Round, jobs: Sequence[JobHandle], isolated: Callable[..., object]) -> None:
+    def _apply(self, round_: _Round, jobs: Sequence[JobEntry], call_job: Callable[..., object]) -> None:
         error = round_.decided.exception()
         if error is not None:
-            logger.error("the policy %s has failed; all jobs keep their sizes", self.name, exc_info=error)
+            logger.error("the policy %s failed; all jobs keep their sizes", self.name, exc_info=error)
             return
         counts = round_.decided.result()
         self._waited = {
             job_id: self._waited.get(job_id, 0) + 1 for job_id, view in round_.views.items() if view.id not in counts
         }
-        for handle in jobs:
-            view = round_.views.get(handle.job_id)
-            if view is not None and isinstance(handle.job, Scalable) and _is_elastic(handle):
-                isolated(handle, handle.job.scale_to, counts.get(view.id, (0, 0)))
+        for entry in jobs:
+            view = round_.views.get(entry.job_id)
+            if view is not None and isinstance(entry.job, Scalable) and _is_elastic(entry):
+                call_job(entry, entry.job.scale_to, counts.get(view.id, (0, 0)))
 
 
 def _decide(
-    policy: Allocate, views: Sequence[JobView], there_is: TaskAmounts, weights: Mapping[str, float]
+    policy: Allocate, views: Sequence[JobView], capacity: TaskAmounts, weights: Mapping[str, float]
 ) -> Allocation:
-    limits = user_limits(views, there_is, weights.__getitem__)
-    return worth_the_change(views, policy(views, there_is, limits), there_is)
+    limits = user_limits(views, capacity, weights.__getitem__)
+    return worth_the_change(views, policy(views, capacity, limits), capacity)
 
 
-def _is_elastic(handle: JobHandle) -> bool:
-    """Whether its size can be decided on, and enough is known for that."""
-    return isinstance(handle.job, Scalable) and handle.job.is_scalable and handle.job.is_known
+def _is_elastic(entry: JobEntry) -> bool:
+    """Whether its size can be chosen, and enough is known for that."""
+    return isinstance(entry.job, Scalable) and entry.job.is_scalable and entry.job.has_estimate
 
 
-def _view(handle: JobHandle, room: Room, isolated: Callable[..., Any]) -> JobView | None:
-    if isinstance(handle.job, Scalable) and handle.job.is_scalable:
-        view: JobView | None = isolated(handle, handle.job.scale_view)
+def _view(entry: JobEntry, room: Room, call_job: Callable[..., Any]) -> JobView | None:
+    if isinstance(entry.job, Scalable) and entry.job.is_scalable:
+        view: JobView | None = call_job(entry, entry.job.scale_view)
         return view
-    if handle.has_tasks:
-        return _fixed(total(task.resources for task in handle.tasks.values()), runs=True)
-    if handle.job.need in (Need.COME_BACK, Need.START) and handle.sizing is not None:
-        admitted = [(agent, there) for agent, there in room if handle.admitted.admits(agent.attributes, agent.hostname)]
+    if entry.has_tasks:
+        return _fixed(total(task.resources for task in entry.tasks.values()), runs=True)
+    if entry.job.need in (Need.REPLACE_LOST, Need.START) and entry.sizing is not None:
+        admitted = [
+            (agent, amounts)
+            for agent, amounts in room
+            if entry.parsed_constraints.admits(agent.attributes, agent.hostname)
+        ]
         try:
-            needs = handle.sizing.needs(nodes_for(handle.sizing, admitted))
+            needs = entry.sizing.needs(nodes_for(entry.sizing, admitted))
         except Exception as error:
-            # Whatever is wrong with one job is for itself to find out when it plans; the others go on.
-            logger.warning("it cannot be said what job %s takes: %r", handle.job_id, error)
+            # The job itself will raise the error when it plans; other jobs are not affected.
+            logger.warning("cannot predict what job %s needs: %r", entry.job_id, error)
             return None
         return _fixed(total(need.amounts for need in needs for _ in range(need.count)), runs=False)
     return None
 
 
 def _fixed(takes: Amounts, *, runs: bool) -> JobView:
-    """A job whose size nobody changes: one worker that is all of it."""
+    """View of a job of fixed size: one worker that stands for all its tasks."""
     one = (1, 0)
     return JobView(
         id=0,
         arrival_s=0.0,
-        needs=TaskNeeds(_needed(takes)),
+        needs=TaskNeeds(_needs_of(takes)),
         requested=1,
         max_workers=1,
         max_ps=0,
@@ -201,23 +194,23 @@ def _fixed(takes: Amounts, *, runs: bool) -> JobView:
     )
 
 
-def _as_long_as(view: JobView, seconds: float) -> JobView:
-    """The same job, with so much time left as it is believed to have with its least size."""
+def _with_seconds_left(view: JobView, seconds: float) -> JobView:
+    """Sets its remaining time at its minimum size."""
     s_per_sample = dataclasses.replace(view, samples_left=1.0).seconds_left(view.least)
     return dataclasses.replace(view, samples_left=seconds / s_per_sample)
 
 
-def _whole(room: Room) -> TaskAmounts:
-    there_is = total(there for _, there in room)
+def _capacity_of(room: Room) -> TaskAmounts:
+    capacity = total(amounts for _, amounts in room)
     return (
-        math.floor(round(1000 * there_is.get("cpus", 0.0), DIGITS)),
-        math.floor(there_is.get("mem", 0.0)),
-        math.floor(there_is.get("disk", 0.0)),
-        math.floor(there_is.get("gpus", 0.0)),
+        math.floor(round(1000 * capacity.get("cpus", 0.0), DIGITS)),
+        math.floor(capacity.get("mem", 0.0)),
+        math.floor(capacity.get("disk", 0.0)),
+        math.floor(capacity.get("gpus", 0.0)),
     )
 
 
-def _needed(takes: Amounts) -> TaskAmounts:
+def _needs_of(takes: Amounts) -> TaskAmounts:
     return (
         math.ceil(round(1000 * takes.get("cpus", 0.0), DIGITS)),
         math.ceil(takes.get("mem", 0.0)),

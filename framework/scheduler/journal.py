@@ -1,4 +1,4 @@
-"""What the scheduler writes down, and when; this base keeps nothing, as suits a framework that ends with its job."""
+"""Interface of durable storage; this base class stores nothing, for a framework that ends with its job."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from framework.scheduler.records import TaskRecord
 
 
 class Journal:
-    """Hears of everything that has to outlive the service.
+    """Stores everything that must survive a restart of the service.
 
-    Each call is durable when it returns. `intends` is called before the master is: what it has not written is never
-    launched. `changed` is called before the status updates behind it are acknowledged.
+    Each call is durable when it returns. `record_intent` is called before ACCEPT, so that every running task is stored,
+    and `record_changes` before the status updates behind the changes are acknowledged.
     """
 
     def subscribed(self, framework_id: str) -> None:
-        """The master knows us under this id."""
+        """Stores the id that the master assigned to this framework."""
 
-    def intends(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
-        """A job is about to launch these tasks; `state` is its `Job.to_state`."""
+    def record_intent(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
+        """Stores tasks that a job is about to launch, and the job's `Job.to_state`."""
 
-    def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
-        """Tasks have other states, and jobs too: job -> its `Job.to_state`."""
+    def record_changes(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
+        """Stores changed tasks and the changed `Job.to_state` of jobs."""
 
-    def unknown(self, task_id: str, agent_id: str) -> None:
-        """The master names a task that no job knows; it is being killed."""
+    def record_unknown_task(self, task_id: str, agent_id: str) -> None:
+        """Notes a task that the master reports and no job knows; it is being killed."""
 
 
 class LeaseLostError(JobFailedError):
-    """Another process has taken over what this one was to write; nothing more may be done in its name."""
+    """Another process has taken over the row; this one must not write it any more."""
 
 
 class ServiceLeaseLostError(LeaseLostError):
-    """What was taken over is the service, and with it all its jobs."""
+    """Another process has taken over the service, and all its jobs."""
 
     exit_code = os.EX_TEMPFAIL
 
 
 class StorageUnavailableError(BadInputError):
-    """The database cannot be reached, or cannot write: no fault of what was to be written."""
+    """The database cannot be reached or written; no fault of the data."""

@@ -1,7 +1,7 @@
-"""One process at a time runs a search, or a service: who does stands in its row of the database, with a heartbeat.
+"""Leases: one process at a time runs a search, or a service. The owner is stored in the row, with a heartbeat.
 
-The heartbeat is in the database's time, so clocks of different machines need not agree. On the holder's own machine its
-process is looked at instead: one that has been killed holds nothing, and one that was only stopped holds on.
+Heartbeats use the database's clock, so clocks of different machines need not agree. On the owner's own machine its
+process is checked instead: a killed process loses the lease immediately, and a stopped one keeps it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 3.0
 STALE_S = 15.0
-"""A holder on another machine from which nothing has been heard for so long is gone."""
+"""Without a heartbeat for this time, an owner on another machine has lost the lease."""
 _START_TOLERANCE_S = 1.0
 """Two readings of a process' start may differ by a correction of the clock."""
 _NAME_LENGTH = 200
-_AT_A_TIME = 1000  # a statement takes only so many values
+_ROWS_PER_STATEMENT = 1000  # databases limit the values of a statement
 _own_tokens: set[str] = set()
-"""Of the leases that this process holds; one that it could not give back, for want of a disk, is nobody's."""
+"""Tokens of this process' leases. A lease whose release failed, for example on a full disk, is not among them and
+counts as free.
+"""
 
 
 def lease_columns() -> list[Column[Any]]:
-    """What a table needs whose rows can be leased."""
+    """Returns the columns of a table whose rows can be leased."""
     return [
         Column("owner", String(64)),
         Column("owner_machine", String(_NAME_LENGTH)),
@@ -57,120 +59,121 @@ _COLUMNS = tuple(column.name for column in lease_columns())
 
 
 @dataclass(frozen=True)
-class Leased:
+class LeasedRow:
     """A row that one process at a time may write.
 
     Attributes:
         table: has the columns of `lease_columns`, and `id`.
-        id: which row.
-        what: what it is, for messages, such as `search 'digits'`.
-        advice: what to do where somebody else holds it.
-        loss: what is raised once somebody else has taken it over.
+        id: the row.
+        description: for messages, such as `search 'digits'`.
+        advice: what to do if another process owns it.
+        error_type: raised once another process has taken it over.
     """
 
     table: Table
     id: int
-    what: str
+    description: str
     advice: str = "wait for it or end it"
-    loss: type[LeaseLostError] = LeaseLostError
+    error_type: type[LeaseLostError] = LeaseLostError
 
 
 class Lease:
-    """The right to write a row and all that belongs to it.
+    """The exclusive right to write a row and everything that belongs to it.
 
     Args:
         engine: the database, for short writing transactions.
-        leased: of what.
-        lost: called, on a thread that is not the caller's, if somebody else has taken it; the argument says who.
-        heartbeat: keeps it alive, with others of its table; None: one of its own does.
+        leased: the row.
+        on_lost: called with the reason, on another thread, if another process has taken over the lease.
+        heartbeat: renews it together with others of the table; None: it has its own.
     """
 
     def __init__(
         self,
         engine: Engine,
-        leased: Leased,
-        lost: Callable[[str], None] = logger.warning,
+        leased: LeasedRow,
+        on_lost: Callable[[str], None] = logger.warning,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self._engine = engine
         self._leased = leased
-        self._lost = lost
+        self._on_lost = on_lost
         self._table = leased.table
         self._token = secrets.token_hex(16)
         self._renewed_s = 0.0
         self._ended = threading.Event()
         self._heartbeat = heartbeat or Heartbeat(engine)
 
-    def take(self, wait: Callable[[str], None] | None = None) -> None:
-        """Takes it, and keeps it alive until it is given back.
+    def acquire(self, wait: Callable[[str], None] | None = None) -> None:
+        """Acquires it, and renews it until it is released.
 
         Args:
-            wait: where another process holds it, it is told so, and the end of that is waited for; without it, an error
-                is raised.
+            wait: called with the reason if another process owns it, which is then waited for; None raises an error
+                instead.
 
         Raises:
-            BadInputError: if another process holds it.
+            BadInputError: if another process owns it.
         """
-        said = ""
+        reported = ""
         _own_tokens.add(self._token)
         try:
-            while held := self._try():
+            while conflict := self._try_acquire():
                 if wait is None:
-                    raise BadInputError(held)
-                if held != said:
-                    wait(held)
-                said = held
+                    raise BadInputError(conflict)
+                if conflict != reported:
+                    wait(conflict)
+                reported = conflict
                 time.sleep(HEARTBEAT_S)
         except BaseException:
             _own_tokens.discard(self._token)
             raise
-        self._heartbeat.keep(self)
+        self._heartbeat.add(self)
 
-    def give_back(self, last_sign_s: float | None = None) -> None:
-        """Lets others have it.
+    def release(self, last_heartbeat_s: float | None = None) -> None:
+        """Releases it.
 
         Args:
-            last_sign_s: what is left as the last sign of life of whoever held it; None for what was written last.
+            last_heartbeat_s: heartbeat to leave in the row; None keeps the last one.
         """
         self._ended.set()
-        self._heartbeat.drop(self)
+        self._heartbeat.remove(self)
         _own_tokens.discard(self._token)
-        sign = {} if last_sign_s is None else {"heartbeat_s": last_sign_s}
+        sign = {} if last_heartbeat_s is None else {"heartbeat_s": last_heartbeat_s}
         with self._engine.begin() as connection:
-            connection.execute(_held_rows([self]).values(owner=None, **sign))
+            connection.execute(_update_owned([self]).values(owner=None, **sign))
 
     def check(self, connection: Connection) -> None:
-        """To be called in each writing transaction: nobody else has taken it over.
+        """Checks that no other process has taken it over; must be called in each writing transaction.
 
         Raises:
-            LeaseLostError: if somebody has.
+            LeaseLostError: if one has.
         """
-        if loss := self._loss(connection):
-            raise self._leased.loss(loss)
+        if error_type := self._loss_reason(connection):
+            raise self._leased.error_type(error_type)
 
-    def is_certain(self) -> bool:
-        """Whether nobody else can hold it now, however long this process may have been stopped meanwhile.
+    def ensure_owned(self) -> bool:
+        """Renews it if it may be stale, for example after this process was stopped; returns whether no other process
+        can own it.
 
-        False if the database cannot be asked, or if it is lost.
+        False if the database cannot be reached.
         """
         return _uptime_s() - self._renewed_s < STALE_S or self._heartbeat.renew([self])
 
-    def _try(self) -> str:
-        """Takes it if nobody holds it; says who does otherwise."""
+    def _try_acquire(self) -> str:
+        """Acquires it if it is free; otherwise returns which process owns it, as a sentence."""
         process = psutil.Process()
         begun_s = _uptime_s()
         with self._engine.begin() as connection:
             now_s = database_time_s(connection)
-            holder = self._holder(connection).one()
-            if is_held(holder, now_s):
-                since = time.strftime("%H:%M:%S", time.localtime(holder.owner_since_s))
+            row = self._owner_row(connection).one()
+            if is_owned(row, now_s):
+                since = time.strftime("%H:%M:%S", time.localtime(row.owner_since_s))
                 return (
-                    f"The {self._leased.what} is being run by process {holder.owner_pid} on {holder.owner_host} since "
-                    f"{since}; {self._leased.advice}."
+                    f"The {self._leased.description} is being run by process {row.owner_pid} on {row.owner_host} "
+                    f"since {since}; {self._leased.advice}."
                 )
             values = {
                 "owner": self._token,
-                "owner_machine": _machine(),
+                "owner_machine": _machine_id(),
                 "owner_host": socket.gethostname(),
                 "owner_pid": process.pid,
                 "owner_started_s": process.create_time(),
@@ -181,27 +184,25 @@ class Lease:
         self._renewed_s = begun_s
         return ""
 
-    def _holder(self, connection: Connection) -> Result[Any]:
+    def _owner_row(self, connection: Connection) -> Result[Any]:
         columns = [self._table.c[name] for name in _COLUMNS]
         return connection.execute(select(*columns).where(self._table.c.id == self._leased.id).with_for_update())
 
-    def _loss(self, connection: Connection) -> str:
-        """Who has taken it over, as a sentence; empty if nobody has."""
-        holder = self._holder(connection).one_or_none()
-        if holder is None:
-            return f"The {self._leased.what} is not in its database any more."
-        if holder.owner == self._token:
+    def _loss_reason(self, connection: Connection) -> str:
+        """Returns which process has taken it over, as a sentence; empty if none has."""
+        row = self._owner_row(connection).one_or_none()
+        if row is None:
+            return f"The {self._leased.description} is not in its database any more."
+        if row.owner == self._token:
             return ""
-        by = f" by process {holder.owner_pid} on {holder.owner_host}" if holder.owner else ""
-        return f"The {self._leased.what} was taken over{by} while this process could not be heard; nothing is lost."
+        by = f" by process {row.owner_pid} on {row.owner_host}" if row.owner else ""
+        return (
+            f"The {self._leased.description} was taken over{by} while this process sent no heartbeat; nothing is lost."
+        )
 
 
 class Heartbeat:
-    """The thread that keeps leases of rows of one table alive: one transaction at a time, however many they are.
-
-    Args:
-        engine: the database, for short writing transactions.
-    """
+    """Thread that renews the leases of rows of one table, in one transaction at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -210,8 +211,7 @@ class Heartbeat:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def keep(self, lease: Lease) -> None:
-        """Keeps one more alive."""
+    def add(self, lease: Lease) -> None:
         with self._changing:
             self._leases.append(lease)
             if self._thread is None:
@@ -219,8 +219,8 @@ class Heartbeat:
                 self._thread = threading.Thread(target=self._beat, args=(self._ended,), name="dike-lease", daemon=True)
                 self._thread.start()
 
-    def drop(self, lease: Lease) -> None:
-        """Keeps it alive no longer; the thread ends with the last one."""
+    def remove(self, lease: Lease) -> None:
+        """Stops renewing a lease; the thread ends with the last one."""
         with self._changing:
             self._leases.remove(lease)
             if self._leases:
@@ -231,74 +231,79 @@ class Heartbeat:
             last.join()
 
     def renew(self, leases: Sequence[Lease]) -> bool:
-        """Tells the database that we are alive; whether it has heard that, and we hold all of these still."""
+        """Writes a heartbeat; returns whether that succeeded and this process still owns all of these leases."""
         begun_s = _uptime_s()
         try:
             with self._engine.begin() as connection:
                 values = {"heartbeat_s": database_time_s(connection)}
-                is_ours = connection.execute(_held_rows(leases).values(values)).rowcount == len(leases)
-                losses = {} if is_ours else {lease: lease._loss(connection) for lease in leases}
+                is_ours = connection.execute(_update_owned(leases).values(values)).rowcount == len(leases)
+                losses = {} if is_ours else {lease: lease._loss_reason(connection) for lease in leases}
         except SQLAlchemyError:
-            # The next beat may get through; if none does, the holder's own writing fails and says so.
-            logger.warning("no heartbeat for the %s (%d in all)", leases[0]._leased.what, len(leases), exc_info=True)
+            # The next heartbeat may succeed; if none does, the owner's own writes fail with an error.
+            logger.warning(
+                "cannot write the heartbeat of the %s (%d leases)",
+                leases[0]._leased.description,
+                len(leases),
+                exc_info=True,
+            )
             return False
         for lease in leases:
-            if not (loss := losses.get(lease)):
+            if not (error_type := losses.get(lease)):
                 lease._renewed_s = begun_s
             elif not lease._ended.is_set():
                 lease._ended.set()
-                lease._lost(loss)
+                lease._on_lost(error_type)
         return is_ours
 
     def _beat(self, ended: threading.Event) -> None:
         while not ended.wait(HEARTBEAT_S):
             with self._changing:
                 leases = [lease for lease in self._leases if not lease._ended.is_set()]
-            for first in range(0, len(leases), _AT_A_TIME):
-                self.renew(leases[first : first + _AT_A_TIME])
+            for first in range(0, len(leases), _ROWS_PER_STATEMENT):
+                self.renew(leases[first : first + _ROWS_PER_STATEMENT])
 
 
-def _held_rows(leases: Sequence[Lease]) -> Update:
-    """An update of the rows of one table that are held still."""
+def _update_owned(leases: Sequence[Lease]) -> Update:
+    """An UPDATE of those of the rows that are still owned."""
     table = leases[0]._table
     ids, tokens = [lease._leased.id for lease in leases], [lease._token for lease in leases]
     return update(table).where(table.c.id.in_(ids), table.c.owner.in_(tokens))
 
 
-def is_held(holder: Row[Any], now_s: float) -> bool:
-    """Whether somebody holds the lease of a row.
+def is_owned(row: Row[Any], now_s: float) -> bool:
+    """Whether a process owns the lease of a row.
 
     Args:
-        holder: the row's columns `owner...` and `heartbeat_s`.
+        row: the row's columns `owner...` and `heartbeat_s`.
         now_s: the database's time.
     """
-    if holder.owner is None:
+    if row.owner is None:
         return False
-    if holder.owner_machine != _machine():
-        return bool(now_s - holder.heartbeat_s < STALE_S)
+    if row.owner_machine != _machine_id():
+        return bool(now_s - row.heartbeat_s < STALE_S)
     try:
-        process = psutil.Process(holder.owner_pid)
-        is_same = abs(process.create_time() - holder.owner_started_s) < _START_TOLERANCE_S
+        process = psutil.Process(row.owner_pid)
+        is_same = abs(process.create_time() - row.owner_started_s) < _START_TOLERANCE_S
         if is_same and process.pid == os.getpid():
-            return holder.owner in _own_tokens
+            return row.owner in _own_tokens
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
 def database_time_s(connection: Connection) -> float:
-    """The database's clock, seconds since the epoch."""
+    """Returns the database's clock, in seconds since the epoch."""
     now = connection.execute(select(func.now())).scalar_one()
     return float((now if now.tzinfo else now.replace(tzinfo=UTC)).timestamp())
 
 
 def _uptime_s() -> float:
-    """A clock that goes on while the machine sleeps."""
+    """A clock that includes the time when the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _machine() -> str:
-    """What process ids are unique in: a boot of a machine, and there a container."""
+def _machine_id() -> str:
+    """Returns the scope in which process ids are unique: a boot of a machine, and a container there."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]

@@ -1,7 +1,7 @@
-"""Which Mesos to use, and how: what `--master` and its neighbours say.
+"""How commands reach Mesos: `--master` and the related options.
 
-Commands make a `MesosAccess` before all else, and begin to start a private Mesos with it; so nothing is imported here
-that takes long and is needed later only.
+Commands create a `MesosAccess` first, and start a private Mesos with it, so slow imports that are needed later are made
+in functions.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class MesosAccess:
         master: `host:port` or `zk://...`; None starts a private Mesos on this machine.
         agents: the private Mesos' agents.
         connect_timeout_s: how long to wait for the master.
-        role: in which to subscribe.
-        principal, secret: of which user; an embedded Mesos of this account takes its own, which need not be named.
+        role: role of the subscription.
+        principal, secret: credentials; an embedded Mesos of the same account needs none.
         image: container image for the tasks; None for the agent's own file system.
-        agent_python: interpreter on the agents; None takes ours for a Mesos on this machine and `python3` for another.
-        advertise_address: by which host name or address agents reach this machine; None for the one that faces the
+        agent_python: interpreter on the agents; None: this one for a Mesos on this machine, `python3` for another.
+        advertise_address: host name or address under which agents reach this machine; None for the one that faces the
             master.
-        bundle_port: where executors fetch scripts from; 0 takes a free port.
-        warn: takes what the user should know of a private Mesos.
-        private: the private Mesos, where it is being started already.
+        bundle_port: port from which executors fetch scripts; 0 takes a free port.
+        warn: receives warnings about a private Mesos.
+        private: the private Mesos, if it is being started already.
     """
 
     master: str | None = None
@@ -64,16 +64,15 @@ class MesosAccess:
 
     @property
     def runs_here(self) -> bool:
-        """Whether tasks see this machine's files, as far as that can be told before the master has answered."""
+        """Whether tasks see this machine's files, as far as that is known before the master has answered."""
         if self.master is None or self.image is not None:
             return self.image is None
         return not self.master.startswith("zk://") and _is_loopback(self._host)
 
     @property
     def zygotes(self) -> str:
-        """Socket of the zygote server of an embedded Mesos; empty without one.
-
-        It is a private one that is `starting`, or one of this account that is named by its address.
+        """Socket of the zygote server of an embedded Mesos, either private or of the same account and named by its
+        address; empty if there is none.
         """
         if self.private is not None:
             return self.private.zygotes
@@ -86,10 +85,10 @@ class MesosAccess:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[MesosAccess]:
-        """Begins to start a private Mesos, while there is something else to do before `connect`.
+        """Starts a private Mesos in the background, so that the caller can do other work before `connect`.
 
         Yields:
-            What connects to it; this, if it is another Mesos.
+            An object that connects to it; `self` for another Mesos.
         """
         if self.master is not None:
             yield self
@@ -99,7 +98,7 @@ class MesosAccess:
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[LeadingMaster]:
-        """The master; a private one lives as long as the context."""
+        """Connects to the master; a private one ends with the context."""
         from framework.mesos import master as mesos_master
         from framework.mesos.master import LeadingMaster
 
@@ -109,8 +108,8 @@ class MesosAccess:
                 cluster = self.private or stack.enter_context(EmbeddedCluster(self.agents).starting())
                 cluster.wait_started()
                 address, failure = cluster.master, lambda: cluster.failure
-                if said := exposure_warning():
-                    self.warn(said)
+                if warning := exposure_warning():
+                    self.warn(warning)
             found = mesos_master.connect(address, self.connect_timeout_s)
             embedded = find_access(found.host)
             credentials = None if embedded is None else embedded.credentials
@@ -120,28 +119,28 @@ class MesosAccess:
             yield LeadingMaster(now, is_private=self.master is None, failure=failure)
 
     def settings(self, name: str, master: LeadingMaster, **more: Any) -> FrameworkSettings:
-        """How a framework of this name presents itself to a master; `more` are further fields of the settings."""
+        """Returns the settings of a framework of this name; `more` are further fields."""
         from framework.mesos.driver import FrameworkSettings
 
         principal, secret = master.credentials or (None, None)
         return FrameworkSettings(name, _user_name(), self.role, principal=principal, secret=secret, **more)
 
     def bundle_server(self, archive: Callable[[str], bytes | None], master: LeadingMaster) -> BundleServer:
-        """Where executors fetch scripts; the arguments are those of `BundleServer`.
+        """Returns the server from which executors fetch scripts; the arguments are those of `BundleServer`.
 
         Raises:
-            BadInputError: if that port cannot be listened on.
+            BadInputError: if it cannot listen on that port.
         """
         from framework.project.bundle import BundleServer, address_towards
 
         if self.advertise_address is not None:
-            # Whoever stands in between may come to any of our addresses.
+            # A proxy in between may connect to any address of this machine.
             return BundleServer(archive, "", self.bundle_port, self.advertise_address)
         address = "127.0.0.1" if self.master is None else address_towards(master.host, master.port)
         return BundleServer(archive, address, self.bundle_port)
 
     def python(self, master: LeadingMaster) -> str:
-        """The interpreter that runs executors on the agents."""
+        """Returns the interpreter that runs executors on the agents."""
         return self.agent_python or (sys.executable if is_on_this_machine(master) and not self.image else "python3")
 
 
@@ -151,7 +150,7 @@ def is_on_this_machine(master: LeadingMaster) -> bool:
 
 
 def this_machine() -> str:
-    """Host name and account: equal for processes that see the same files."""
+    """Returns host name and account, which are equal for processes that see the same files."""
     return f"{socket.gethostname()} {os.getuid()}"
 
 
@@ -166,5 +165,5 @@ def _user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A container may run under a number that has no name.
+        # A container may run under a user id without a name.
         return "nobody"

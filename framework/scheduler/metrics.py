@@ -1,31 +1,29 @@
-"""What a service counts while it runs; this base keeps nothing, as suits a private service that ends with its job."""
+"""Interface of a service's metrics; this base class records nothing."""
 
 from __future__ import annotations
 
 
 class Metrics:
-    """Hears of what the loop does. Called on the loop's thread; each call returns at once."""
+    """Receives what the scheduler's loop does, on the loop's thread; calls must not block."""
 
-    def went_round(self, seconds: float) -> None:
-        """The loop has gone round once, in so many seconds of work."""
+    def loop_iteration(self, seconds: float) -> None:
+        """One iteration of the loop, and its duration without waiting."""
 
-    def connected(self, is_connected: bool) -> None:
-        """The subscription with the master has come to stand, or has been lost."""
+    def connected(self, is_connected: bool) -> None: ...
 
-    def offers_received(self, count: int) -> None:
-        """Offers have come."""
+    def offers_received(self, count: int) -> None: ...
 
-    def offers_held(self, count: int) -> None:
-        """So many offers are in hand now."""
+    def unused_offers(self, count: int) -> None:
+        """Number of offers in the pool now."""
 
     def launched(self, count: int) -> None:
-        """Tasks have been launched."""
+        """Number of tasks launched."""
 
     def task_failed(self) -> None:
-        """A task has ended otherwise than well, without having been asked to."""
+        """A task failed without being asked to stop."""
 
-    def waited(self, seconds: float) -> None:
-        """A job has got its first tasks so many seconds after it was submitted."""
+    def job_waited(self, seconds: float) -> None:
+        """Time from a job's submission to its first launch."""
 
     def placed(self, seconds: float) -> None:
-        """A job has looked at offers, planned and launched, in so many seconds."""
+        """Time in which a job matched offers, planned and launched."""

@@ -1,7 +1,7 @@
 """Measures the network between agents by short transfers, as a Mesos framework of its own (`dike agents measure`).
 
-Each agent gets one task (`executor.transfer`). First agents send to one another one at a time: that shows their
-network cards. Then all agents of a rack send to other racks at the same time, which shows the rack's uplink if it
+Each agent runs one task (`executor.transfer`). First agents send to each other one pair at a time, which measures their
+network cards. Then all agents of a rack send to other racks at the same time, which measures the rack's uplink if it
 carries less than the cards.
 """
 
@@ -21,39 +21,34 @@ from executor.messages import encode
 from executor.transfer import PEER_TIMEOUT_S, RESULT_TIMEOUT_S, TOKEN_BYTES, TransferOrder, TransferResult
 from framework.mesos import events
 from framework.mesos.connection import Connection
-from framework.mesos.containers import Container, own_container
+from framework.mesos.containers import Container, task_container
 from framework.mesos.driver import Driver, MesosCalls
 from framework.mesos.offers import AgentOffer, by_agent
 from framework.mesos.tasks import TaskState, executor_info, take_resources
 from framework.scheduler.constraints import Constraints, parse_constraints
 from framework.scheduler.mesos_access import MesosAccess
-from framework.scheduler.offer_pool import COLLECT_S, SETTLE_S
+from framework.scheduler.offer_pool import MAX_COLLECT_S, SETTLE_S
 from framework.scheduler.session import drive, sigterm_as_interrupt
 from solver.network import MachineNetwork, Network
 
 logger = logging.getLogger(__name__)
 
-PARTNERS = 3
-"""Each agent sends to so many others, if there are so many."""
+MAX_PARTNERS = 3
+"""Maximum number of agents that each agent sends to."""
 CPUS = 1.0
-LEAST_CPUS = 0.1
+MIN_CPUS = 0.1
 MEM_MIB = 256.0
 START_TIMEOUT_S = 60.0
 OFFER_TIMEOUT_S = 20.0
 REFUSE_S = 60.0
-FULL = 0.9
-"""An uplink that carries this share of the cards' speed is not what limits them."""
+UPLINK_LIMIT_RATIO = 0.9
+"""An uplink that carries at least this share of the cards' speed is not the bottleneck."""
 BITS_PER_GBIT = 1e9
 
 
 @dataclass(frozen=True)
 class TransferLimits:
-    """How much a measurement may take.
-
-    Attributes:
-        size_bytes: of one transfer.
-        seconds: of one transfer.
-    """
+    """Limits of a transfer."""
 
     size_bytes: int
     seconds: float
@@ -65,24 +60,24 @@ class Transfer:
 
     Attributes:
         sender, receiver: agents.
-        gbps: how fast it went, in Gb/s.
-        shared: whether others went on at the same time, from the same rack to others.
+        gbps: speed in Gb/s.
+        concurrent: whether other transfers out of the same rack ran at the same time.
     """
 
     sender: str
     receiver: str
     gbps: float
-    shared: bool
+    concurrent: bool
 
 
 @dataclass(frozen=True)
 class NetworkReport:
-    """What was measured.
+    """Results of a measurement.
 
     Attributes:
-        racks: agent -> its rack; None where it does not say.
-        transfers: all that came to their end.
-        problems: what could not be measured, a sentence each.
+        racks: agent -> its rack; None if unknown.
+        transfers: all completed transfers.
+        problems: failures, a sentence each.
     """
 
     racks: dict[str, str | None]
@@ -91,29 +86,28 @@ class NetworkReport:
 
     @property
     def cards_gbps(self) -> dict[str, float]:
-        """Agent -> speed of its network card: the most that it sent or received while no other transfer went on."""
+        """Agent -> speed of its network card: its maximum while no other transfer ran."""
         found: dict[str, float] = {}
         for one in self.transfers:
-            if not one.shared:
+            if not one.concurrent:
                 for agent in (one.sender, one.receiver):
                     found[agent] = max(found.get(agent, 0.0), one.gbps)
         return found
 
     @property
     def across_racks_gbps(self) -> float | None:
-        """Speed of the slowest uplink; None where no uplink carried less than the cards would."""
+        """Speed of the slowest uplink; None if no uplink carried less than the cards."""
         cards = self.cards_gbps
         limits = []
         for rack in {rack for rack in self.racks.values() if rack is not None}:
-            out = [one for one in self.transfers if one.shared and self.racks[one.sender] == rack]
+            out = [one for one in self.transfers if one.concurrent and self.racks[one.sender] == rack]
             ends = ({one.sender for one in out}, {one.receiver for one in out})
             most = min(sum(cards.get(agent, 0.0) for agent in end) for end in ends)
-            if out and (carried := sum(one.gbps for one in out)) < FULL * most:
+            if out and (carried := sum(one.gbps for one in out)) < UPLINK_LIMIT_RATIO * most:
                 limits.append(carried)
         return min(limits, default=None)
 
     def network(self) -> Network:
-        """It as a plan takes it."""
         across = self.across_racks_gbps
         return Network(
             across_racks_gbps=None if across is None else _rounded(across),
@@ -129,10 +123,10 @@ def _rounded(gbps: float) -> float:
 
 @dataclass(frozen=True)
 class _Round:
-    """Transfers that go on at the same time: (sender, receiver)."""
+    """Transfers that run at the same time: (sender, receiver)."""
 
     pairs: tuple[tuple[str, str], ...]
-    shared: bool
+    concurrent: bool
 
 
 @dataclass
@@ -144,16 +138,16 @@ class _Agent:
 
 
 class NetworkMeasurement:
-    """The framework: launches a task on each agent that offers enough, and has them send to one another.
+    """The framework: launches a task on each agent that offers enough, and starts transfers between them.
 
     Args:
-        mesos: makes the calls.
+        mesos: the master.
         python: interpreter on the agents.
-        container: what its tasks run in; None for the agents' own file system.
-        limits: how much a transfer may take.
+        container: container of the tasks; None for the agents' own file system.
+        limits: limits of each transfer.
         constraints: which agents to use.
-        expected: how many agents there are, where that is known.
-        progress: told in a line what goes on.
+        expected: number of agents, if known.
+        progress: receives lines for the user.
         clock: seconds, monotonic.
     """
 
@@ -183,8 +177,8 @@ class NetworkMeasurement:
         self._started_s = clock()
         self._racks: dict[str, str | None] = {}
         self._rounds: deque[_Round] | None = None
-        self._open: dict[str, tuple[str, str]] = {}
-        self._is_shared = False
+        self._in_flight: dict[str, tuple[str, str]] = {}
+        self._is_concurrent = False
         self._round_s = 0.0
         self._numbers = itertools.count()
         self._transfers: list[Transfer] = []
@@ -193,19 +187,19 @@ class NetworkMeasurement:
 
     @property
     def report(self) -> NetworkReport:
-        """What was measured so far."""
+        """Results up to now."""
         return NetworkReport(self._racks, tuple(self._transfers), tuple(self._problems))
 
     def cancel(self) -> None:
-        """Ends: Mesos kills the tasks with their framework."""
+        """Ends it: Mesos kills the tasks with their framework."""
         self.done = True
 
     def handle(self, event: events.Event) -> None:
-        """Takes one event in.
+        """Handles one event.
 
         Raises:
             BadInputError: if the master refuses the framework.
-            JobFailedError: if the connection to it is lost.
+            JobFailedError: if the connection is lost.
         """
         match event:
             case events.Subscribed():
@@ -215,24 +209,24 @@ class NetworkMeasurement:
             case events.Refused():
                 self._connection.refused(event)
             case events.OffersArrived():
-                self._arrived(event.offers)
+                self._on_offers(event.offers)
             case events.OfferRescinded():
                 self._offers.pop(event.offer_id, None)
             case events.StatusUpdate():
                 self._mesos.acknowledgeStatusUpdate(event.status)
-                self._updated(event)
+                self._on_update(event)
             case events.MessageArrived():
                 try:
-                    self._answered(TransferResult.decode(event.data))
+                    self._on_result(TransferResult.decode(event.data))
                 except ValueError as error:
-                    logger.warning("a message was not understood: %s", error)
+                    logger.warning("ignoring a malformed message: %s", error)
 
     def tick(self) -> None:
-        """Does what is due by time.
+        """Performs what is due by time.
 
         Raises:
             BadInputError: if fewer than two agents have room for a task.
-            JobFailedError: if fewer than two tasks have come up.
+            JobFailedError: if fewer than two tasks started.
         """
         now_s = self._clock()
         if not self._agents:
@@ -244,16 +238,16 @@ class NetworkMeasurement:
             if not are_ready and now_s - self._started_s < START_TIMEOUT_S:
                 return
             self._plan()
-        if self._open and now_s - self._round_s >= self._limits.seconds + PEER_TIMEOUT_S + RESULT_TIMEOUT_S:
-            for sender, receiver in self._open.values():
-                self._problems.append(f"{sender} said nothing of its transfer to {receiver}.")
-            self._open.clear()
-        if not self._open:
+        if self._in_flight and now_s - self._round_s >= self._limits.seconds + PEER_TIMEOUT_S + RESULT_TIMEOUT_S:
+            for sender, receiver in self._in_flight.values():
+                self._problems.append(f"{sender} did not report its transfer to {receiver}.")
+            self._in_flight.clear()
+        if not self._in_flight:
             self._next_round(now_s)
 
     # Offers.
 
-    def _arrived(self, offers: Sequence[dict[str, Any]]) -> None:
+    def _on_offers(self, offers: Sequence[dict[str, Any]]) -> None:
         if self._agents:
             self._decline([offer["id"] for offer in offers])
             return
@@ -263,12 +257,14 @@ class NetworkMeasurement:
     def _is_settled(self, now_s: float) -> bool:
         if not self._offers:
             if now_s - self._started_s >= OFFER_TIMEOUT_S:
-                raise BadInputError(f"No agent has offered anything within {OFFER_TIMEOUT_S:g} s; others hold them.")
+                raise BadInputError(
+                    f"No agent has offered anything within {OFFER_TIMEOUT_S:g} s: other frameworks use them all."
+                )
             return False
         if self._expected is not None:
             agents = {offer["agent_id"]["value"] for offer in self._offers.values()}
-            return len(agents) >= self._expected or now_s - self._offered_s[0] >= COLLECT_S
-        return now_s - self._offered_s[-1] >= SETTLE_S or now_s - self._offered_s[0] >= COLLECT_S
+            return len(agents) >= self._expected or now_s - self._offered_s[0] >= MAX_COLLECT_S
+        return now_s - self._offered_s[-1] >= SETTLE_S or now_s - self._offered_s[0] >= MAX_COLLECT_S
 
     def _launch(self, now_s: float) -> None:
         offers, self._started_s = by_agent(self._offers.values()), now_s
@@ -278,8 +274,8 @@ class NetworkMeasurement:
         if len(able) < 2:
             names = ", ".join(one.node for one in able) or "none"
             raise BadInputError(
-                "It takes two agents to measure a network between them; of those that offer something and meet the "
-                f"constraints, {names} has room for a task ({LEAST_CPUS:g} cpus, {MEM_MIB:g} MiB and a port)."
+                f"A measurement needs two agents with room for a task ({MIN_CPUS:g} cpus, {MEM_MIB:g} MiB and a port). "
+                f"Of the agents that meet the constraints, only these have it: {names}."
             )
         unused = [offer_id for one in offers if one not in able for offer_id in one.offer_ids]
         self._decline([{"value": offer_id} for offer_id in unused])
@@ -315,7 +311,7 @@ class NetworkMeasurement:
 
     # Tasks.
 
-    def _updated(self, event: events.StatusUpdate) -> None:
+    def _on_update(self, event: events.StatusUpdate) -> None:
         state = TaskState.of(event.state)
         node = next((node for node, one in self._agents.items() if one.executor_id == event.task_id), None)
         if node is None:
@@ -323,25 +319,25 @@ class NetworkMeasurement:
         if state is TaskState.RUNNING:
             self._agents[node].is_ready = True
         elif state.is_terminal():
-            said = event.status.get("message") or event.status.get("reason") or state
-            self._problems.append(f"The task on {node} {state.verb}: {str(said).rstrip('.')}.")
+            why = event.status.get("message") or event.status.get("reason") or state
+            self._problems.append(f"The task on {node} {state.verb}: {str(why).rstrip('.')}.")
             del self._agents[node]
-            gone = [number for number, ends in self._open.items() if node in ends]
+            gone = [number for number, ends in self._in_flight.items() if node in ends]
             for number in gone:
-                del self._open[number]
+                del self._in_flight[number]
             if len(self._agents) < 2:
-                raise JobFailedError(f"There are no two agents left to measure between. {' '.join(self._problems)}")
+                raise JobFailedError(f"Fewer than two agents are left to measure. {' '.join(self._problems)}")
 
     def _plan(self) -> None:
-        """Says who sends to whom, once tasks have come up or not."""
+        """Plans the transfers once all tasks are ready or have timed out."""
         for node in [node for node, agent in self._agents.items() if not agent.is_ready]:
-            self._problems.append(f"The task on {node} has not come up within {START_TIMEOUT_S:g} s.")
+            self._problems.append(f"The task on {node} did not start within {START_TIMEOUT_S:g} s.")
             del self._agents[node]
         if len(self._agents) < 2:
-            raise JobFailedError(f"There are no two agents left to measure between. {' '.join(self._problems)}")
-        # Neighbours in this order are in one rack, but for the last of each.
+            raise JobFailedError(f"Fewer than two agents are left to measure. {' '.join(self._problems)}")
+        # Sorted by rack, so that most neighbours are in the same rack.
         order = sorted(self._agents, key=lambda node: (self._racks[node] or "", node))
-        self._rounds = deque(_Round((pair,), shared=False) for pair in _alone(order))
+        self._rounds = deque(_Round((pair,), concurrent=False) for pair in _sequential_pairs(order))
         count = len(self._rounds)
         self._rounds += _out_of_racks(order, self._racks)
         self._progress(
@@ -355,29 +351,29 @@ class NetworkMeasurement:
         while self._rounds and not pairs:
             now = self._rounds.popleft()
             pairs = [pair for pair in now.pairs if self._agents.keys() >= set(pair)]
-            self._is_shared = now.shared
+            self._is_concurrent = now.concurrent
         self.done = not pairs
         self._round_s = now_s
         for sender, receiver in pairs:
             number = str(next(self._numbers))
-            self._open[number] = (sender, receiver)
+            self._in_flight[number] = (sender, receiver)
             to = self._agents[receiver]
-            told = {"transfer": number, "host": to.offer.address, "port": to.port}
+            order = {"transfer": number, "host": to.offer.address, "port": to.port}
             agent = self._agents[sender]
             self._mesos.sendFrameworkMessage(
-                {"value": agent.executor_id}, {"value": agent.offer.agent_id}, encode(told)
+                {"value": agent.executor_id}, {"value": agent.offer.agent_id}, encode(order)
             )
 
-    def _answered(self, result: TransferResult) -> None:
-        ends = self._open.pop(result.transfer, None)
+    def _on_result(self, result: TransferResult) -> None:
+        ends = self._in_flight.pop(result.transfer, None)
         if ends is None:
             return
         if result.error or result.bytes <= 0 or result.seconds <= 0:
-            why = result.error or "too little came to tell how fast"
+            why = result.error or "too little data arrived to measure the speed"
             self._problems.append(f"{ends[0]} could not send to {ends[1]}: {why}.")
             return
         gbps = 8 * result.bytes / result.seconds / BITS_PER_GBIT
-        self._transfers.append(Transfer(*ends, gbps, self._is_shared))
+        self._transfers.append(Transfer(*ends, gbps, self._is_concurrent))
 
 
 def measure_network(
@@ -386,21 +382,21 @@ def measure_network(
     constraints: Sequence[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkReport:
-    """Measures the network between the agents of a Mesos; nothing is left running.
+    """Measures the network between the agents of a Mesos; all its tasks end.
 
     Args:
-        mesos: which one.
-        limits: how much a transfer may take.
+        mesos: which Mesos.
+        limits: limits of each transfer.
         constraints: which agents to use.
-        progress: told in a line what goes on.
+        progress: receives lines for the user.
 
     Raises:
         BadInputError: if the master refuses the framework, or fewer than two agents have room for a task.
-        JobFailedError: if the connection is lost, or fewer than two tasks come up.
+        JobFailedError: if the connection is lost, or fewer than two tasks start.
         InterruptedByUserError: after Ctrl-C or SIGTERM.
     """
     admitted = parse_constraints(constraints)
-    container = own_container(mesos.image, (), None)
+    container = task_container(mesos.image, (), None)
     with sigterm_as_interrupt(), mesos.connect() as master:
         callbacks = events.EventScheduler()
         driver = Driver(mesos.settings("dike agents measure", master), master.uri, callbacks)
@@ -417,24 +413,24 @@ def measure_network(
                 cancel_timeout_s=0.0,
             )
         except KeyboardInterrupt:
-            raise InterruptedByUserError("Interrupted; nothing was written, and all tasks were told to end.") from None
+            raise InterruptedByUserError("Interrupted; nothing was written, and all tasks are being killed.") from None
         return work.report
 
 
 def _has_room(offer: AgentOffer) -> bool:
     amounts = offer.amounts
-    return amounts["cpus"] >= LEAST_CPUS and amounts["mem"] >= MEM_MIB and amounts["ports"] >= 1
+    return amounts["cpus"] >= MIN_CPUS and amounts["mem"] >= MEM_MIB and amounts["ports"] >= 1
 
 
-def _alone(order: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Who sends to whom while nobody else does: each to the next few."""
-    for step in range(1, min(PARTNERS, len(order) - 1) + 1):
+def _sequential_pairs(order: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Pairs for transfers that run alone: each agent sends to the next few."""
+    for step in range(1, min(MAX_PARTNERS, len(order) - 1) + 1):
         for index, sender in enumerate(order):
             yield sender, order[(index + step) % len(order)]
 
 
 def _out_of_racks(order: Sequence[str], racks: dict[str, str | None]) -> Iterator[_Round]:
-    """For each rack, all its agents with an agent of another rack to send to at the same time."""
+    """Pairs all agents of each rack with agents of other racks, to send at the same time."""
     members = defaultdict(list)
     for node in order:
         if (rack := racks[node]) is not None:
@@ -443,4 +439,4 @@ def _out_of_racks(order: Sequence[str], racks: dict[str, str | None]) -> Iterato
         return
     for rack, senders in members.items():
         others = itertools.cycle([node for other, nodes in members.items() if other != rack for node in nodes])
-        yield _Round(tuple(zip(senders, others, strict=False)), shared=True)
+        yield _Round(tuple(zip(senders, others, strict=False)), concurrent=True)

@@ -1,4 +1,4 @@
-"""The offers that a framework holds for its jobs, whole as they came."""
+"""The unused offers of a framework, unchanged as received."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.mesos.resources import usable_amounts
-from framework.scheduler.amounts import covers, left, totals
+from framework.scheduler.amounts import covers, subtract, totals
 
 Offer = dict[str, Any]
 """An offer in Mesos' JSON form."""
 
 Supply = Mapping[str, Mapping[str, float]]
-"""Agent -> resource -> amount that it offers: `cpus`, `mem` and `disk` in MiB, `gpus`, number of `ports`."""
+"""Agent -> resource -> offered amount: `cpus`, `mem` and `disk` in MiB, `gpus`, number of `ports`."""
 
 SETTLE_S = 0.6
-"""Offers count as complete when none has come for so long."""
-COLLECT_S = 5.0
-"""They are looked at at the latest so long after the first."""
-LATELY_S = 60.0
-"""An agent that nobody knows may be so new that it is known only later."""
-LONG_AGO_S = 24 * 3600.0
+"""Offers count as complete when none has arrived for this time."""
+MAX_COLLECT_S = 5.0
+"""Maximum delay after the first offer."""
+NEW_AGENT_S = 60.0
+"""An unknown agent with an offer younger than this may not be listed by the master yet."""
+OLD_OFFER_S = 24 * 3600.0
+"""If the agents are unknown, those without an offer for this time count as gone."""
 
 
 @dataclass(frozen=True)
 class LastOffer:
-    """What an agent offered last.
+    """Last offer of an agent.
 
     Attributes:
         free: resource -> amount, less what was launched on it since.
-        time_s: when that was, in seconds since the epoch.
+        time_s: seconds since the epoch.
     """
 
     free: Mapping[str, float]
@@ -47,17 +48,17 @@ def agent_id(offer: Offer) -> str:
 
 
 def amounts_of(offer: Offer) -> dict[str, float]:
-    """Resource -> amount in an offer that jobs can use."""
+    """Usable amount of each resource in an offer."""
     return usable_amounts(offer.get("resources", ()))
 
 
 def is_within(supply: Supply, other: Supply) -> bool:
-    """Whether nothing is offered that the other does not offer as well."""
+    """Whether the other supply covers this one."""
     return all(agent in other and covers(other[agent], amounts) for agent, amounts in supply.items())
 
 
 @dataclass
-class _Held:
+class _PooledOffer:
     offer: Offer
     amounts: Mapping[str, float]
     since_s: float
@@ -65,23 +66,23 @@ class _Held:
 
 
 class OfferPool:
-    """Offers in hand, those that a job looks at just now set apart.
+    """Unused offers, some of them locked for jobs that are planning.
 
     Args:
-        agents: how many agents there are, where that is known and they are nobody else's: no more offers come once
-            each of them offers as much as it ever has.
+        agents: number of agents, if known and not shared with other frameworks: offers are complete once each agent
+            offers as much as it ever has.
 
     Attributes:
-        generation: grows whenever there is something new to look at.
-        version: grows whenever anything changes.
-        last: agent -> what it offered last, whether or not that is in hand.
-        last_offer_s: when the last offer came, in seconds since the epoch; None before the first.
+        generation: grows with every arrival of offers.
+        version: grows with every change.
+        last: agent -> its last offer, unused or not.
+        last_offer_s: when the last offer arrived, in seconds since the epoch; None before the first.
     """
 
     def __init__(self, agents: int | None = None) -> None:
         self._agents = agents
         self._most: dict[str, Mapping[str, float]] = {}
-        self._held: dict[str, _Held] = {}
+        self._pooled: dict[str, _PooledOffer] = {}
         self._new_since_s: float | None = None
         self._newest_s = 0.0
         self.generation = 0
@@ -90,36 +91,35 @@ class OfferPool:
         self.last_offer_s: float | None = None
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pooled)
 
     def __contains__(self, one: str) -> bool:
-        """Whether an offer of this id is in hand."""
-        return one in self._held
+        """Whether the offer of this id is unused."""
+        return one in self._pooled
 
     @property
     def offers(self) -> list[Offer]:
         """All that are not locked, oldest first."""
-        return [held.offer for held in self._held.values() if not held.is_locked]
+        return [pooled.offer for pooled in self._pooled.values() if not pooled.is_locked]
 
-    def held_since_s(self, offer: Offer) -> float:
-        """When an offer in hand came."""
-        return self._held[offer_id(offer)].since_s
+    def received_s(self, offer: Offer) -> float:
+        return self._pooled[offer_id(offer)].since_s
 
     def supply(self, offers: Iterable[Offer]) -> Supply:
-        """What these offers in hand hold together."""
-        return totals((agent_id(offer), self._held[offer_id(offer)].amounts) for offer in offers)
+        """Total resources of these offers by agent."""
+        return totals((agent_id(offer), self._pooled[offer_id(offer)].amounts) for offer in offers)
 
     def add(self, offers: Sequence[Offer], now_s: float) -> None:
-        """Takes in what has come from Mesos."""
+        """Adds offers from Mesos."""
         for offer in offers:
-            self._held[offer_id(offer)] = _Held(offer, amounts_of(offer), now_s)
+            self._pooled[offer_id(offer)] = _PooledOffer(offer, amounts_of(offer), now_s)
         agents = {agent_id(offer) for offer in offers}
-        there = self.supply(held.offer for held in self._held.values() if agent_id(held.offer) in agents)
+        supply = self.supply(pooled.offer for pooled in self._pooled.values() if agent_id(pooled.offer) in agents)
         if self._agents is not None:
-            for agent, amounts in there.items():
+            for agent, amounts in supply.items():
                 most = self._most.get(agent, {})
                 self._most[agent] = {name: max(amount, most.get(name, 0.0)) for name, amount in amounts.items()}
-        self.last.update({agent: LastOffer(free, time.time()) for agent, free in there.items()})
+        self.last.update({agent: LastOffer(free, time.time()) for agent, free in supply.items()})
         if self._new_since_s is None:
             self._new_since_s = now_s
         self._newest_s = now_s
@@ -127,17 +127,17 @@ class OfferPool:
         self.generation += 1
         self.version += 1
 
-    def settled(self, now_s: float) -> bool:
-        """Whether there are offers, and waiting for more of them is not worth while."""
-        if not self._held:
+    def is_settled(self, now_s: float) -> bool:
+        """Whether there are offers, and waiting for more is not worthwhile."""
+        if not self._pooled:
             return False
         first_s = self._new_since_s
         if self._agents is not None and self._has_all(self._agents):
             return True
-        return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= COLLECT_S
+        return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= MAX_COLLECT_S
 
     def _has_all(self, agents: int) -> bool:
-        supply = self.supply(held.offer for held in self._held.values())
+        supply = self.supply(pooled.offer for pooled in self._pooled.values())
         return len(supply) == agents and all(
             amounts.get(name, 0.0) >= most
             for agent, amounts in supply.items()
@@ -145,66 +145,65 @@ class OfferPool:
         )
 
     def settle(self) -> None:
-        """What there is need not wait for more; the next offers are gathered anew."""
+        """Marks the present offers as settled; only newer ones are collected again."""
         self._new_since_s = None
 
     def lock(self, offers: Sequence[Offer]) -> None:
-        """Sets offers apart that a job is going to look at; they come back by `put_back`, or are used."""
+        """Locks offers for a job that plans on them, until `unlock` or `used`."""
         for offer in offers:
-            self._held[offer_id(offer)].is_locked = True
+            self._pooled[offer_id(offer)].is_locked = True
         self.version += 1
 
     def unlock(self, offers: Iterable[Offer]) -> None:
-        """Takes back what a job has looked at and does not want."""
         for offer in offers:
-            self._held[offer_id(offer)].is_locked = False
+            self._pooled[offer_id(offer)].is_locked = False
         self.version += 1
 
     def used(self, offers: Sequence[Offer], amounts: Mapping[str, float]) -> None:
-        """Forgets offers of one agent on which these amounts have been launched; the rest is offered again."""
+        """Removes one agent's offers after a launch of these amounts; Mesos offers the rest again."""
         agent = agent_id(offers[0])
         for offer in offers:
-            del self._held[offer_id(offer)]
+            del self._pooled[offer_id(offer)]
         last = self.last[agent]
-        self.last[agent] = LastOffer(left(last.free, amounts), last.time_s)
+        self.last[agent] = LastOffer(subtract(last.free, amounts), last.time_s)
         self._changed()
 
     def void(self, one: str) -> None:
-        """Forgets an offer that has been rescinded."""
-        if self._held.pop(one, None) is not None:
+        """Removes an offer that was rescinded."""
+        if self._pooled.pop(one, None) is not None:
             self._changed()
 
     def take(self, which: Callable[[Offer], bool]) -> list[Offer]:
-        """Takes out all that match and are not locked, to be declined."""
+        """Removes and returns all that match and are not locked, to be declined."""
         taken = [offer for offer in self.offers if which(offer)]
         for offer in taken:
-            del self._held[offer_id(offer)]
+            del self._pooled[offer_id(offer)]
         if taken:
             self._changed()
         return taken
 
-    def forget(self, known: Collection[str] | None) -> None:
-        """Forgets what agents offered last that are gone.
+    def forget_gone_agents(self, known: Collection[str] | None) -> None:
+        """Forgets the last offers of agents that are gone.
 
         Args:
-            known: the agents there are; None where that is not known: all are there that made an offer in a day.
+            known: the registered agents; None if unknown: agents count as gone after a day without an offer.
         """
-        in_hand = {agent_id(held.offer) for held in self._held.values()}
+        offering = {agent_id(pooled.offer) for pooled in self._pooled.values()}
         now_s = time.time()
         self.last = {
             agent: last
             for agent, last in self.last.items()
-            if agent in in_hand
-            or now_s - last.time_s < LATELY_S
-            or (now_s - last.time_s < LONG_AGO_S if known is None else agent in known)
+            if agent in offering
+            or now_s - last.time_s < NEW_AGENT_S
+            or (now_s - last.time_s < OLD_OFFER_S if known is None else agent in known)
         }
 
     def clear(self) -> None:
-        """The connection is gone, and offers do not outlive it."""
-        self._held.clear()
+        """Removes all offers, which become void with the connection."""
+        self._pooled.clear()
         self._changed()
 
     def _changed(self) -> None:
         self.version += 1
-        if not self._held:
+        if not self._pooled:
             self._new_since_s = None

@@ -1,8 +1,8 @@
-"""Makes room for the job that has a reservation: where it is too little that searches leave, elastic jobs shrink.
-Victims are found among the jobs of the users furthest above their share first: as few jobs as can be, in that order,
-and none of their tasks that the waiting job would fit without.
+"""Makes room for the job that has a reservation: if searches vacate too little, elastic jobs shrink.
 
-An elastic job is asked once for the same job, and does not grow again until that one runs or is gone.
+Victims are jobs of the users furthest above their share: as few jobs as possible, in that order, and only those tasks
+without which the pending job does not fit. An elastic job is asked once for the same job, and does not grow again until
+that job runs or is gone.
 """
 
 from __future__ import annotations
@@ -13,89 +13,83 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from framework.scheduler.agents import AgentFacts
-from framework.scheduler.amounts import Amounts, left, totals
-from framework.scheduler.job import JobHandle, Preemptible, Reclaimable, Resizable
+from framework.scheduler.amounts import Amounts, subtract, totals
+from framework.scheduler.job import JobEntry, Preemptible, Reclaimable, Resizable
 from framework.scheduler.records import TaskRecord
 from framework.scheduler.reservation import Place, Reservation
 from framework.scheduler.snapshot import JobFacts
 
 MAX_VICTIMS = 8
-"""So many jobs, the first in the order, are asked at most: whoever waits for more waits better for one to end."""
-MAX_AGENTS = 16
-"""On so many agents, those with most room, it is tried to make room before all others."""
-MAX_TRIED = 32
-"""Of so many tasks it is tried one by one whether it would do without."""
+"""Maximum number of victims per reservation. A job that needs more waits for tasks to end instead."""
+MAX_FIRST_AGENTS = 16
+"""Maximum number of agents, those with most room, that are tried as the first to clear."""
+MAX_SPARE_CHECKS = 32
+"""Maximum number of tasks that are checked one by one for being needed."""
 
 Room = Mapping[str, Amounts]
-"""Agent -> what there is of it for the job."""
+"""Agent -> amounts that the job may use."""
 
 
 class UnknownPlaceError(Exception):
-    """It cannot be said now where a job would start; raised while it is looked for, and caught there."""
+    """The place of a job is unknown now; raised and caught while searching for it."""
 
 
 class Preemption:
-    """Knows what the jobs could leave to others, and asks them to.
-
-    Args:
-        jobs: the jobs, by id; the scheduler's own.
-        isolated: makes a call of a job's state machine.
-        notify: tells those who watch a job something, by the job's id.
-    """
+    """Finds victims, and asks them to end tasks."""
 
     def __init__(
-        self, jobs: Mapping[str, JobHandle], isolated: Callable[..., None], notify: Callable[[str, str], None]
+        self, jobs: Mapping[str, JobEntry], call_job: Callable[..., None], notify: Callable[[str, str], None]
     ) -> None:
         self._jobs = jobs
-        self._isolated = isolated
+        self._call_job = call_job
         self._notify = notify
         self._asked: Mapping[str, frozenset[str]] = {}
         self._reclaimed_from: dict[str, set[str]] = {}
 
     def place(
         self,
-        handle: JobHandle,
+        entry: JobEntry,
         agents: Sequence[AgentFacts],
         others: Room,
         reservation: Reservation | None,
         shares: Callable[[], Mapping[str, float]],
         fits: Callable[[Room], frozenset[str]],
     ) -> Place:
-        """Where a job would start if others made way.
+        """Returns where a job would start if others were preempted.
 
         Args:
-            handle: the job.
+            entry: the job.
             agents: those that it may use.
-            others: agent -> what other frameworks hold there.
-            reservation: its reservation, if it has one.
+            others: agent -> usage by other frameworks.
+            reservation: the job's reservation, if it has one.
             shares: user -> dominant share, divided by the user's weight.
-            fits: where it would start with this room, as ids of agents.
+            fits: ids of the agents where it would start with this room.
 
         Returns:
-            No agents if it would not fit then, or no job can be preempted.
+            No agents if it would not fit, or no job can be preempted.
 
         Raises:
             UnknownPlaceError: if `fits` does.
         """
-        reclaimables = {one.job_id: job.reclaimable() for one, job in self._resizable() if one is not handle}
-        soon = self._ending(reclaimables.values())
-        before = {} if reservation is None else reservation.gives_up
-        if not before and not soon and not any(reclaimable.most for reclaimable in reclaimables.values()):
+        reclaimables = {one.job_id: job.reclaimable() for one, job in self._resizable() if one is not entry}
+        ending = self._ending(reclaimables.values())
+        before = {} if reservation is None else reservation.victim_tasks
+        if not before and not ending and not any(reclaimable.max_tasks for reclaimable in reclaimables.values()):
             return Place()
-        staying = [task for task in self._tasks() if task.task_id not in soon]
+        staying = [task for task in self._tasks() if task.task_id not in ending]
         room = _room(agents, others, staying)
         here = {task.task_id: task for task in staying if task.agent_id in room}
         self._record_reclaimed(reservation)
-        known = self._reclaimed_from.get(handle.job_id, set())
-        made = {job_id: task_ids for job_id, task_ids in before.items() if job_id in known}
-        if there := fits(room):
-            return Place(there, made)
+        known = self._reclaimed_from.get(entry.job_id, set())
+        done = {job_id: task_ids for job_id, task_ids in before.items() if job_id in known}
+        if used := fits(room):
+            return Place(used, done)
         asked = {job_id: tasks for job_id, tasks in before.items() if _still_can(tasks, reclaimables.get(job_id))}
-        if asked.keys() - made.keys():
+        if asked.keys() - done.keys():
             tasks = [here[task_id] for task_ids in asked.values() for task_id in task_ids if task_id in here]
-            if there := fits(with_tasks(room, tasks)):
-                return Place(there, {**asked, **made})
-        able = [job_id for job_id, reclaimable in reclaimables.items() if reclaimable.most and job_id not in known]
+            if used := fits(with_tasks(room, tasks)):
+                return Place(used, {**asked, **done})
+        able = [job_id for job_id, reclaimable in reclaimables.items() if reclaimable.max_tasks and job_id not in known]
         of_user = shares() if able else {}
         found = select_victims(
             [
@@ -103,44 +97,44 @@ class Preemption:
                     job_id,
                     of_user.get(self._jobs[job_id].user, 0.0),
                     [here[task_id] for task_id in reclaimables[job_id].task_ids if task_id in here],
-                    reclaimables[job_id].most,
+                    reclaimables[job_id].max_tasks,
                 )
                 for job_id in able
             ],
             room,
             fits,
         )
-        return dataclasses.replace(found, gives_up={**found.gives_up, **made})
+        return dataclasses.replace(found, victim_tasks={**found.victim_tasks, **done})
 
-    def soonest(
+    def earliest_agents(
         self,
         agents: Sequence[AgentFacts],
         others: Room,
         anywhere: frozenset[str],
         fits: Callable[[Room], frozenset[str]],
     ) -> frozenset[str]:
-        """Where a job would start first if tasks ended in the order in which those launched last end first.
+        """Estimates where a job would start first, assuming that the tasks launched last end first.
 
-        Nobody knows how long tasks last; but those that have run longest are the least likely to end soon.
+        Durations are unknown, but tasks that have run longest are the least likely to end soon.
 
         Args:
             agents: those that it may use.
-            others: agent -> what other frameworks hold there.
-            anywhere: ids of the agents that it would use if no task of ours ran.
-            fits: where it would start with this room, as ids of agents.
+            others: agent -> usage by other frameworks.
+            anywhere: ids of the agents that it would use if no task of this framework ran.
+            fits: ids of the agents where it would start with this room.
 
         Returns:
-            Ids of agents; the best found so far if `fits` raises `UnknownPlaceError`.
+            Ids of agents; the best found until then if `fits` raises `UnknownPlaceError`.
         """
-        soon = self._ending([job.reclaimable() for _, job in self._resizable()])
+        ending = self._ending([job.reclaimable() for _, job in self._resizable()])
         ids = {agent.agent_id for agent in agents}
-        there = [task for task in self._tasks() if task.agent_id in ids and task.task_id not in soon]
-        there.sort(key=lambda task: (task.launched_s, task.task_id))
-        found, stay, must_end = anywhere, 0, len(there) + 1
+        tasks = [task for task in self._tasks() if task.agent_id in ids and task.task_id not in ending]
+        tasks.sort(key=lambda task: (task.launched_s, task.task_id))
+        found, stay, must_end = anywhere, 0, len(tasks) + 1
         while must_end - stay > 1:
             middle = (stay + must_end) // 2
             try:
-                used = fits(_room(agents, others, there[:middle]))
+                used = fits(_room(agents, others, tasks[:middle]))
             except UnknownPlaceError:
                 return found
             if used:
@@ -149,101 +143,103 @@ class Preemption:
                 must_end = middle
         return found
 
-    def ask(self, reservation: Reservation | None) -> None:
-        """Asks for what the reservation needs, and tells those who need not give up anything any more."""
+    def request_tasks(self, reservation: Reservation | None) -> None:
+        """Asks the reservation's victims to end tasks, and withdraws requests that are no longer needed."""
         self._record_reclaimed(reservation)
-        wanted: Mapping[str, frozenset[str]] = {} if reservation is None else reservation.gives_up
+        wanted: Mapping[str, frozenset[str]] = {} if reservation is None else reservation.victim_tasks
         for job_id in sorted(self._asked.keys() | wanted.keys()):
-            handle = self._jobs.get(job_id)
-            if handle is None or not isinstance(handle.job, Resizable):
+            entry = self._jobs.get(job_id)
+            if entry is None or not isinstance(entry.job, Resizable):
                 continue
             task_ids = wanted.get(job_id, frozenset())
             if reservation is None or not task_ids:
-                self._isolated(handle, handle.job.reclaim, frozenset(), "")
+                self._call_job(entry, entry.job.reclaim, frozenset(), "")
                 continue
             if job_id not in self._asked:
-                self._notify(
-                    reservation.job_id, f"job {job_id} of {handle.user} ends {_workers(task_ids)} to make room"
-                )
-            reason = f"job {reservation.job_id} has waited long, and fits when this one has ended {_workers(task_ids)}"
-            self._isolated(handle, handle.job.reclaim, task_ids, reason)
+                self._notify(reservation.job_id, f"job {job_id} of {entry.user} ends {_workers(task_ids)} to make room")
+            reason = f"job {reservation.job_id} has waited long and fits once this job ends {_workers(task_ids)}"
+            self._call_job(entry, entry.job.reclaim, task_ids, reason)
         self._asked = dict(wanted)
 
-    def has_made_way(self, reservation: Reservation) -> bool:
-        """Whether all has ended that was asked for, and there was something."""
-        tasks = [task_id for task_ids in reservation.gives_up.values() for task_id in task_ids]
+    def victims_have_ended(self, reservation: Reservation) -> bool:
+        """Whether there are victims, and all their requested tasks have ended."""
+        tasks = [task_id for task_ids in reservation.victim_tasks.values() for task_id in task_ids]
         running = {task.task_id for task in self._tasks()}
         return bool(tasks) and not running & set(tasks)
 
-    def forget(self, waiting: Collection[str]) -> None:
-        """Only these jobs wait."""
-        self._reclaimed_from = {job_id: made for job_id, made in self._reclaimed_from.items() if job_id in waiting}
+    def keep_only(self, waiting: Collection[str]) -> None:
+        """Drops what is stored about other jobs."""
+        self._reclaimed_from = {
+            job_id: victims for job_id, victims in self._reclaimed_from.items() if job_id in waiting
+        }
 
     def _record_reclaimed(self, reservation: Reservation | None) -> None:
-        """Remembers who has given something up for the job, or is giving it up."""
+        """Records the jobs that have ended requested tasks, or are ending them."""
         if reservation is None:
             return
-        for job_id, task_ids in reservation.gives_up.items():
-            handle = self._jobs.get(job_id)
-            job = None if handle is None else handle.job
-            leaving: frozenset[str] = job.reclaimable().leaving if isinstance(job, Resizable) else frozenset()
-            if handle is None or not task_ids <= handle.tasks.keys() - leaving:
+        for job_id, task_ids in reservation.victim_tasks.items():
+            entry = self._jobs.get(job_id)
+            job = None if entry is None else entry.job
+            ending: frozenset[str] = job.reclaimable().ending if isinstance(job, Resizable) else frozenset()
+            if entry is None or not task_ids <= entry.tasks.keys() - ending:
                 self._reclaimed_from.setdefault(reservation.job_id, set()).add(job_id)
 
     def _ending(self, reclaimables: Collection[Reclaimable]) -> set[str]:
-        """Tasks that end soon, or would if their search were asked to."""
-        ending = {task_id for reclaimable in reclaimables for task_id in reclaimable.leaving}
-        for handle in self._jobs.values():
-            if handle.is_ending:
-                ending |= handle.tasks.keys()
-            elif isinstance(handle.job, Preemptible):
-                ending |= handle.job.preemptible_tasks()
+        """Ids of tasks that are ending, or would if their search were preempted."""
+        ending = {task_id for reclaimable in reclaimables for task_id in reclaimable.ending}
+        for entry in self._jobs.values():
+            if entry.is_ending:
+                ending |= entry.tasks.keys()
+            elif isinstance(entry.job, Preemptible):
+                ending |= entry.job.preemptible_tasks()
         return ending
 
-    def _resizable(self) -> Iterator[tuple[JobHandle, Resizable]]:
-        for handle in self._jobs.values():
-            if isinstance(handle.job, Resizable) and handle.has_tasks and not handle.is_ending:
-                yield handle, handle.job
+    def _resizable(self) -> Iterator[tuple[JobEntry, Resizable]]:
+        for entry in self._jobs.values():
+            if isinstance(entry.job, Resizable) and entry.has_tasks and not entry.is_ending:
+                yield entry, entry.job
 
     def _tasks(self) -> Iterator[TaskRecord]:
-        for handle in self._jobs.values():
-            yield from handle.tasks.values()
+        for entry in self._jobs.values():
+            yield from entry.tasks.values()
 
 
-def why_it_shrinks(reservation: Reservation | None, job_id: str) -> str:
-    """For whom a job gives up tasks, as a sentence that follows another; empty if for nobody."""
-    if reservation is None or job_id not in reservation.gives_up:
+def shrink_reason(reservation: Reservation | None, job_id: str) -> str:
+    """Sentence on the job that this one makes room for, to follow another sentence; empty if none."""
+    if reservation is None or job_id not in reservation.victim_tasks:
         return ""
-    given = _workers(reservation.gives_up[job_id])
+    given = _workers(reservation.victim_tasks[job_id])
     return f" It makes room for job {reservation.job_id}, which has waited long and fits without {given} of this one."
 
 
-def what_it_leaves(reservation: Reservation | None, job: JobFacts, waiting: str) -> str:
-    """What a job leaves to one that waits, as a sentence that follows another; empty if nothing.
+def describe_contribution(reservation: Reservation | None, job: JobFacts, waiting: str) -> str:
+    """Sentence on how a job makes room for a pending one, to follow another sentence; empty if it does not.
 
     Args:
-        reservation: what is kept for whom.
-        job: the one that could leave something.
-        waiting: id of the one that waits.
+        reservation: the current reservation.
+        job: the job that could make room.
+        waiting: id of the pending job.
     """
     if reservation is None or reservation.job_id != waiting:
         return ""
-    if job.job_id in reservation.gives_up:
-        return f" It makes room, and ends {_workers(reservation.gives_up[job.job_id])}."
+    if job.job_id in reservation.victim_tasks:
+        return f" It makes room, and ends {_workers(reservation.victim_tasks[job.job_id])}."
     is_search = job.sizing is not None and not job.sizing.is_gang
     return (
-        " It is asked to leave what is kept for this one." if is_search and job.held.keys() & reservation.agents else ""
+        " It is asked to vacate the agents reserved for this job."
+        if is_search and job.allocated.keys() & reservation.agents
+        else ""
     )
 
 
 def _room(agents: Sequence[AgentFacts], others: Room, staying: Sequence[TaskRecord]) -> dict[str, Amounts]:
-    """What there is of agents beside others and these tasks of ours."""
-    held = with_tasks({agent.agent_id: others.get(agent.agent_id, {}) for agent in agents}, staying)
-    return {agent.agent_id: left(agent.total, held[agent.agent_id]) for agent in agents}
+    """Room beside other frameworks and these tasks."""
+    used = with_tasks({agent.agent_id: others.get(agent.agent_id, {}) for agent in agents}, staying)
+    return {agent.agent_id: subtract(agent.total, used[agent.agent_id]) for agent in agents}
 
 
 def _still_can(task_ids: frozenset[str], reclaimable: Reclaimable | None) -> bool:
-    return reclaimable is not None and task_ids <= set(reclaimable.task_ids) and len(task_ids) <= reclaimable.most
+    return reclaimable is not None and task_ids <= set(reclaimable.task_ids) and len(task_ids) <= reclaimable.max_tasks
 
 
 def _workers(task_ids: Collection[str]) -> str:
@@ -252,90 +248,90 @@ def _workers(task_ids: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class PotentialVictim:
-    """An elastic job that could give tasks up.
+    """An elastic job that could end tasks.
 
     Attributes:
-        job_id: which.
+        job_id: the job.
         share: its user's dominant share of the cluster, divided by the user's weight.
-        tasks: those that it could do without, those that it misses least first.
-        most: how many of them at the same time.
+        tasks: dispensable tasks, the least useful first.
+        max_tasks: maximum number of them at the same time.
     """
 
     job_id: str
     share: float
     tasks: Sequence[TaskRecord]
-    most: int
+    max_tasks: int
 
 
 def select_victims(jobs: Iterable[PotentialVictim], room: Room, fits: Callable[[Room], frozenset[str]]) -> Place:
-    """The fewest jobs that have to give tasks up for a job that does not fit, and which tasks.
+    """Selects the fewest jobs that have to end tasks for a job that does not fit, and the tasks.
 
     Args:
-        jobs: those that could.
-        room: what there is without them.
-        fits: where the job would start, as ids of agents; none if there is too little room.
+        jobs: the candidates.
+        room: room without their tasks.
+        fits: ids of the agents where the job would start; empty if there is too little room.
 
     Returns:
-        No agents if the job would not fit whatever they gave up.
+        No agents if the job would not fit even if all of them ended all they can.
     """
-    able = [job for job in jobs if job.most > 0 and job.tasks]
+    able = [job for job in jobs if job.max_tasks > 0 and job.tasks]
     ranked = sorted(able, key=lambda job: (-job.share, job.job_id))[:MAX_VICTIMS]
     if not ranked or not fits(with_tasks(room, (task for job in ranked for task in job.tasks))):
         return Place()
     for count in range(1, len(ranked) + 1):
         asked = ranked[:count]
         for agents in _orders(asked, room):
-            given = {job.job_id: _first(job, agents) for job in asked}
+            given = {job.job_id: _tasks_to_end(job, agents) for job in asked}
             if used := fits(with_tasks(room, _all(given))):
-                return _least(given, used, room, fits)
+                return _minimize(given, used, room, fits)
     return Place()
 
 
 def with_tasks(room: Room, tasks: Iterable[TaskRecord]) -> dict[str, dict[str, float]]:
-    """The room there is once these tasks have ended."""
+    """Room after these tasks have ended."""
     return totals([*room.items(), *((task.agent_id, task.resources) for task in tasks)])
 
 
 def _orders(jobs: Sequence[PotentialVictim], room: Room) -> Iterator[list[str]]:
-    """In which order agents are to be cleared: each before all others once, if not all tasks can go."""
+    """Orders in which to clear agents. If the jobs cannot end all tasks, each agent comes first in one of them."""
 
     def size(agent_id: str) -> tuple[float, ...]:
         return tuple(-room.get(agent_id, {}).get(name, 0.0) for name in ("gpus", "cpus", "mem"))
 
     agents = sorted({task.agent_id for job in jobs for task in job.tasks}, key=lambda one: (size(one), one))
-    if all(job.most >= len(job.tasks) for job in jobs):
+    if all(job.max_tasks >= len(job.tasks) for job in jobs):
         yield agents
         return
-    for first in agents[:MAX_AGENTS]:
+    for first in agents[:MAX_FIRST_AGENTS]:
         yield [first, *(one for one in agents if one != first)]
 
 
-def _first(job: PotentialVictim, agents: Sequence[str]) -> list[TaskRecord]:
-    """As many of its tasks as it can do without, those on the first agents."""
-    return sorted(job.tasks, key=lambda task: agents.index(task.agent_id))[: job.most]
+def _tasks_to_end(job: PotentialVictim, agents: Sequence[str]) -> list[TaskRecord]:
+    """Maximum number of the job's tasks, those on the first agents."""
+    return sorted(job.tasks, key=lambda task: agents.index(task.agent_id))[: job.max_tasks]
 
 
-def _least(
+def _minimize(
     given: Mapping[str, Sequence[TaskRecord]],
     used: frozenset[str],
     room: Room,
     fits: Callable[[Room], frozenset[str]],
 ) -> Place:
-    """Leaves to the jobs what the job would fit without, to those of users with the smallest share first."""
+    """Drops tasks from the selection that the job does not need, first those of users with the smallest share."""
     left = {job_id: [task for task in tasks if task.agent_id in used] for job_id, tasks in given.items()}
     for job_id in reversed(left):
         tasks = left[job_id]
 
-        def holds(count: int, job_id: str = job_id, tasks: Sequence[TaskRecord] = tasks) -> bool:
+        def is_enough(count: int, job_id: str = job_id, tasks: Sequence[TaskRecord] = tasks) -> bool:
             return bool(fits(with_tasks(room, _all({**left, job_id: tasks[:count]}))))
 
-        left[job_id] = tasks[: bisect.bisect_left(range(len(tasks)), True, key=holds)]
-    for task in list(_all(left))[::-1][:MAX_TRIED]:
+        left[job_id] = tasks[: bisect.bisect_left(range(len(tasks)), True, key=is_enough)]
+    for task in list(_all(left))[::-1][:MAX_SPARE_CHECKS]:
         without = {job_id: [one for one in tasks if one is not task] for job_id, tasks in left.items()}
         if fits(with_tasks(room, _all(without))):
             left = without
-    gives_up = {job_id: frozenset(task.task_id for task in tasks) for job_id, tasks in left.items() if tasks}
-    return Place(fits(with_tasks(room, _all(left))), gives_up)
+    victim_tasks = {job_id: frozenset(task.task_id for task in tasks) for job_id, tasks in left.items() if tasks}
+    return Place(fits(with_tasks(room, _all(left))), victim_tasks)
 
 
 def _all(given: Mapping[str, Sequence[TaskRecord]]) -> Iterator[TaskRecord]:

@@ -1,4 +1,4 @@
-"""What a service keeps of its jobs: who asked for what, how it stands, which tasks it has."""
+"""Records that a service stores of its jobs and tasks."""
 
 from __future__ import annotations
 
@@ -10,38 +10,34 @@ from typing import Any
 from framework.scheduler.amounts import Amounts, missing
 
 NEWEST = "last"
-"""What commands call a user's newest job."""
+"""Name by which commands refer to a user's newest job."""
 INTENDED = "intended"
-"""State of a task that has been written down and not heard of."""
+"""State of a task that has been stored, with no update from Mesos yet."""
 
 
 class JobKind(enum.StrEnum):
-    """What a job is."""
-
     TRAINING = "training"
     SEARCH = "search"
 
 
 class JobState(enum.StrEnum):
-    """Where a job of a service stands."""
-
     QUEUED = "queued"
-    """Nothing of it runs: it waits for its turn or for resources, for the first time or again."""
+    """No task runs: it waits for other jobs or for resources, for the first time or again."""
     RUNNING = "running"
     """At least one task has been launched and has not ended."""
     ENDING = "ending"
-    """Its end was asked for; tasks may still run."""
+    """Its end was requested; tasks may still run."""
     FINISHED = "finished"
     FAILED = "failed"
     KILLED = "killed"
 
     def has_ended(self) -> bool:
-        """Whether nothing of it will run any more, unless it is a search and somebody asks that it goes on."""
+        """Whether it will not run again, unless it is a search that a user resumes."""
         return self in (JobState.FINISHED, JobState.FAILED, JobState.KILLED)
 
     @property
     def verb(self) -> str:
-        """What has happened to the job, after its name in a sentence."""
+        """The state as a predicate, to follow the job's name in a sentence."""
         if self is JobState.KILLED:
             return f"was {self}"
         return str(self) if self.has_ended() else f"is {self}"
@@ -49,23 +45,23 @@ class JobState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job as the database has it.
+    """A job in the database.
 
     Attributes:
         id: unique, part of its tasks' ids; its name, or `new_job_id` for a training job without one.
-        kind: what it is.
-        user: who asked for it.
+        kind: training or search.
+        user: its owner.
         script: name of the script inside its bundle.
-        request: what was asked for, as JSON values (`framework.service.requests`).
+        request: the request, as JSON values (`framework.service.requests`).
         constraints: which agents it may use, in the form `rack:IN:r1,r2` (`framework.scheduler.constraints`).
-        state: where it stands.
-        submitted_s, started_s, ended_s: seconds since the epoch; None while that has not come.
-        kill_requested: whether somebody has asked for its end.
-        waiting: why it does not run, or does not run yet, in one sentence; empty if nothing is in the way.
+        state: its state.
+        submitted_s, started_s, ended_s: seconds since the epoch; None if in the future.
+        kill_requested: whether a user has asked to kill it.
+        waiting: why it does not run, in one sentence; empty if nothing prevents it.
         failure: why it failed; empty if it did not.
-        result: how it ended, as `dike run --format json` or `dike tune --format json` prints it; None before.
-        bundle_token: names its bundle in the URL that executors fetch.
-        state_data: what its state machine needs after a restart of the service; None before its first launch.
+        result: as printed by `dike run --format json` or `dike tune --format json`; None until it ends.
+        bundle_token: names its bundle in the URL from which executors fetch it.
+        state_data: state of its state machine for a restart of the service; None before its first launch.
     """
 
     id: str
@@ -87,9 +83,9 @@ class JobRecord:
 
     @property
     def folder_name(self) -> str:
-        """What its checkpoint folder is called, and what a training job's chiefs claim that as.
+        """Name of its checkpoint folder, and of the checkpoint owner of a training job's chiefs.
 
-        Checkpoints outlive their jobs' records: those of an earlier job of its name are none of this one's.
+        Checkpoints are kept longer than records, so the name distinguishes jobs of the same name.
         """
         if self.kind is JobKind.TRAINING and self.request.get("name") is None:
             return self.id
@@ -97,26 +93,26 @@ class JobRecord:
 
 
 def dated_folder(job_id: str, submitted_s: float) -> str:
-    """What the checkpoint folder of a job of that name is called, which another job may have had before."""
+    """Returns the name of a job's checkpoint folder, with the time, because job names can be reused."""
     return f"{job_id}-{datetime.fromtimestamp(submitted_s, UTC):%Y%m%d-%H%M%S}"
 
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """One Mesos task of a job. Written before it is launched, so that no task is ever unknown.
+    """A Mesos task of a job. Stored before it is launched, so that no running task is unknown.
 
     Attributes:
-        task_id: Mesos' id of it.
-        job_id: whose it is.
-        agent_id: Mesos' id of its agent.
+        task_id: its id in Mesos.
+        job_id: its job.
+        agent_id: its agent's id in Mesos.
         node, address: the agent for people, and its IP address or host name.
-        name: what it is in its job, such as `worker:0` or `slot 3`.
+        name: its name in the job, such as `worker:0` or `slot 3`.
         state: Mesos' name of its last state, less `TASK_`, in lower case; `intended` before the launch.
-        resources: name -> amount of `cpus`, `mem` (MiB), `disk` (MiB), `gpus`, `ports` it holds; what the executor has
-            counts to the task that it was launched with.
-        launched_s, ended_s: seconds since the epoch; None while it has not ended.
-        message: what Mesos or the executor said with the last state.
-        executor_id: Mesos' id of its executor.
+        resources: amounts of `cpus`, `mem` (MiB), `disk` (MiB), `gpus`, `ports`; the executor's share counts to the
+            task with which the executor was launched.
+        launched_s, ended_s: seconds since the epoch; None if in the future.
+        message: message of Mesos or the executor with the last state.
+        executor_id: its executor's id in Mesos.
     """
 
     task_id: str
@@ -139,11 +135,11 @@ class TaskRecord:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """Something worth telling of a job.
+    """An event of a job, for its users.
 
     Attributes:
         number: counts up over all jobs.
-        job_id: whose it is.
+        job_id: the job.
         time_s: seconds since the epoch.
         kind: `note`, `waiting`, `planned`, `launched`, `task`, `restarting`, `checkpoint`, `resized`, `trial`, `ended`.
         text: one or more sentences.
@@ -158,7 +154,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class OutputChunk:
-    """A piece of what a task of a job wrote.
+    """A piece of a task's output.
 
     Attributes:
         number: counts up over all jobs.
@@ -175,13 +171,13 @@ class OutputChunk:
 
 @dataclass(frozen=True)
 class ProgressPoint:
-    """One report of a training job's chief.
+    """A report of a training job's chief.
 
     Attributes:
         step: training steps done.
         time_s: seconds since the epoch.
-        loss: None where it was not reported, or is not finite.
-        samples_per_s: None where it was not reported.
+        loss: None if not reported, or not finite.
+        samples_per_s: None if not reported.
     """
 
     step: int
@@ -192,16 +188,16 @@ class ProgressPoint:
 
 @dataclass(frozen=True)
 class TaskNeed:
-    """What one of a job's tasks takes at least.
+    """Minimum resources of one of a job's tasks.
 
     Attributes:
         name: such as `worker`, `parameter server`, `chief` or `slot`.
-        count: how many of them there have to be at least.
+        count: minimum number of such tasks.
         cpus: CPU cores.
         mem: MiB.
         disk: MiB.
         gpus: whole GPUs.
-        ports: how many.
+        ports: number of ports.
     """
 
     name: str
@@ -214,7 +210,7 @@ class TaskNeed:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """Resource -> amount, of those that it needs."""
+        """Amounts above 0, by resource."""
         all_of_them = {
             "cpus": self.cpus,
             "mem": self.mem,
@@ -225,9 +221,9 @@ class TaskNeed:
         return {name: amount for name, amount in all_of_them.items() if amount > 0}
 
     def missing(self, free: Amounts) -> dict[str, float]:
-        """Resource -> by how much these amounts are too little for one such task; empty if they are not."""
+        """Amounts by which `free` is too little for one such task; empty if it is not."""
         return missing(self.amounts, free)
 
-    def lack(self, free: Amounts) -> float:
-        """Which part (0 to 1) of the resource that is scarcest for one such task these amounts lack."""
+    def shortage_ratio(self, free: Amounts) -> float:
+        """Missing part (0 to 1) of the scarcest resource for one such task."""
         return max((short / self.amounts[name] for name, short in self.missing(free).items()), default=0.0)

@@ -1,13 +1,13 @@
-"""Keeps agents for the job that has waited longest out of turn, so that small jobs do not starve large ones.
+"""Reserves agents for one job that has waited long, so that small jobs do not starve large ones.
 
-Jobs that fit go ahead of jobs that do not (backfilling). A job that is first in the order and has waited long gets the
-agents that it would use if others made way (`preemption.py`), or else those that are likely to come free
-first: nobody else of us starts there any more, and what is free there is kept from other frameworks for a while, given
-back for as long, and so on.
+Jobs that fit start before jobs that do not (backfilling). A job that is first in the order and has waited long gets a
+reservation of the agents that it would use if others were preempted (`preemption.py`), or else of those that are likely
+to become free first. Other jobs of this framework do not start there. Free resources there are kept from other
+frameworks and declined alternately, for equal times.
 
-Nobody knows when tasks end, so a reservation that waits for that is tried for a while only, and elsewhere then, longer
-each time. In between other jobs have their turns, longer each time by comparison; so jobs that never can start take
-less and less of the time, and each that can gets a turn that is long enough.
+Task durations are unknown, so a reservation that depends on them ends after a while, and the next one may be for other
+agents; each lasts longer. In between other jobs get reservations, for times that grow faster. So jobs that can never
+start take less and less of the time, and each other job gets a turn that is long enough.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 RESERVE_AFTER_S = 60.0
-HOLD_S = 30.0
+KEEP_S = 30.0
+"""Time for which free resources of a reservation are kept from other frameworks, and then offered to them."""
 RECHECK_S = 30.0
-"""How often it is looked whether the agents of a reservation are still the right ones."""
-PAUSE_S = 5.0
-"""How long after one job was asked where it would go the next one is."""
-USELESS_S = 600.0
-"""How long a job gets no reservation after it had one that did not help."""
-TURN_S = 180.0
-"""How long a job's first reservation waits for tasks to end; each that follows waits twice as long."""
-MAKES_WAY_S = 600.0
-"""How long it waits, if instead of that elastic jobs are to give up tasks for it."""
+"""Interval after which a reservation's agents are chosen again."""
+PLACEMENT_INTERVAL_S = 5.0
+"""Minimum interval between searches for a place."""
+USELESS_COOLDOWN_S = 600.0
+"""Time without a reservation for a job after one that did not help."""
+FIRST_TURN_S = 180.0
+"""Duration of a job's first reservation that depends on tasks ending; doubles each time."""
+FIRST_PREEMPTION_TURN_S = 600.0
+"""The same, if it depends on elastic jobs ending requested tasks."""
 
 
 @dataclass(frozen=True)
@@ -36,72 +37,72 @@ class Place:
     """Where a job would start.
 
     Attributes:
-        agents: their ids; none if it would not fit.
-        gives_up: elastic job -> ids of the tasks that it gives up for that.
-        awaits_ends: whether tasks have to end there as well that nobody can ask to.
+        agents: their ids; empty if it would not fit.
+        victim_tasks: elastic job -> ids of the tasks that it has to end.
+        awaits_task_ends: whether other tasks have to end as well that cannot be preempted.
     """
 
     agents: frozenset[str] = frozenset()
-    gives_up: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    awaits_ends: bool = False
+    victim_tasks: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    awaits_task_ends: bool = False
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A job of which nothing runs and which wants to start, or start again.
+    """A pending job, for the first time or again.
 
     Attributes:
-        job_id: which.
-        since_s: since when it waits.
-        is_overtaken: whether a job behind it has started meanwhile.
-        can_be_helped: whether a job on one of these agents can be preempted.
-        place: where it would start if others made way, or else ended; no agents if it would not fit even then, None if
-            that is not known at the moment.
+        job_id: the job.
+        since_s: time since which it is pending.
+        was_bypassed: whether a job behind it in the order has started since.
+        has_preemptible: whether a job on one of these agents can be preempted.
+        place: returns where it would start if others were preempted or ended; no agents if it would not fit even then,
+            None if unknown now.
     """
 
     job_id: str
     since_s: float
-    is_overtaken: bool
-    can_be_helped: Callable[[frozenset[str]], bool]
+    was_bypassed: bool
+    has_preemptible: Callable[[frozenset[str]], bool]
     place: Callable[[], Place | None]
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Agents that are kept for a job.
+    """Agents reserved for a job.
 
     Attributes:
-        job_id: for which.
+        job_id: the job.
         agents: their ids.
-        since_s: since when.
-        hold_s: how long what is free there is held, and then given back.
-        gives_up: elastic job -> ids of the tasks that it gives up, or has given up, for the job.
-        awaits_ends: whether tasks have to end there as well that nobody can ask to.
+        since_s: start time.
+        keep_s: duration of each phase in which its free resources are kept or declined.
+        victim_tasks: elastic job -> ids of the tasks that it ends, or has ended, for the job.
+        awaits_task_ends: whether other tasks have to end as well that cannot be preempted.
     """
 
     job_id: str
     agents: frozenset[str]
     since_s: float
-    hold_s: float = HOLD_S
-    gives_up: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    awaits_ends: bool = False
+    keep_s: float = KEEP_S
+    victim_tasks: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    awaits_task_ends: bool = False
 
-    def is_holding(self, now_s: float) -> bool:
-        """Whether offers of its agents are held against other frameworks just now."""
-        return int((now_s - self.since_s) // self.hold_s) % 2 == 0
+    def keeps_offers(self, now_s: float) -> bool:
+        """Whether offers of its agents are kept from other frameworks in this phase."""
+        return int((now_s - self.since_s) // self.keep_s) % 2 == 0
 
-    def turns_s(self, now_s: float) -> float:
+    def phase_left_s(self, now_s: float) -> float:
         """Seconds until that changes."""
-        return self.hold_s - (now_s - self.since_s) % self.hold_s
+        return self.keep_s - (now_s - self.since_s) % self.keep_s
 
 
 @dataclass(frozen=True)
-class _Turns:
-    """Reservations that a job had in vain, since the tasks that they waited for did not end, or nobody made way.
+class _FailedTurns:
+    """A job's reservations that ended without success.
 
     Attributes:
-        count: how many.
-        rests_until_s: so long other jobs go first.
+        count: their number.
+        rests_until_s: time until which other jobs get reservations first.
     """
 
     count: int = 0
@@ -109,37 +110,36 @@ class _Turns:
 
 
 class Reservations:
-    """Decides who has the reservation; there is one at a time.
+    """Assigns the reservation; there is one at a time.
 
     Args:
-        after_s: how long a job has waited before it gets one.
-        hold_s: see `Reservation`.
+        after_s: time for which a job has to be pending first.
+        keep_s: see `Reservation`.
 
     Attributes:
-        current: the reservation; None if nobody has one.
+        current: the reservation; None if there is none.
     """
 
-    def __init__(self, after_s: float = RESERVE_AFTER_S, hold_s: float = HOLD_S) -> None:
+    def __init__(self, after_s: float = RESERVE_AFTER_S, keep_s: float = KEEP_S) -> None:
         self._after_s = after_s
-        self._hold_s = hold_s
+        self._keep_s = keep_s
         self._useless_until_s: dict[str, float] = {}
-        self._turns: dict[str, _Turns] = {}
+        self._failed_turns: dict[str, _FailedTurns] = {}
         self._checked_s = -math.inf
         self.current: Reservation | None = None
 
-    def keeps_from(self, job_id: str, agent_id: str) -> bool:
-        """Whether an agent is kept for another job than this one."""
+    def is_reserved_for_other(self, job_id: str, agent_id: str) -> bool:
         return self.current is not None and self.current.job_id != job_id and agent_id in self.current.agents
 
     def update(self, now_s: float, contenders: Sequence[Contender]) -> bool:
-        """Gives, keeps or takes back the reservation; asks one job at most where it would go.
+        """Starts, updates or ends the reservation; searches the place of at most one job.
 
         Args:
             now_s: the time.
-            contenders: those that wait, in the order in which they are served.
+            contenders: pending jobs in service order.
 
         Returns:
-            Whether agents that were kept are not any more.
+            Whether agents have been released.
         """
         before = self.current
         waiting = {one.job_id: one for one in contenders}
@@ -148,42 +148,44 @@ class Reservations:
             for job_id, until_s in self._useless_until_s.items()
             if job_id in waiting and now_s < until_s
         }
-        self._turns = {job_id: turns for job_id, turns in self._turns.items() if job_id in waiting}
+        self._failed_turns = {job_id: turns for job_id, turns in self._failed_turns.items() if job_id in waiting}
         if self.current is not None and self.current.job_id not in waiting:
             self.current = None
             self._checked_s = -math.inf
         self._end_turn(now_s)
-        if self.current is None and now_s - self._checked_s >= PAUSE_S:
+        if self.current is None and now_s - self._checked_s >= PLACEMENT_INTERVAL_S:
             entitled = [
                 one
                 for one in contenders
                 if now_s - one.since_s >= self._after_s and one.job_id not in self._useless_until_s
             ]
             if entitled:
-                self._place(min(entitled, key=lambda one: now_s < self._turns_of(one.job_id).rests_until_s), now_s)
+                self._place(
+                    min(entitled, key=lambda one: now_s < self._failed_turns_of(one.job_id).rests_until_s), now_s
+                )
         elif self.current is not None and now_s - self._checked_s >= RECHECK_S:
             self._place(waiting[self.current.job_id], now_s)
         now = frozenset() if self.current is None else self.current.agents
         return before is not None and not before.agents <= now
 
-    def did_not_help(self, now_s: float) -> None:
-        """The job has seen all of its agents free, and has not started."""
+    def mark_useless(self, now_s: float) -> None:
+        """Ends the reservation because all its agents were free and the job did not start."""
         if self.current is not None:
-            self._useless_until_s[self.current.job_id] = now_s + USELESS_S
+            self._useless_until_s[self.current.job_id] = now_s + USELESS_COOLDOWN_S
             self.current = None
             self._checked_s = -math.inf
 
-    def _turns_of(self, job_id: str) -> _Turns:
-        return self._turns.get(job_id, _Turns())
+    def _failed_turns_of(self, job_id: str) -> _FailedTurns:
+        return self._failed_turns.get(job_id, _FailedTurns())
 
     def _end_turn(self, now_s: float) -> None:
-        """Takes back a reservation that has waited for others in vain; the next may be for the same job."""
+        """Ends a reservation that has waited too long for tasks to end; the next may be for the same job."""
         reservation = self.current
-        if reservation is None or not (reservation.awaits_ends or reservation.gives_up):
+        if reservation is None or not (reservation.awaits_task_ends or reservation.victim_tasks):
             return
-        turn_s, count = now_s - reservation.since_s, self._turns_of(reservation.job_id).count
-        if turn_s >= (TURN_S if reservation.awaits_ends else MAKES_WAY_S) * 2**count:
-            self._turns[reservation.job_id] = _Turns(count + 1, now_s + (count + 1) * turn_s)
+        turn_s, count = now_s - reservation.since_s, self._failed_turns_of(reservation.job_id).count
+        if turn_s >= (FIRST_TURN_S if reservation.awaits_task_ends else FIRST_PREEMPTION_TURN_S) * 2**count:
+            self._failed_turns[reservation.job_id] = _FailedTurns(count + 1, now_s + (count + 1) * turn_s)
             self.current = None
             self._checked_s = -math.inf
 
@@ -192,13 +194,15 @@ class Reservations:
         if place is None:
             return
         self._checked_s = now_s
-        agents, gives_up, awaits_ends = place.agents, place.gives_up, place.awaits_ends
-        helps = contender.is_overtaken or len(agents) > 1 or gives_up or contender.can_be_helped(agents)
+        agents, victim_tasks, awaits_task_ends = place.agents, place.victim_tasks, place.awaits_task_ends
+        helps = contender.was_bypassed or len(agents) > 1 or victim_tasks or contender.has_preemptible(agents)
         if not agents or not helps:
-            # It does not fit yet, or is simply the next: whatever becomes free is offered to it first.
+            # It does not fit on any agents yet, or is simply next: free resources are offered to it first.
             self._useless_until_s[contender.job_id] = now_s + self._after_s
             self.current = None
         elif self.current is not None:
-            self.current = dataclasses.replace(self.current, agents=agents, gives_up=gives_up, awaits_ends=awaits_ends)
+            self.current = dataclasses.replace(
+                self.current, agents=agents, victim_tasks=victim_tasks, awaits_task_ends=awaits_task_ends
+            )
         else:
-            self.current = Reservation(contender.job_id, agents, now_s, self._hold_s, gives_up, awaits_ends)
+            self.current = Reservation(contender.job_id, agents, now_s, self._keep_s, victim_tasks, awaits_task_ends)

@@ -1,8 +1,7 @@
-"""One subscription for many jobs: routes events to them, lets them deal with offers, writes down before it acts.
+"""Multiplexes one Mesos subscription over many jobs. Intent is stored before every action.
 
-A launch is written down before the master hears of it, and a status update is acknowledged after what follows from it
-has been written down; so a service that is killed at any moment can be taken up again, and nothing runs that the
-database does not know.
+A launch is stored before ACCEPT, and a status update is acknowledged after its consequences have been stored. So a
+service that is killed at any moment can be restarted, and no task runs that is missing in the database.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from executor.messages import Addressed
 from framework.mesos import events
 from framework.mesos.connection import Connection
-from framework.mesos.driver import MesosCalls, try_now
+from framework.mesos.driver import MesosCalls, try_call
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.agents import AgentDirectory
-from framework.scheduler.background import AtOnce, Background
+from framework.scheduler.background import Background, InlineBackground
 from framework.scheduler.fair_share import FairQueue
-from framework.scheduler.job import Job, JobHandle, Need, Scalable
+from framework.scheduler.job import Job, JobEntry, Need, Scalable
 from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.metrics import Metrics
 from framework.scheduler.offer_matcher import OfferMatcher
@@ -37,34 +36,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_TICKS = 5
-"""How many jobs of which nothing runs are looked after in one tick."""
+"""Maximum number of idle jobs that tick in one iteration."""
 REVIEW_S = 1.0
-"""How often it is looked how jobs stand towards each other."""
+"""Interval of reviews of the pending queue."""
 
 
 class Scheduler:
     """The jobs of one framework.
 
-    Feed it every event with `handle` and call `tick` a few times a second, from one thread (`session.Work`).
+    Pass every event to `handle` and call `tick` a few times a second, on one thread (`session.Work`).
 
     Args:
         mesos: the master.
-        journal: keeps what has to outlive us.
-        log: tells whoever watches something that concerns no job in particular.
-        ended: called when nothing of a job runs any more; the scheduler does not know it any more then.
-        failed: called when a job's state machine has raised; may raise. Its tasks are killed.
-        notify: tells those who watch a job something, by the job's id.
-        metrics: counts what happens.
-        queue: who is served first.
-        agents: knows the agents; None where nobody needs to.
-        reservations: decides for whom agents are kept.
-        master: hears which master leads; None where nobody needs to know.
-        background: where what takes long is done; None: at once.
-        job_sizes: decides on the sizes of elastic jobs; None: each decides for itself.
+        journal: durable storage.
+        log: receives lines that concern no particular job.
+        ended: called after the scheduler has dropped a job that is done.
+        failed: called after the scheduler has dropped a job whose state machine raised; may raise. Its tasks are
+            killed.
+        notify: sends a message to the watchers of a job, by its id.
+        metrics: receives metrics.
+        queue: order of the jobs.
+        agents: the agents; None if not needed.
+        reservations: reservations of agents for jobs.
+        master: is updated with the leading master; None if not needed.
+        background: runs long work; None: inline.
+        job_sizes: allocates the sizes of elastic jobs; None: each job chooses its own.
         clock: seconds, monotonic.
+        pool: holds the unused offers; None: a new one.
 
     Attributes:
-        snapshot: how everything stood about a second ago; may be read from any thread.
+        snapshot: state about a second ago; may be read from any thread.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Scheduler:
         *,
         journal: Journal,
         log: Callable[[str], None],
-        ended: Callable[[JobHandle], None],
-        failed: Callable[[JobHandle, Exception], None],
+        ended: Callable[[JobEntry], None],
+        failed: Callable[[JobEntry, Exception], None],
         notify: Callable[[str, str], None] = lambda job_id, text: None,
         metrics: Metrics | None = None,
         queue: FairQueue | None = None,
@@ -92,15 +93,15 @@ class Scheduler:
         self._failed = failed
         self._metrics = metrics or Metrics()
         self._master = master
-        self._background = background or AtOnce()
+        self._background = background or InlineBackground()
         self._job_sizes = job_sizes
         self._clock = clock
         self._connection = Connection(log)
-        self._jobs: dict[str, JobHandle] = {}
+        self._jobs: dict[str, JobEntry] = {}
         self._tracker = TaskTracker(mesos, journal, self._metrics, clock())
         reservations = reservations or Reservations()
         self._queue = PendingQueue(
-            self._jobs, queue or FairQueue(), agents, reservations, self._isolated, notify, clock
+            self._jobs, queue or FairQueue(), agents, reservations, self._call_job, notify, clock
         )
         self._matcher = OfferMatcher(
             mesos,
@@ -108,10 +109,10 @@ class Scheduler:
             self._queue,
             reservations,
             self._tracker,
-            self._isolated,
+            self._call_job,
             self._metrics,
             clock,
-            # An empty one is false.
+            # An empty pool is falsy.
             OfferPool() if pool is None else pool,
         )
         self._next_idle = 0
@@ -120,9 +121,9 @@ class Scheduler:
         self.snapshot = Snapshot(time.time())
 
     @property
-    def jobs(self) -> list[JobHandle]:
-        """The jobs that have not ended, in the order of their arrival."""
-        return sorted(self._jobs.values(), key=lambda handle: handle.number)
+    def jobs(self) -> list[JobEntry]:
+        """Jobs that have not ended, in order of arrival."""
+        return sorted(self._jobs.values(), key=lambda entry: entry.number)
 
     @property
     def done(self) -> bool:
@@ -131,11 +132,10 @@ class Scheduler:
 
     @property
     def pool(self) -> OfferPool:
-        """The offers in hand."""
         return self._matcher.pool
 
-    def job(self, job_id: str) -> JobHandle | None:
-        """A job that has not ended; None if it has, or never was."""
+    def job(self, job_id: str) -> JobEntry | None:
+        """Returns a job that has not ended; None if there is none of this id."""
         return self._jobs.get(job_id)
 
     def admit(
@@ -143,48 +143,48 @@ class Scheduler:
         job_id: str,
         user: str,
         number: int,
-        make: Callable[[JobHandle], Job],
+        make: Callable[[JobEntry], Job],
         *,
         constraints: Sequence[str] = (),
         tasks: Sequence[TaskRecord] = (),
-    ) -> JobHandle:
-        """Takes a job in.
+    ) -> JobEntry:
+        """Adds a job.
 
         Args:
             job_id: unique.
-            user: whose share it counts to.
+            user: its share counts to this user.
             number: order of arrival.
-            make: makes the job's state machine.
+            make: creates the job's state machine.
             constraints: which agents it may use.
-            tasks: those of its tasks that may still run, of a job that goes on.
+            tasks: tasks of a restored job that may still run.
 
         Raises:
-            BadInputError: if the constraints make no sense; whatever `make` raises.
+            BadInputError: if the constraints are malformed; also anything that `make` raises.
         """
-        handle = JobHandle(job_id, user, number, constraints, tasks, self._background)
-        handle.job = make(handle)
-        if self._job_sizes is not None and isinstance(handle.job, Scalable):
-            handle.job.hold(self._scalable, self._job_sizes.sample_runs)
-        self._jobs[job_id] = handle
-        self._tracker.assign(handle, tasks)
+        entry = JobEntry(job_id, user, number, constraints, tasks, self._background)
+        entry.job = make(entry)
+        if self._job_sizes is not None and isinstance(entry.job, Scalable):
+            entry.job.enter_central_allocation(self._scalable, self._job_sizes.sample_runs)
+        self._jobs[job_id] = entry
+        self._tracker.assign(entry, tasks)
         if self._connection.connected:
-            self._isolated(handle, handle.job.handle, events.Subscribed(self._framework_id, ""))
-        # Filters of earlier refusals must not hold back what a new job could use.
+            self._call_job(entry, entry.job.handle, events.Subscribed(self._framework_id, ""))
+        # The new job may use resources that earlier declines have filtered.
         self._matcher.revive()
-        return handle
+        return entry
 
     def disown(self, tasks: Sequence[TaskRecord]) -> None:
-        """Ends tasks that may still run and whose jobs have ended; how they end is written down."""
+        """Kills tasks that may still run though their jobs have ended; stores their last states."""
         self._tracker.disown(tasks)
 
     # Events.
 
     def handle(self, event: events.Event) -> None:
-        """Takes one event in.
+        """Handles one event.
 
         Raises:
             BadInputError: if the master refuses the framework.
-            JobFailedError: if the master has thrown the framework out.
+            JobFailedError: if the master has removed the framework.
         """
         match event:
             case events.Subscribed():
@@ -196,21 +196,21 @@ class Scheduler:
             case events.OfferRescinded():
                 self._matcher.rescinded(event)
             case events.StatusUpdate():
-                self._status_updates(self._tracker.filtered(event, self._clock()))
+                self._status_updates(self._tracker.filter_update(event, self._clock()))
             case events.MessageArrived():
-                if (handle := self._tracker.owner(event.executor_id)) is not None:
-                    self._isolated(handle, handle.job.handle, event)
+                if (entry := self._tracker.owner(event.executor_id)) is not None:
+                    self._call_job(entry, entry.job.handle, event)
             case events.Refused():
                 self._connection.refused(event)
             case events.AgentLost() | events.ExecutorLost():
                 event.log(logger)
 
     def tick(self) -> None:
-        """Does what is due by time, and writes down what has changed."""
+        """Performs what is due by time, and stores changes."""
         now_s = self._clock()
         if self._connection.connected:
             self._tracker.reconcile(now_s)
-            self._status_updates(self._tracker.overdue(now_s))
+            self._status_updates(self._tracker.take_overdue(now_s))
         self._tick_jobs()
         if now_s - self._reviewed_s >= REVIEW_S:
             self._reviewed_s = now_s
@@ -221,20 +221,20 @@ class Scheduler:
             self._tracker.kill_unwanted(self.jobs, now_s)
 
     def cancel(self) -> None:
-        """Ends all jobs; `done` follows when their tasks have ended."""
-        for handle in self.jobs:
-            self.cancel_job(handle.job_id)
+        """Kills all jobs. `done` becomes true once their tasks have terminated."""
+        for entry in self.jobs:
+            self.cancel_job(entry.job_id)
 
     def cancel_job(self, job_id: str) -> None:
-        """Ends one job, if it has not ended."""
-        handle = self._jobs.get(job_id)
-        if handle is not None:
-            handle.must_save = handle.is_ending = True
-            self._isolated(handle, handle.job.cancel)
+        """Kills one job, if it has not ended."""
+        entry = self._jobs.get(job_id)
+        if entry is not None:
+            entry.must_save = entry.is_ending = True
+            self._call_job(entry, entry.job.cancel)
 
     def save(self) -> None:
-        """Writes down what has changed, then acknowledges the status updates behind it."""
-        self._tracker.save(self.jobs, self._clock(), self._isolated)
+        """Stores changes, then acknowledges the status updates behind them."""
+        self._tracker.save(self.jobs, self._clock(), self._call_job)
         self._remove_ended()
 
     # The connection.
@@ -242,100 +242,99 @@ class Scheduler:
     def _subscribed(self, event: events.Subscribed) -> None:
         self._framework_id = event.framework_id
         if self._master is not None:
-            self._master.subscribed_at(event.master, event.version)
+            self._master.on_subscribed(event.master, event.version)
         self._journal.subscribed(event.framework_id)
         self._connection.subscribed()
         self._metrics.connected(True)
         self._matcher.subscribed()
         self._tracker.subscribed(self._clock(), event.master_age_s)
-        for handle in self.jobs:
-            self._isolated(handle, handle.job.handle, event)
+        for entry in self.jobs:
+            self._call_job(entry, entry.job.handle, event)
 
     def _disconnected(self, event: events.Disconnected) -> None:
         self._connection.disconnected()
         self._metrics.connected(False)
         self._matcher.disconnected()
-        for handle in self.jobs:
-            self._isolated(handle, handle.job.handle, event)
+        for entry in self.jobs:
+            self._call_job(entry, entry.job.handle, event)
 
-    def _status_updates(self, sifted: Sequence[events.StatusUpdate]) -> None:
-        for event in sifted:
-            if (handle := self._tracker.heard(event)) is not None:
-                self._isolated(handle, handle.job.handle, event)
-                # It may have use now for what it had none for.
-                handle.seen_generation = None
+    def _status_updates(self, updates: Sequence[events.StatusUpdate]) -> None:
+        for event in updates:
+            if (entry := self._tracker.apply_update(event)) is not None:
+                self._call_job(entry, entry.job.handle, event)
+                # It may now need offers that it declined before.
+                entry.seen_generation = None
             self._tracker.acknowledge(event.status)
 
     # Jobs.
 
     def _review(self, now_s: float) -> None:
         if self._queue.review(self.pool, now_s):
-            for handle in self._jobs.values():
-                handle.seen_generation = None
+            for entry in self._jobs.values():
+                entry.seen_generation = None
             self._matcher.revive()
-        self._matcher.forget(now_s)
+        self._matcher.drop_expired(now_s)
         if self._job_sizes is not None:
-            self._job_sizes.review(self.jobs, self._queue.room(), self._background, self._isolated, now_s)
+            self._job_sizes.review(self.jobs, self._queue.room(), self._background, self._call_job, now_s)
         self.snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
 
     def _scalable(self) -> int:
-        """How many jobs share by the allocation."""
+        """Number of jobs that the central allocation covers."""
         return sum(isinstance(one.job, Scalable) and one.job.is_scalable for one in self._jobs.values())
 
     def _tick_jobs(self) -> None:
-        """Looks after all jobs of which something runs, and in turn after the others, one of those alike."""
-        idle: dict[Hashable, JobHandle] = {}
-        for handle in self.jobs:
-            is_busy = handle.has_tasks or self._matcher.is_planning(handle)
-            if is_busy or handle.job.need is Need.NOTHING:
-                self._isolated(handle, handle.job.tick)
+        """Ticks all active jobs, and a few idle ones in rotation, one per equivalence class."""
+        idle: dict[Hashable, JobEntry] = {}
+        for entry in self.jobs:
+            is_busy = entry.has_tasks or self._matcher.is_planning(entry)
+            if is_busy or entry.job.need is Need.NOTHING:
+                self._call_job(entry, entry.job.tick)
             else:
-                key = handle.job.demand_key
-                idle.setdefault(handle.job_id if key is None else (key, handle.constraints), handle)
+                key = entry.job.equivalence_class
+                idle.setdefault(entry.job_id if key is None else (key, entry.constraints), entry)
         waiting = list(idle.values())
         for _ in range(min(IDLE_TICKS, len(waiting))):
             self._next_idle = (self._next_idle + 1) % len(waiting)
-            self._isolated(waiting[self._next_idle], waiting[self._next_idle].job.tick)
+            self._call_job(waiting[self._next_idle], waiting[self._next_idle].job.tick)
 
-    def _isolated(self, handle: JobHandle, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Makes a call of a job's state machine, and sends what its executors are to be told.
+    def _call_job(self, entry: JobEntry, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a job's state machine, and sends its messages to executors.
 
-        Whatever the call raises ends that job only. A service that can write nothing any more is no fault of the job's,
-        which goes on without it.
+        An exception ends this job only, unless the service itself cannot store anything any more.
 
         Returns:
-            What the call returns; None if the job has ended.
+            The result of the call; None if the job has ended.
         """
-        if self._jobs.get(handle.job_id) is not handle:
-            # An earlier call has ended it.
+        if self._jobs.get(entry.job_id) is not entry:
+            # An earlier call ended the job.
             return None
         try:
             answer = call(*arguments)
         except (StorageUnavailableError, ServiceLeaseLostError):
             raise
         except Exception as error:
-            logger.info("job %s has raised", handle.job_id, exc_info=True)
-            self._remove(handle)
-            self._failed(handle, error)
+            logger.info("job %s raised an error; killing its tasks", entry.job_id, exc_info=True)
+            self._remove(entry)
+            self._failed(entry, error)
             return None
-        for message in handle.job.messages():
-            task = handle.tasks.get(message.task_id)
+        for message in entry.job.messages():
+            task = entry.tasks.get(message.task_id)
             if task is not None:
                 self._send(task, message.data)
         return answer
 
     def _send(self, task: TaskRecord, data: str) -> None:
         executor_id, agent_id = {"value": task.executor_id}, {"value": task.agent_id}
-        try_now(self._mesos.sendFrameworkMessage, executor_id, agent_id, Addressed(task.task_id, data).encode())
+        try_call(self._mesos.sendFrameworkMessage, executor_id, agent_id, Addressed(task.task_id, data).encode())
 
     def _remove_ended(self) -> None:
-        for handle in self.jobs:
-            if handle.job.done:
-                self._remove(handle)
-                self._ended(handle)
+        for entry in self.jobs:
+            if entry.job.done:
+                self._remove(entry)
+                self._ended(entry)
 
-    def _remove(self, handle: JobHandle) -> None:
-        del self._jobs[handle.job_id]
-        self._tracker.remove(handle)
-        self._matcher.remove(handle)
-        handle.job.close()
+    def _remove(self, entry: JobEntry) -> None:
+        del self._jobs[entry.job_id]
+        self._tracker.remove(entry)
+        self._matcher.remove(entry)
+        entry.job.close()

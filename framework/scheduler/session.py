@@ -1,4 +1,4 @@
-"""What a training job and a search have in common: a master, a subscription, events until the work is done."""
+"""Runs the event loop of a framework: subscribes, and feeds events to its work until that is done."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 EVENT_WAIT_S = 0.1
 DRAIN_S = 0.25
-"""How long events are taken in before what is due by time is done, however many there are."""
+"""Maximum time for which queued events are handled before the next tick."""
 SUBSCRIBE_TIMEOUT_S = 20.0
 
 
 class Work(Protocol):
-    """What is driven by Mesos' events, on one thread."""
+    """Event-driven work on one thread."""
 
     @property
     def done(self) -> bool: ...
@@ -49,19 +49,19 @@ def drive(
     """Subscribes and feeds events to the work until it is done.
 
     Args:
-        work: gets the events.
+        work: receives the events.
         driver: not started yet.
-        callbacks: files what the driver hears.
+        callbacks: the driver's event queue.
         master: for messages.
-        subscribed: called with the framework's id once the master has taken it in.
+        subscribed: called with the framework's id after the subscription.
         interrupted: called after Ctrl-C, before the work is cancelled.
-        cancel_timeout_s: how long the cancelled work may take.
-        keep_tasks: whether tasks go on when we leave, for whoever takes the framework over.
+        cancel_timeout_s: maximum duration of the cancellation.
+        keep_tasks: whether tasks keep running afterwards, for a process that takes over the framework.
 
     Raises:
         BadInputError: if the master refuses the framework.
-        JobFailedError: if the connection broke down for good.
-        MesosLostError: if the Mesos was started for us and does not go on.
+        JobFailedError: if the connection failed for good.
+        MesosLostError: if the private Mesos of this command failed.
         KeyboardInterrupt: after Ctrl-C, when the work has been cancelled.
     """
     driver.start()
@@ -77,7 +77,7 @@ def drive(
             _pump(work, callbacks, deadline=time.monotonic() + cancel_timeout_s)
             raise
     finally:
-        # Unless told otherwise Mesos kills every task that might still run: the framework is torn down.
+        # Without `failover` the framework is torn down, and Mesos kills all its tasks.
         driver.stop(failover=keep_tasks)
         driver.join()
 
@@ -89,7 +89,8 @@ def _subscribe(work: Work, callbacks: events.EventScheduler, master: LeadingMast
             event = callbacks.events.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise BadInputError(
-                f"The Mesos master at {master.address} did not take the framework in within {SUBSCRIBE_TIMEOUT_S:g} s."
+                f"The Mesos master at {master.address} did not accept the subscription within "
+                f"{SUBSCRIBE_TIMEOUT_S:g} s."
             ) from None
         work.handle(event)
         if isinstance(event, events.Subscribed):
@@ -107,7 +108,7 @@ def _pump(work: Work, callbacks: events.EventScheduler, deadline: float) -> None
 
 
 def _pump_until_interrupted(work: Work, callbacks: events.EventScheduler, master: LeadingMaster) -> None:
-    """As `_pump`; Ctrl-C and SIGTERM take effect between two events, so that none is half dealt with."""
+    """Like `_pump`, but Ctrl-C and SIGTERM take effect between two events, so that each is handled completely."""
     interrupted = False
 
     def remember(number: int, frame: FrameType | None) -> None:
@@ -131,7 +132,7 @@ def _pump_until_interrupted(work: Work, callbacks: events.EventScheduler, master
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Makes SIGTERM end a run in the same orderly way as Ctrl-C."""
+    """Handles SIGTERM like Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What the service's loop publishes of itself: immutable, so that any thread may read it."""
+"""Immutable snapshots of a service's loop, readable from any thread."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class JobFacts:
     """A job that has not ended.
 
     Attributes:
-        job_id, user: whose it is.
-        need: what it wants offers for.
-        is_ending: whether its end was asked for.
+        job_id, user: the job and its user.
+        need: purpose of the offers that it requests.
+        is_ending: whether it has been cancelled.
         constraints: which agents it may use.
-        sizing: what it takes; None where that is not known.
-        held: agent -> resource -> amount that its tasks hold.
-        tasks: how many have not ended.
-        is_held: whether it waits for workers to be given to it, in the rounds of an allocation.
-        excluded: agent -> for how many seconds the job leaves it out, after failures there.
-        waits_since_s: since when it waits with nothing running, in seconds since the epoch; None if it does not.
+        sizing: its minimum size; None if unknown.
+        allocated: agent -> resource -> amount that its tasks use.
+        tasks: number of tasks that have not ended.
+        waits_for_allocation: whether it waits for workers from the central allocation.
+        excluded: agent -> remaining seconds of its cooldown in this job.
+        waits_since_s: time since which it is pending without tasks, in seconds since the epoch; None if it is not.
     """
 
     job_id: str
@@ -36,16 +36,16 @@ class JobFacts:
     is_ending: bool = False
     constraints: Constraints = field(default_factory=Constraints)
     sizing: Sizing | None = None
-    held: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    allocated: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tasks: int = 0
-    is_held: bool = False
+    waits_for_allocation: bool = False
     excluded: Mapping[str, float] = field(default_factory=dict)
     waits_since_s: float | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether nothing of it runs although it wants to."""
-        return not self.tasks and not self.is_ending and self.need in (Need.COME_BACK, Need.START)
+        """Whether it is pending without tasks."""
+        return not self.tasks and not self.is_ending and self.need in (Need.REPLACE_LOST, Need.START)
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class Snapshot:
     """A service at one moment.
 
     Attributes:
-        time_s: when, in seconds since the epoch.
-        connected: whether there is a connection to the master.
-        agents: those registered, by name; None where the master has not told.
-        others: agent -> what other frameworks hold there.
-        gone: agents that were registered and are not any more.
-        offers: agent -> what it offered last.
-        last_offer_s: when an offer last came, in seconds since the epoch; None if none has.
+        time_s: time of the snapshot, in seconds since the epoch.
+        connected: whether the master is connected.
+        agents: registered agents, by name; None if unknown.
+        others: agent -> usage by other frameworks.
+        gone: agents that have deregistered.
+        offers: agent -> its last offer.
+        last_offer_s: when the last offer arrived, in seconds since the epoch; None if none has.
         jobs: those that have not ended, by id.
-        order: jobs that want offers, those served first first.
+        order: ids of the jobs that request offers, in service order.
         shares: user -> dominant share of the cluster (0 to 1) divided by the user's weight.
-        reservation: agents kept for a job; None if there are none.
-        kept_s: since how many seconds the reservation stands.
+        reservation: the current reservation; None if there is none.
+        reserved_for_s: its age in seconds.
     """
 
     time_s: float
@@ -78,9 +78,9 @@ class Snapshot:
     order: tuple[str, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     reservation: Reservation | None = None
-    kept_s: float = 0.0
+    reserved_for_s: float = 0.0
 
     def queue_positions(self) -> dict[str, int]:
-        """Job -> its place in the queue, from 1, of those that wait with nothing running."""
+        """Position in the queue, from 1, of each job that is pending without tasks."""
         waiting = [job_id for job_id in self.order if (job := self.jobs.get(job_id)) is not None and job.waits]
         return {job_id: place for place, job_id in enumerate(waiting, start=1)}

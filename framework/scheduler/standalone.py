@@ -1,4 +1,4 @@
-"""One job with a scheduler of its own that ends with it: what `dike run` and `dike tune` have inside."""
+"""Runs one job with a scheduler of its own, for `dike run` and `dike tune`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framework.mesos import events
 from framework.mesos.driver import Driver
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.background import Threads
-from framework.scheduler.job import Job, JobHandle
+from framework.scheduler.job import Job, JobEntry
 from framework.scheduler.journal import Journal
 from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.offer_pool import OfferPool
@@ -29,15 +29,15 @@ class StandaloneJob(Generic[Kind]):
 
     Attributes:
         job_id: unique.
-        make: makes its state machine.
-        cancel_timeout_s: how long it may take to end after Ctrl-C.
-        subscribed: called with the framework's id once the master has taken it in.
+        make: creates its state machine.
+        cancel_timeout_s: maximum duration of its end after Ctrl-C.
+        subscribed: called with the framework's id after the subscription.
         interrupted: called after Ctrl-C, before the job is cancelled.
         constraints: which agents it may use.
     """
 
     job_id: str
-    make: Callable[[JobHandle], Kind]
+    make: Callable[[JobEntry], Kind]
     cancel_timeout_s: float
     subscribed: Callable[[str], None]
     interrupted: Callable[[], None]
@@ -48,26 +48,26 @@ def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: Leading
     """Runs a job to its end, under a framework of its own.
 
     Args:
-        job: what to run.
-        mesos: how to subscribe.
-        master: where; hears which one leads after an election.
+        job: the job.
+        mesos: settings of the subscription.
+        master: the master; is updated after an election.
         settings: further fields of `framework.mesos.driver.FrameworkSettings`.
 
     Returns:
         Its state machine, done and closed.
 
     Raises:
-        BadInputError, JobFailedError: what the job raises, or if the master refuses the framework or throws it out.
+        BadInputError, JobFailedError: what the job raises, or if the master refuses or removes the framework.
         KeyboardInterrupt: after Ctrl-C, when the job has been cancelled.
     """
     callbacks = events.EventScheduler()
     driver = Driver(mesos.settings(f"dike {job.job_id}", master, **settings), master.uri, callbacks)
-    # Connections lost and found are told by the job itself.
+    # The job itself reports lost and restored connections to the user.
     scheduler = Scheduler(
         driver,
         journal=Journal(),
         log=logger.info,
-        ended=_has_ended,
+        ended=_log_end,
         failed=_raise,
         master=master,
         background=Threads(lambda: callbacks.events.put(events.WorkDone())),
@@ -75,8 +75,8 @@ def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: Leading
     )
     made: list[Kind] = []
 
-    def make(handle: JobHandle) -> Kind:
-        made.append(job.make(handle))
+    def make(entry: JobEntry) -> Kind:
+        made.append(job.make(entry))
         return made[0]
 
     scheduler.admit(job.job_id, user="", number=0, make=make, constraints=job.constraints)
@@ -92,9 +92,9 @@ def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: Leading
     return made[0]
 
 
-def _has_ended(handle: JobHandle) -> None:
-    logger.info("%s has ended", handle.job_id)
+def _log_end(entry: JobEntry) -> None:
+    logger.info("%s has ended", entry.job_id)
 
 
-def _raise(handle: JobHandle, error: Exception) -> None:
+def _raise(entry: JobEntry, error: Exception) -> None:
     raise error

@@ -23,7 +23,7 @@ from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import TaskState
 from framework.policies.trials.interface import Choice, Policy
 from framework.scheduler.agents import AllAgents
-from framework.scheduler.job import INTERRUPTED, Answer, Message, Need, Outcome
+from framework.scheduler.job import INTERRUPTED, Answer, JobOutcome, Message, Need
 from framework.scheduler.records import JobState
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchResult, SliceRecord, TrialRecord, TrialState
@@ -154,7 +154,7 @@ class SearchController:
         return Need.START if not self.done and self._missing_slots() > 0 else Need.NOTHING
 
     @property
-    def demand_key(self) -> Hashable:
+    def equivalence_class(self) -> Hashable:
         """Equal for searches whose slots fit the same offers, and of which none may be ended by time alone."""
         spec = self._spec
         whose = (spec.name,) if self._time_limit.runs else ()
@@ -182,16 +182,16 @@ class SearchController:
         slots, since_s = tuple(self._pool.slots), self._time_limit.since_s
         return SearchState(self._began_s, self._pool.next_slot, ending, self._cancelled, slots, since_s).to_json()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """How it ended."""
         result = self.result
         values = result.to_json()
         if self._cancelled and not result.complete:
-            return Outcome(JobState.KILLED, result.failure, values)
+            return JobOutcome(JobState.KILLED, result.failure, values)
         failure = "" if self._cancelled else result.failure
         if result.best is None:
             failure = failure or "no trial has succeeded"
-        return Outcome(JobState.FAILED if failure else JobState.FINISHED, failure, values)
+        return JobOutcome(JobState.FAILED if failure else JobState.FINISHED, failure, values)
 
     def close(self) -> None:
         """Lets go of nothing: database and lease belong to whoever made it."""
@@ -235,7 +235,7 @@ class SearchController:
         self._rank_paused()
         self._pool.send_wanted(now)
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
         """Launches as many slots as there is use for.
 
         Raises:

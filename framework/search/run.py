@@ -20,7 +20,7 @@ from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedErro
 from dike.trial.spec import EARLIER_RESULTS
 from executor.outputs import RECORD
 from framework.mesos.connection import MesosLostError
-from framework.mesos.containers import own_container
+from framework.mesos.containers import task_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
 from framework.project.script_facts import script_facts
@@ -148,7 +148,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         policy = policy_of(spec, store, slices, resumed=request.resume, notify=observer.notify)
         stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
         folder = posixpath.dirname(spec.checkpoint_dir.rstrip("/"))  # which trials may have to make
-        container = own_container(request.mesos.image, request.volumes, folder)
+        container = task_container(request.mesos.image, request.volumes, folder)
         entry = spec.entry
         if not entry.script.is_file():
             raise BadInputError(

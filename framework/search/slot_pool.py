@@ -18,14 +18,14 @@ from executor.trial_messages import FULL_SHARE, RunKey
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.containers import Container
-from framework.mesos.offers import MIB, NO_OFFER, NO_OFFER_S, AgentOffer, describe_free, describe_offers
+from framework.mesos.offers import MIB, NO_OFFER, NO_OFFER_TIMEOUT_S, AgentOffer, describe_free, describe_offers
 from framework.mesos.resources import ResourcePool
 from framework.mesos.tasks import TaskState, executor_info, executor_of, take_devices, take_resources
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.amounts import describe
 from framework.scheduler.exclusions import Exclusions
-from framework.scheduler.feasibility import Fit, Nodes, capacity
-from framework.scheduler.job import LOOK_AGAIN_S, Decline, Launch, Message
+from framework.scheduler.feasibility import FitResult, Nodes, capacity
+from framework.scheduler.job import RETRY_OFFERS_S, Decline, Launch, Message
 from framework.scheduler.records import TaskNeed
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchSpec
@@ -245,7 +245,7 @@ class SlotPool:
             return Launch(operations)
         if not self._slots and wanted > 0:
             self._report_unfit(agents, now_s)
-        return Decline(min([LOOK_AGAIN_S, *self._exclusions.left_s(now_s).values()]))
+        return Decline(min([RETRY_OFFERS_S, *self._exclusions.left_s(now_s).values()]))
 
     def launched(self) -> None:
         """The master has been asked for them; should it not have heard, it will say so."""
@@ -261,7 +261,7 @@ class SlotPool:
         """
         if wanted <= 0 or self._slots:
             return
-        if now_s - self._reported_s < NO_OFFER_S or not self._connection.connected:
+        if now_s - self._reported_s < NO_OFFER_TIMEOUT_S or not self._connection.connected:
             return
         self._reported_s = now_s
         self._observer.waiting(self._why_never(()) or f"{NO_OFFER} {self._needs}")
@@ -506,7 +506,9 @@ def slots_on(
         hosts = not any(mate.hosts_executor for mate in mates)
         held = executors[executor_id]["resources"] if executor_id in executors else None
         try:
-            own, rest = take_resources(pool, cpus=cpus, mem_mib=mem_mib, gpus=gpus, held=held if hosts else ())
+            own, rest = take_resources(
+                pool, cpus=cpus, mem_mib=mem_mib, gpus=gpus, executor_resources=held if hosts else ()
+            )
             devices, pieces = take_devices(pool, gpus, used)
         except ValueError:
             break
@@ -644,15 +646,17 @@ class SearchSizing:
             gpus = 1 if any(node.gpus for node in nodes) else 0
         return (TaskNeed("slot", 1, self._spec.slot_cpus, self._spec.slot_mem_mib, gpus=float(gpus)),)
 
-    def fit(self, nodes: Nodes) -> Fit:
+    def fit(self, nodes: Nodes) -> FitResult:
         """The first agent that holds a slot."""
         (slot,) = self.needs(nodes)
         short = {node.name: slot.missing(capacity(node)) for node in nodes}
         for name, missing in short.items():
             if not missing:
-                return Fit(frozenset([name]))
+                return FitResult(frozenset([name]))
         if not short:
-            return Fit(problem="There is no agent.")
+            return FitResult(problem="There is no agent.")
         best = min(short, key=lambda name: max(short[name][one] / slot.amounts[one] for one in short[name]))
         lacks = describe(short[best])
-        return Fit(problem=f"A slot needs {describe(slot.amounts)}, and {best}, the best agent, is {lacks} short.")
+        return FitResult(
+            problem=f"A slot needs {describe(slot.amounts)}, and {best}, the best agent, is {lacks} short."
+        )

@@ -27,7 +27,7 @@ from sqlalchemy.exc import IntegrityError
 
 from dike.exceptions import BadInputError
 from executor.trial_messages import TrialOutput
-from framework.scheduler.lease import Heartbeat, Lease, Leased, database_time_s, is_held
+from framework.scheduler.lease import Heartbeat, Lease, LeasedRow, database_time_s, is_owned
 from framework.scheduler.records import OutputChunk
 from framework.search import output
 from framework.search.database import open_database, parse_url, storage_errors
@@ -172,7 +172,7 @@ class Store:
                 row.created_s,
                 row.ended_s,
                 row.failure,
-                is_held(row, now_s),
+                is_owned(row, now_s),
                 states[row.id],
             )
             for row in rows
@@ -187,23 +187,23 @@ class Store:
         Args:
             name: the search.
             heartbeat: see `Lease`.
-            last_sign_s: see `Lease.give_back`.
+            last_sign_s: see `Lease.release`.
 
         Raises:
             BadInputError: if another process runs it; the message says which.
         """
         lease = Lease(
-            self._writing_engine, Leased(SEARCHES, self._id_of(name), f"search '{name}'"), heartbeat=heartbeat
+            self._writing_engine, LeasedRow(SEARCHES, self._id_of(name), f"search '{name}'"), heartbeat=heartbeat
         )
         with storage_errors(self._url):
-            lease.take()
+            lease.acquire()
         self._lease = lease
         try:
             yield
         finally:
             self._lease = None
             with storage_errors(self._url):
-                lease.give_back(last_sign_s)
+                lease.release(last_sign_s)
 
     def set_framework_id(self, name: str, framework_id: str | None) -> None:
         """Writes down under which id the search is known to Mesos, so that a successor can take its tasks over."""

@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.engine import Connection
 
 from framework.scheduler.journal import ServiceLeaseLostError
-from framework.scheduler.lease import Lease, Leased
+from framework.scheduler.lease import Lease, LeasedRow
 from framework.search.database import database_files, making_tables, open_database, parse_url, storage_errors
 from framework.search.optuna_study import SharedStudies
 from framework.service.tables import SERVICES
@@ -66,23 +66,23 @@ class ServiceDatabase:
 
         Args:
             lost: see `Lease`.
-            wait: see `Lease.take`.
+            wait: see `Lease.acquire`.
 
         Raises:
             BadInputError: if another process runs it; the message says which.
         """
         advice = "end it, or wait for its end with --standby" if wait is None else "this one stands by until that ends"
-        leased = Leased(SERVICES, _SERVICE, "service of this database", advice, ServiceLeaseLostError)
+        leased = LeasedRow(SERVICES, _SERVICE, "service of this database", advice, ServiceLeaseLostError)
         lease = Lease(self._writing_engine, leased, lost)
         with storage_errors(self._parsed):
-            lease.take(wait)
+            lease.acquire(wait)
         self._lease = lease
         try:
             yield lease
         finally:
             self._lease = None
             with storage_errors(self._parsed):
-                lease.give_back()
+                lease.release()
 
     @contextmanager
     def together(self) -> Iterator[None]:

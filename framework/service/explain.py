@@ -9,11 +9,11 @@ import difflib
 from collections.abc import Sequence
 
 from framework.scheduler.agents import AgentFacts
-from framework.scheduler.amounts import describe, left, total
+from framework.scheduler.amounts import describe, subtract, total
 from framework.scheduler.constraints import HOSTNAME, Constraints, parse_constraints
-from framework.scheduler.feasibility import Nodes, Sizing, first_without_room, nodes_for
+from framework.scheduler.feasibility import Nodes, Sizing, first_unplaced, nodes_for
 from framework.scheduler.job import Need
-from framework.scheduler.preemption import what_it_leaves, why_it_shrinks
+from framework.scheduler.preemption import describe_contribution, shrink_reason
 from framework.scheduler.records import JobRecord, TaskNeed
 from framework.scheduler.snapshot import JobFacts, Snapshot
 from framework.search.slot_pool import SearchSizing
@@ -98,7 +98,7 @@ class _Case:
         room = {one.agent_id: dict(offers[one.agent_id].free) for one in self._admitted if one.agent_id in offers}
         if not room or any(all(need.missing(free) for free in room.values()) for need in self._needs):
             return None, room
-        return first_without_room(self._needs, room), room
+        return first_unplaced(self._needs, room), room
 
     @property
     def _admitted(self) -> list[AgentFacts]:
@@ -113,12 +113,12 @@ class _Case:
         job, now = self._job, self._now
         if job.is_ending:
             return Verdict.ENDING, f"The job is being ended, with {_count(job.tasks, 'task')} left."
-        if job.tasks and job.need is not Need.COME_BACK:
+        if job.tasks and job.need is not Need.REPLACE_LOST:
             wants = " It could use more." if job.need is not Need.NOTHING else ""
-            where = _count(len(job.held), "agent")
-            shrinks = why_it_shrinks(now.reservation, job.job_id)
+            where = _count(len(job.allocated), "agent")
+            shrinks = shrink_reason(now.reservation, job.job_id)
             return Verdict.RUNNING, f"The job runs, with {_count(job.tasks, 'task')} on {where}.{wants}{shrinks}"
-        if job.is_held:
+        if job.waits_for_allocation:
             return self._never() or (Verdict.TURN, HELD)
         if job.need is Need.NOTHING:
             return Verdict.RUNNING, "The job wants nothing at the moment: its tasks are ending or all have ended."
@@ -166,7 +166,7 @@ class _Case:
         if kept is not None and kept.job_id != job.job_id and len(mine) < len(offered):
             names = _some([agent.node for agent in offered if self._is_kept_from_it(agent)])
             return Verdict.RESERVED, f"{names} are kept for job {kept.job_id}, which has waited longer."
-        beside = [(agent, left(agent.total, now.others.get(agent.agent_id, {}))) for agent in open_to_it]
+        beside = [(agent, subtract(agent.total, now.others.get(agent.agent_id, {}))) for agent in open_to_it]
         if job.sizing.fit(nodes_for(job.sizing, beside)).problem:
             return Verdict.NO_OFFERS, f"Other frameworks hold what it needs. {self._short(problem)}"
         if not offered:
@@ -180,7 +180,7 @@ class _Case:
             short = [agent for agent, free in offered if need.missing(free)]
             if short and len(short) == len(self._admitted):
                 able = [agent for agent in short if not need.missing(agent.total)]
-                best = min(able or short, key=lambda agent: need.lack(offers[agent.agent_id].free))
+                best = min(able or short, key=lambda agent: need.shortage_ratio(offers[agent.agent_id].free))
                 return (
                     f"A {need.name} needs {describe(need.amounts)}; {best.node}, which comes nearest, is "
                     f"{describe(need.missing(offers[best.agent_id].free))} short."
@@ -197,7 +197,7 @@ class _Case:
         first = self._needs[0] if self._needs else TaskNeed("task")
         missing: dict[str, float] = {}
         if offer is not None and not self._runs:
-            most = max(self._needs, key=lambda need: need.lack(offer.free), default=first)
+            most = max(self._needs, key=lambda need: need.shortage_ratio(offer.free), default=first)
             missing = most.missing(offer.free)
             if self._left_over is not None and agent.agent_id in self._left:
                 missing = self._left_over.missing(self._left[agent.agent_id])
@@ -211,9 +211,9 @@ class _Case:
             missing=missing,
             obstacles=tuple(self._obstacles(agent)),
             held_by_jobs={
-                other.job_id: dict(other.held[agent.agent_id])
+                other.job_id: dict(other.allocated[agent.agent_id])
                 for other in self._now.jobs.values()
-                if agent.agent_id in other.held
+                if agent.agent_id in other.allocated
             },
             held_by_others={name: amount for name, amount in others.items() if amount > 0},
             can_ever_hold=not first.missing(agent.total),
@@ -239,13 +239,13 @@ class _Case:
         shares = self._now.shares
         found = []
         others = [job for job in self._now.jobs.values() if job.job_id != self._job.job_id]
-        holders = [job for job in others if job.held.keys() & admitted]
+        holders = [job for job in others if job.allocated.keys() & admitted]
         for job in sorted(holders, key=lambda one: -shares.get(one.user, 0.0)):
-            held = total(job.held[agent_id] for agent_id in sorted(job.held.keys() & admitted))
+            held = total(job.allocated[agent_id] for agent_id in sorted(job.allocated.keys() & admitted))
             kind = "search" if job.sizing is not None and not job.sizing.is_gang else "job"
             found.append(
                 f"The {kind} {job.job_id} of {job.user}, whose share is {100 * shares.get(job.user, 0.0):.0f} %, holds "
-                f"{describe(held)} there.{what_it_leaves(self._now.reservation, job, self._job.job_id)}"
+                f"{describe(held)} there.{describe_contribution(self._now.reservation, job, self._job.job_id)}"
             )
         return found
 

@@ -15,7 +15,7 @@ from framework.mesos.containers import Volume
 from framework.mesos.offers import AgentOffer
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.demand import Demand
-from framework.scheduler.job import Answer, Job, JobHandle
+from framework.scheduler.job import Answer, Job, JobEntry
 from framework.scheduler.journal import LeaseLostError, StorageUnavailableError
 from framework.scheduler.lease import HEARTBEAT_S, STALE_S, Heartbeat
 from framework.scheduler.records import JobKind, JobRecord
@@ -71,7 +71,7 @@ class JobContext:
         return Mounts(self.image, self.checkpoint_root, self.allowed_volumes)
 
 
-def make_job(record: JobRecord, handle: JobHandle, recorder: JobRecorder, context: JobContext) -> Job:
+def make_job(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> Job:
     """A job's state machine; it goes on where `record.state_data` says.
 
     Raises:
@@ -82,7 +82,7 @@ def make_job(record: JobRecord, handle: JobHandle, recorder: JobRecorder, contex
     return _training(record, handle, recorder, context)
 
 
-def _training(record: JobRecord, handle: JobHandle, recorder: JobRecorder, context: JobContext) -> TrainingJob:
+def _training(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> TrainingJob:
     request = stored_request(record)
     assert isinstance(request, TrainingRequest)
     never_before = record.folder_name
@@ -156,10 +156,10 @@ class ServiceSearch(SearchController):
         with self._remembering():
             super().tick()
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
-        """See `SearchController.consider`."""
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
+        """See `SearchController.match_offers`."""
         with self._remembering():
-            return super().consider(agents)
+            return super().match_offers(agents)
 
     def close(self) -> None:
         """Notes that the search is over, and gives its lease back: `dike tune --resume` may go on with it."""
@@ -167,7 +167,7 @@ class ServiceSearch(SearchController):
         with self._resources, contextlib.suppress(LeaseLostError):
             self._records.finish_search(self._error or self.result.failure)
 
-    def leave(self) -> None:
+    def release_leases(self) -> None:
         """Gives the lease back, the search being gone on with by another service."""
         self._resources.close()
 
@@ -180,7 +180,7 @@ class ServiceSearch(SearchController):
             raise
 
 
-def make_search(record: JobRecord, handle: JobHandle, recorder: JobRecorder, context: JobContext) -> ServiceSearch:
+def make_search(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> ServiceSearch:
     """A search's state machine; it goes on with what `record.state_data` and the database of searches have of it.
 
     Raises:
@@ -244,7 +244,7 @@ def make_search(record: JobRecord, handle: JobHandle, recorder: JobRecorder, con
         return search
 
 
-def _state(record: JobRecord, handle: JobHandle) -> SearchState | None:
+def _state(record: JobRecord, handle: JobEntry) -> SearchState | None:
     """Where the service before this one has left the search, less the slots that have ended since."""
     if record.state_data is None:
         return None

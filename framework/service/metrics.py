@@ -111,7 +111,7 @@ class ServiceMetrics(Metrics):
         """
         return generate_latest(self.registry) + (generate_latest(self.registry_by_user) if by_user else b"")
 
-    def went_round(self, seconds: float) -> None:
+    def loop_iteration(self, seconds: float) -> None:
         self._last_round_s = time.monotonic()
         self._loop.observe(seconds)
 
@@ -122,7 +122,7 @@ class ServiceMetrics(Metrics):
     def offers_received(self, count: int) -> None:
         self._received.inc(count)
 
-    def offers_held(self, count: int) -> None:
+    def unused_offers(self, count: int) -> None:
         self._held.set(count)
 
     def launched(self, count: int) -> None:
@@ -131,7 +131,7 @@ class ServiceMetrics(Metrics):
     def task_failed(self) -> None:
         self._failures.inc()
 
-    def waited(self, seconds: float) -> None:
+    def job_waited(self, seconds: float) -> None:
         self._waits.observe(max(0.0, seconds))
 
     def placed(self, seconds: float) -> None:

@@ -42,7 +42,7 @@ class Mounts:
         if "://" not in self.checkpoint_root:
             named.append(("--checkpoint-root", Volume(self.checkpoint_root, self.checkpoint_root)))
         for (option, inner), (_, outer) in itertools.permutations(named, 2):
-            if not outer.read_only and outer.holds(inner.host):
+            if not outer.read_only and outer.contains(inner.host):
                 raise BadInputError(
                     f"{option} {inner.host} lies in {outer.host}, which jobs can write to; name folders apart from "
                     "each other."
@@ -102,11 +102,11 @@ class Mounts:
     def _for_checkpoints(self, request: TrainingRequest | SearchJobRequest, folder: str) -> Volume:
         if "://" not in self.checkpoint_root:
             root = Volume(self.checkpoint_root, self.checkpoint_root)
-            if root.holds(folder):
+            if root.contains(folder):
                 return root
         for allowed in self.allowed:
             place = Volume(allowed.host, allowed.host)
-            if not allowed.read_only and place.holds(folder):
+            if not allowed.read_only and place.contains(folder):
                 return place
         if _named_folder(request) is None:
             # Chosen by a service that had another root.
@@ -126,7 +126,7 @@ def _check_nesting(volumes: Sequence[Volume]) -> None:
     for outer, inner in itertools.permutations(volumes, 2):
         # What the operator names one in the other has no writable folder around it.
         named_so = outer.container == outer.host and inner.container == inner.host
-        if outer.holds(inner.container) and not named_so:
+        if outer.contains(inner.container) and not named_so:
             raise BadInputError(
                 f"{inner.host} cannot be mounted at {inner.container}, in the place of {outer.host}; mount them apart "
                 "from each other."

@@ -14,9 +14,9 @@ from dike.exceptions import BadInputError, JobFailedError
 from framework.mesos import events
 from framework.mesos.connection import FrameworkRemovedError, MesosLostError
 from framework.mesos.driver import Driver
-from framework.mesos.master import LeadingMaster, leading_for_s
+from framework.mesos.master import LeadingMaster, leader_age_s
 from framework.project.run_folders import absolute_folder
-from framework.scheduler.agents import AgentDirectory, AllAgents, no_agent_meets
+from framework.scheduler.agents import AgentDirectory, AllAgents, no_matching_agent_error
 from framework.scheduler.background import Threads
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.fair_share import FairQueue
@@ -124,7 +124,7 @@ def _serve_as_one_framework(
         lease = stack.enter_context(store.database.lock(end_at_once, note if request.standby or request.ha else None))
         master = stack.enter_context(request.mesos.connect())
         bundles = stack.enter_context(request.mesos.bundle_server(store.bundle, master))
-        scheduler = events.EventScheduler(functools.partial(leading_for_s, credentials=master.credentials))
+        scheduler = events.EventScheduler(functools.partial(leader_age_s, credentials=master.credentials))
         settings = request.mesos.settings(
             NAME,
             master,
@@ -133,7 +133,7 @@ def _serve_as_one_framework(
             webui_url=request.webui_url,
             checkpoint=True,
         )
-        driver = Driver(settings, master.uri, scheduler, lease.is_certain)
+        driver = Driver(settings, master.uri, scheduler, lease.ensure_owned)
         directory = stack.enter_context(contextlib.closing(AgentDirectory(master.ask, request.mesos.role)))
         directory.refresh()
         context = JobContext(
@@ -179,7 +179,7 @@ def agents_for(directory: AgentDirectory, constraints: Sequence[str]) -> AllAgen
     def all_agents() -> list[NodeClass] | None:
         nodes = directory.nodes(admitted)
         if nodes == [] and directory.current():
-            raise no_agent_meets(constraints)
+            raise no_matching_agent_error(constraints)
         return nodes
 
     return all_agents

@@ -17,7 +17,7 @@ from framework.mesos.master import LeadingMaster
 from framework.scheduler.agents import AgentDirectory
 from framework.scheduler.background import Background
 from framework.scheduler.fair_share import FairQueue
-from framework.scheduler.job import CANCELLED, INTERRUPTED, Holder, JobHandle, Need, Outcome
+from framework.scheduler.job import CANCELLED, INTERRUPTED, JobEntry, JobOutcome, LeaseOwner, Need
 from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.records import JobRecord, JobState, TaskRecord
@@ -48,10 +48,10 @@ class StoredJournal(Journal):
     def subscribed(self, framework_id: str) -> None:
         self._store.set_framework_id(framework_id)
 
-    def intends(self, job_id: str, tasks: Any, state: dict[str, Any]) -> None:
+    def record_intent(self, job_id: str, tasks: Any, state: dict[str, Any]) -> None:
         self._store.save(tasks, {job_id: state})
 
-    def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
+    def record_changes(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
         for job_id in {task.job_id for task in tasks if task.ended_s is not None} & self._recorders.keys():
             # The end of a task's output comes with its last status update, which is not repeated any more after this.
             self._recorders[job_id].write()
@@ -153,7 +153,7 @@ class Service:
         if now_s - self._written_s >= WRITE_S:
             self._written_s = now_s
             self._write()
-        self.metrics.went_round(time.monotonic() - begun_s)
+        self.metrics.loop_iteration(time.monotonic() - begun_s)
 
     def cancel(self) -> None:
         """Leaves, and ends nothing: jobs go on without the service, and are found again by the next one."""
@@ -164,8 +164,8 @@ class Service:
         self._leaves = True
         self._write()
         for handle in self.scheduler.jobs:
-            if isinstance(handle.job, Holder):
-                handle.job.leave()
+            if isinstance(handle.job, LeaseOwner):
+                handle.job.release_leases()
 
     def _write(self) -> None:
         # Each transaction waits for the disk.
@@ -240,23 +240,23 @@ class Service:
             self._store.change_job(job_id, state=state, started_s=now_s)
             record = self._store.job(job_id)
             if record is not None:
-                self.metrics.waited(now_s - record.submitted_s)
+                self.metrics.job_waited(now_s - record.submitted_s)
         else:
             self._store.change_job(job_id, state=state)
 
-    def _has_ended(self, handle: JobHandle) -> None:
+    def _has_ended(self, handle: JobEntry) -> None:
         self._over(handle.job_id, handle.job.outcome())
 
-    def _has_failed(self, handle: JobHandle, error: Exception) -> None:
+    def _has_failed(self, handle: JobEntry, error: Exception) -> None:
         self._failed(handle.job_id, error)
 
     def _failed(self, job_id: str, error: Exception) -> None:
         if not isinstance(error, DikeError):
             logger.error("job %s: %s", job_id, "".join(traceback.format_exception(error)))
             error = DikeError(f"The service met an error of its own, {error!r}; its log says more.")
-        self._over(job_id, Outcome(JobState.FAILED, str(error)))
+        self._over(job_id, JobOutcome(JobState.FAILED, str(error)))
 
-    def _over(self, job_id: str, outcome: Outcome) -> None:
+    def _over(self, job_id: str, outcome: JobOutcome) -> None:
         user = self._killed_by.pop(job_id, "")
         if user and outcome.state is JobState.KILLED and outcome.failure in ("", CANCELLED, INTERRUPTED):
             outcome = dataclasses.replace(outcome, failure=f"killed by {user}")

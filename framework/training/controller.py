@@ -23,9 +23,9 @@ from framework.mesos.tasks import TaskState
 from framework.project.failure_summary import no_restart_reason
 from framework.project.tensorflow_noise import without_noise
 from framework.scheduler.agents import AllAgents
-from framework.scheduler.background import AtOnce, Background
+from framework.scheduler.background import Background, InlineBackground
 from framework.scheduler.demand import Demand
-from framework.scheduler.job import CANCELLED, Answer, Decline, Launch, Message, Need, Outcome, Reclaimable
+from framework.scheduler.job import CANCELLED, Answer, Decline, JobOutcome, Launch, Message, Need, Reclaimable
 from framework.training.elastic.stragglers import StragglerReporter
 from framework.training.launch import DoesNotFitError, choose_executor, cluster_spec, launch_operation
 from framework.training.observer import JobObserver
@@ -97,7 +97,7 @@ class TrainingJob:
         self._all_agents = all_agents
         self._demand = demand
         self._patient = patient
-        self._background = background or AtOnce()
+        self._background = background or InlineBackground()
         if state is None:
             self._state = TrainingState(JobRun(plan=spec.plan), JobResult(checkpoint_dir=spec.checkpoint_dir))
         else:
@@ -159,20 +159,20 @@ class TrainingJob:
 
     @property
     def need(self) -> Need:
-        if self.is_held:
+        if self.waits_for_allocation:
             return Need.NOTHING
         if self._state.phase is Phase.WAITING:
             # A job that fails repeatedly must not be served first each time.
-            return Need.COME_BACK if self._run.attempt and self._state.failures < 2 else Need.START
+            return Need.REPLACE_LOST if self._run.attempt and self._state.failures < 2 else Need.START
         if self._state.phase is not Phase.RUNNING:
             return Need.NOTHING
         if self._replacement.active:
-            return Need.COME_BACK
+            return Need.REPLACE_LOST
         return Need.NOTHING if self._launcher is None else Need.GROW
 
     @property
-    def demand_key(self) -> Hashable:
-        return self._planner.demand_key if self._state.phase is Phase.WAITING else None
+    def equivalence_class(self) -> Hashable:
+        return self._planner.equivalence_class if self._state.phase is Phase.WAITING else None
 
     def reclaimable(self) -> Reclaimable:
         """The tasks it could release for other jobs; none while a lost worker is being replaced."""
@@ -195,18 +195,18 @@ class TrainingJob:
         return self._spec.elastic is not None
 
     @property
-    def is_known(self) -> bool:
+    def has_estimate(self) -> bool:
         """Whether its speeds are known, measured or predicted, and it is not about to end."""
         going = self._state.phase is Phase.RUNNING or (self._state.phase is Phase.WAITING and self._is_planned_ahead)
         return going and self._resizer is not None and self._resizer.is_known
 
     @property
-    def is_held(self) -> bool:
+    def waits_for_allocation(self) -> bool:
         """Whether it is waiting for the central allocation."""
         waits = self._state.phase is Phase.WAITING and self._is_centrally_allocated and self.is_scalable
         return waits and (self._planner.allotted is None or not self._is_planned_ahead)
 
-    def hold(self, competing_jobs: Callable[[], int], sample_runs: int) -> None:
+    def enter_central_allocation(self, competing_jobs: Callable[[], int], sample_runs: int) -> None:
         """Hands the decision on its size to the central allocation; no-op for a job that is not elastic.
 
         First the speeds of `sample_runs` other sizes are measured.
@@ -217,7 +217,7 @@ class TrainingJob:
 
     def scale_view(self) -> JobView | None:
         """The job as the allocation policy sees it; None if it is ending or nothing is known yet."""
-        if not self.is_known or self._resizer is None:
+        if not self.has_estimate or self._resizer is None:
             return None
         return self._resizer.view(runs=self._state.phase is Phase.RUNNING)
 
@@ -238,7 +238,7 @@ class TrainingJob:
             self._state.elastic = self._resizer.state()
         return self._writer.write(self._state)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         return self._state.outcome()
 
     def close(self) -> None:
@@ -345,7 +345,7 @@ class TrainingJob:
                 self._is_centrally_allocated and self._resizer is not None and not self._is_planned_ahead
             ):
                 self._plan_ahead(self._resizer, now)
-            case Phase.WAITING if not self.is_held:
+            case Phase.WAITING if not self.waits_for_allocation:
                 self._planner.tick(now, connected=self._connection.connected)
             case Phase.RUNNING:
                 self._end_attempt(self._tick_running(now))
@@ -379,7 +379,7 @@ class TrainingJob:
             return self._replacement
         return self._resizer if self._resizer is not None and self._resizer.wants_offers else None
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
         """Answers with what to launch on these offers.
 
         Raises:

@@ -199,7 +199,12 @@ def _take_planned(
     pool: ResourcePool, planned: PlannedTask, held: Sequence[Resource] | None
 ) -> tuple[list[Resource], list[Resource]]:
     return take_resources(
-        pool, cpus=planned.cpus, mem_mib=planned.mem_mb, disk_mib=planned.disk_mb, gpus=planned.gpus, held=held
+        pool,
+        cpus=planned.cpus,
+        mem_mib=planned.mem_mb,
+        disk_mib=planned.disk_mb,
+        gpus=planned.gpus,
+        executor_resources=held,
     )
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import InfeasibleError
-from framework.mesos.offers import NO_OFFER, NO_OFFER_S, AgentOffer, cluster_of, describe_free, describe_offers
+from framework.mesos.offers import NO_OFFER, NO_OFFER_TIMEOUT_S, AgentOffer, cluster_of, describe_free, describe_offers
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.amounts import SCALARS, describe
 from framework.scheduler.background import Background
-from framework.scheduler.feasibility import Fit, Nodes, capacity, packed
-from framework.scheduler.job import LOOK_AGAIN_S, Decline, Later
+from framework.scheduler.feasibility import FitResult, Nodes, capacity, first_fit
+from framework.scheduler.job import RETRY_OFFERS_S, Decline, Planning
 from framework.scheduler.records import TaskNeed
 from framework.training.elastic.layout import Size, layout
 from framework.training.launch import DoesNotFitError, cluster_spec, launch_operation, place
@@ -108,7 +108,7 @@ class Planner:
         self.allotted: Size | None = None
 
     @property
-    def demand_key(self) -> Hashable:
+    def equivalence_class(self) -> Hashable:
         """Equal for jobs that fit the same offers; None for one that follows a plan."""
         return None if self._kind is None else (self._kind, self.allotted)
 
@@ -124,7 +124,7 @@ class Planner:
     def _is_planning(self) -> bool:
         return self._pending is not None and bool(self._pending.agents)
 
-    def consider(self, agents: Sequence[AgentOffer], now_s: float) -> PlannedLaunch | Decline | Later:
+    def consider(self, agents: Sequence[AgentOffer], now_s: float) -> PlannedLaunch | Decline | Planning:
         """Plans on the offers; notifies the user why the job has to wait.
 
         While planning, `agents` are the remaining ones of the offers before.
@@ -148,7 +148,7 @@ class Planner:
         """
         if self._is_planning:
             return
-        if self._pending is None and connected and now_s - self._waiting_since_s >= NO_OFFER_S:
+        if self._pending is None and connected and now_s - self._waiting_since_s >= NO_OFFER_TIMEOUT_S:
             self._waiting_since_s = now_s
             self._pending = _PendingPlan(self._background.start(self._why_no_offer))
         if self._pending is not None and self._pending.answer.done():
@@ -171,7 +171,7 @@ class Planner:
         if self._planning_ahead is None or not self._planning_ahead.done():
             return None
         found = self._planning_ahead.result()
-        self._planning_ahead, self._next_plan_ahead_s = None, now_s + LOOK_AGAIN_S
+        self._planning_ahead, self._next_plan_ahead_s = None, now_s + RETRY_OFFERS_S
         if isinstance(found, str):
             self._observer.waiting(found)
             return None
@@ -195,10 +195,10 @@ class Planner:
         work = functools.partial(self._plan_launch, agents, self.allotted)
         self._pending = _PendingPlan(self._background.start(work, PLAN_WAIT_S), tuple(agents))
 
-    def _answer(self, agents: Sequence[AgentOffer]) -> PlannedLaunch | Decline | Later:
+    def _answer(self, agents: Sequence[AgentOffer]) -> PlannedLaunch | Decline | Planning:
         pending = self._pending
         if pending is None or not pending.answer.done():
-            return Later()
+            return Planning()
         self._pending = None
         answer = pending.answer.result()
         if isinstance(answer, str):
@@ -209,7 +209,7 @@ class Planner:
         if all(set(agent.offer_ids) <= offered.get(agent.agent_id, set()) for agent in used):
             return answer
         self._plan(agents)
-        return Later()
+        return Planning()
 
     # Runs in the background: the state read here does not change while the job waits.
 
@@ -416,29 +416,29 @@ class TrainingSizing:
             TaskNeed(name, self._fewest if name == "worker" else 1, *_amounts(task), ports=1) for name, task in job
         )
 
-    def _fit(self, nodes: Nodes) -> Fit:
+    def _fit(self, nodes: Nodes) -> FitResult:
         if not nodes:
-            return Fit(problem="No agent has ports, and each TensorFlow server needs one.")
+            return FitResult(problem="No agent has ports, and each TensorFlow server needs one.")
         if self._spec.plan is not None:
             return _fit_plan(self._spec.plan, nodes)
         try:
             return self._planned(nodes)
         except InfeasibleError as error:
-            return Fit(problem=str(error))
+            return FitResult(problem=str(error))
         except SolverError as error:
             logger.warning("cannot predict where job %s would start: %s", self._spec.job_id, error)
-            return Fit()
+            return FitResult()
 
-    def _planned(self, nodes: Nodes) -> Fit:
+    def _planned(self, nodes: Nodes) -> FitResult:
         needs = self._needs(nodes)
         # Only the planner checks whether a model fits a GPU's memory.
-        if not any(need.gpus for need in needs) and (holders := packed(needs, nodes)):
-            return Fit(holders)
+        if not any(need.gpus for need in needs) and (holders := first_fit(needs, nodes)):
+            return FitResult(holders)
         request = dataclasses.replace(plan_request(self._spec, nodes), time_limit_s=FIT_TIME_LIMIT_S)
-        return Fit(frozenset(task.node for task in make_plan(request).tasks))
+        return FitResult(frozenset(task.node for task in make_plan(request).tasks))
 
 
-def _fit_plan(plan: Plan, nodes: Nodes) -> Fit:
+def _fit_plan(plan: Plan, nodes: Nodes) -> FitResult:
     room = {node.name: capacity(node) for node in nodes}
     wanted: dict[str, Counter[str]] = {}
     for task in plan.tasks:
@@ -451,12 +451,14 @@ def _fit_plan(plan: Plan, nodes: Nodes) -> Fit:
         alike = [one for one in room if one.partition("/")[0] == hostname and one not in wanted.keys() - {name}]
         able = [one for one in ([name] if name in room else alike) if one not in used]
         if not able:
-            return Fit(problem=f"Its plan needs agent {name}; the agents are {', '.join(sorted(room))}.")
+            return FitResult(problem=f"Its plan needs agent {name}; the agents are {', '.join(sorted(room))}.")
         best = min(able, key=lambda one: len(need.missing(room[one])))
         if missing := need.missing(room[best]):
-            return Fit(problem=f"Its plan needs {describe(amounts)} on {name}, which is {describe(missing)} short.")
+            return FitResult(
+                problem=f"Its plan needs {describe(amounts)} on {name}, which is {describe(missing)} short."
+            )
         used.add(best)
-    return Fit(frozenset(used))
+    return FitResult(frozenset(used))
 
 
 def _amounts(task: PlannedTask | TaskResources) -> tuple[float, float, float, float]:

@@ -12,7 +12,7 @@ from dike import checkpoints
 from dike.exceptions import InterruptedByUserError, JobFailedError
 from dike.profile import Api, ModelProfile
 from framework.mesos.connection import MesosLostError
-from framework.mesos.containers import Container, own_container
+from framework.mesos.containers import Container, task_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
 from framework.project.entry_point import RUNS_FOLDER, EntryPoint
@@ -20,8 +20,8 @@ from framework.project.profile_cache import CachedProfile
 from framework.project.run_folders import absolute_folder, mark_in_use, new_job_id
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
-from framework.scheduler.demand import demand_on
-from framework.scheduler.job import JobHandle
+from framework.scheduler.demand import query_demand
+from framework.scheduler.job import JobEntry
 from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
 from framework.scheduler.session import sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
@@ -73,7 +73,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
     """
     job_id = new_job_id(request.entry.script)
     checkpoint_dir = absolute_folder(request.checkpoint_dir or f"{RUNS_FOLDER}/{job_id}")
-    container = own_container(request.mesos.image, request.volumes, request.checkpoint_dir and checkpoint_dir)
+    container = task_container(request.mesos.image, request.volumes, request.checkpoint_dir and checkpoint_dir)
     checkpoints.check_folder(checkpoint_dir, request.profile)
     made: list[TrainingJob] = []
     with sigterm_as_interrupt():
@@ -157,9 +157,9 @@ def _run(
 ) -> JobResult:
     """Runs the job; `made` receives its state machine as soon as it exists."""
 
-    def make(handle: JobHandle) -> TrainingJob:
+    def make(handle: JobEntry) -> TrainingJob:
         all_agents = functools.partial(admitted_agents, master, request.constraints)
-        demand = functools.partial(demand_on, master)
+        demand = functools.partial(query_demand, master)
         made.append(TrainingJob(spec, observer, all_agents, demand=demand, background=handle.background))
         return made[0]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from framework.mesos.tasks import TaskState, executor_of
-from framework.scheduler.job import Outcome
+from framework.scheduler.job import JobOutcome
 from framework.scheduler.records import JobState
 from framework.training.spec import JobResult, JobSpec, JobTask, Resize
 from solver import NodeClass, Plan
@@ -178,11 +178,11 @@ class TrainingState:
         # A long job survives many lost machines; a faulty one makes no progress.
         return 0 if self.has_progressed else self.failures
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         state = JobState.KILLED if self.cancelled else JobState.FAILED
         if self.result.succeeded:
             state = JobState.FINISHED
-        return Outcome(state, self.result.failure, self.result.to_json())
+        return JobOutcome(state, self.result.failure, self.result.to_json())
 
 
 @dataclass(frozen=True)

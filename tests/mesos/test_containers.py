@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dike.exceptions import BadInputError
-from framework.mesos.containers import Container, Volume, own_container, parse_volume, parse_volumes
+from framework.mesos.containers import Container, Volume, parse_volume, parse_volumes, task_container
 from framework.mesos.offers import by_agent
 from framework.search.slot_pool import SlotLaunch, slots_on
 from tests.mesos.played_mesos import PlayedMesos
@@ -52,10 +52,10 @@ def test_a_volume_is_read(text: str, volume: Volume) -> None:
         # Mesos would make this one outside of the image, as root.
         (["/data:/mnt/../../../etc"], "without '..'"),
         (["/data/../etc"], "without '..'"),
-        (["/data:/"], "whole file system"),
+        (["/data:/"], "container's root"),
         (["/data:/mnt:rw"], "HOST:CONTAINER:ro"),
         (["/data:/mnt:/x:ro"], "HOST:CONTAINER:ro"),
-        (["/a:/mnt", "/b:/mnt/"], "Two folders are to be mounted at /mnt"),
+        (["/a:/mnt", "/b:/mnt/"], "Two volumes are mounted at /mnt"),
         ([""], "cannot be mounted"),
     ],
 )
@@ -80,22 +80,22 @@ def test_what_is_no_volume(texts: list[str], said: str) -> None:
     ],
 )
 def test_checkpoints_outlive_their_container(folder: str | None, volumes: tuple[str, ...], mounted: list[str]) -> None:
-    assert own_container(IMAGE, volumes, folder) == Container(IMAGE, tuple(map(parse_volume, mounted)))
+    assert task_container(IMAGE, volumes, folder) == Container(IMAGE, tuple(map(parse_volume, mounted)))
 
 
 def test_checkpoints_cannot_go_where_nothing_can_be_written() -> None:
     with pytest.raises(BadInputError, match=r"/shared/one: --volume mounts /shared:/shared:ro read-only"):
-        own_container(IMAGE, ("/shared:ro",), "/shared/one")
+        task_container(IMAGE, ("/shared:ro",), "/shared/one")
 
 
 def test_without_an_image_nothing_is_mounted() -> None:
-    assert own_container(None, (), "/shared/one") is None
+    assert task_container(None, (), "/shared/one") is None
     with pytest.raises(BadInputError, match="--volume needs --image"):
-        own_container(None, ("/data",), "/shared/one")
+        task_container(None, ("/data",), "/shared/one")
 
 
 def test_tasks_of_a_job_are_launched_with_what_is_mounted() -> None:
-    container = own_container(IMAGE, ("/shared/runs/data:ro",), "/shared/runs/one")
+    container = task_container(IMAGE, ("/shared/runs/data:ro",), "/shared/runs/one")
     stage = Stage(spec(container=container))
     stage.start()
     assert len(stage.mesos.accepted) > 1
@@ -112,7 +112,7 @@ def test_tasks_of_a_job_are_launched_with_what_is_mounted() -> None:
 
 def test_slots_are_launched_with_what_is_mounted(tmp_path: Path) -> None:
     launch = SlotLaunch(search_spec(tmp_path), "http://127.0.0.1:1/bundle/token", "train.py", (), "python3")
-    launch = dataclasses.replace(launch, container=own_container(IMAGE, (), "/shared/search"))
+    launch = dataclasses.replace(launch, container=task_container(IMAGE, (), "/shared/search"))
     _, operation = slots_on(launch, by_agent([PlayedMesos().offer()])[0], 0, 0, 2, (), (), {})
     tasks = operation["launch"]["task_infos"]
     assert [mounts(task) for task in tasks] == [[("/shared", "/shared", "RW")]] * 2

@@ -14,7 +14,7 @@ from framework.mesos.events import EventScheduler
 from framework.mesos.master import LeadingMaster, Master
 from framework.scheduler import standalone
 from framework.scheduler.agents import admitted_agents
-from framework.scheduler.demand import demand_on
+from framework.scheduler.demand import query_demand
 from framework.scheduler.job import Message, Need
 from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.standalone import StandaloneJob, run_standalone
@@ -26,15 +26,15 @@ from tests.waiting import wait_until
 def test_the_address_follows_the_election_where_zookeeper_names_it() -> None:
     leading = LeadingMaster(Master("zk://zoo:2181/mesos", "one", 5050, "1.11.0"))
     assert (leading.address, leading.version) == ("one:5050", "1.11.0")
-    leading.subscribed_at("two:5051", "1.12.0")
+    leading.on_subscribed("two:5051", "1.12.0")
     assert (leading.address, leading.version) == ("two:5051", "1.12.0")
-    leading.subscribed_at("three:5050", "")
+    leading.on_subscribed("three:5050", "")
     assert (leading.address, leading.version) == ("three:5050", "1.12.0")
 
 
 def test_a_master_that_the_user_named_is_kept() -> None:
     leading = LeadingMaster(Master("gateway:5050", "gateway", 5050, "1.11.0"))
-    leading.subscribed_at("inside:5050", "1.12.0")
+    leading.on_subscribed("inside:5050", "1.12.0")
     assert (leading.address, leading.version) == ("gateway:5050", "1.12.0")
 
 
@@ -86,7 +86,7 @@ class Asking:
     """A job that looks at all agents once it is subscribed, and has ended then."""
 
     need = Need.NOTHING
-    demand_key = None
+    equivalence_class = None
 
     def __init__(self, master: LeadingMaster) -> None:
         self._master = master
@@ -126,5 +126,5 @@ def test_a_job_without_a_service_asks_the_new_master(monkeypatch: pytest.MonkeyP
 def test_a_master_that_does_not_answer_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(Master, "ask", lambda self, path: asked.append(path))
-    assert demand_on(LeadingMaster(Master("one:5050", "one", 5050, "1.11.0")), "F") is None
+    assert query_demand(LeadingMaster(Master("one:5050", "one", 5050, "1.11.0")), "F") is None
     assert asked == ["/slaves"]

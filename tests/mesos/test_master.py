@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from framework.mesos.master import LeadingMaster, Master, leading_for_s
+from framework.mesos.master import LeadingMaster, Master, leader_age_s
 from framework.scheduler.agents import AgentDirectory, admitted_agents
 from framework.scheduler.constraints import parse_constraints
 
@@ -62,7 +62,7 @@ def test_a_master_that_answers_only_whom_it_knows_tells_of_its_agents(port: int)
     directory = AgentDirectory(master(port, "fjord").ask)
     directory.refresh()
     assert [node.name for node in directory.nodes(parse_constraints(())) or ()] == ["a"]
-    assert leading_for_s(f"127.0.0.1:{port}", ("dike", "fjord")) is not None
+    assert leader_age_s(f"127.0.0.1:{port}", ("dike", "fjord")) is not None
     assert master(port, "wrong").agents() is None
     assert master(port, None).agents() is None
     assert "fjord" not in repr(master(port, "fjord")._now)

@@ -10,7 +10,7 @@ from typing import Any
 
 from framework.mesos import events
 from framework.scheduler.background import Background, Threads
-from framework.scheduler.job import JobHandle
+from framework.scheduler.job import JobEntry
 from framework.training.controller import TrainingJob
 from solver import Plan, PlanRequest, make_plan
 from tests.scheduler.played_cluster import SchedulerStage
@@ -80,7 +80,7 @@ class PlanningStage(SchedulerStage):
     def train(self, job_id: str, state: dict[str, Any] | None = None, **changes: Any) -> TrainingJob:
         self.watchers.setdefault(job_id, LaunchWatcher())
 
-        def make(handle: JobHandle) -> TrainingJob:
+        def make(handle: JobEntry) -> TrainingJob:
             return TrainingJob(
                 spec(job_id=job_id, **changes),
                 self.watchers[job_id],

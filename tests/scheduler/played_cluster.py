@@ -15,8 +15,8 @@ from framework.mesos.tasks import executor_of
 from framework.scheduler.agents import REFRESH_S, AgentDirectory, AgentFacts
 from framework.scheduler.background import Background
 from framework.scheduler.fair_share import FairQueue
-from framework.scheduler.feasibility import Fit, Nodes
-from framework.scheduler.job import Answer, Decline, JobHandle, Later, Launch, Message, Need, Outcome
+from framework.scheduler.feasibility import FitResult, Nodes
+from framework.scheduler.job import Answer, Decline, JobEntry, JobOutcome, Launch, Message, Need, Planning
 from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.journal import Journal
 from framework.scheduler.offer_pool import Offer, offer_id
@@ -131,12 +131,12 @@ class PlayedJob:
 
     is_gang = True
 
-    def __init__(self, handle: JobHandle, count: int, cpus: float, lasts_s: float = 10.0, key: Hashable = None) -> None:
+    def __init__(self, handle: JobEntry, count: int, cpus: float, lasts_s: float = 10.0, key: Hashable = None) -> None:
         self.job_handle = handle
         self.count = count
         self.cpus = cpus
         self.lasts_s = lasts_s
-        self.demand_key = key
+        self.equivalence_class = key
         self.looks = 0
         self.placings = 0
         self.unwanted: set[str] = set()
@@ -159,11 +159,11 @@ class PlayedJob:
     def tick(self) -> None:
         """Does nothing by time."""
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
         if not agents:
             return Decline()
         if self.keeps_offers:
-            return Later()
+            return Planning()
         self.looks += 1
         places = [agent.agent_id for agent in agents for _ in range(int(agent.amounts["cpus"] // self.cpus))]
         chosen = places[: self.count]
@@ -196,8 +196,8 @@ class PlayedJob:
     def to_state(self) -> dict[str, Any]:
         return {"launched": sorted(self.job_handle.tasks)}
 
-    def outcome(self) -> Outcome:
-        return Outcome(JobState.FINISHED)
+    def outcome(self) -> JobOutcome:
+        return JobOutcome(JobState.FINISHED)
 
     def close(self) -> None:
         """Holds nothing."""
@@ -205,14 +205,14 @@ class PlayedJob:
     def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
         return (TaskNeed("worker", self.count, self.cpus, self.cpus * MEM_OF_CPU),)
 
-    def _fit(self, nodes: Nodes) -> Fit:
+    def _fit(self, nodes: Nodes) -> FitResult:
         self.placings += 1
         names: list[str] = []
         for node in nodes:
             names += [node.name] * int(min(node.cpus, node.mem_bytes / MIB / MEM_OF_CPU) // self.cpus)
         if len(names) < self.count:
-            return Fit(problem=f"{self.count} workers of {self.cpus:g} cpus do not fit.")
-        return Fit(frozenset(names[: self.count]))
+            return FitResult(problem=f"{self.count} workers of {self.cpus:g} cpus do not fit.")
+        return FitResult(frozenset(names[: self.count]))
 
     def _info(self, number: int, agent: AgentOffer) -> dict[str, Any]:
         return {
@@ -258,16 +258,16 @@ class RecordingJournal(Journal):
         self.strangers: list[str] = []
         self.log: list[str] = []
 
-    def intends(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
+    def record_intent(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
         self.log.append(f"intends {' '.join(task.task_id for task in tasks)}")
         self.tasks |= {task.task_id: task for task in tasks}
         self.states[job_id] = state
 
-    def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
+    def record_changes(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
         self.tasks |= {task.task_id: task for task in tasks}
         self.states |= states
 
-    def unknown(self, task_id: str, agent_id: str) -> None:
+    def record_unknown_task(self, task_id: str, agent_id: str) -> None:
         self.strangers.append(task_id)
 
 
@@ -325,7 +325,7 @@ class SchedulerStage:
         constraints: Sequence[str] = (),
         kind: type[PlayedJob] = PlayedJob,
     ) -> PlayedJob:
-        def make(handle: JobHandle) -> PlayedJob:
+        def make(handle: JobEntry) -> PlayedJob:
             job = kind(handle, count, cpus, lasts_s, key)
             handle.sizing = job
             return job

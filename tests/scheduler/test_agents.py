@@ -13,17 +13,17 @@ import pytest
 
 from framework.mesos.offers import by_agent, cluster_of
 from framework.scheduler.agents import (
-    FORGET_S,
+    FRAMEWORKS_INTERVAL_S,
+    MAX_STALENESS_S,
     REFRESH_S,
-    USES_S,
-    WINDOW_S,
+    USAGE_WINDOW_S,
     AgentDirectory,
     AgentFacts,
-    Others,
+    OtherFrameworksUsage,
 )
-from framework.scheduler.amounts import left
+from framework.scheduler.amounts import subtract
 from framework.scheduler.constraints import parse_constraints
-from framework.scheduler.offer_pool import LONG_AGO_S, SETTLE_S, LastOffer, OfferPool
+from framework.scheduler.offer_pool import OLD_OFFER_S, SETTLE_S, LastOffer, OfferPool
 from tests.mesos.played_mesos import PlayedMesos
 from tests.waiting import wait_until
 
@@ -113,7 +113,7 @@ def test_an_answer_that_makes_no_sense_leaves_what_was_known(caplog: pytest.LogC
     def told() -> bool:
         nonlocal now_s
         # However many looks it takes: what was known is believed for so long only.
-        now_s = min(now_s + REFRESH_S, FORGET_S - 1)
+        now_s = min(now_s + REFRESH_S, MAX_STALENESS_S - 1)
         assert [one.node for one in directory.current() or ()] == ["a"]
         return "cannot be read" in caplog.text
 
@@ -132,7 +132,7 @@ def test_agents_are_named_and_those_that_are_gone_remembered() -> None:
     directory.refresh()
     assert [one.agent_id for one in directory.current() or ()] == ["x-S9"]
     assert sorted(one.node for one in directory.gone) == ["b/S1", "b/S2"]
-    assert not any(one.is_there for one in directory.gone)
+    assert not any(one.is_registered for one in directory.gone)
     directory.close()
 
 
@@ -149,14 +149,14 @@ def test_an_agent_whose_neighbour_is_gone_is_called_otherwise_and_still_there() 
 
 def test_what_looks_like_others_for_a_moment_only_is_not() -> None:
     agent = AgentFacts("S0", "a", "a", total={"cpus": 4.0}, used={"cpus": 3.0})
-    others = Others()
+    others = OtherFrameworksUsage()
     for second, ours in enumerate([3.0, 0.0, 0.0, 3.0]):
         others.observe([agent], {"S0": {"cpus": ours}}, float(second))
     assert others.all == {}
-    for second in range(int(2 * WINDOW_S) + 5):
+    for second in range(int(2 * USAGE_WINDOW_S) + 5):
         others.observe([agent], {"S0": {"cpus": 1.0}}, 10.0 + second)
     assert others.all == {"S0": {"cpus": 2.0}}
-    assert left(agent.total, others.all["S0"]) == {"cpus": 2.0}
+    assert subtract(agent.total, others.all["S0"]) == {"cpus": 2.0}
 
 
 def test_agents_of_one_host_that_registered_at_different_masters_have_names_of_their_own() -> None:
@@ -183,7 +183,7 @@ def test_what_a_silent_master_said_is_not_believed_for_ever() -> None:
     directory = AgentDirectory(answering_here(lambda: reply), clock=lambda: now_s)
     directory.refresh()
     reply = None
-    now_s += FORGET_S - 1
+    now_s += MAX_STALENESS_S - 1
     assert directory.current()
     now_s += 2
     assert directory.current() is None
@@ -229,11 +229,11 @@ def test_what_others_hold_is_found_out_in_the_background() -> None:
     demand = directory.demand("F")
     assert demand is not None
     assert dict(demand.total) == {"cpus": 6.0, "mem": 8200.0, "gpus": 1.0}
-    assert [(one.id, one.used["cpus"], one.wants) for one in demand.others] == [("G", 3.0, True)]
+    assert [(one.id, one.used["cpus"], one.is_requesting) for one in demand.others] == [("G", 3.0, True)]
     assert demand.ours["cpus"] == 1.0
 
     replies["/frameworks"] = None
-    now_s += max(USES_S, FORGET_S)
+    now_s += max(FRAMEWORKS_INTERVAL_S, MAX_STALENESS_S)
     asked.clear()
     wait_until(lambda: directory.demand("F") is None and "/frameworks" in asked, "an answer without demand")
     directory.close()
@@ -244,12 +244,12 @@ def test_offers_of_agents_that_are_gone_are_forgotten() -> None:
     pool = OfferPool()
     offer = PlayedMesos().offer(0)
     pool.add([offer], 0.0)
-    long_ago_s = time.time() - LONG_AGO_S
+    long_ago_s = time.time() - OLD_OFFER_S
     pool.last = {one: LastOffer(free={}, time_s=long_ago_s) for one in ("S0", "known", "gone")}
     pool.last["new"] = LastOffer({}, time.time())
-    pool.forget({"known"})
+    pool.forget_gone_agents({"known"})
     assert set(pool.last) == {"S0", "known", "new"}, "that of agent S0 is in hand"
-    pool.forget(None)
+    pool.forget_gone_agents(None)
     assert set(pool.last) == {"S0", "new"}
 
 
@@ -260,11 +260,11 @@ def test_offers_of_agents_that_are_nobody_elses_are_complete_once_all_is_offered
     def add(*offers: dict[str, Any], now_s: float) -> tuple[bool, bool]:
         for one in (pool, shared):
             one.add(offers, now_s)
-        return pool.settled(now_s), shared.settled(now_s)
+        return pool.is_settled(now_s), shared.is_settled(now_s)
 
     assert add(mesos.offer(0), now_s=0.0) == (False, False)
     assert add(mesos.offer(1), now_s=0.1) == (True, False)
-    assert shared.settled(0.1 + SETTLE_S)
+    assert shared.is_settled(0.1 + SETTLE_S)
     for one in (pool, shared):
         one.take(lambda offer: True)
     # Tasks end one by one, and what they had is offered in pieces.

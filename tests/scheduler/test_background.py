@@ -14,7 +14,7 @@ from framework.mesos import events
 from framework.mesos.events import EventScheduler
 from framework.mesos.master import LeadingMaster, Master
 from framework.scheduler import standalone
-from framework.scheduler.background import AT_A_TIME, AtOnce, Background, Threads
+from framework.scheduler.background import MAX_CONCURRENT, Background, InlineBackground, Threads
 from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.training.controller import TrainingJob
@@ -28,7 +28,7 @@ def nothing() -> None:
     """Wakes nobody."""
 
 
-@pytest.mark.parametrize("background", [AtOnce(), Threads(nothing)])
+@pytest.mark.parametrize("background", [InlineBackground(), Threads(nothing)])
 def test_results_and_errors_come_out_where_they_are_asked_for(background: Background) -> None:
     assert background.start(lambda: 6 * 7).result(DEADLINE_S) == 42
     failed = background.start(lambda: 1 // 0)
@@ -47,19 +47,19 @@ def test_little_is_done_at_a_time_and_what_was_cancelled_before_it_began_not_at_
         return number
 
     threads = Threads(lambda: done.put("done"))
-    first = [threads.start(lambda number=number: work(number)) for number in range(AT_A_TIME)]  # type: ignore[misc]
-    wait_until(lambda: len(began) == AT_A_TIME, "the first ones")
+    first = [threads.start(lambda number=number: work(number)) for number in range(MAX_CONCURRENT)]  # type: ignore[misc]
+    wait_until(lambda: len(began) == MAX_CONCURRENT, "the first ones")
     unwanted = threads.start(lambda: work(98))
     last = threads.start(lambda: work(99))
     assert unwanted.cancel()
-    assert len(began) == AT_A_TIME
+    assert len(began) == MAX_CONCURRENT
     assert done.empty()
     may.set()
     assert last.result(DEADLINE_S) == 99
-    assert [one.result(DEADLINE_S) for one in first] == list(range(AT_A_TIME))
-    for _ in range(AT_A_TIME + 2):
+    assert [one.result(DEADLINE_S) for one in first] == list(range(MAX_CONCURRENT))
+    for _ in range(MAX_CONCURRENT + 2):
         done.get(timeout=DEADLINE_S)
-    assert sorted(began) == [*range(AT_A_TIME), 99]
+    assert sorted(began) == [*range(MAX_CONCURRENT), 99]
 
 
 @pytest.mark.integration
@@ -74,7 +74,7 @@ def test_a_process_ends_without_waiting_for_what_is_done_in_the_background() -> 
 PLANS_AT_ITS_END = """
 import atexit, random, sys, threading
 from framework import cli
-from framework.scheduler.background import AT_A_TIME, Threads, is_busy
+from framework.scheduler.background import MAX_CONCURRENT, Threads, is_busy
 from solver.milp import MilpBuilder, solve
 
 def program(numbers):
@@ -91,7 +91,7 @@ def plan(begun):
         begun.set()
 
 def command(**given):
-    for begun in [threading.Event() for _ in range(AT_A_TIME)]:
+    for begun in [threading.Event() for _ in range(MAX_CONCURRENT)]:
         Threads(print).start(lambda begun=begun: plan(begun))
         begun.wait()
     sys.exit(3)

@@ -13,7 +13,7 @@ from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import take_resources
-from framework.scheduler.job import JobHandle
+from framework.scheduler.job import JobEntry
 from framework.scheduler.records import JobKind, JobRecord
 from framework.service.explain import explain
 from framework.service.explanation import Verdict
@@ -52,7 +52,7 @@ class Team(Framework):
     def submit(self, job_id: str, cpus: float, *, constraints: tuple[str, ...] = ()) -> PlayedJob:
         made: list[PlayedJob] = []
 
-        def make(handle: JobHandle) -> PlayedJob:
+        def make(handle: JobEntry) -> PlayedJob:
             made.append(SleepingJob(handle, 1, cpus))
             handle.sizing = made[0]
             return made[0]

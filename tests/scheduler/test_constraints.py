@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError, InfeasibleError
 from framework.scheduler.agents import AgentDirectory
-from framework.scheduler.constraints import MAX_MATCHED, Operator, parse_constraints
+from framework.scheduler.constraints import MAX_MATCHED_LENGTH, Operator, parse_constraints
 from framework.service.requests import TrainingRequest, read_request
 from framework.service.serve import agents_for
 from tests.properties import examples
@@ -93,7 +93,7 @@ def test_whatever_pattern_is_admitted_is_compared_soon(pattern: str, length: int
     text = "a" * length + "!"
     admitted = constraints.admits({"name": text}, "host")
     assert time.process_time() - began < 20.0
-    assert admitted == (re.fullmatch(pattern.strip(), text[:MAX_MATCHED]) is not None)
+    assert admitted == (re.fullmatch(pattern.strip(), text[:MAX_MATCHED_LENGTH]) is not None)
 
 
 @given(value=st.text(alphabet="abc-", min_size=1, max_size=6), actual=st.text(alphabet="abc-", max_size=6))

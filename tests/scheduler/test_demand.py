@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from framework.scheduler.demand import Demand, FrameworkUse
+from framework.scheduler.demand import Demand, FrameworkUsage
 from framework.training.elastic.autoscaler import ShrinkHistory
 
 WORKER = {"cpus": 1.0, "mem": 1024.0, "gpus": 0.0}
@@ -10,14 +10,14 @@ REST = {"cpus": 0.5, "mem": 1024.0, "gpus": 0.0}
 TOTAL = {"cpus": 8.0, "mem": 16384.0, "gpus": 0.0}
 
 
-def other(name: str, cpus: float = 0.0, *, wants: bool = True) -> FrameworkUse:
-    return FrameworkUse(name, f"framework {name}", {"cpus": cpus}, wants)
+def other(name: str, cpus: float = 0.0, *, is_requesting: bool = True) -> FrameworkUsage:
+    return FrameworkUsage(name, f"framework {name}", {"cpus": cpus}, is_requesting)
 
 
 def test_a_fair_share_is_that_of_the_scarcest_resource() -> None:
     demand = Demand(TOTAL, [other("a")])
-    assert demand.fair_workers(2, WORKER, REST) == 3  # of 4 CPUs, half a CPU is the others'
-    assert demand.fair_workers(1, {**WORKER, "mem": 4096.0}, REST) == 1
+    assert demand.max_fair_workers(2, WORKER, REST) == 3  # of 4 CPUs, half a CPU is the others'
+    assert demand.max_fair_workers(1, {**WORKER, "mem": 4096.0}, REST) == 1
 
 
 def test_jobs_of_one_framework_have_one_share_among_them() -> None:
@@ -26,22 +26,22 @@ def test_jobs_of_one_framework_have_one_share_among_them() -> None:
     waits = other("a")
 
     def fair(workers: int, ours: float) -> int | None:
-        demand = Demand.among(total, [FrameworkUse("us", "service", {"cpus": ours}, wants=True), waits], "us")
-        return demand.fair_workers(workers, worker, {})
+        demand = Demand.among(total, [FrameworkUsage("us", "service", {"cpus": ours}, is_requesting=True), waits], "us")
+        return demand.max_fair_workers(workers, worker, {})
 
     assert fair(4, 16.0) == 2
     assert fair(2, 8.0) == 2, "each has given its part up"
     assert fair(1, 6.0) == 3, "what is missing of the share is for whoever wants it"
     assert fair(4, 0.0) == 8, "the master does not know of its tasks yet"
     room = ShrinkHistory(patience_s=30.0)
-    ours = Demand.among(total, [FrameworkUse("us", "service", {"cpus": 16.0}, wants=True), waits], "us")
-    assert room.relevant_demand(ours, 0.0).fair_workers(4, worker, {}) == 2
+    ours = Demand.among(total, [FrameworkUsage("us", "service", {"cpus": 16.0}, is_requesting=True), waits], "us")
+    assert room.relevant_demand(ours, 0.0).max_fair_workers(4, worker, {}) == 2
 
 
 def test_who_holds_something_counts_and_who_wants_nothing_does_not_ask() -> None:
-    assert Demand(TOTAL, [other("a", cpus=2.0, wants=False)]).fair_workers(2, WORKER, REST) is None
-    two = Demand(TOTAL, [other("a", cpus=2.0, wants=False), other("b")])
-    assert two.fair_workers(2, WORKER, REST) == 2
+    assert Demand(TOTAL, [other("a", cpus=2.0, is_requesting=False)]).max_fair_workers(2, WORKER, REST) is None
+    two = Demand(TOTAL, [other("a", cpus=2.0, is_requesting=False), other("b")])
+    assert two.max_fair_workers(2, WORKER, REST) == 2
     assert [one.id for one in two.waiting] == ["b"]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
-from framework.scheduler.feasibility import BUDGET_S, REST, Fit, FitCache, Nodes
+from framework.scheduler.feasibility import PLANNING_BUDGET_S, PLANNING_COOLDOWN_FACTOR, FitCache, FitResult, Nodes
 from framework.scheduler.job import Need
 from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError
-from framework.scheduler.reservation import PAUSE_S, RESERVE_AFTER_S, Contender, Place, Reservations
+from framework.scheduler.reservation import PLACEMENT_INTERVAL_S, RESERVE_AFTER_S, Contender, Place, Reservations
 from framework.training import planning
 from framework.training.planning import TrainingSizing
 from solver import NodeClass
@@ -25,7 +25,7 @@ TWO = {"agent-0": 4.0, "agent-1": 4.0}
 class Unsizable(PlayedJob):
     """Nobody can say where it would start."""
 
-    def _fit(self, nodes: Nodes) -> Fit:
+    def _fit(self, nodes: Nodes) -> FitResult:
         self.placings += 1
         raise BadInputError("Two nodes of the cluster are called 'host/S0'; give each its own name.")
 
@@ -58,7 +58,7 @@ def test_a_job_that_nobody_can_place_harms_no_other(caplog: pytest.LogCaptureFix
         stage.run(3.0)
     assert "good" in stage.started_s
     assert bad.placings == 1, "it is not asked again about the same agents"
-    assert caplog.text.count("it cannot be said where job bad would start") == 1
+    assert caplog.text.count("cannot predict where job bad would start") == 1
     assert stage.scheduler.snapshot.reservation is None
     assert stage.failed == []
     stage.close()
@@ -90,25 +90,25 @@ def test_after_a_long_plan_the_loop_does_something_else() -> None:
     stage = SchedulerStage(TWO)
 
     class Slow(PlayedJob):
-        def _fit(self, nodes: Nodes) -> Fit:
+        def _fit(self, nodes: Nodes) -> FitResult:
             nonlocal now_s
             now_s += self.lasts_s
             return super()._fit(nodes)
 
     quick, slow, other = (
         stage.submit(name, 1, 1.0, lasts_s=seconds, kind=Slow)
-        for name, seconds in (("quick", BUDGET_S / 2), ("slow", 5.0), ("other", 5.0))
+        for name, seconds in (("quick", PLANNING_BUDGET_S / 2), ("slow", 5.0), ("other", 5.0))
     )
     cache = FitCache(lambda: now_s)
 
-    def fit(job: PlayedJob) -> Fit | None:
+    def fit(job: PlayedJob) -> FitResult | None:
         return cache.fit(job.job_handle.job_id, job, None, NODES)
 
-    found = Fit(frozenset({"a"}))
+    found = FitResult(frozenset({"a"}))
     assert fit(quick) == fit(slow) == found
     assert fit(other) is None
     assert fit(slow) == found, "known already"
-    now_s += REST * 5.0
+    now_s += PLANNING_COOLDOWN_FACTOR * 5.0
     assert fit(other) == found
     stage.close()
 
@@ -118,7 +118,7 @@ def test_many_short_plans_take_no_longer_at_once_than_a_long_one() -> None:
     stage = SchedulerStage(TWO)
 
     class Short(PlayedJob):
-        def _fit(self, nodes: Nodes) -> Fit:
+        def _fit(self, nodes: Nodes) -> FitResult:
             nonlocal now_s
             now_s += self.lasts_s
             return super()._fit(nodes)
@@ -126,7 +126,7 @@ def test_many_short_plans_take_no_longer_at_once_than_a_long_one() -> None:
     jobs = [stage.submit(f"job-{number}", 1, 1.0, lasts_s=0.02, kind=Short) for number in range(200)]
     cache = FitCache(lambda: now_s)
 
-    def fit(job: PlayedJob) -> Fit | None:
+    def fit(job: PlayedJob) -> FitResult | None:
         return cache.fit(job.job_handle.job_id, job, None, NODES)
 
     def spent_s() -> float:
@@ -136,11 +136,11 @@ def test_many_short_plans_take_no_longer_at_once_than_a_long_one() -> None:
         return now_s - began_s
 
     first_s = spent_s()
-    assert BUDGET_S / 2 < first_s < 2 * BUDGET_S
+    assert PLANNING_BUDGET_S / 2 < first_s < 2 * PLANNING_BUDGET_S
     now_s += 1.0
-    assert 0 < spent_s() < BUDGET_S
+    assert 0 < spent_s() < PLANNING_BUDGET_S
     now_s += 60.0
-    assert BUDGET_S / 2 < spent_s() < 2 * BUDGET_S
+    assert PLANNING_BUDGET_S / 2 < spent_s() < 2 * PLANNING_BUDGET_S
     stage.close()
 
 
@@ -153,7 +153,7 @@ def test_whose_place_is_not_known_now_is_asked_again_soon() -> None:
     reservations.update(101.0, waiting)
     assert reservations.current is not None
     # Nor is it taken away then.
-    reservations.update(200.0 + PAUSE_S, waiting)
+    reservations.update(200.0 + PLACEMENT_INTERVAL_S, waiting)
     assert reservations.current is not None
     assert answers == []
 
@@ -177,7 +177,7 @@ def test_a_place_is_the_best_that_there_was_time_to_find(answers: int, agents: s
     way = Preemption(
         {handle.job_id: handle for handle in stage.scheduler.jobs}, lambda *call: None, lambda job_id, text: None
     )
-    assert way.soonest(known, {}, frozenset({"S0"}), fits) == agents
+    assert way.earliest_agents(known, {}, frozenset({"S0"}), fits) == agents
     stage.close()
 
 
@@ -211,10 +211,13 @@ def test_agents_that_became_free_at_different_times_are_offered_together(later_s
 
 @pytest.mark.parametrize(
     ("error", "fit"),
-    [(SolverError("HiGHS gave up."), Fit()), (InfeasibleError("No shape fits."), Fit(problem="No shape fits."))],
+    [
+        (SolverError("HiGHS gave up."), FitResult()),
+        (InfeasibleError("No shape fits."), FitResult(problem="No shape fits.")),
+    ],
 )
 def test_a_planner_that_fails_leaves_the_place_open(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, fit: Fit
+    monkeypatch: pytest.MonkeyPatch, error: Exception, fit: FitResult
 ) -> None:
     def fails(request: object) -> None:
         raise error

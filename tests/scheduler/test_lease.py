@@ -88,11 +88,11 @@ def test_who_was_stopped_for_long_asks_before_it_subscribes_again(url: str, monk
     with closing(ServiceStore(url)) as store, store.database.lock(lost.append) as held:
         take_over(store)
         # Nobody else can have it yet: it was renewed a moment ago.
-        assert held.is_certain()
+        assert held.ensure_owned()
         monkeypatch.setattr(lease, "STALE_S", 0.0)
-        assert not held.is_certain()
+        assert not held.ensure_owned()
         assert len(lost) == 1
-        driver = Driver(FrameworkSettings("test", "nobody"), "127.0.0.1:1", EventScheduler(), held.is_certain)
+        driver = Driver(FrameworkSettings("test", "nobody"), "127.0.0.1:1", EventScheduler(), held.ensure_owned)
         assert driver.gen_request() == b""
         monkeypatch.setattr(lease, "STALE_S", 1000.0)
         assert b"SUBSCRIBE" in driver.gen_request()
@@ -101,7 +101,7 @@ def test_who_was_stopped_for_long_asks_before_it_subscribes_again(url: str, monk
 def test_who_was_stopped_and_holds_it_still_may_go_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(ServiceStore(url)) as store, store.database.lock(lambda reason: None) as held:
         monkeypatch.setattr(lease, "STALE_S", 0.0)
-        assert held.is_certain()
+        assert held.ensure_owned()
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def test_a_lease_that_could_not_be_given_back_is_nobody_s(url: str, monkeypatch:
         with closing(Store(url)) as other, pytest.raises(BadInputError, match="is being run by process"):
             other.lock(name).__enter__()
         with monkeypatch.context() as patch:
-            patch.setattr(lease, "_held_rows", full)
+            patch.setattr(lease, "_update_owned", full)
             with pytest.raises(BadInputError, match="cannot be used"):
                 held.__exit__(None, None, None)
         with store.lock(name):

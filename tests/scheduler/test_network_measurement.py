@@ -157,29 +157,29 @@ def test_what_cannot_be_measured_is_said() -> None:
     assert played.work.report.problems == (
         "The task on agent-1 failed: the disk is full.",
         "agent-2 could not send to agent-0: refused.",
-        "agent-0 said nothing of its transfer to agent-2.",
+        "agent-0 did not report its transfer to agent-2.",
     )
     assert not played.work.report.transfers
-    with pytest.raises(JobFailedError, match="no two agents left"):
+    with pytest.raises(JobFailedError, match="Fewer than two agents are left"):
         played.update(played.mesos.accepted[0], "TASK_LOST")
 
 
 def test_it_takes_two_agents_with_room() -> None:
     played = Played({0: 10.0})
-    with pytest.raises(BadInputError, match=r"It takes two agents .* agent-0 has room"):
+    with pytest.raises(BadInputError, match=r"needs two agents .* only these have it: agent-0\."):
         played.offer(0)
     played = Played({0: 10.0, 1: 10.0})
-    with pytest.raises(BadInputError, match=r"It takes two agents .* none has room"):
+    with pytest.raises(BadInputError, match=r"needs two agents .* only these have it: none\."):
         played.offer(0, 1, ports=False)
     played = Played({0: 10.0, 1: 10.0}, constraints=parse_constraints(["hostname:LIKE:agent-0"]))
-    with pytest.raises(BadInputError, match=r"It takes two agents .* agent-0 has room"):
+    with pytest.raises(BadInputError, match=r"needs two agents .* only these have it: agent-0\."):
         played.offer(0, 1)
     played = Played({})
     with pytest.raises(BadInputError, match="No agent has offered anything"):
         played.wait(30.0)
     played = Played({0: 10.0, 1: 10.0})
     played.offer(0, 1)
-    with pytest.raises(JobFailedError, match="The task on agent-1 has not come up within 60 s"):
+    with pytest.raises(JobFailedError, match="The task on agent-1 did not start within 60 s"):
         played.wait(61.0)
 
 

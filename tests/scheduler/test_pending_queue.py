@@ -15,7 +15,7 @@ from tests.scheduler.played_cluster import SchedulerStage
 
 USERS = ("ada", "bob", "eve")
 CANDIDATES = st.lists(
-    st.tuples(st.sampled_from(USERS), st.sampled_from([Need.COME_BACK, Need.START, Need.GROW])), max_size=20
+    st.tuples(st.sampled_from(USERS), st.sampled_from([Need.REPLACE_LOST, Need.START, Need.GROW])), max_size=20
 )
 HELD = st.dictionaries(
     st.sampled_from(USERS), st.fixed_dictionaries({"cpus": st.floats(0, 50), "mem": st.floats(0, 9)})
@@ -89,7 +89,7 @@ def test_what_a_job_has_lost_comes_before_what_others_want() -> None:
     stage.submit("holds", lasts_s=20.0)
     stage.run(3.0)
     stage.submit("new", user="bob")
-    stage.submit("lost", user="ada").need = Need.COME_BACK
+    stage.submit("lost", user="ada").need = Need.REPLACE_LOST
     stage.run(60.0)
     assert stage.started_s["lost"] < stage.started_s["new"]
     stage.close()

@@ -12,7 +12,7 @@ import pytest
 from dike.exceptions import BadInputError, InfeasibleError
 from framework.mesos import events
 from framework.scheduler import offer_matcher
-from framework.scheduler.offer_matcher import FORGET_S, PLANNING_LOCK_S
+from framework.scheduler.offer_matcher import NEGATIVE_CACHE_S, PLANNING_LOCK_S
 from framework.scheduler.offer_pool import offer_id
 from framework.service.requests import read_request
 from framework.service.service import Service
@@ -159,7 +159,7 @@ def test_what_a_planned_job_leaves_is_planned_on_at_once_however_many_offers_com
 
 def test_jobs_with_quick_plans_are_launched_in_one_round(planner: HeldPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "PLAN_WAIT_S", DEADLINE_S)
-    monkeypatch.setattr(offer_matcher, "ROUND_S", DEADLINE_S)
+    monkeypatch.setattr(offer_matcher, "MATCHING_BUDGET_S", DEADLINE_S)
     planner.may.set()
     stage = PlanningStage({f"agent-{number}": 4.0 for number in range(8)})
     for number in range(3):
@@ -204,11 +204,11 @@ def test_that_a_job_has_planned_for_too_long_says_nothing_of_what_its_kind_can_u
     stage.run(2.0)
     with monkeypatch.context() as patched:
         # What is given back stays in hand: there is no time to look at it.
-        patched.setattr(offer_matcher, "ROUND_S", -1.0)
+        patched.setattr(offer_matcher, "MATCHING_BUDGET_S", -1.0)
         while handle.locked_offers:
             stage.step()
     assert not stage.master.declined
-    until_s = stage.master.now + FORGET_S / 2
+    until_s = stage.master.now + NEGATIVE_CACHE_S / 2
     while not handle.locked_offers and stage.master.now < until_s:
         stage.step()
     assert handle.locked_offers

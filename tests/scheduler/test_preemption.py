@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from framework.mesos.offers import AgentOffer
-from framework.scheduler.feasibility import Fit, FitCache, Nodes
+from framework.scheduler.feasibility import FitCache, FitResult, Nodes
 from framework.scheduler.job import Answer, Decline, Reclaimable
-from framework.scheduler.pending_queue import SOUGHT_S
+from framework.scheduler.pending_queue import PLACEMENT_TIMEOUT_S
 from framework.scheduler.preemption import PotentialVictim, Room, select_victims, with_tasks
 from framework.scheduler.records import JobKind, JobRecord, TaskRecord
-from framework.scheduler.reservation import HOLD_S, RECHECK_S, RESERVE_AFTER_S, USELESS_S, Place
+from framework.scheduler.reservation import KEEP_S, RECHECK_S, RESERVE_AFTER_S, USELESS_COOLDOWN_S, Place
 from framework.service.explain import explain
 from framework.service.explanation import Explanation
 from tests.scheduler.played_cluster import STEP_S, PlayedJob, PreemptibleJob, SchedulerStage
@@ -54,7 +54,7 @@ class LeavingSearch(PreemptibleJob):
 class StubbornJob(PlayedJob):
     """Never starts, whatever it is offered."""
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
         return Decline()
 
 
@@ -128,14 +128,14 @@ def test_an_elastic_job_shrinks_only_as_far_as_searches_do_not_leave(count: int,
     searches = [
         pending for pending in explained(stage, "waits").could_be_freed if pending.startswith("The search second")
     ]
-    assert [pending.endswith("It is asked to leave what is kept for this one.") for pending in searches] == [True]
+    assert [pending.endswith(" vacate the agents reserved for this job.") for pending in searches] == [True]
     leave(stage, first)
     stage.run(RECHECK_S + 5)
     assert len(first.asked) == asked, "it is not to grow again yet"
     for task_id in list(search.job_handle.tasks):
         stage.update(task_id, "TASK_KILLED", "S1")
     # What is kept is offered to other frameworks meanwhile.
-    stage.run(HOLD_S + 3)
+    stage.run(KEEP_S + 3)
     assert "waits" in stage.started_s
     stage.close()
 
@@ -149,7 +149,7 @@ def test_who_could_not_use_what_was_given_up_is_not_given_way_to_again() -> None
     assert stage.scheduler.snapshot.reservation is None
     assert first.asked == frozenset()
     stage.submit("again", 2, 1.0, user="again", lasts_s=1e6)
-    stage.run(USELESS_S + RESERVE_AFTER_S + RECHECK_S)
+    stage.run(USELESS_COOLDOWN_S + RESERVE_AFTER_S + RECHECK_S)
     assert "again" in stage.started_s
     assert first.requests == 2
     stage.close()
@@ -160,7 +160,7 @@ class SlowToPlace(PlayedJob):
 
     plan_s = planned_s = 0.0
 
-    def _fit(self, nodes: Nodes) -> Fit:
+    def _fit(self, nodes: Nodes) -> FitResult:
         type(self).planned_s += self.plan_s
         return super()._fit(nodes)
 
@@ -182,10 +182,10 @@ def test_jobs_make_way_for_one_whose_plans_take_long_too(monkeypatch: pytest.Mon
     stage = slowly_placed(monkeypatch, 0.3)
     stage.run(RESERVE_AFTER_S)
     reserved = []
-    for _ in range(round(SOUGHT_S / STEP_S)):
+    for _ in range(round(PLACEMENT_TIMEOUT_S / STEP_S)):
         stage.step()
         reserved.append(stage.scheduler.snapshot.reservation)
-    assert [kept for kept in reserved if kept is not None and kept.awaits_ends] == []
+    assert [kept for kept in reserved if kept is not None and kept.awaits_task_ends] == []
     assert sum(len(job.asked) for job in stage.jobs.values() if isinstance(job, ShrinkingJob)) == 6
     assert SlowToPlace.planned_s > 1.0, "it was not found at once"
     stage.close()
@@ -193,14 +193,14 @@ def test_jobs_make_way_for_one_whose_plans_take_long_too(monkeypatch: pytest.Mon
 
 def test_what_is_known_has_to_do_where_plans_take_very_long(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = slowly_placed(monkeypatch, 10.0)
-    stage.run(RESERVE_AFTER_S + SOUGHT_S / 2)
+    stage.run(RESERVE_AFTER_S + PLACEMENT_TIMEOUT_S / 2)
     assert stage.scheduler.snapshot.reservation is None
     deadline_s = stage.master.now + 200.0
     while stage.scheduler.snapshot.reservation is None and stage.master.now < deadline_s:
         stage.step()
     kept = stage.scheduler.snapshot.reservation
     assert kept is not None
-    assert kept.awaits_ends
+    assert kept.awaits_task_ends
     stage.close()
 
 
@@ -256,7 +256,7 @@ def needing(count: int, cpus: float) -> Callable[[Room], frozenset[str]]:
 
 
 def given_up(place: Place) -> list[str]:
-    return sorted(itertools.chain.from_iterable(place.gives_up.values()))
+    return sorted(itertools.chain.from_iterable(place.victim_tasks.values()))
 
 
 RICH = potential_victim("rich", 0.6, {"S0a": 1.0, "S0b": 1.0, "S1a": 1.0}, most=2)
@@ -316,9 +316,9 @@ def test_what_is_given_up_is_enough_and_none_of_it_is_too_much(
     asked = [tasks[task_id] for task_id in given_up(place)]
     if not place.agents:
         assert not asked
-        assert any(job.most < len(job.tasks) for job in able) or not fits(with_tasks(room, tasks.values()))
+        assert any(job.max_tasks < len(job.tasks) for job in able) or not fits(with_tasks(room, tasks.values()))
         return
     assert fits(with_tasks(room, asked)) == place.agents
-    assert all(len(place.gives_up.get(job.job_id, ())) <= job.most for job in able)
+    assert all(len(place.victim_tasks.get(job.job_id, ())) <= job.max_tasks for job in able)
     for task in asked:
         assert not fits(with_tasks(room, [other for other in asked if other is not task]))

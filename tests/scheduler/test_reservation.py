@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from dike.profile import VariableSpec
 from framework.mesos.offers import AgentOffer
 from framework.scheduler import offer_matcher
-from framework.scheduler.job import Answer, JobHandle, Later
+from framework.scheduler.job import Answer, JobEntry, Planning
 from framework.scheduler.reservation import (
-    MAKES_WAY_S,
-    PAUSE_S,
+    FIRST_PREEMPTION_TURN_S,
+    FIRST_TURN_S,
+    PLACEMENT_INTERVAL_S,
     RESERVE_AFTER_S,
-    TURN_S,
-    USELESS_S,
+    USELESS_COOLDOWN_S,
     Contender,
     Place,
     Reservations,
@@ -36,9 +36,14 @@ FOUR = {f"agent-{number}": 4.0 for number in range(4)}
 
 
 def contender(
-    job_id: str, since_s: float, *agents: str, overtaken: bool = True, helped: bool = False, awaits_ends: bool = False
+    job_id: str,
+    since_s: float,
+    *agents: str,
+    overtaken: bool = True,
+    helped: bool = False,
+    awaits_task_ends: bool = False,
 ) -> Contender:
-    place = Place(frozenset(agents), awaits_ends=awaits_ends)
+    place = Place(frozenset(agents), awaits_task_ends=awaits_task_ends)
     return Contender(job_id, since_s, overtaken, lambda _: helped, lambda: place)
 
 
@@ -47,9 +52,9 @@ class SlowToPlan(PlayedJob):
 
     rounds = 0
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
         self.rounds = (self.rounds + 1) % 4 if agents else 0
-        return Later() if self.rounds else super().consider(agents)
+        return Planning() if self.rounds else super().match_offers(agents)
 
 
 class Churn:
@@ -87,9 +92,9 @@ def test_only_who_has_waited_long_gets_a_reservation_and_only_one_does() -> None
     assert not reservations.update(RESERVE_AFTER_S, [first, second])
     assert reservations.current is not None
     assert reservations.current.job_id == "first"
-    assert reservations.keeps_from("second", "S1")
-    assert not reservations.keeps_from("first", "S1")
-    assert not reservations.keeps_from("second", "S2")
+    assert reservations.is_reserved_for_other("second", "S1")
+    assert not reservations.is_reserved_for_other("first", "S1")
+    assert not reservations.is_reserved_for_other("second", "S2")
     # It stays with who has it, whoever is first now; when that job has started the next one has it.
     reservations.update(RESERVE_AFTER_S + 1, [second, first])
     assert reservations.current.job_id == "first"
@@ -114,31 +119,39 @@ def test_a_reservation_is_given_where_it_can_help(
     next_one = contender("next", 0.0, "S9")
     reservations.update(100.0, [contender("job", 0.0, *agents, overtaken=overtaken, helped=helped), next_one])
     assert (reservations.current is not None) is reserved
-    reservations.update(100.0 + PAUSE_S, [contender("job", 0.0, *agents, overtaken=overtaken, helped=helped), next_one])
+    reservations.update(
+        100.0 + PLACEMENT_INTERVAL_S, [contender("job", 0.0, *agents, overtaken=overtaken, helped=helped), next_one]
+    )
     assert reservations.current is not None
     assert reservations.current.job_id == ("job" if reserved else "next")
 
 
 def test_offers_are_held_and_given_back_in_turns() -> None:
-    reservations = Reservations(hold_s=30.0)
+    reservations = Reservations(keep_s=30.0)
     reservations.update(100.0, [contender("job", 0.0, "S1")])
     kept = reservations.current
     assert kept is not None
-    assert [kept.is_holding(now_s) for now_s in (100.0, 129.9, 130.0, 159.9, 160.0)] == [True, True, False, False, True]
-    assert kept.turns_s(110.0) == pytest.approx(20.0)
+    assert [kept.keeps_offers(now_s) for now_s in (100.0, 129.9, 130.0, 159.9, 160.0)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert kept.phase_left_s(110.0) == pytest.approx(20.0)
 
 
 def test_a_reservation_that_did_not_help_goes_to_another_job() -> None:
     reservations = Reservations()
     both = [contender("stuck", 0.0, "S1"), contender("other", 0.0, "S2")]
     reservations.update(100.0, both)
-    reservations.did_not_help(100.0)
+    reservations.mark_useless(100.0)
     reservations.update(101.0, both)
     assert reservations.current is not None
     assert reservations.current.job_id == "other"
     reservations.update(102.0, both[:1])
     assert reservations.current is None
-    reservations.update(102.0 + USELESS_S, both[:1])
+    reservations.update(102.0 + USELESS_COOLDOWN_S, both[:1])
     assert reservations.current is not None
 
 
@@ -196,7 +209,7 @@ def test_a_training_job_that_small_jobs_overtake_gets_its_reservation_and_starts
     large = dataclasses.replace(profile(), parameters=size // 4, parameter_bytes=size, variables=variables)
     stage = SchedulerStage({f"agent-{number}": 4.0 for number in range(3)})
 
-    def make(handle: JobHandle) -> TrainingJob:
+    def make(handle: JobEntry) -> TrainingJob:
         job_spec = spec(job_id=handle.job_id, max_workers=1, profile=large)
         handle.sizing = TrainingSizing(job_spec)
         return TrainingJob(job_spec, JobObserver(), lambda: None, lambda: stage.master.now)
@@ -263,14 +276,14 @@ def test_a_reservation_for_which_nothing_ends_is_tried_elsewhere_and_longer_each
     reservations = Reservations()
     places = [frozenset({"S1"}), frozenset({"S2"})]
     current, lasted, now_s = None, [], 100.0
-    while now_s < 100.0 + 10 * TURN_S:
-        place = Place(places[len(lasted) % 2], awaits_ends=True)
+    while now_s < 100.0 + 10 * FIRST_TURN_S:
+        place = Place(places[len(lasted) % 2], awaits_task_ends=True)
         reservations.update(now_s, [Contender("job", 0.0, True, lambda _: False, lambda place=place: place)])
         if reservations.current is not None and (current is None or reservations.current.since_s != current.since_s):
             lasted += [now_s - current.since_s] if current is not None else []
             current = reservations.current
         now_s += 1.0
-    assert lasted[:2] == pytest.approx([TURN_S, 2 * TURN_S], abs=2.0)
+    assert lasted[:2] == pytest.approx([FIRST_TURN_S, 2 * FIRST_TURN_S], abs=2.0)
 
 
 def test_a_job_that_does_not_make_way_as_asked_is_not_waited_for_for_ever() -> None:
@@ -280,10 +293,10 @@ def test_a_job_that_does_not_make_way_as_asked_is_not_waited_for_for_ever() -> N
         contender("other", 0.0, "S2"),
     ]
     reservations.update(100.0, waiting)
-    reservations.update(99.0 + MAKES_WAY_S, waiting)
+    reservations.update(99.0 + FIRST_PREEMPTION_TURN_S, waiting)
     assert reservations.current is not None
     assert reservations.current.job_id == "helped"
-    assert reservations.update(100.0 + MAKES_WAY_S, waiting)
+    assert reservations.update(100.0 + FIRST_PREEMPTION_TURN_S, waiting)
     assert reservations.current is not None
     assert reservations.current.job_id == "other"
 
@@ -292,8 +305,8 @@ def test_a_job_that_does_not_make_way_as_asked_is_not_waited_for_for_ever() -> N
 def test_jobs_that_can_never_start_do_not_keep_the_reservation_from_one_that_can(stuck: int) -> None:
     reservations = Reservations()
     waiting = [
-        *(contender(f"stuck-{number}", 0.0, f"S{number}", awaits_ends=True) for number in range(stuck)),
-        contender("able", 0.0, "S9", awaits_ends=True),
+        *(contender(f"stuck-{number}", 0.0, f"S{number}", awaits_task_ends=True) for number in range(stuck)),
+        contender("able", 0.0, "S9", awaits_task_ends=True),
     ]
     longest_s, now_s = 0.0, 100.0
     # The last in the order starts once its agents have been kept for half an hour.
@@ -330,7 +343,7 @@ def test_agents_are_kept_on_which_tasks_come_and_go(held: dict[str, float], cpus
 def test_a_job_moves_on_from_a_task_that_lasts() -> None:
     """What has run longest ends soon for once, and what began last never does."""
     stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0})
-    stage.submit("ends", 1, 1.0, lasts_s=RESERVE_AFTER_S + TURN_S, constraints=["hostname:IS:agent-1"])
+    stage.submit("ends", 1, 1.0, lasts_s=RESERVE_AFTER_S + FIRST_TURN_S, constraints=["hostname:IS:agent-1"])
     stage.run(3.0)
     stage.submit("endless", 1, 1.0, lasts_s=1e6, constraints=["hostname:IS:agent-0"])
     stage.run(3.0)
@@ -340,7 +353,7 @@ def test_a_job_moves_on_from_a_task_that_lasts() -> None:
     kept = stage.scheduler.snapshot.reservation
     assert kept is not None
     assert kept.agents == {"S0"}
-    churn.until_started("large", 4 * TURN_S)
+    churn.until_started("large", 4 * FIRST_TURN_S)
     stage.close()
 
 
@@ -349,9 +362,9 @@ def test_a_job_whose_look_takes_longer_than_a_round_is_overtaken(
     monkeypatch: pytest.MonkeyPatch, kind: type[PlayedJob]
 ) -> None:
     class Slow(kind):  # type: ignore[misc, valid-type]
-        def consider(self, agents: Sequence[AgentOffer]) -> Answer:
-            clock.now += 2 * offer_matcher.ROUND_S
-            return super().consider(agents)
+        def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
+            clock.now += 2 * offer_matcher.MATCHING_BUDGET_S
+            return super().match_offers(agents)
 
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(offer_matcher, "time", SimpleNamespace(monotonic=lambda: clock.now))

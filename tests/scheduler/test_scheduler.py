@@ -12,12 +12,12 @@ from dike.exceptions import BadInputError
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
-from framework.scheduler.job import Answer, JobHandle, Need
+from framework.scheduler.job import Answer, JobEntry, Need
 from framework.scheduler.journal import StorageUnavailableError
-from framework.scheduler.offer_matcher import GANG_HOLD_S, REVIVE_AGAIN_S
-from framework.scheduler.reconciler import ASK_AGAIN_S, DEADLINE_S, EVERY_S, RECONCILE_AFTER_S
+from framework.scheduler.offer_matcher import GANG_KEEP_S, REVIVE_WHEN_SILENT_S
+from framework.scheduler.reconciler import IMPLICIT_DEADLINE_S, INITIAL_RETRY_S, RECONCILE_AFTER_S, RECONCILE_INTERVAL_S
 from framework.scheduler.records import TaskRecord
-from framework.scheduler.task_tracker import KILL_AGAIN_S
+from framework.scheduler.task_tracker import KILL_RETRY_S
 from framework.training.controller import TrainingJob
 from framework.training.observer import JobObserver
 from framework.training.planning import TrainingSizing
@@ -59,9 +59,9 @@ class Watchful(PlayedJob):
         super().handle(event)
         self.is_busy = False
 
-    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
         self.is_busy = True
-        answer = super().consider(agents)
+        answer = super().match_offers(agents)
         self.is_busy = False
         return answer
 
@@ -91,7 +91,7 @@ def test_an_update_is_acknowledged_after_what_follows_is_written_down(monkeypatc
         raise StorageUnavailableError("the disk is full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(stage.journal, "changed", fails)
+        broken.setattr(stage.journal, "record_changes", fails)
         with pytest.raises(StorageUnavailableError):
             stage.scheduler.tick()
     assert len(stage.master.acknowledged) == acknowledged
@@ -112,13 +112,13 @@ def test_a_job_that_raises_ends_alone_and_its_tasks_end_in_the_database_too() ->
     assert [job_id for job_id, _ in stage.failed] == ["bad"]
     stage.step()
     assert stage.master.killed == ["bad.0"]
-    stage.step(KILL_AGAIN_S)
+    stage.step(KILL_RETRY_S)
     assert stage.master.killed == ["bad.0", "bad.0"]
     stage.update("bad.0", "TASK_KILLED")
     stage.step()
     assert stage.journal.tasks["bad.0"].state == "killed"
     assert stage.journal.tasks["bad.0"].has_ended
-    stage.step(KILL_AGAIN_S)
+    stage.step(KILL_RETRY_S)
     assert stage.master.killed == ["bad.0", "bad.0"]
     assert not good.done
     stage.close()
@@ -206,7 +206,7 @@ def test_the_master_is_asked_for_tasks_of_a_launch_that_failed(monkeypatch: pyte
     while not job.job_handle.tasks:
         stage.step()
     asked = len(stage.master.reconciled)
-    stage.run(ASK_AGAIN_S + 1)
+    stage.run(INITIAL_RETRY_S + 1)
     assert stage.master.reconciled[asked:] == [{"job.0": "S0"}]
     stage.update("job.0", "TASK_GONE", reason="REASON_RECONCILIATION")
     assert not job.job_handle.tasks
@@ -268,14 +268,14 @@ def test_all_that_runs_is_asked_for_after_a_subscription_until_all_have_answered
     stage.update("job-1.0", "TASK_RUNNING")
     stage.step()
     assert stage.master.reconciled[1:] == [{}]
-    stage.step(DEADLINE_S)
+    stage.step(IMPLICIT_DEADLINE_S)
     assert len(stage.master.reconciled) == 2
-    stage.step(EVERY_S)
+    stage.step(RECONCILE_INTERVAL_S)
     assert stage.master.reconciled[2:] == [{"job-0.0": "S0", "job-1.0": "S0"}, {}]
     stage.close()
 
 
-def _running(handle: JobHandle) -> Any:
+def _running(handle: JobEntry) -> Any:
     job = PlayedJob(handle, 1, 1.0)
     job.need = Need.NOTHING
     return job
@@ -311,7 +311,7 @@ def test_offers_are_suppressed_when_idle_and_revived_at_most_once_a_second() -> 
 def test_a_master_that_makes_no_offers_is_told_again() -> None:
     stage = SchedulerStage({"agent-0": 1.0}, others={"agent-0": 1.0})
     stage.submit("job")
-    stage.run(REVIVE_AGAIN_S * 2.5)
+    stage.run(REVIVE_WHEN_SILENT_S * 2.5)
     assert 2 <= stage.master.calls.count("revive") <= 4
     stage.close()
 
@@ -325,7 +325,7 @@ def test_what_the_master_did_not_take_back_is_declined_again(monkeypatch: pytest
 
     with monkeypatch.context() as broken:
         broken.setattr(stage.master, "declineOffer", away)
-        stage.run(GANG_HOLD_S + 2)
+        stage.run(GANG_KEEP_S + 2)
     assert not stage.master.declined
     stage.step()
     assert len(stage.master.declined) == 1
@@ -404,7 +404,7 @@ def test_offers_of_several_agents_are_gathered_for_a_job_that_needs_them_at_once
     stage.run(2.0)
     assert stage.scheduler.pool.offers, "it is held for a while"
     stage.master.others.clear()
-    stage.run(GANG_HOLD_S)
+    stage.run(GANG_KEEP_S)
     assert "pair" in stage.started_s
     stage.close()
 
@@ -433,7 +433,7 @@ def test_a_thousand_queued_jobs_are_planned_once_for_each_kind_and_supply(monkey
 
     monkeypatch.setattr(planner, "_search", counted)
 
-    def make(handle: JobHandle) -> TrainingJob:
+    def make(handle: JobEntry) -> TrainingJob:
         job_spec = spec(job_id=handle.job_id, max_workers=1 + handle.number % 4)
         handle.sizing = TrainingSizing(job_spec)
         return TrainingJob(job_spec, JobObserver(), lambda: None, lambda: stage.master.now)

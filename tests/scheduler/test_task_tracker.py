@@ -10,9 +10,9 @@ import pytest
 
 from executor.messages import LogChunk
 from framework.mesos import events
-from framework.scheduler.job import JobHandle
+from framework.scheduler.job import JobEntry
 from framework.scheduler.offer_pool import SETTLE_S
-from framework.scheduler.task_tracker import WITHHOLD_S
+from framework.scheduler.task_tracker import WITHHOLD_TIMEOUT_S
 from framework.training.controller import TrainingJob
 from tests.scheduler.played_cluster import PlayedJob, SchedulerStage
 from tests.training.job_stage import Watcher, ended, spec
@@ -46,7 +46,7 @@ def test_the_end_of_the_output_is_not_lost_to_an_answer_of_the_master() -> None:
     watcher = Watcher()
     with contextlib.closing(SchedulerStage({"agent-0": 4.0})) as stage:
 
-        def make(handle: JobHandle) -> TrainingJob:
+        def make(handle: JobEntry) -> TrainingJob:
             return TrainingJob(spec(max_workers=1), watcher, lambda: None, lambda: stage.master.now)
 
         job = stage.scheduler.admit("job", "ada", 0, make).job
@@ -71,13 +71,13 @@ def test_an_agent_that_is_silent_is_not_waited_for_for_ever(
     stage: SchedulerStage, running: PlayedJob, state: str
 ) -> None:
     stage.update("job.0", state, **ANSWER)
-    stage.run(WITHHOLD_S - 1)
+    stage.run(WITHHOLD_TIMEOUT_S - 1)
     # A second answer does not make it wait longer.
     stage.update("job.0", state, **ANSWER)
     assert told(running) == []
     stage.run(2.0)
     assert told(running) == [{"state": state, **ANSWER}]
-    stage.run(WITHHOLD_S)
+    stage.run(WITHHOLD_TIMEOUT_S)
     assert len(told(running)) == 1
     assert stage.journal.tasks["job.0"].has_ended
 
@@ -87,16 +87,16 @@ def test_what_an_agent_sends_before_the_end_is_taken_in_and_the_end_still_believ
 ) -> None:
     stage.update("job.0", "TASK_FINISHED", **ANSWER)
     stage.update("job.0", "TASK_RUNNING", **UPDATE)
-    stage.run(WITHHOLD_S + 1)
+    stage.run(WITHHOLD_TIMEOUT_S + 1)
     assert [status["state"] for status in told(running)] == ["TASK_RUNNING", "TASK_FINISHED"]
 
 
 def test_only_time_in_which_the_agent_can_deliver_counts(stage: SchedulerStage, running: PlayedJob) -> None:
     stage.update("job.0", "TASK_FINISHED", **ANSWER)
     stage.scheduler.handle(events.Disconnected())
-    stage.run(2 * WITHHOLD_S)
+    stage.run(2 * WITHHOLD_TIMEOUT_S)
     stage.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))
-    stage.run(WITHHOLD_S - 1)
+    stage.run(WITHHOLD_TIMEOUT_S - 1)
     assert told(running) == []
     stage.run(2.0)
     assert told(running) == [{"state": "TASK_FINISHED", **ANSWER}]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from executor.elastic_messages import ElasticStatus, WantedProcess
 from executor.messages import LaunchOrder, Report
 from framework.mesos import events
-from framework.scheduler.job import JobHandle
+from framework.scheduler.job import JobEntry
 from framework.scheduler.job_sizes import JobSizes
 from framework.service.serve import agents_for
 from framework.training.controller import TrainingJob
@@ -63,7 +63,7 @@ class TrainingCluster:
         job_id = job_spec.job_id
         watcher = self.watchers[job_id] = self.watcher if steps is None else ElasticWatcher()
 
-        def make(handle: JobHandle) -> TrainingJob:
+        def make(handle: JobEntry) -> TrainingJob:
             handle.sizing = TrainingSizing(job_spec)
             all_agents = agents_for(self.stage.directory, ())
             return TrainingJob(job_spec, watcher, all_agents, lambda: self.stage.master.now, patient=True)

@@ -16,7 +16,7 @@ from executor.trial_reports import KeptReports
 from framework.mesos import events
 from framework.mesos.tasks import executor_of
 from framework.policies.trials.registry import make_policy
-from framework.scheduler.job import JobHandle, Need
+from framework.scheduler.job import JobEntry, Need
 from framework.scheduler.journal import Journal
 from framework.scheduler.reconciler import RECONCILE_AFTER_S
 from framework.scheduler.records import TaskRecord
@@ -133,10 +133,10 @@ class Book(Journal):
         self.tasks: dict[str, TaskRecord] = {}
         self.state: str | None = None
 
-    def intends(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
+    def record_intent(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
         self.changed(tasks, {job_id: state})
 
-    def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
+    def record_changes(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
         self._survives()
         self.tasks |= {task.task_id: task for task in tasks}
         for state in states.values():
@@ -310,5 +310,5 @@ class World:
         self.scheduler.tick()
 
 
-def _fails(handle: JobHandle, error: Exception) -> None:
+def _fails(handle: JobEntry, error: Exception) -> None:
     raise error

@@ -12,7 +12,7 @@ from framework.mesos import events
 from framework.policies.trials.interface import PolicySettings
 from framework.policies.trials.registry import make_policy
 from framework.scheduler.agents import AllAgents
-from framework.scheduler.job import JobHandle
+from framework.scheduler.job import JobEntry
 from framework.scheduler.journal import Journal
 from framework.scheduler.offer_pool import SETTLE_S
 from framework.scheduler.scheduler import Scheduler
@@ -226,7 +226,7 @@ class SearchStage:
         return new
 
 
-def _fails(handle: JobHandle, error: Exception) -> None:
+def _fails(handle: JobEntry, error: Exception) -> None:
     raise error
 
 

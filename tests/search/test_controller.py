@@ -441,7 +441,7 @@ def test_the_timeout_ends_the_search(begin: Any) -> None:
 
 def test_waiting_in_a_queue_does_not_count(begin: Any) -> None:
     stage = begin(trials=1, timeout_s=50.0, patient=True)
-    alike = stage.search.demand_key
+    alike = stage.search.equivalence_class
     stage.tick(60)
     slot = stage.offer(cpus=1)[0]
     slot.train()
@@ -449,7 +449,7 @@ def test_waiting_in_a_queue_does_not_count(begin: Any) -> None:
     assert not slot.wanted.leave
     assert SearchState.from_json(stage.search.to_state()).first_slot_s == pytest.approx(1e9 + stage.now - 40, abs=0.5)
     # It may have to wait again, for another slot; its time is up whether or not others like it are looked after.
-    assert stage.search.demand_key != alike
+    assert stage.search.equivalence_class != alike
     slot.update("TASK_LOST")
     stage.tick(11)
     assert "--timeout" in stage.search.result.failure
@@ -733,7 +733,7 @@ def test_the_end_of_an_executor_is_held_against_the_trial_with_most_memory(begin
             "Memory limit exceeded: Requested: 2080MB\n\nMEMORY STATISTICS:\ncache 0",
             "Memory limit exceeded: Requested: 2080MB",
         ),
-        ("", "its container took more memory than it was given"),
+        ("", "its container exceeded its memory limit"),
     ],
 )
 def test_a_slot_that_took_too_much_memory_says_which_option_gives_it_more(begin: Any, message: str, why: str) -> None:

@@ -13,11 +13,11 @@ from executor.slot_order import SlotOrder
 from executor.trial_messages import Usage
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
-from framework.mesos.offers import NO_OFFER_S, by_agent
+from framework.mesos.offers import NO_OFFER_TIMEOUT_S, by_agent
 from framework.mesos.tasks import executor_of
-from framework.scheduler.agents import no_agent_meets
+from framework.scheduler.agents import no_matching_agent_error
 from framework.scheduler.job import Need, Preemptible
-from framework.scheduler.reconciler import ASK_AGAIN_S
+from framework.scheduler.reconciler import INITIAL_RETRY_S
 from framework.scheduler.records import JobState
 from framework.search.controller import MAX_BARREN
 from framework.search.records import TrialState
@@ -170,7 +170,7 @@ def test_a_slot_is_a_gpu_where_there_are_any_with_its_share_of_the_rest(
 def test_whether_a_slot_has_a_gpu_is_not_decided_before_there_are_agents(begin: Any) -> None:
     agents: list[NodeClass] = []
     stage = begin(nodes=lambda: list(agents), patient=True)
-    stage.tick(NO_OFFER_S)
+    stage.tick(NO_OFFER_TIMEOUT_S)
     assert stage.watcher.waits == ["No agent is registered with the Mesos master."]
     agents.append(node("agent-0", cpus=8, gpus=2))
     assert all(played.slot.gpu_devices for played in stage.offer(cpus=8, gpus=2))
@@ -319,7 +319,7 @@ def test_it_wants_slots_as_long_as_there_is_use_for_more(begin: Any) -> None:
 
 def test_searches_of_equal_slots_fit_the_same_offers(begin: Any) -> None:
     stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1)
-    key = stage.search.demand_key
+    key = stage.search.equivalence_class
     assert key == ("slot", 1.0, 1024.0, None)
     for _ in range(2):
         slot = stage.offer(cpus=1)[0]
@@ -328,9 +328,9 @@ def test_searches_of_equal_slots_fit_the_same_offers(begin: Any) -> None:
         slot.end("failed", message="ValueError: no")
         slot.update("TASK_FINISHED")
     # Now it takes no offers of one agent, which others may.
-    assert stage.search.demand_key is None
+    assert stage.search.equivalence_class is None
     stage.tick(301)
-    assert stage.search.demand_key == key
+    assert stage.search.equivalence_class == key
 
 
 def test_slots_on_agents_that_others_need_suspend_their_trials_and_end(begin: Any, storage: str) -> None:
@@ -428,7 +428,7 @@ def test_what_became_of_slots_that_may_have_been_launched_is_asked(begin: Any, e
     stage.mesos.acceptOffers = accept
     (slot,) = stage.search.slots
     assert stage.search.need is Need.NOTHING
-    stage.tick(ASK_AGAIN_S)
+    stage.tick(INITIAL_RETRY_S)
     assert {slot.task_id: "S0"} in stage.mesos.reconciled
     PlayedSlot(stage, slot).update("TASK_LOST", source="SOURCE_MASTER")
     assert stage.search.need is Need.START
@@ -516,10 +516,10 @@ def test_a_patient_search_waits_for_agents_that_can_hold_its_slots(begin: Any) -
 @pytest.mark.slow
 def test_constraints_that_no_agent_meets_are_told(begin: Any) -> None:
     def no_agents() -> list[NodeClass]:
-        raise no_agent_meets(["rack:IS:r7"])
+        raise no_matching_agent_error(["rack:IS:r7"])
 
     stage = begin(nodes=no_agents, patient=True)
-    stage.tick(NO_OFFER_S + 1)
+    stage.tick(NO_OFFER_TIMEOUT_S + 1)
     assert stage.watcher.waits == ["No agent meets --constraint rack:IS:r7."]
 
 

@@ -54,7 +54,7 @@ class Stage:
     def kill(self) -> None:
         """The service writes nothing more; its leases end with it, as with a process."""
         for handle in self.service.scheduler.jobs:
-            handle.job.leave()  # type: ignore[attr-defined]
+            handle.job.release_leases()  # type: ignore[attr-defined]
 
     def submit(self, spec: SearchSpec) -> None:
         self.submissions.submit(search_request(spec, "train.py", ()), bundle.pack(self.script), "ann")

@@ -174,7 +174,7 @@ def test_agents_left_out_after_failures(stage: SchedulerStage) -> None:
         def excluded_agents(self) -> dict[str, float]:
             return {"S0": 120.0}
 
-    stage.submit("job", 1, 4.0, kind=Excluding).need = Need.COME_BACK
+    stage.submit("job", 1, 4.0, kind=Excluding).need = Need.REPLACE_LOST
     stage.jobs["job"].cpus = 4.5
     stage.master.agents["agent-0"] = 5.0
     stage.jobs["job"].keeps_offers = True

@@ -74,7 +74,7 @@ def test_what_is_mounted(volumes: tuple[str, ...], folder: str | None, mounted: 
         # Might be a link that a job has made.
         (("/scratch/link",), None, "is none that this service allows"),
         (("/shared/dike/link",), None, "is none that this service allows"),
-        (("/",), None, "cannot take the place"),
+        (("/",), None, "cannot be mounted at a container's root"),
         (
             ("/scratch:/etc",),
             None,

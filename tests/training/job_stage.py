@@ -9,7 +9,7 @@ from dike.profile import Api, ModelProfile
 from executor.messages import LogChunk, Outcome, Report
 from framework.mesos import events
 from framework.mesos.tasks import TaskState
-from framework.scheduler.job import JobHandle
+from framework.scheduler.job import JobEntry
 from framework.scheduler.journal import Journal
 from framework.scheduler.offer_pool import SETTLE_S, OfferPool
 from framework.scheduler.records import TaskRecord
@@ -118,7 +118,7 @@ class Stage:
             and (launched is None or task["task_id"] in launched)
         ]
 
-        def make(handle: JobHandle) -> TrainingJob:
+        def make(handle: JobEntry) -> TrainingJob:
             self.job = TrainingJob(
                 job_spec,
                 self.watcher,
@@ -196,7 +196,7 @@ class Stage:
         self.wait(0.1)
 
 
-def _fails(handle: JobHandle, error: Exception) -> None:
+def _fails(handle: JobEntry, error: Exception) -> None:
     raise error
 
 

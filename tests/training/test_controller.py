@@ -14,14 +14,14 @@ from dike.process import EXIT_CODE_OTHER_LAYOUT, EXIT_CODE_OTHER_MODEL
 from dike.profile import Api
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework.mesos import events
-from framework.mesos.offers import NO_OFFER_S
+from framework.mesos.offers import NO_OFFER_TIMEOUT_S
 from framework.mesos.tasks import TaskState, executor_of
 from framework.project.failure_summary import MAX_SUMMARY_CHARS
-from framework.scheduler.agents import no_agent_meets
+from framework.scheduler.agents import no_matching_agent_error
 from framework.scheduler.job import Need
-from framework.scheduler.offer_pool import COLLECT_S, SETTLE_S
-from framework.scheduler.reconciler import ASK_AGAIN_S, RECONCILE_AFTER_S
-from framework.scheduler.task_tracker import KILL_AGAIN_S
+from framework.scheduler.offer_pool import MAX_COLLECT_S, SETTLE_S
+from framework.scheduler.reconciler import INITIAL_RETRY_S, RECONCILE_AFTER_S
+from framework.scheduler.task_tracker import KILL_RETRY_S
 from framework.training.controller import REPLACEMENT_TIMEOUT_S
 from framework.training.spec import JobTask
 from solver import NodeClass
@@ -65,7 +65,7 @@ def test_offers_are_waited_for_while_they_keep_coming_but_not_for_ever() -> None
     while not stage.mesos.accepted:
         stage.offer(stage.mesos.offer(0, cpus=0.5, mem=1024))
         stage.wait(SETTLE_S / 2)
-    assert COLLECT_S <= stage.now - began_s < COLLECT_S + SETTLE_S
+    assert MAX_COLLECT_S <= stage.now - began_s < MAX_COLLECT_S + SETTLE_S
 
 
 def test_no_more_offers_are_waited_for_where_all_agents_that_there_are_have_made_one() -> None:
@@ -125,7 +125,7 @@ def test_a_job_goes_on_as_it_has_begun() -> None:
     assert task.planned.is_plain
     stage.say(task, Report(task.task_id, {"type": "checkpoint", "path": "run-0-step-10", "step": 10}))
     stage.update(task, "TASK_LOST")
-    assert stage.job.need is Need.COME_BACK
+    assert stage.job.need is Need.REPLACE_LOST
     assert stage.job.to_state()["plain"] is True
 
 
@@ -167,21 +167,21 @@ def test_a_job_that_can_never_fit_ends_at_once() -> None:
 
 def test_no_offer_at_all_is_told() -> None:
     stage = Stage(spec(), all_agents=[])
-    stage.wait(NO_OFFER_S + 1)
+    stage.wait(NO_OFFER_TIMEOUT_S + 1)
     assert stage.watcher.waits == ["No agent is registered with the Mesos master."]
 
 
 @pytest.mark.parametrize("has_offers", [False, True])
 def test_constraints_that_no_agent_meets_are_told(has_offers: bool) -> None:
     def no_agents() -> list[NodeClass]:
-        raise no_agent_meets(["rack:IS:r7"])
+        raise no_matching_agent_error(["rack:IS:r7"])
 
     stage = Stage(spec())
     stage.begin(spec(), all_agents=no_agents, patient=True)
     stage.subscribe()
     if has_offers:
         stage.offer(stage.mesos.offer(0, cpus=0.1))
-    stage.wait(NO_OFFER_S + 1)
+    stage.wait(NO_OFFER_TIMEOUT_S + 1)
     assert stage.watcher.waits[0].startswith("No agent meets --constraint rack:IS:r7.")
 
 
@@ -274,7 +274,7 @@ def test_restarts_are_bounded_and_the_failure_names_everything() -> None:
 
 def test_a_job_that_gets_on_survives_any_number_of_failures() -> None:
     stage = Stage(spec(max_restarts=2))
-    for step, need in ((10, Need.START), (20, Need.COME_BACK), (20, Need.COME_BACK), (20, Need.START)):
+    for step, need in ((10, Need.START), (20, Need.REPLACE_LOST), (20, Need.REPLACE_LOST), (20, Need.START)):
         assert stage.job.need is need
         tasks = stage.start()
         chief = tasks["worker:0"]
@@ -553,7 +553,7 @@ def test_a_refused_decline_does_not_end_the_job() -> None:
 
 def test_offers_are_asked_for_again_when_none_comes() -> None:
     stage = Stage(spec())
-    stage.wait(NO_OFFER_S + 1)
+    stage.wait(NO_OFFER_TIMEOUT_S + 1)
     assert stage.mesos.calls == ["revive"]
 
 
@@ -586,7 +586,7 @@ def test_a_kill_is_repeated_until_it_is_answered() -> None:
     stage.job.cancel()
     stage.wait(0.1)
     first = len(stage.mesos.killed)
-    stage.wait(KILL_AGAIN_S + 0.1)
+    stage.wait(KILL_RETRY_S + 0.1)
     assert len(stage.mesos.killed) == 2 * first
     stage.end_killed()
     assert stage.job.done
@@ -600,11 +600,11 @@ def test_the_master_is_asked_for_tasks_that_nothing_is_heard_of() -> None:
     silent, *others = stage.job.tasks
     for task in others:
         stage.update(task, "TASK_RUNNING")
-    stage.wait(ASK_AGAIN_S)
+    stage.wait(INITIAL_RETRY_S)
     assert {silent.task_id: silent.agent_id} in stage.mesos.reconciled
     stage.update(silent, "TASK_RUNNING")
     asked = [tasks for tasks in stage.mesos.reconciled if tasks]
-    stage.wait(10 * ASK_AGAIN_S)
+    stage.wait(10 * INITIAL_RETRY_S)
     assert [tasks for tasks in stage.mesos.reconciled if tasks] == asked
 
 

@@ -131,7 +131,7 @@ def test_the_end_of_an_executor_is_one_failure(order: tuple[str, ...]) -> None:
     stage, tasks = training(spec(max_restarts=1))
     executor_ends(stage, [tasks[name] for name in order])
     stage.end_killed()
-    assert stage.job.need is Need.COME_BACK
+    assert stage.job.need is Need.REPLACE_LOST
     assert (stage.job.result.restarts, len(stage.watcher.restarts)) == (1, 1)
     others = ", ".join(name for name in tasks if name != order[0])
     expected = f"{order[0]} failed on agent-0: Executor terminated; {others} ended with it"
@@ -250,5 +250,5 @@ def test_a_place_that_is_not_offered_again_ends_the_attempt() -> None:
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
     stage.wait(REPLACEMENT_TIMEOUT_S + 1)
     stage.end_killed()
-    assert stage.job.need is Need.COME_BACK
+    assert stage.job.need is Need.REPLACE_LOST
     assert stage.job.to_state()["executors"] == {}

@@ -17,7 +17,7 @@ from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos import events
 from framework.mesos.tasks import TaskState
-from framework.scheduler.job import JobHandle
+from framework.scheduler.job import JobEntry
 from framework.training.controller import TrainingJob
 from framework.training.spec import JobTask
 from tests.embedded.embedded_support import be_patient
@@ -43,7 +43,7 @@ class Stage:
         self.framework = Framework(cluster, "*")
         self.watcher = Watcher()
 
-        def make(handle: JobHandle) -> TrainingJob:
+        def make(handle: JobEntry) -> TrainingJob:
             return TrainingJob(spec(python=str(python), max_restarts=9), self.watcher, lambda: None)
 
         job = self.framework.scheduler.admit("job", "ada", 0, make).job

@@ -17,7 +17,7 @@ from framework.scheduler.job import Need
 from framework.scheduler.offer_pool import SETTLE_S
 from framework.scheduler.reconciler import RECONCILE_AFTER_S
 from framework.scheduler.records import JobState
-from framework.scheduler.task_tracker import KILL_AGAIN_S
+from framework.scheduler.task_tracker import KILL_RETRY_S
 from framework.training.spec import JobSpec
 from framework.training.state import Phase
 from solver import NodeClass
@@ -67,7 +67,7 @@ def test_a_job_that_runs_goes_on_with_its_tasks() -> None:
     launched = len(stage.mesos.accepted)
     stage.step(before["worker:0"], 7, 0.5)
     go_on(stage, spec())
-    stage.wait(KILL_AGAIN_S + 1)
+    stage.wait(KILL_RETRY_S + 1)
     tasks = {task.name: task for task in stage.job.tasks}
     assert [task.task_id for task in tasks.values()] == [task.task_id for task in before.values()]
     assert (len(stage.mesos.accepted), stage.mesos.killed) == (launched, [])
@@ -89,9 +89,9 @@ def test_a_task_that_failed_meanwhile_restarts_the_job_and_counts() -> None:
     go_on(stage, spec())
     stage.update(tasks["ps:0"], "TASK_FAILED", ended(1))
     stage.end_killed()
-    assert (stage.job.need, stage.job.result.restarts) == (Need.COME_BACK, 1)
+    assert (stage.job.need, stage.job.result.restarts) == (Need.REPLACE_LOST, 1)
     go_on(stage, spec())
-    assert (stage.job.need, stage.job.result.restarts) == (Need.COME_BACK, 1)
+    assert (stage.job.need, stage.job.result.restarts) == (Need.REPLACE_LOST, 1)
     again = stage.start()
     assert not {task.task_id for task in again.values()} & {task.task_id for task in tasks.values()}
 
@@ -109,13 +109,13 @@ def test_a_job_that_stops_goes_on_stopping_until_all_have_ended(comes_back: bool
     stage.wait(0.1)
     live = {task.task_id for task in tasks.values() if not task.state.is_terminal()}
     assert set(stage.mesos.killed) == live
-    stage.wait(100 * KILL_AGAIN_S)
+    stage.wait(100 * KILL_RETRY_S)
     assert not stage.job.done, "silence is no end"
     assert stage.job.need is Need.NOTHING
     stage.end_killed()
     assert stage.job.done is not comes_back
     if comes_back:
-        assert stage.job.need is Need.COME_BACK
+        assert stage.job.need is Need.REPLACE_LOST
     else:
         assert stage.job.outcome().state is JobState.KILLED
 
@@ -179,7 +179,7 @@ def test_tasks_that_were_only_to_be_launched_restart_the_job_and_do_not_count(in
         stage.update(stage.job_task(last), "TASK_LOST", reason="REASON_RECONCILIATION", source="SOURCE_MASTER")
     assert set(stage.mesos.killed) == set(launched)
     stage.end_killed()
-    assert (stage.job.need, stage.job.result.restarts) == (Need.COME_BACK, 0)
+    assert (stage.job.need, stage.job.result.restarts) == (Need.REPLACE_LOST, 0)
     stage.start(agents=2)
     ids = [info["task_id"]["value"] for info in mesos.accepted]
     assert len(set(ids)) == len(ids), "launched twice"
@@ -195,7 +195,7 @@ def test_a_task_whose_script_could_not_be_fetched_without_a_service_does_not_cou
         stage.update(task, "TASK_STARTING")
         stage.update(task, "TASK_FAILED", ended(1))
     stage.wait(0.1)
-    assert (stage.job.need, stage.job.result.restarts) == (Need.COME_BACK, 0)
+    assert (stage.job.need, stage.job.result.restarts) == (Need.REPLACE_LOST, 0)
     for task in stage.start().values():
         stage.update(task, "TASK_FAILED", ended(1))
     stage.wait(0.1)
@@ -219,7 +219,7 @@ def test_a_worker_that_was_to_rejoin_is_waited_for_anew() -> None:
     lost = tasks["worker:1"]
     stage.update(lost, "TASK_FAILED", ended(1))
     go_on(stage, job_spec)
-    assert (stage.job.need, stage.mesos.killed) == (Need.COME_BACK, [])
+    assert (stage.job.need, stage.mesos.killed) == (Need.REPLACE_LOST, [])
     stage.offer(stage.mesos.offer(0))
     stage.wait(SETTLE_S + 0.1)
     back = next(task for task in stage.job.tasks if task.name == "worker:1")

@@ -90,7 +90,7 @@ def _agent(facts: AgentFacts, offer: LastOffer | None, tasks: list[TaskRecord]) 
     return AgentView(
         id=facts.agent_id,
         node=facts.node,
-        active=facts.is_there,
+        active=facts.is_registered,
         attributes=facts.attributes,
         total=dict(facts.total),
         used=dict(facts.used),

@@ -17,7 +17,7 @@ import numpy as np
 from dike.task import Role
 from framework.mesos.offers import AgentOffer, cluster_of
 from framework.policies.jobs.interface import JobView, TaskNeeds
-from framework.scheduler.demand import Demand, FrameworkUse
+from framework.scheduler.demand import Demand, FrameworkUsage
 from framework.scheduler.exclusions import Exclusions
 from framework.training.elastic.layout import Layout, Size, layout, replacement, size_of
 from framework.training.spec import JobSpec, JobTask
@@ -183,10 +183,10 @@ class Autoscaler:
     def choose(self, sizes: Collection[Size], now_s: float) -> Decision | None:
         assert self._models is not None
         demand = self._current_demand(now_s)
-        fair, waiting = None, list[FrameworkUse]()
+        fair, waiting = None, list[FrameworkUsage]()
         if demand is not None:
             demand = self._shrinks.relevant_demand(demand, now_s)
-            fair = demand.fair_workers(size_of(self._plan).workers, *_worker_and_rest(self._run.members))
+            fair = demand.max_fair_workers(size_of(self._plan).workers, *_worker_and_rest(self._run.members))
             waiting = demand.waiting
         now = size_of(self._plan)
         situation = Situation(

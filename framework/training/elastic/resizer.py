@@ -289,11 +289,11 @@ class Resizer(ReportListener):
         """The tasks it could release, if it may change its size soon, and those it is releasing."""
         going = frozenset(task.task_id for task in self._run.tasks.values() if task.stop_requested and not task.member)
         if self._resize is not None:
-            return Reclaimable(leaving=self._resize.target.surplus | going)
+            return Reclaimable(ending=self._resize.target.surplus | going)
         can_resize = self._is_settled and not self._is_size_fixed and self._adoption is None
         if not can_resize or self._clock() + RECLAIM_HORIZON_S < self._resizable_from_s:
-            return Reclaimable(leaving=going)
-        return dataclasses.replace(self._spare_workers(), leaving=going)
+            return Reclaimable(ending=going)
+        return dataclasses.replace(self._spare_workers(), ending=going)
 
     def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
         """Requests the release of exactly these tasks; an empty set withdraws the request."""
@@ -306,7 +306,7 @@ class Resizer(ReportListener):
         """The layout without the requested tasks; None if they are gone, too many, or the job may not change yet."""
         spare = self._spare_workers()
         surplus = self._reclaimed_ids & frozenset(spare.task_ids)
-        if now_s < self._resizable_from_s or not surplus or len(surplus) > spare.most:
+        if now_s < self._resizable_from_s or not surplus or len(surplus) > spare.max_tasks:
             return None
         assert self._run.plan is not None
         return without(self._spec, self._run.plan, self._run.members, surplus)

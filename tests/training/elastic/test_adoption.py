@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from framework.scheduler.job import Need
-from framework.scheduler.task_tracker import KILL_AGAIN_S
+from framework.scheduler.task_tracker import KILL_RETRY_S
 from framework.training.spec import JobSpec
 from tests.service.taken_up import subscribe, written
 from tests.training.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic
@@ -53,10 +53,10 @@ def test_an_elastic_job_in_the_middle_of_a_change_starts_again_at_one_size(round
     subscribe(stage)
     for task_id in stage.slots:
         stage.report(task_id)
-    stage.wait(KILL_AGAIN_S + 1)
+    stage.wait(KILL_RETRY_S + 1)
     assert set(stage.mesos.killed) == everything
     stage.end_killed()
-    assert (stage.job.need, stage.job.result.restarts) == (Need.COME_BACK, 0)
+    assert (stage.job.need, stage.job.result.restarts) == (Need.REPLACE_LOST, 0)
     assert not stage.job.tasks
 
 
@@ -70,7 +70,7 @@ def test_tasks_that_were_getting_ready_are_ended_and_the_others_train_on() -> No
     elastic_again(stage, job_spec)
     for task in stage.job.tasks:
         stage.report(task.task_id)
-    stage.wait(KILL_AGAIN_S + 1)
+    stage.wait(KILL_RETRY_S + 1)
     assert new
     assert set(stage.mesos.killed) == new
     stage.end_killed()

@@ -10,7 +10,7 @@ from dike.profile import Api
 from dike.task import TaskSpec
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess
 from executor.messages import LaunchOrder, Outcome
-from framework.scheduler.demand import Demand, FrameworkUse
+from framework.scheduler.demand import Demand, FrameworkUsage
 from framework.training.elastic.resize import STOP_TIMEOUT_S, WARM_UP_TIMEOUT_S
 from framework.training.elastic.slots import RESEND_INTERVAL_S
 from framework.training.elastic.stragglers import MIN_SLOW_REPORTS
@@ -22,7 +22,7 @@ TOTAL = {"cpus": 4.0, "mem": 32768.0, "gpus": 0.0}
 
 
 def waiting() -> Demand:
-    return Demand(TOTAL, [FrameworkUse("x", "a search", {}, wants=True)])
+    return Demand(TOTAL, [FrameworkUsage("x", "a search", {}, is_requesting=True)])
 
 
 def changing(agents: int = 1, **changes: Any) -> tuple[ElasticStage, list[JobTask]]:
@@ -142,7 +142,7 @@ def test_a_job_shrinks_for_others_and_does_not_grow_back() -> None:
     assert len(stage.mesos.killed) == len(before) - len(left)
     stage.end_killed()
     # The search has taken what it can and wants more; then it is gone.
-    stage.demand = Demand(TOTAL, [FrameworkUse("x", "a search", {"cpus": 2.0}, wants=True)])
+    stage.demand = Demand(TOTAL, [FrameworkUsage("x", "a search", {"cpus": 2.0}, is_requesting=True)])
     stage.train(100)
     for _ in range(3):
         stage.look(stage.mesos.offer(1))

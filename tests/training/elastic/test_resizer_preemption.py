@@ -30,16 +30,16 @@ def test_it_gives_up_what_it_is_asked_for_and_does_not_grow_before_the_other_run
     before = workers(stage)
     assert isinstance(stage.job, Resizable)
     spare = stage.job.reclaimable()
-    assert (set(spare.task_ids), spare.most) == (set(before), len(before) - 1)
+    assert (set(spare.task_ids), spare.max_tasks) == (set(before), len(before) - 1)
     wanted = frozenset(before[:1])
     for _ in range(3):
         stage.job.reclaim(wanted, WHY)
         stage.wait(0.1)
     assert stage.watcher.reasons == [WHY]
-    assert stage.job.reclaimable() == Reclaimable(leaving=wanted)
+    assert stage.job.reclaimable() == Reclaimable(ending=wanted)
     stage.change(step=200)
     assert set(stage.mesos.killed) == wanted
-    assert stage.job.reclaimable().leaving == wanted
+    assert stage.job.reclaimable().ending == wanted
     stage.end_killed()
     assert workers(stage) == before[1:]
     names = [task.name for task in stage.job.tasks if task.task_id in before]
@@ -78,12 +78,12 @@ def test_nothing_is_spare_before_a_checkpoint_nor_long_before_the_next_change() 
     stage.start(2)
     assert stage.job.reclaimable() == Reclaimable()
     stage.save(1)
-    assert stage.job.reclaimable().most > 0
+    assert stage.job.reclaimable().max_tasks > 0
     patient = ElasticStage(dataclasses.replace(elastic(), resize_interval_s=10 * RECLAIM_HORIZON_S))
     patient.start_training(2)
     assert patient.job.reclaimable() == Reclaimable()
     patient.wait(9 * RECLAIM_HORIZON_S)
-    assert patient.job.reclaimable().most > 0
+    assert patient.job.reclaimable().max_tasks > 0
     # Once asked it still waits until it may.
     patient.job.reclaim(frozenset(workers(patient)[:1]), WHY)
     patient.wait(1.0)
@@ -94,7 +94,7 @@ def test_nothing_is_spare_before_a_checkpoint_nor_long_before_the_next_change() 
 
 def test_nothing_is_spare_once_a_worker_has_ended() -> None:
     stage = training(agents=3, profile=heavy(Api.GRAPH))
-    assert stage.job.reclaimable().most > 0
+    assert stage.job.reclaimable().max_tasks > 0
     last = [task for task in stage.job.tasks if task.planned.role == "worker"][-1]
     stage.update(last, "TASK_FINISHED", ended(0))
     assert stage.job.need is Need.NOTHING
