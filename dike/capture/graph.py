@@ -16,7 +16,7 @@ from dike.capture.sink import TF_CONFIG, Sink
 from dike.profile import ModelProfile
 from dike.profiling.graph_profile import graph_profile, needs_first_run
 from dike.v1 import training
-from dike.v1.graphs import fetched_operations
+from dike.graphs import fetched_operations
 
 _PASSING_ON = frozenset({"ReadVariableOp", "Identity", "Cast", "Add", "AddV2", "Squeeze", "Reshape"})
 """Types of ops between the global step and what a script fetches to look at it."""

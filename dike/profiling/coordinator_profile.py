@@ -15,7 +15,7 @@ from dike.profiling.graph_flops import Cost, FlopsReader
 from dike.profiling.keras_profile import STEP_PER_FORWARD, optimizer_name, slots_per_parameter
 from dike.profiling.model_profile import Findings
 from dike.profiling.op_kinds import is_plumbing
-from dike.v1.graphs import ancestors
+from dike.graphs import ancestors
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dike.profiling.graph_batch import batch_size_of, open_placeholders, open_so
 from dike.profiling.graph_flops import FlopsReader
 from dike.profiling.model_profile import Findings
 from dike.profiling.op_kinds import is_plumbing
-from dike.v1.graphs import ancestors
+from dike.graphs import ancestors
 from dike.v1.training import TrainingGraph, planned_variables
 
 

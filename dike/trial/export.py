@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
-import importlib
 import io
 import os
 import shutil
@@ -24,7 +23,7 @@ from dike import plain_files
 from dike.checkpoints import step_of
 from dike.exceptions import BadInputError
 from dike.main_script import one_line
-from dike.trial import folders
+from dike.trial import folders, session_export
 
 LAYOUT = "model.zip"
 """File of a checkpoint: a `.keras` file less its weights, and `PLACES`."""
@@ -37,9 +36,6 @@ ARRAYS = "arrays.npz"
 """What layers have computed to be saved, by path and key."""
 SCRIPT = "script"
 """Folder of a checkpoint that the script's own `save` has filled (`dike.checkpoint`)."""
-
-CHECKPOINT = "checkpoint"
-"""The kind of what is no folder of ours, but a checkpoint of TensorFlow, by its prefix."""
 
 KERAS, WEIGHTS = ".keras", ".weights.h5"
 _DTYPE = "dtype"
@@ -72,7 +68,7 @@ class Kept:
     @property
     def suffix(self) -> str:
         """What the name of an exported file ends in; empty for a folder."""
-        return "" if self.meta["kind"] in ("graph", "script", CHECKPOINT) else KERAS
+        return "" if self.meta["kind"] in ("graph", "script", folders.TENSORFLOW) else KERAS
 
 
 def pick(names: Iterable[str], epoch: str | None, best_step: int | None) -> str | None:
@@ -173,7 +169,7 @@ def of_job(folder: str) -> Kept:
         path = next(filter(None, map(newest_whole, [folder, *reversed(inner)])), None)
         if path is None:
             raise
-        return Kept(path, {"kind": CHECKPOINT, "step": step_of(path)})
+        return Kept(path, {"kind": folders.TENSORFLOW, "step": step_of(path)})
     # A model is kept at the end of a fit; the job may have gone on since.
     checkpoints = glob.glob(f"{glob.escape(folder)}/fit-*/*.index")
     newest = max((step_of(path.removesuffix(".index")) for path in checkpoints), default=0)
@@ -236,7 +232,7 @@ def _readable(kept: Kept) -> Iterator[None]:
 
 def _check_source(kept: Kept) -> None:
     """Raises BadInputError if a trial's checkpoint is not there, or no longer: newer ones replace it."""
-    if kept.meta["kind"] != CHECKPOINT and (problem := folders.problem(kept.path)):
+    if kept.meta["kind"] != folders.TENSORFLOW and (problem := folders.problem(kept.path)):
         raise BadInputError(f"It cannot be exported: {problem}.")
 
 
@@ -296,9 +292,8 @@ def _write_folder(target: str, kept: Kept) -> None:
             with folders.to_read(f"{kept.path}/{SCRIPT}") as source:
                 plain_files.copy_tree(source, partial)
         else:
-            writer = importlib.import_module("dike.v1.trial.export")
             with _readable(kept):
-                writer.write(kept.path, kept.meta, partial)
+                session_export.write(kept.path, kept.meta, partial)
         if os.path.isdir(target) and (os.path.islink(target) or os.listdir(target)):
             shutil.copytree(partial, target, dirs_exist_ok=True)
         else:

@@ -34,7 +34,9 @@ FILE_LIMIT_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """How large a file may be that is read as a whole."""
 
 MODEL = "model"
-"""The kind of a checkpoint that holds a model, and nothing to go on from."""
+"""Kind of a checkpoint that holds a model only: no run resumes from it."""
+TENSORFLOW = "checkpoint"
+"""Kind of a model that is a TensorFlow checkpoint, given by its prefix, instead of a folder of ours."""
 
 Reader = Callable[[str], bytes]
 """Content of one of a checkpoint's files, by name."""

@@ -23,7 +23,7 @@ from dike.reporting import reporter
 from dike.roles import fencing, planned_model
 from dike.task import TaskSpec
 from dike.v1 import training
-from dike.v1.graphs import opened
+from dike.graphs import opened
 from dike.v1.job import checkpoints, cluster
 from dike.v1.job.cluster import actual_devices
 from dike.v1.job.progress import StepReports

@@ -11,7 +11,7 @@ from tensorflow.python.training import sync_replicas_optimizer
 
 from dike.task import TaskSpec
 from dike.v1 import training
-from dike.v1.graphs import ancestors
+from dike.graphs import ancestors
 
 _optimizers: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 

@@ -19,7 +19,7 @@ from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 from dike.v1 import training
-from dike.v1.trial.export import GRAPH
+from dike.trial.session_export import GRAPH
 from dike.v1.trial.runs import RunLog
 
 KIND = "graph"

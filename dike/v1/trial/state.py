@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops, options
 
 from dike.exceptions import BadInputError
-from dike.v1.graphs import opened
+from dike.graphs import opened
 
 _ITERATORS = {"IteratorV2", "Iterator", "OneShotIterator"}
 _OUTSIDE = ("PyFunc", "GeneratorDataset")

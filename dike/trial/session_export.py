@@ -11,7 +11,6 @@ from typing import Any
 
 from dike import plain_files
 from dike.trial import folders
-from dike.trial.export import CHECKPOINT
 
 GRAPH = "graph.meta"
 """File of a checkpoint: the graph of the session that trains."""
@@ -28,11 +27,11 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
     A SavedModel stands beside where TensorFlow is installed, and the graph can be loaded without the script's code.
 
     Args:
-        path: a trial's checkpoint; or one of TensorFlow (`CHECKPOINT`).
+        path: a trial's checkpoint; or one of TensorFlow (`folders.TENSORFLOW`).
         meta: what its writer noted.
         target: a folder that exists.
     """
-    if meta["kind"] == CHECKPOINT:
+    if meta["kind"] == folders.TENSORFLOW:
         folder, _, prefix = path.rpartition("/")
     else:
         folder, prefix = f"{path}/session-{int(meta['trainee'])}", "variables"
@@ -42,7 +41,7 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
                 plain_files.copy_file(source, name, f"{target}/{NAME}{name.removeprefix(prefix)}")
     with open(f"{target}/checkpoint", "w", encoding="utf-8") as file:
         file.write(f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n')
-    if meta["kind"] != CHECKPOINT:
+    if meta["kind"] != folders.TENSORFLOW:
         with contextlib.suppress(FileNotFoundError):
             graph = folders.read(path)[1](GRAPH)
             with open(f"{target}/{NAME}.meta", "wb") as file:
@@ -64,7 +63,7 @@ def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:
         import tensorflow as tf
     except ImportError:
         return "TensorFlow is not installed here"
-    from dike.v1.graphs import ancestors
+    from dike.graphs import ancestors
 
     v1 = tf.compat.v1
     shutil.rmtree(target, ignore_errors=True)
