@@ -66,8 +66,8 @@ class JobRuntime(TrialRuntime):
     def suspend_requested(self, value: bool) -> None:
         """SIGTERM stays: who cannot save in time is ended."""
 
-    def found_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        """See `TrialRuntime.found_model`: another one than was planned for is planned for."""
+    def check_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        """See `TrialRuntime.check_model`: another one than was planned for is planned for."""
         planned_model.check(self._task, variables)
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
@@ -77,8 +77,8 @@ class JobRuntime(TrialRuntime):
         if preemptible:
             process.termination.can_save()
 
-    def cannot_suspend(self, why: str) -> None:
-        """See `TrialRuntime.cannot_suspend`."""
+    def disable_suspension(self, why: str) -> None:
+        """See `TrialRuntime.disable_suspension`."""
         print(f"dike: no checkpoints are written: {why}.", file=sys.stderr, flush=True)
 
     def unless_full(self, write: Callable[[], object]) -> bool:
@@ -98,7 +98,7 @@ class JobRuntime(TrialRuntime):
         """No value is better than another."""
         return False
 
-    def _tell(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
+    def _send(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
         match line["type"]:
             case "restored":
                 print(f"dike: restored '{line['path']}': step {line['step']}.", file=sys.stderr, flush=True)
@@ -131,7 +131,7 @@ def install(task: TaskSpec) -> Callable[[], None]:
             check_layout(task)
             fencing.claim(task)
             made.append(JobRuntime(task))
-            made[0].report_in_time()
+            made[0].start_background_flush()
         return made[0]
 
     runtimes.job_runtime = runtime

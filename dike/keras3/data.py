@@ -28,7 +28,7 @@ from dike.process import has_busy_threads
 _ITERATOR = "iterator"
 _SETTLE_TIMEOUT_S = 10.0
 """How long to wait for code that makes batches ahead: it may fill a large buffer, or a thread may always be busy."""
-_OWN = ("generators", "functions")
+_NESTED = ("generators", "functions")
 """The parts of a random state that consist of parts by name."""
 
 
@@ -58,10 +58,10 @@ class DataPosition:
     randomness: dict[str, Any] = field(default_factory=dict)
 
 
-class Watcher(Protocol):
+class BatchListener(Protocol):
     """Who wants to know where in an epoch the training is."""
 
-    def entered(self) -> None:
+    def before_first_batch(self) -> None:
         """The callbacks know of the epoch; its first batch, or the first after an interruption, is due."""
 
     def between_steps(self, batch: int) -> None:
@@ -71,7 +71,7 @@ class Watcher(Protocol):
 class Batches(TFEpochIterator):
     """Keras' iterator over the batches of an epoch; one that nobody tracks or counts does the same as Keras' own."""
 
-    _watcher: Watcher | None = None
+    _listener: BatchListener | None = None
     _attributes: Attributes | None = None
     _is_counted = False
 
@@ -84,8 +84,8 @@ class Batches(TFEpochIterator):
         self._replayed: list[Any] = []
         self._used: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._iterator: Any = None
-        if _takers:
-            _takers[-1](self)
+        if _receivers:
+            _receivers[-1](self)
 
     @property
     def made(self) -> int:
@@ -139,18 +139,18 @@ class Batches(TFEpochIterator):
     def _is_py_dataset(self) -> bool:
         return isinstance(self.data_adapter, PyDatasetAdapter)
 
-    def count(self, made: int = 0) -> None:
+    def start_counting(self, made: int = 0) -> None:
         """Counts the iterators made from now on; begins as if `made` had been."""
         self._is_counted = True
         self._at.made = made
-        self._pass_over(made)
+        self._skip_iterators(made)
 
-    def _pass_over(self, count: int) -> None:
+    def _skip_iterators(self, count: int) -> None:
         """Does as if `count` more iterators had been made. Only those over a user's data set depend on how many."""
         for number in range(0 if self.is_python or self.is_array else count):
-            self._end(iter(self._distributed_dataset), number, 0)
+            self._exhaust(iter(self._distributed_dataset), number, 0)
 
-    def _end(self, iterator: Any, number: int, taken: int) -> None:
+    def _exhaust(self, iterator: Any, number: int, taken: int) -> None:
         """Takes the batches that Keras would, where those of later iterators depend on it.
 
         Args:
@@ -161,17 +161,17 @@ class Batches(TFEpochIterator):
         count = self.data_adapter.num_batches
         # At the end of an epoch whose length it knows Keras makes an iterator that it does not use.
         is_used = number % 2 == 0 or count is None or self.steps_per_epoch is not None
-        if is_used and ((number == 0 and self._caches) or self._shuffles_again):
+        if is_used and ((number == 0 and self._has_cache) or self._reshuffles):
             left = None if count is None else max(0, int(count) - taken)
             collections.deque(itertools.islice(iterator, left), maxlen=0)
 
     @functools.cached_property
-    def _caches(self) -> bool:
+    def _has_cache(self) -> bool:
         """Whether the first iterator keeps its elements, in its order, for all others."""
         return any(_is_kind(part, "Cache") for part in _parts(self._distributed_dataset))
 
     @functools.cached_property
-    def _shuffles_again(self) -> bool:
+    def _reshuffles(self) -> bool:
         """Whether a finite data set has a shuffle that another part of it begins again, or later."""
         if self._distributed_dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             return False
@@ -180,10 +180,10 @@ class Batches(TFEpochIterator):
         late += [part._inputs()[1:] for part in parts if _is_kind(part, "Concatenate")]
         return any(_is_kind(part, "Shuffle") for inputs in late for each in inputs for part in _parts(each))
 
-    def track(self, watcher: Watcher) -> None:
-        """Keeps its position from now on and tells `watcher` about every batch."""
+    def track(self, listener: BatchListener) -> None:
+        """Keeps its position from now on and tells `listener` about every batch."""
         self._is_counted = True
-        self._watcher = watcher
+        self._listener = listener
         if self._is_py_dataset:
             self._attributes = Attributes(self.data_adapter.py_dataset, is_data_set=True)
 
@@ -240,10 +240,10 @@ class Batches(TFEpochIterator):
         self._at, self._arrays = position, arrays
         self._num_batches = position.per_epoch
         self._skip = batch
-        goes_on = bool(batch) or position.kept
+        continues = bool(batch) or position.kept
         if self.is_python:
-            self._to_resume = self._remake if goes_on else None
-            position.made -= goes_on
+            self._to_resume = self._remake if continues else None
+            position.made -= continues
             step(self._first_batches())
             if self.is_generator and position.made and not position.kept:
                 # The epochs before have used it up.
@@ -251,28 +251,28 @@ class Batches(TFEpochIterator):
             if self._attributes is not None:
                 self._attributes.restore(position.attributes_now, arrays)
             return
-        passed = position.made - goes_on
-        self._pass_over(passed - 1)
+        skipped = position.made - continues
+        self._skip_iterators(skipped - 1)
         current = iter(self._distributed_dataset)
         if files and (_has_shuffle(files) or not _has_shuffle(_save_iterator(current, without_random_ops=True))):
             step(current)
             _restore_iterator(current, files)
-        elif passed or not goes_on:
+        elif skipped or not continues:
             # Before the next one is brought to where it was: both may be made by the same Python code.
             step(current)
-            self._end(current, passed - 1, self.steps_per_execution)
-            if goes_on:
+            self._exhaust(current, skipped - 1, self.steps_per_execution)
+            if continues:
                 del current  # with the thread that draws ahead
                 current = self._replay(iter(self._distributed_dataset), position.drawn)
         elif self._runs_python:
             self._replay(current, position.drawn)
-            step(self._over(self._replayed))
+            step(self._iterator_over(self._replayed))
         else:
             # The step takes the rest where there is no other iterator to give it a batch.
             self._replay(current, position.drawn - self.steps_per_execution)
             step(current)
-        self._to_resume = (lambda: current) if goes_on else None
-        position.made -= goes_on
+        self._to_resume = (lambda: current) if continues else None
+        position.made -= continues
 
     def _remake(self) -> Iterator[Any]:
         """The current iterator once more, by the same Python code with the same random numbers."""
@@ -288,8 +288,8 @@ class Batches(TFEpochIterator):
         iterator = self._replay(None, at.drawn)
         # What the data set changes as it makes batches is as it was; the rest may have changed at an epoch's end.
         after = attributes.digests()
-        unused = {name: value for name, value in at.attributes_now.items() if before.get(name) == after.get(name)}
-        attributes.restore(unused, self._arrays)
+        unused_randomness = {name: value for name, value in at.attributes_now.items() if before.get(name) == after.get(name)}
+        attributes.restore(unused_randomness, self._arrays)
         return iterator
 
     def _replay(self, iterator: Any, count: int) -> Any:
@@ -325,7 +325,7 @@ class Batches(TFEpochIterator):
             "functions": first["functions"],
         }
         self._used = (before, used)
-        randomness.restore(self.unused(now))
+        randomness.restore(self.unused_randomness(now))
         return iterator
 
     def _settled_randomness(self) -> dict[str, Any]:
@@ -349,12 +349,12 @@ class Batches(TFEpochIterator):
         finally:
             randomness.restore(now)
 
-    def unused(self, random_state: dict[str, Any]) -> dict[str, Any]:
+    def unused_randomness(self, random_state: dict[str, Any]) -> dict[str, Any]:
         """The part of a random state that the data, brought to where it was, has not used.
 
         Python code makes batches ahead of the training, so where its generators were says little.
         """
-        return random_state if self._used is None else _where_equal(random_state, *self._used)
+        return random_state if self._used is None else _unchanged_parts(random_state, *self._used)
 
     def _first_batches(self) -> Iterator[Any]:
         """Batches past what is used up, and without a thread that would make more of them."""
@@ -364,9 +364,9 @@ class Batches(TFEpochIterator):
             batches = [adapter._standardize_batch(adapter.py_dataset[number % length]) for number in range(count)]
         else:
             batches = list(itertools.islice(itertools.cycle(adapter._first_batches), count))
-        return self._over(batches)
+        return self._iterator_over(batches)
 
-    def _over(self, batches: list[Any]) -> Iterator[Any]:
+    def _iterator_over(self, batches: list[Any]) -> Iterator[Any]:
         """An iterator of the kind that the training function takes."""
         signature = self._distributed_dataset.element_spec
         return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature))
@@ -377,14 +377,14 @@ class Batches(TFEpochIterator):
     def _make(self) -> Any:
         to_resume, self._to_resume = self._to_resume, None
         self._at.made += 1
-        self._iterator = self._make_anew() if to_resume is None else to_resume()
+        self._iterator = self._make_new() if to_resume is None else to_resume()
         return self._iterator
 
-    def _make_anew(self) -> Any:
+    def _make_new(self) -> Any:
         self._at.drawn = 0
         return iter(self._distributed_dataset)
 
-    def _begin(self, random_state: dict[str, Any]) -> None:
+    def _record_start(self, random_state: dict[str, Any]) -> None:
         """The first batch of an iterator is due; Python code behind it begins now."""
         self._at.randomness = random_state
         if self._attributes is not None:
@@ -392,7 +392,7 @@ class Batches(TFEpochIterator):
             self._at.attributes = self._attributes.save(self._arrays)
 
     def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:
-        if self._watcher is None:
+        if self._listener is None:
             yield from super()._enumerate_iterator()
             return
         skip, self._skip = self._skip, 0
@@ -406,12 +406,12 @@ class Batches(TFEpochIterator):
                 continue
             if is_first:
                 self._steps_seen += seen
-                self._watcher.entered()
+                self._listener.before_first_batch()
             else:
-                self._watcher.between_steps(begin)
+                self._listener.between_steps(begin)
             is_first = False
             if not self._at.drawn:
-                self._begin(random_state or randomness.state())
+                self._record_start(random_state or randomness.state())
             self._at.drawn += self.steps_per_execution
             yield begin, end, iterator
 
@@ -426,10 +426,10 @@ class _Iterable:
         return self._make()
 
 
-def _where_equal(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def _unchanged_parts(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """The part of `state` that is the same before and after, by generator and by function of the data."""
     equal = {key: value for key, value in state.items() if before.get(key) == after.get(key)}
-    for kind in _OWN:
+    for kind in _NESTED:
         equal[kind] = {
             key: value for key, value in state[kind].items() if before[kind].get(key) == after[kind].get(key)
         }
@@ -499,14 +499,14 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-_takers: list[Callable[[Batches], None]] = []
+_receivers: list[Callable[[Batches], None]] = []
 
 
 @contextlib.contextmanager
-def handing_to(taker: Callable[[Batches], None]) -> Iterator[None]:
-    """While this lasts, `taker` gets every iterator that Keras makes, and nobody else does."""
-    _takers.append(taker)
+def intercept_iterators(receiver: Callable[[Batches], None]) -> Iterator[None]:
+    """While this lasts, `receiver` gets every iterator that Keras makes, and nobody else does."""
+    _receivers.append(receiver)
     try:
         yield
     finally:
-        _takers.remove(taker)
+        _receivers.remove(receiver)

@@ -38,6 +38,6 @@ def loss_of(logs: Any) -> Any:
     return logs.get("loss") if isinstance(logs, dict) else None
 
 
-def figures(logs: Mapping[str, Any] | None) -> dict[str, float]:
+def scalar_logs(logs: Mapping[str, Any] | None) -> dict[str, float]:
     """The logs of an epoch that are one number each."""
     return {name: float(value) for name, value in (logs or {}).items() if getattr(value, "ndim", 0) == 0}

@@ -21,8 +21,8 @@ from tensorflow.python.distribute.values import DistributedVariable, PerReplica
 from dike.exceptions import BadInputError
 from dike.keras3.model import optimizers_of
 
-_OWN = ("train_step", "compute_loss", "compute_metrics")
-_KERAS = {name: getattr(keras.Model, name) for name in _OWN}
+_OVERRIDABLE = ("train_step", "compute_loss", "compute_metrics")
+_KERAS = {name: getattr(keras.Model, name) for name in _OVERRIDABLE}
 _PER_GPU = (
     "gradient_accumulation_steps",
     "clipnorm",
@@ -103,7 +103,7 @@ def install(gpus: int) -> None:
 
     @functools.wraps(own_build)
     def build(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        if iterator is None or not is_shared(model):
+        if iterator is None or not is_mirrored(model):
             own_build(model, iterator=iterator, data_batch=data_batch)
         else:
             _check(model)
@@ -112,7 +112,7 @@ def install(gpus: int) -> None:
 
     @functools.wraps(own_make)
     def make_train_function(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_shared(model):
+        if is_mirrored(model):
             _check(model)  # which has its layers now
             # As Keras has it under a strategy, unless a model was saved where it was on.
             model.jit_compile = False
@@ -126,9 +126,9 @@ def install(gpus: int) -> None:
     DistributedVariable.__int__ = lambda variable: int(variable.numpy())
 
 
-def why_not(model: Any) -> str:
+def unsupported_reason(model: Any) -> str:
     """Why several GPUs cannot share the batches of a compiled model's `fit`, as a clause; empty where they can."""
-    for name in _OWN:
+    for name in _OVERRIDABLE:
         if getattr(getattr(model, name), "__func__", None) is not _KERAS[name]:
             return f"the model has a {name} of its own"
     found = [("run_eagerly", model.run_eagerly), ("steps_per_execution", model.steps_per_execution > 1)]
@@ -195,13 +195,13 @@ def watch_losses(tell: Callable[[str], object]) -> Callable[[], None]:
     return end
 
 
-def is_shared(model: Any) -> bool:
+def is_mirrored(model: Any) -> bool:
     """Whether GPUs share the model's batches."""
     return isinstance(model._distribute_strategy, Mirrored)
 
 
 def _check(model: Any) -> None:
-    if why := why_not(model):
+    if why := unsupported_reason(model):
         _refuse(why)
 
 

@@ -17,11 +17,11 @@ from typing import Any
 from dike.arrays import dump_arrays
 from dike.keras3.model import named_values, optimizers_of
 from dike.trial import folders
-from dike.trial.export import ARRAYS, LAYOUT, PLACES, VARIABLES
+from dike.trial.export import ARRAYS, LAYOUT, WEIGHT_MAP, VARIABLES
 
 
 @dataclass(frozen=True)
-class KeptModel:
+class ModelSnapshot:
     """A model as it was after a step.
 
     Attributes:
@@ -74,7 +74,7 @@ class ModelFiles:
 def _refusal(problem: str) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(PLACES, json.dumps({"groups": {}, "problem": problem}))
+        archive.writestr(WEIGHT_MAP, json.dumps({"groups": {}, "problem": problem}))
     return file.getvalue()
 
 
@@ -127,7 +127,7 @@ def _layout(model: Any) -> tuple[bytes, bool]:
         else:
             archive.writestr("config.json", config)
             archive.writestr("metadata.json", metadata)
-        archive.writestr(PLACES, json.dumps(known))
+        archive.writestr(WEIGHT_MAP, json.dumps(known))
         if arrays:
             archive.writestr(ARRAYS, dump_arrays(arrays))
     return file.getvalue(), not arrays

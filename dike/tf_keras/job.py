@@ -15,7 +15,7 @@ from dike.keras3.fit_call import checked_arguments_of
 from dike.roles import cluster as clusters
 from dike.roles.cluster import Cluster, log
 from dike.task import TaskSpec
-from dike.tf_keras.saver import SavedFit
+from dike.tf_keras.saver import FitSaver
 
 _DEFAULT_BATCH_SIZE = 32
 _scopes = contextlib.ExitStack()
@@ -47,7 +47,7 @@ def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[...,
         import tensorflow as tf
 
         arguments = _fit_arguments(fit, self, args, kwargs)
-        saver = SavedFit(cluster, self, next(numbers), arguments["steps_per_epoch"])
+        saver = FitSaver(cluster, self, next(numbers), arguments["steps_per_epoch"])
         if saver.restore():
             arguments["initial_epoch"] = saver.epoch
         saver.report_total(arguments["initial_epoch"], arguments["epochs"])

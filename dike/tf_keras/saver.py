@@ -17,14 +17,14 @@ from dike.reporting import reporter
 from dike.roles import fencing
 from dike.roles.cluster import Cluster, log_restored, placed
 
-_KEPT = 3
-_AHEAD_PER_WORKER = 3
+_MAX_CHECKPOINTS = 3
+_MAX_IN_FLIGHT_PER_WORKER = 3
 """Steps handed out and not yet done, for each worker."""
 
 _POLL_INTERVAL_S = 0.2
 
 
-class SavedFit:
+class FitSaver:
     """Saves and restores one `fit` of a script: after each epoch, and within one by the job's interval or on SIGTERM.
 
     Args:
@@ -46,7 +46,7 @@ class SavedFit:
         self._interval_s = task.checkpoint_interval_s
         self._saved_s = time.monotonic()
         self._scheduled: deque[Any] = deque()
-        self._limit = _AHEAD_PER_WORKER * task.worker_count
+        self._limit = _MAX_IN_FLIGHT_PER_WORKER * task.worker_count
         self._per_epoch = per_epoch
         self._history: dict[str, list[float]] = {}
         self._history_epochs: list[int] = []
@@ -68,7 +68,7 @@ class SavedFit:
         if task.checkpoint_dir:
             fencing.claim(task)
             folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
-            self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=_KEPT)
+            self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=_MAX_CHECKPOINTS)
 
     @property
     def _step(self) -> int:
@@ -99,7 +99,7 @@ class SavedFit:
         history.epoch = list(self._history_epochs)
         return history
 
-    def training_begins(self, callbacks: Sequence[Any]) -> None:
+    def begin_training(self, callbacks: Sequence[Any]) -> None:
         """The callbacks know that the training begins: they get back what they had kept.
 
         Args:
@@ -113,7 +113,7 @@ class SavedFit:
         arrays = load_groups(self._arrays.numpy())["arrays"] if self._callbacks_before else []
         self._callbacks.restore(self._callbacks_before, arrays)
 
-    def epoch_begins(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """The epoch of that number begins, or goes on."""
         if not self._placed:
             self._placed = True
@@ -126,7 +126,7 @@ class SavedFit:
         self._done = self._step
         self._scheduled.clear()
 
-    def batch_due(self, batch: int) -> None:
+    def before_batch(self, batch: int) -> None:
         """The step that begins with that batch is next.
 
         An epoch's last one waits for all others, for `fit` reports its logs: what it reads of the metrics, whose state
@@ -136,7 +136,7 @@ class SavedFit:
         if batch + (1 if per_execution is None else int(per_execution.numpy())) >= self._per_epoch:
             self._wait(0)
 
-    def batch_scheduled(self, batch: int, result: Any) -> None:
+    def after_scheduling(self, batch: int, result: Any) -> None:
         """Waits until few steps are under way, so that a save is never far off; saves when it is time.
 
         Args:
@@ -187,7 +187,7 @@ class SavedFit:
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, step)
 
-    def epoch_ended(self, epoch: int, logs: dict[str, Any] | None) -> None:
+    def end_epoch(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Saves after the epoch of that number."""
         loss = (logs or {}).get("loss")
         reporter().progress(self._step, loss=None if loss is None else float(loss), epoch=epoch + 1)
@@ -209,7 +209,7 @@ class SavedFit:
         saver = self
 
         class Save(tf_keras.callbacks.Callback):
-            """See `SavedFit.callback`."""
+            """See `FitSaver.callback`."""
 
             def __init__(self) -> None:
                 super().__init__()
@@ -218,18 +218,18 @@ class SavedFit:
             def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
                 # What TensorBoard traces ends with the process.
                 board = tf_keras.callbacks.TensorBoard
-                saver.training_begins([other for other in others if not isinstance(other, board)])
+                saver.begin_training([other for other in others if not isinstance(other, board)])
 
             def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-                saver.epoch_begins(epoch)
+                saver.begin_epoch(epoch)
 
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-                saver.batch_due(batch)
+                saver.before_batch(batch)
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                saver.batch_scheduled(batch, logs)
+                saver.after_scheduling(batch, logs)
 
             def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-                saver.epoch_ended(epoch, logs)
+                saver.end_epoch(epoch, logs)
 
         return Save()

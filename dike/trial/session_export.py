@@ -1,4 +1,4 @@
-"""What a session held, as files that TensorFlow reads: a checkpoint, and a SavedModel where its graph allows."""
+"""Exports the variables of a TensorFlow 1 session as a checkpoint, and as a SavedModel if its graph allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dike import plain_files
 from dike.trial import folders
 
 GRAPH = "graph.meta"
-"""File of a checkpoint: the graph of the session that trains."""
+"""File of a trial's checkpoint: the graph of the training session."""
 NAME = "model.ckpt"
 SAVED_MODEL = "saved_model"
 
@@ -22,20 +22,20 @@ _LOGITS = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits
 
 
 def write(path: str, meta: Mapping[str, Any], target: str) -> None:
-    """Writes the variables of the session that trains, `model.ckpt`, and its graph, `model.ckpt.meta`.
+    """Writes the variables of the training session, `model.ckpt`, and its graph, `model.ckpt.meta`.
 
-    A SavedModel stands beside where TensorFlow is installed, and the graph can be loaded without the script's code.
+    A SavedModel is added if TensorFlow is installed and the graph can be loaded without the script's code.
 
     Args:
-        path: a trial's checkpoint; or one of TensorFlow (`folders.TENSORFLOW`).
-        meta: what its writer noted.
-        target: a folder that exists.
+        path: a trial's checkpoint, or the prefix of a TensorFlow checkpoint (`folders.TENSORFLOW`).
+        meta: its metadata.
+        target: an existing folder.
     """
     if meta["kind"] == folders.TENSORFLOW:
         folder, _, prefix = path.rpartition("/")
     else:
         folder, prefix = f"{path}/session-{int(meta['trainee'])}", "variables"
-    with folders.to_read(folder) as source:
+    with folders.local_copy(folder) as source:
         for name in os.listdir(source):
             if name.startswith(f"{prefix}."):
                 plain_files.copy_file(source, name, f"{target}/{NAME}{name.removeprefix(prefix)}")
@@ -54,10 +54,10 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
 
 
 def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:
-    """Writes one with the signature from placeholders to logits, or to the loss where there are none.
+    """Writes a SavedModel with a signature from placeholders to logits, or to the loss if there are none.
 
     Returns:
-        Why it cannot be written; empty if it could.
+        Why it cannot be written; empty if it was.
     """
     try:
         import tensorflow as tf

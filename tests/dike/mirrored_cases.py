@@ -230,7 +230,7 @@ def _with_a_gpu_where_it_is_read() -> str:
     try:
         model = _compiled()
         assert model.jit_compile, "Keras would have it compiled"
-        return mirrored.why_not(model)
+        return mirrored.unsupported_reason(model)
     finally:
         tf.config.list_physical_devices = own
 

@@ -107,7 +107,7 @@ def test_a_space_is_written_as_the_command_reads_it(tmp_path: Path) -> None:
         ({"lr": (True, False)}, r"write \(low, high\)"),
         ({"lr": [0.1, None]}, "The parameter 'lr' takes numbers, booleans and text, not None"),
         ({"lr": [[0.1]]}, r"not \[0.1\]"),
-        ({"lr": [float("nan")]}, "nobody can train with"),
+        ({"lr": [float("nan")]}, "is nan; use finite numbers"),
     ],
 )
 def test_a_space_that_is_none(space: Any, sentence: str) -> None:

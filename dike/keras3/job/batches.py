@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from dike.keras3.data import Batches as KerasBatches
-from dike.keras3.data import DataPosition, Watcher
+from dike.keras3.data import DataPosition, BatchListener
 from dike.roles.cluster import log
 
 
@@ -56,7 +56,7 @@ class Batches:
         spec = self._iterator._distributed_dataset.element_spec
         # A dataset may have gaps (`None`) in its elements; they are not sent.
         self._spec = tree.map_structure(lambda part: None if _is_gap(part) else part, spec)
-        self._watcher: Watcher | None = None
+        self._listener: BatchListener | None = None
         self.signature = [part for part in tree.flatten(self._spec) if part is not None]
         self._iterator.reset()  # as Keras does once the model is built: a `PyDataset` is told
 
@@ -90,15 +90,15 @@ class Batches:
         """Keeps the position from now on. To be called before the first epoch."""
         self._iterator.track(self)
 
-    def entered(self) -> None:
-        """See `Watcher`."""
-        assert self._watcher is not None
-        self._watcher.entered()
+    def before_first_batch(self) -> None:
+        """See `BatchListener`."""
+        assert self._listener is not None
+        self._listener.before_first_batch()
 
     def between_steps(self, batch: int) -> None:
-        """See `Watcher`."""
-        assert self._watcher is not None
-        self._watcher.between_steps(batch)
+        """See `BatchListener`."""
+        assert self._listener is not None
+        self._listener.between_steps(batch)
 
     def state(self, batch: int) -> DataState:
         """Where it is, between two steps or two epochs.
@@ -121,24 +121,24 @@ class Batches:
         position = DataPosition(**state.position)
         data = self._iterator
         if not (batch or position.kept or data.is_python):
-            data.count(position.made)  # the next epoch has an order of its own
+            data.start_counting(position.made)  # the next epoch has an order of its own
             return
         if position.drawn and not state.files and (data.is_generator or not (data.is_python or data.is_seeded)):
             kind = "a Python generator" if data.is_generator else "a dataset whose order cannot be saved"
             log(f"the data come from {kind}: it begins anew, and its first {position.drawn} batches are passed over.")
         data.resume(position, state.arrays, state.files, batch, next)
 
-    def unused(self, randomness: Mapping[str, Any]) -> dict[str, Any]:
+    def unused_randomness(self, randomness: Mapping[str, Any]) -> dict[str, Any]:
         """The part of a random state that the data, brought to where it was, has not used."""
-        return self._iterator.unused(dict(randomness))
+        return self._iterator.unused_randomness(dict(randomness))
 
-    def epoch(self, watcher: Watcher) -> Iterator[Batch]:
+    def epoch(self, listener: BatchListener) -> Iterator[Batch]:
         """The batches of the next epoch, or those left of the one that was interrupted.
 
         Args:
-            watcher: is told of every batch, before it is read.
+            listener: is told of every batch, before it is read.
         """
-        self._watcher = watcher
+        self._listener = listener
         with self._iterator.catch_stop_iteration():
             for begin, _, iterator in self._iterator:
                 tensors = tuple(part for part in tree.flatten(next(iterator)) if not _is_gap(part))

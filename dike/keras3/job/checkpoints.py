@@ -21,7 +21,7 @@ from dike.exceptions import BadInputError
 from dike.keras3.callbacks import settle
 from dike.keras3.job.batches import Batches, DataState
 from dike.keras3.model import metric_variables, unique_names, values_of
-from dike.keras3.model_files import KeptModel, ModelFiles
+from dike.keras3.model_files import ModelSnapshot, ModelFiles
 from dike.plain_values import CallbackStates, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
@@ -34,7 +34,7 @@ _STATE_KEY = "state/.ATTRIBUTES/VARIABLE_VALUE"
 _FILES_KEY = "files/.ATTRIBUTES/VARIABLE_VALUE"
 _ARRAYS = "arrays.npz"
 _CALLBACKS, _DATA = "callbacks", "data"
-_KEPT = 3
+_MAX_CHECKPOINTS = 3
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedState:
     """A checkpoint.
 
     Attributes:
@@ -125,10 +125,10 @@ class FitCheckpoint:
             fencing.claim(task)
             folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
             whole = tf.train.Checkpoint(state=self._state, files=self._files, variables=self._variables)
-            self._manager = tf.train.CheckpointManager(whole, folder, max_to_keep=_KEPT)
+            self._manager = tf.train.CheckpointManager(whole, folder, max_to_keep=_MAX_CHECKPOINTS)
 
     @property
-    def is_kept(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether the job keeps checkpoints."""
         return self._manager is not None
 
@@ -147,30 +147,30 @@ class FitCheckpoint:
         fencing.check(self._task)
         # A file is never written over: a process that is killed meanwhile would leave none that can be read.
         newest = self._manager.latest_checkpoint
-        least = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
+        min_number = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
         self._saved_s = time.monotonic()
-        checkpoints.written(lambda: self._save(position.step, least), is_last=is_last)
+        checkpoints.written(lambda: self._save(position.step, min_number), is_last=is_last)
 
-    def _save(self, step: int, least: int) -> None:
+    def _save(self, step: int, min_number: int) -> None:
         assert self._manager is not None
-        path = self._manager.save(checkpoint_number=max(step, least))
+        path = self._manager.save(checkpoint_number=max(step, min_number))
         checkpoints.seal(path)
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, step)
 
-    def keep_model(self, model: Any, step: int) -> None:
+    def write_model(self, model: Any, step: int) -> None:
         """Keeps the trained model beside the checkpoints, for `dike export`."""
         if self._manager is None:
             return
         fencing.check(self._task)
         newest = self._manager.latest_checkpoint
         number = None if newest is None else checkpoints.step_of(newest)
-        kept = KeptModel(step, 0.0, values_of(model), ModelFiles(model).layout(), checkpoint=number)
+        kept = ModelSnapshot(step, 0.0, values_of(model), ModelFiles(model).layout(), checkpoint=number)
         path = f"{self._task.checkpoint_dir.rstrip('/')}/run-{self._number}-step-{step}"
         checkpoints.wait_for_room(lambda: kept.write(path))
         folders.prune(path, keep=1)
 
-    def read(self) -> Saved | None:
+    def read(self) -> SavedState | None:
         """The newest whole checkpoint; None where there is none.
 
         Raises:
@@ -191,9 +191,9 @@ class FitCheckpoint:
                 "name another folder with --checkpoint-dir."
             )
         files = dict(zip(state["files"], (bytes(content) for content in reader.get_tensor(_FILES_KEY)), strict=True))
-        return Saved(path, Position(**state["position"]), files)
+        return SavedState(path, Position(**state["position"]), files)
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: SavedState) -> None:
         """Gives the local variables the values that they have in a checkpoint."""
         status = tf.train.Checkpoint(variables=self._variables).restore(saved.path)
         status.assert_existing_objects_matched().expect_partial()
@@ -221,7 +221,7 @@ class FitSaver:
         self,
         model: Any,
         checkpoint: FitCheckpoint,
-        saved: Saved | None,
+        saved: SavedState | None,
         position: Position,
         batches: Batches,
         callbacks: Any,
@@ -261,19 +261,19 @@ class FitSaver:
         self._restore_callbacks()
         randomness.restore(self._saved.position.randomness)
 
-    def reenter(self) -> None:
+    def resume_epoch(self) -> None:
         """The rest of an epoch is due: what its begin does to the callbacks, an earlier attempt has done before."""
         if self._saved is None:
             return
         if self._saved.position.batch:
             self._restore_callbacks()
-            randomness.restore(self._batches.unused(self._saved.position.randomness))
+            randomness.restore(self._batches.unused_randomness(self._saved.position.randomness))
         self._saved = None
 
     def epoch_trained(self, logs: dict[str, Any]) -> None:
         """All batches of the epoch are done, and only its end is left; `logs` are the last ones."""
         self.position.is_trained = True
-        self._note(logs)
+        self._record_logs(logs)
 
     def save_within(self, batch: int, logs: dict[str, Any]) -> None:
         """Saves between two steps of an epoch.
@@ -282,10 +282,10 @@ class FitSaver:
             batch: batches of the epoch that have been read, all of them trained.
             logs: the last ones.
         """
-        self._note(logs)
+        self._record_logs(logs)
         self.save(batch)
 
-    def save_if_asked(self) -> None:
+    def save_if_terminating(self) -> None:
         """Saves and leaves if the process was told to end; while nothing trains."""
         # One that a callback has stopped has little to do until its last checkpoint.
         if termination.requested and not self._model.stop_training:
@@ -298,7 +298,7 @@ class FitSaver:
             batch: as in `save_within`; 0 where the epoch, or all of it but its end, is done.
             is_last: whether the `fit` is over.
         """
-        if self._checkpoint.is_kept:
+        if self._checkpoint.is_enabled:
             settle(self._callbacks)
             own: list[Any] = []
             data = self._batches.state(batch)
@@ -310,7 +310,7 @@ class FitSaver:
         if termination.requested:
             termination.leave()
 
-    def _note(self, logs: dict[str, Any]) -> None:
+    def _record_logs(self, logs: dict[str, Any]) -> None:
         known = pythonify_logs(logs)
         self.position.logs = dict(zip(known, plain(known.values()), strict=True))
         self.position.metrics = metric_state(self._model)
@@ -324,7 +324,7 @@ class FitSaver:
         self._states.restore(self._saved.position.callbacks, self._arrays(_CALLBACKS))
 
 
-class LeaveValidation(keras.callbacks.Callback):
+class InterruptibleValidation(keras.callbacks.Callback):
     """Lets a validation be interrupted: it changes nothing, and the next attempt does it again.
 
     Attributes:
@@ -337,7 +337,7 @@ class LeaveValidation(keras.callbacks.Callback):
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.saver is not None:
-            self.saver.save_if_asked()
+            self.saver.save_if_terminating()
 
 
 def plain(values: Iterable[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from dike.keras3.callbacks import append_logs
 from dike.keras3.data import Batches as KerasBatches
 from dike.keras3.fit_call import checked_arguments_of
 from dike.keras3.job.batches import Batches
-from dike.keras3.job.checkpoints import FitCheckpoint, FitSaver, LeaveValidation, Position, plain, restore_metrics
+from dike.keras3.job.checkpoints import FitCheckpoint, FitSaver, InterruptibleValidation, Position, plain, restore_metrics
 from dike.keras3.job.epoch import Epoch
 from dike.keras3.job.remote import ModelVariables, RemoteVariables
 from dike.keras3.job.step import Step
@@ -105,13 +105,13 @@ class Fit:
         optimizers = self._build(batches)
         if self._number == 0:
             planned_model.check(self._cluster.task, lambda: named_variables(model))
-        variables = self._remote.of(model, optimizers)
+        variables = self._remote.place(model, optimizers)
         reporter().placement(variables.devices)
         checkpoint = FitCheckpoint(self._cluster.task, self._number, variables.local)
         epochs = arguments["epochs"]
         saved = checkpoint.read()
-        leaver = LeaveValidation()
-        callbacks = self._callbacks(batches, leaver)
+        interruptible = InterruptibleValidation()
+        callbacks = self._callbacks(batches, interruptible)
         position = Position(arguments["initial_epoch"], step=self._script.steps) if saved is None else saved.position
         saver = FitSaver(model, checkpoint, saved, position, batches, callbacks)
         if position.is_finished(epochs) and saved is not None:
@@ -128,7 +128,7 @@ class Fit:
         callbacks.on_train_begin()
         _set_history(callbacks, position)
         saver.begin()
-        leaver.saver = saver
+        interruptible.saver = saver
         epoch_logs: dict[str, Any] = {}
         losses = EpochLosses()
         for number in range(position.epoch, epochs):
@@ -156,12 +156,12 @@ class Fit:
         self._script.steps = position.step
         # Callbacks may have put other weights in place, and averages are final only now.
         saver.save(is_last=True)
-        checkpoint.keep_model(model, position.step)
+        checkpoint.write_model(model, position.step)
         return model.history
 
     def _trace(self, step: Step, variables: ModelVariables) -> None:
         """Makes the step's function; says what the workers cannot do together."""
-        shared = step.trace(lambda states: variables.add([self._remote.of_metric(state) for state in states]))
+        shared = step.trace(lambda states: variables.add([self._remote.place_metric(state) for state in states]))
         if shared and self._cluster.task.worker_count > 1:
             names = ", ".join(f"'{name}'" for name in shared)
             log(
@@ -243,7 +243,7 @@ class Fit:
                 steps_per_epoch=arguments["validation_steps"],
                 shuffle=False,
             )
-            model._eval_epoch_iterator.count(position.evaluations)
+            model._eval_epoch_iterator.start_counting(position.evaluations)
         logs = model.evaluate(
             **data,
             steps=arguments["validation_steps"],

@@ -15,7 +15,7 @@ from dike.task import TaskSpec
 
 
 @dataclass
-class _Pair:
+class _VariablePair:
     """One Keras variable.
 
     Attributes:
@@ -49,9 +49,9 @@ class RemoteVariables:
     def __init__(self, task: TaskSpec, strategy: Any) -> None:
         self._task = task
         self._strategy = strategy
-        self._pairs: dict[int, _Pair] = {}
+        self._pairs: dict[int, _VariablePair] = {}
 
-    def of(self, model: Any, optimizers: Sequence[Any]) -> ModelVariables:
+    def place(self, model: Any, optimizers: Sequence[Any]) -> ModelVariables:
         """The variables of a built model and its built optimizers; they get their ps at the first call."""
         named = []
         for name, variable in named_variables(model):
@@ -64,11 +64,11 @@ class RemoteVariables:
             named.append((f"optimizer/{name}", self._pair(variable, index)))
         return ModelVariables(model, optimizers, dict(named))
 
-    def of_metric(self, variable: Any) -> _Pair:
+    def place_metric(self, variable: Any) -> _VariablePair:
         """A variable of a metric; it gets its ps at the first call."""
         return self._pair(variable, 0)
 
-    def _pair(self, variable: Any, ps: int) -> _Pair:
+    def _pair(self, variable: Any, ps: int) -> _VariablePair:
         if id(variable) not in self._pairs:
             local = variable._value
             with self._strategy.scope():
@@ -77,7 +77,7 @@ class RemoteVariables:
                 remote = tf.Variable(
                     local.read_value(), trainable=local.trainable, dtype=local.dtype, name=variable.path
                 )
-            self._pairs[id(variable)] = _Pair(variable, local, remote, _checksum(local))
+            self._pairs[id(variable)] = _VariablePair(variable, local, remote, _checksum(local))
         return self._pairs[id(variable)]
 
 
@@ -90,18 +90,18 @@ class ModelVariables:
         pairs: name -> local and remote variable.
     """
 
-    def __init__(self, model: Any, optimizers: Sequence[Any], pairs: dict[str, _Pair]) -> None:
+    def __init__(self, model: Any, optimizers: Sequence[Any], pairs: dict[str, _VariablePair]) -> None:
         self._model = model
         self._optimizers = optimizers
         self._pairs = pairs
-        self._metrics: list[_Pair] = []
+        self._metrics: list[_VariablePair] = []
         self._read: Callable[[], list[Any]] | None = None
 
     @property
-    def _all(self) -> list[_Pair]:
+    def _all(self) -> list[_VariablePair]:
         return [*self._pairs.values(), *self._metrics]
 
-    def add(self, metrics: Sequence[_Pair]) -> None:
+    def add(self, metrics: Sequence[_VariablePair]) -> None:
         """Puts variables of metrics on the ps too, which have no name here; to be called while the others are there."""
         self._metrics.extend(metrics)
         self._read = None

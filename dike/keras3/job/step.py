@@ -14,7 +14,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util
 from dike.keras3.model import metric_variables
 from dike.roles.rates import computes_several
 
-_SMALL = 1024
+_SMALL_ELEMENTS = 1024
 """Elements of a tensor that is as well sent as what is made of it."""
 
 
@@ -26,7 +26,7 @@ class _Traced(Variable):
 
     _tensor: Any
     _marks: dict[str, tuple[Any, bool]]
-    _is_lost = False
+    _is_untracked = False
     """Whether an update was made where its tensor cannot be had, such as in a branch of `tf.cond`."""
 
     @property
@@ -39,7 +39,7 @@ class _Traced(Variable):
         if getattr(value, "graph", self._tensor.graph) is self._tensor.graph:
             self._tensor = self._mark(value, is_write=True)
         else:
-            self._is_lost = True
+            self._is_untracked = True
 
     def _mark(self, tensor: Any, *, is_write: bool) -> Any:
         marked = tf.raw_ops.Snapshot(input=tensor)
@@ -48,7 +48,7 @@ class _Traced(Variable):
 
 
 class _Counter(Variable):
-    """A variable that several workers add to: `assign_add` in Keras is a read and a write, between which others may."""
+    """A variable that multi_step workers add to: `assign_add` in Keras is a read and a write, between which others may."""
 
     def assign_add(self, value: Any) -> Any:
         return self._value.assign_add(tf.cast(value, self._value.dtype))
@@ -66,7 +66,7 @@ def _as(variables: Sequence[Any], kind: type) -> Iterator[None]:
             variable.__class__ = own
 
 
-class _Dependent:
+class _ChiefPart:
     """The operations of a step that depend on the metrics' state, which the chief runs.
 
     Most updates add a number to the state: the number is the worker's affair, the addition depends on the state.
@@ -87,8 +87,8 @@ class _Dependent:
         self._graph = tf.compat.v1.get_default_graph()
         # The order in which they were made: inputs first.
         operations = self._graph.get_operations()
-        dependent = _reached(operations, begins)
-        constant = _constant(operations)
+        dependent = _dependents_of(operations, begins)
+        constant = _constant_operations(operations)
         known = {tensor.ref() for tensor in begins}
         needed: set[str] = set()
         inputs: dict[Any, Any] = {}
@@ -105,7 +105,7 @@ class _Dependent:
                 inputs[tensor.ref()] = tensor
             if not waiting:
                 # What only they use and is as small is theirs too: TensorFlow optimises `state + (a + b)` as a whole.
-                small = [key for key, tensor in inputs.items() if _is_for(tensor.op, needed)]
+                small = [key for key, tensor in inputs.items() if _used_only_by(tensor.op, needed)]
                 waiting.extend(inputs.pop(key) for key in small)
                 dependent |= {tensor.op.name for tensor in waiting}
         self.inputs = list(inputs.values())
@@ -122,7 +122,7 @@ class _Dependent:
         self.impure = [
             number
             for number, tensor in enumerate(begins)
-            if worker_only and worker_only & _reached(operations, [tensor])
+            if worker_only and worker_only & _dependents_of(operations, [tensor])
         ]
 
     def run(self, inputs: Sequence[Any]) -> dict[Any, Any]:
@@ -181,20 +181,20 @@ class _Dependent:
             values.update({tensor.ref(): copy for tensor, copy in zip(results, copies, strict=True)})
 
 
-def _is_for(operation: Any, users: set[str]) -> bool:
+def _used_only_by(operation: Any, users: set[str]) -> bool:
     """Whether an operation does small arithmetic whose results nobody but `users` takes."""
     sizes = [tensor.shape.num_elements() for tensor in [*operation.outputs, *operation.inputs]]
     return (
         bool(operation.inputs)
         and not operation.control_inputs
         and not operation._is_stateful
-        and all(size is not None and size <= _SMALL for size in sizes)
+        and all(size is not None and size <= _SMALL_ELEMENTS for size in sizes)
         and max(sizes[len(operation.outputs) :]) <= max(sizes[: len(operation.outputs)])
         and all(user.name in users for tensor in operation.outputs for user in tensor.consumers())
     )
 
 
-def _reached(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
+def _dependents_of(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
     """Names of the operations whose results depend on `tensors`."""
     reached = {tensor.op.name for tensor in tensors}
     for operation in operations:
@@ -203,7 +203,7 @@ def _reached(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
     return reached
 
 
-def _constant(operations: Iterable[Any]) -> set[str]:
+def _constant_operations(operations: Iterable[Any]) -> set[str]:
     """Names of the operations whose results are the same in every step."""
     constant: set[str] = set()
     for operation in operations:
@@ -248,13 +248,13 @@ class Step:
         self._shared: list[Any] = []
         self._logs: Any = {}
         self._results: list[Any] = []
-        self._dependent: _Dependent | None = None
+        self._chief_part: _ChiefPart | None = None
         self._input_specs: list[Any] = []
         self._signature = list(signature)
         self._add: Any = None
-        self._several: dict[int, Any] = {}
+        self._multi_steps: dict[int, Any] = {}
         self.function: Any = None
-        self.count = 1
+        self.group_size = 1
 
     def trace(self, share: Callable[[Sequence[Any]], None]) -> list[str]:
         """Makes `function`. To be called once, while the model's variables are on the ps.
@@ -279,12 +279,12 @@ class Step:
                     concrete = function.get_concrete_function()
                 finally:
                     extended._being_scheduled = False
-            not_ours = self._not_ours()
-            if not not_ours:
+            not_on_chief = self._not_on_chief()
+            if not not_on_chief:
                 break
-            share(not_ours)
-            self._shared.extend(not_ours)
-            known = {id(variable) for variable in not_ours}
+            share(not_on_chief)
+            self._shared.extend(not_on_chief)
+            known = {id(variable) for variable in not_on_chief}
             self._variables = [variable for variable in self._variables if id(variable) not in known]
         self.function = concrete
         add = tf.function(self._add_inputs, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
@@ -293,19 +293,19 @@ class Step:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether there can be `several`: the parts of a batch are plain tensors."""
+        """Whether there can be `multi_step`: the parts of a batch are plain tensors."""
         return all(isinstance(spec, tf.TensorSpec) for spec in self._signature)
 
-    def several(self, count: int) -> Any:
+    def multi_step(self, count: int) -> Any:
         """As `function`, for so many batches one after the other; returns one vector for each."""
-        if count not in self._several:
+        if count not in self._multi_steps:
             steps = tf.function(
                 functools.partial(self._loop, count), input_signature=self._signature * count, autograph=False
             )
             with self._strategy.scope():
-                self._several[count] = steps.get_concrete_function()
-            computes_several(self._several[count], count)
-        return self._several[count]
+                self._multi_steps[count] = steps.get_concrete_function()
+            computes_several(self._multi_steps[count], count)
+        return self._multi_steps[count]
 
     def _loop(self, count: int, *tensors: Any) -> Any:
         """Calls `function` in a loop, which takes no longer to make for a worker than the function itself."""
@@ -325,14 +325,14 @@ class Step:
         _, results = tf.while_loop(lambda number, _: number < count, step, [0, results], parallel_iterations=1)
         return results.stack()
 
-    def _not_ours(self) -> list[Any]:
+    def _not_on_chief(self) -> list[Any]:
         """Variables of metrics, after a trace, whose updates the chief cannot do."""
-        assert self._dependent is not None
-        impure = set(self._dependent.impure)
+        assert self._chief_part is not None
+        impure = set(self._chief_part.impure)
         return [
             variable
             for number, variable in enumerate(self._variables)
-            if number in impure or variable.__dict__.pop("_is_lost", False)
+            if number in impure or variable.__dict__.pop("_is_untracked", False)
         ]
 
     def _train(self, *tensors: Any) -> Any:
@@ -357,12 +357,12 @@ class Step:
         self._logs = tf.nest.pack_sequence_as(self._logs, [log is not None for log in flat])
         self._results = [log for log in flat if log is not None]
         written = [end for begin, end in zip(begins, ends, strict=True) if end is not begin]
-        self._dependent = _Dependent(begins, [*self._results, *written], marks)
-        inputs = self._dependent.inputs
+        self._chief_part = _ChiefPart(begins, [*self._results, *written], marks)
+        inputs = self._chief_part.inputs
         self._input_specs = [(tensor.dtype, tensor.shape) for tensor in inputs]
         return tf.stack([tf.io.serialize_tensor(tensor) for tensor in inputs]) if inputs else tf.constant([], tf.string)
 
-    def add(self, result: Any) -> Any:
+    def apply_result(self, result: Any) -> Any:
         """Brings the model's metrics forward by a step; returns the logs up to now, as Keras' `fit` has them.
 
         Args:
@@ -372,11 +372,11 @@ class Step:
         return tf.nest.map_structure(lambda is_known: next(waiting) if is_known else None, self._logs)
 
     def _add_inputs(self, result: Any) -> list[Any]:
-        assert self._dependent is not None
+        assert self._chief_part is not None
         inputs = []
         for number, (dtype, shape) in enumerate(self._input_specs):
             inputs.append(tf.ensure_shape(tf.io.parse_tensor(result[number], dtype), shape))
-        values = self._dependent.run(inputs)
+        values = self._chief_part.run(inputs)
         return [values[log.ref()] for log in self._results]
 
 

@@ -61,7 +61,7 @@ def install(runtime: TrialRuntime) -> None:
 def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[..., Any]) -> Callable[..., Any]:
     """A `fit` that can be suspended; `reporting` does where that is not possible."""
     from dike.keras3 import mirrored
-    from dike.keras3.data import handing_to
+    from dike.keras3.data import intercept_iterators
     from dike.keras3.trial import fit as fits
 
     is_fitting = False
@@ -71,10 +71,10 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
         nonlocal is_fitting
         if is_fitting:
             # A part of the step or the callback that calls it.
-            with handing_to(lambda batches: None):
+            with intercept_iterators(lambda batches: None):
                 return own_fit(self, *args, **kwargs)
         self._assert_compile_called("fit")
-        if self._distribute_strategy is not None and not mirrored.is_shared(self):
+        if self._distribute_strategy is not None and not mirrored.is_mirrored(self):
             return reporting(self, *args, **kwargs)
         is_fitting = True
         try:

@@ -54,7 +54,7 @@ class FitState:
     epochs: int = 0
     lost: list[str] = field(default_factory=list)
 
-    def can_go_on(self, epochs: int) -> bool:
+    def can_extend(self, epochs: int) -> bool:
         """Whether it has returned because all epochs were done, and more are asked for now."""
         return self.is_finished and 0 < self.epochs <= self.epoch < epochs
 
@@ -107,7 +107,7 @@ def write(checkpoint: FitCheckpoint) -> None:
 
 def find(spec: TrialSpec) -> FitCheckpoint | None:
     """The checkpoint that a run goes on from; None to begin anew."""
-    path = folders.to_resume(spec)
+    path = folders.checkpoint_to_resume(spec)
     return None if path is None else read(path)
 
 

@@ -14,10 +14,10 @@ from keras.src.utils.python_utils import pythonify_logs
 from dike import randomness
 from dike.checkpoints import wait_for_room
 from dike.keras3.callbacks import append_logs, settle
-from dike.keras3.data import Batches, handing_to
-from dike.keras3.fit_call import figures, loss_of, validates
+from dike.keras3.data import Batches, intercept_iterators
+from dike.keras3.fit_call import scalar_logs, loss_of, validates
 from dike.keras3.model import named_variables, restore_values, values_of
-from dike.keras3.model_files import KeptModel, ModelFiles
+from dike.keras3.model_files import ModelSnapshot, ModelFiles
 from dike.keras3.trial import checkpoints
 from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
 from dike.keras3.trial.reports import KerasReports
@@ -25,7 +25,7 @@ from dike.plain_values import CallbackStates
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
 
-_LOST = (
+_LOST_MESSAGE = (
     "the checkpoint does not hold {names}, which begins as the script makes it; "
     "saved are numbers, text, arrays and containers of these."
 )
@@ -50,7 +50,7 @@ class KerasScript:
         self._fits = 0
 
     @functools.cached_property
-    def _target(self) -> FitCheckpoint | None:
+    def _checkpoint(self) -> FitCheckpoint | None:
         """The checkpoint that this run goes on from."""
         target = checkpoints.find(self.runtime.spec)
         if target is not None:
@@ -69,11 +69,11 @@ class KerasScript:
             BadInputError: if its checkpoint is gone.
         """
         number, self._fits = self._fits, self._fits + 1
-        target = self._target
+        target = self._checkpoint
         if target is None or number > target.state.fit:
             return number, None
         if number == target.state.fit:
-            if target.state.can_go_on(epochs):
+            if target.state.can_extend(epochs):
                 target.state.is_finished = False
             return number, target
         name = target.state.finished.get(str(number))
@@ -85,12 +85,12 @@ class KerasScript:
         step = self.reports.step
         path = self.runtime.spec.checkpoint_path(step)
         layout = ModelFiles(model).layout()
-        KeptModel(step, self.runtime.train_s, values_of(model), layout).write(path)
+        ModelSnapshot(step, self.runtime.train_s, values_of(model), layout).write(path)
         self.runtime.checkpoint_written(path, step)
 
-    def has_restored(self, checkpoint: FitCheckpoint) -> None:
+    def report_restored(self, checkpoint: FitCheckpoint) -> None:
         """A `fit` is where the checkpoint says."""
-        if checkpoint is self._target:
+        if checkpoint is self._checkpoint:
             self.runtime.restored(checkpoint.path, checkpoint.state.step, checkpoint.train_s, checkpoint.state.standing)
 
 
@@ -189,7 +189,7 @@ class Fit:
         self._batches: Batches | None = None
         self._evaluations: list[Batches] = []
         self._files = ModelFiles(model)
-        self._best: KeptModel | None = None
+        self._best: ModelSnapshot | None = None
         self._states = CallbackStates(self._callbacks.callbacks)
         self._steps_before = self._reports.step
         self._epoch = arguments["initial_epoch"]
@@ -218,10 +218,10 @@ class Fit:
             self._epoch = self._saved.state.epoch
             arguments["initial_epoch"] = arguments["epochs"] if self.is_skipped else self._epoch
         try:
-            with handing_to(self._take):
+            with intercept_iterators(self._receive_iterator):
                 history = own_fit(self._model, **arguments)
         finally:
-            self._runtime.keep_best = None
+            self._runtime.save_best = None
         if self.is_skipped:
             self._restore()  # once more: Keras ends a training with making the averages of the weights final
         elif self._has_stepped or self._saved is not None:
@@ -233,14 +233,14 @@ class Fit:
                 self._runtime.suspend(path, self._reports.step)
         return history
 
-    def _take(self, batches: Batches) -> None:
+    def _receive_iterator(self, batches: Batches) -> None:
         """Keras has made an iterator: the first is over the training data."""
         validation = self._arguments["validation_data"]
         if self._batches is None:
             self._batches = batches
             batches.track(self)
         elif validation is not None and getattr(batches.data_adapter, "_dataset", None) is validation:
-            batches.count(0 if self._evaluations else self._evaluations_before)
+            batches.start_counting(0 if self._evaluations else self._evaluations_before)
             self._evaluations.append(batches)
 
     @property
@@ -261,15 +261,15 @@ class Fit:
         position = copy.deepcopy(state.data)
         arrays, files = self._saved.data_arrays, self._saved.iterator_files
         self._batches.resume(position, arrays, files, state.batch, self._model.train_function)
-        self._restore(self._batches.unused(state.randomness))
+        self._restore(self._batches.unused_randomness(state.randomness))
         self._logs = state.logs
         self._reports.step = state.step
         self._steps_before = state.step - state.batch
         self._reports.fit_begins(self._steps_before)
-        self._script.has_restored(self._saved)
+        self._script.report_restored(self._saved)
         if state.lost and not self.is_skipped:
             names = ", ".join(state.lost)
-            print(f"dike: {_LOST.format(names=names)}", file=sys.stderr, flush=True)
+            print(f"dike: {_LOST_MESSAGE.format(names=names)}", file=sys.stderr, flush=True)
 
     def _restore(self, random_state: dict[str, Any] | None = None) -> None:
         """Puts back what has been saved.
@@ -282,21 +282,21 @@ class Fit:
         self._states.restore(self._saved.state.callbacks, self._saved.arrays)
         randomness.restore(random_state or self._saved.state.randomness)
 
-    def entered(self) -> None:
-        """See `Watcher`."""
+    def before_first_batch(self) -> None:
+        """See `BatchListener`."""
         assert self._batches is not None
         if self._saved is not None and self._is_reentering:
             # What Keras and the callbacks do as an epoch begins has been done before, by an earlier run.
             self._is_reentering = False
-            self._restore(self._batches.unused(self._saved.state.randomness))
-        self._runtime.keep_best = self._keep_best
+            self._restore(self._batches.unused_randomness(self._saved.state.randomness))
+        self._runtime.save_best = self._keep_best
         self._reports.training(preemptible=True, batch_size=self._batches.batch_size)
 
     def step_done(self, last_batch: int, logs: Any) -> None:
         """See `Listener`."""
         if not self._has_stepped and self._number == 0:
             # Most variables are made by a first step.
-            self._runtime.found_model(lambda: named_variables(self._model))
+            self._runtime.check_model(lambda: named_variables(self._model))
         self._has_stepped = True
         self._logs = logs
         done = last_batch + 1
@@ -305,7 +305,7 @@ class Fit:
         self._reports.step_done(self._steps_before + done, loss_of(logs))
 
     def between_steps(self, batch: int) -> None:
-        """See `Watcher`."""
+        """See `BatchListener`."""
         if self._runtime.suspend_requested or self._runtime.checkpoint_due:
             self._runtime.unless_full(lambda: self._save(batch))
 
@@ -316,7 +316,7 @@ class Fit:
             return logs
         if state.batch and state.epoch == self._epoch:
             # Nothing was left of the epoch, which nobody could know before it was looked for.
-            return {**figures(self._logs), **logs}
+            return {**scalar_logs(self._logs), **logs}
         # The epoch had no batch at all. Keras gives what its metrics come to then, if it has seen a step before.
         return {**pythonify_logs(self._model.get_metrics_result()), **logs}
 
@@ -324,7 +324,7 @@ class Fit:
         """See `Listener`."""
         has_validated = any(name.startswith("val_") for name in logs)
         self._steps_before = self._reports.step
-        self._reports.epoch_done(figures(logs), is_all=has_validated or not validates(self._arguments))
+        self._reports.epoch_done(scalar_logs(logs), is_complete=has_validated or not validates(self._arguments))
         self._epoch = epoch + 1
         is_last = self._model.stop_training or self._epoch >= self._arguments["epochs"]
         if not is_last and (self._runtime.suspend_requested or self._runtime.checkpoint_due):
@@ -334,7 +334,7 @@ class Fit:
         """Copies the model; it is written with the next checkpoint, before which no later run begins."""
         runtime = self._runtime
         values = {name: value.copy() for name, value in values_of(self._model).items()}
-        self._best = KeptModel(runtime.step, runtime.train_s, values, self._files.layout(), runtime.standing.best)
+        self._best = ModelSnapshot(runtime.step, runtime.train_s, values, self._files.layout(), runtime.standing.best)
 
     def _write_best(self) -> None:
         if self._best is not None:
@@ -360,7 +360,7 @@ class Fit:
             step=self._reports.step,
             data=self._batches.position(batch, data_arrays),
             evaluations=sum(each.made for each in self._evaluations) or self._evaluations_before,
-            logs=figures(pythonify_logs(self._logs)),
+            logs=scalar_logs(pythonify_logs(self._logs)),
             callbacks=self._states.save(arrays),
             randomness=randomness.state(),
             finished=dict(self._script.finished),

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dike.keras3.fit_call import arguments_of, figures, loss_of, validates
+from dike.keras3.fit_call import arguments_of, scalar_logs, loss_of, validates
 from dike.reporting import PROGRESS_INTERVAL_S, EpochLosses
 from dike.trial.runtime import TrialRuntime
 
-_MOST_PENDING = 1000
+_MAX_PENDING = 1000
 
 
 class KerasReports:
@@ -67,7 +67,7 @@ class KerasReports:
         self.step = step
         self._pending.append((step, loss))
         now_s = time.monotonic()
-        if now_s - self._read_s >= PROGRESS_INTERVAL_S or len(self._pending) >= _MOST_PENDING:
+        if now_s - self._read_s >= PROGRESS_INTERVAL_S or len(self._pending) >= _MAX_PENDING:
             self._read_s = now_s
             self.flush()
 
@@ -82,12 +82,12 @@ class KerasReports:
         if loss is not None and self._runtime.spec.metric == "loss":
             self._runtime.progress(self.step, value=float(loss), is_reported=False)
 
-    def epoch_done(self, logs: Mapping[str, float], *, is_all: bool) -> None:
+    def epoch_done(self, logs: Mapping[str, float], *, is_complete: bool) -> None:
         """An epoch is done.
 
         Args:
             logs: its results.
-            is_all: whether an epoch never has more of them, such as those of a validation.
+            is_complete: whether an epoch never has more of them, such as those of a validation.
 
         Raises:
             BadInputError: if the search's metric is not among those of the first whole epoch.
@@ -98,7 +98,7 @@ class KerasReports:
         self._epoch_begin = self.step
         metric = self._runtime.spec.metric
         self._runtime.progress(self.step, metrics=logs, value=logs.get(metric))
-        if is_all and not self._is_metric_checked:
+        if is_complete and not self._is_metric_checked:
             self._is_metric_checked = True
             self._runtime.check_metric(logs)
 
@@ -137,7 +137,7 @@ def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             has_validated = any(name.startswith("val_") for name in logs or {})
-            reports.epoch_done(figures(logs), is_all=has_validated or not self._validates)
+            reports.epoch_done(scalar_logs(logs), is_complete=has_validated or not self._validates)
 
     @functools.wraps(fit)
     def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -125,7 +125,7 @@ def _loss(session: Any) -> str | None:
 
 def find(spec: TrialSpec) -> Checkpoint | None:
     """The checkpoint that a run of the trial goes on from; None to begin anew."""
-    path = folders.to_resume(spec)
+    path = folders.checkpoint_to_resume(spec)
     if path is None:
         return None
     meta, read = folders.read(path)

@@ -176,7 +176,7 @@ class GraphTrial:
         """The trial can no longer be saved; it runs on to its end."""
         if not self._given_up:
             self._given_up = True
-            self._runtime.cannot_suspend(why)
+            self._runtime.disable_suspension(why)
 
     def run(self, session: Any, targets: list[Any], fetches: list[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Does one run of a session.
@@ -250,12 +250,12 @@ class GraphTrial:
             self.give_up("it reads its data from queues, whose content cannot be saved; use tf.data")
         if first:
             graph = session.graph
-            self._runtime.found_model(lambda: training.planned_variables(graph, training.of(graph)))
+            self._runtime.check_model(lambda: training.planned_variables(graph, training.of(graph)))
         self._trainee = tracked
         if first:
             if self._runtime.save_at_end is None:
                 self._runtime.save_at_end = self._finish_open
-            self._runtime.keep_best = self._keep_best
+            self._runtime.save_best = self._keep_best
             self._runtime.training(preemptible=not self._given_up)
 
     def _keep_best(self) -> None:
@@ -263,7 +263,7 @@ class GraphTrial:
         session = None if self._trainee is None else self._sessions.get(self._trainee.number)
         if session is not None and not self._busy and _in_main_thread():
             with self._for_own_runs():
-                self._runtime.keep(lambda: checkpoints.write_best(self._runtime, session))
+                self._runtime.write_best(lambda: checkpoints.write_best(self._runtime, session))
 
     def _stepped(self, plan: Plan, advance: int, values: list[Any]) -> None:
         self._step += advance
