@@ -117,7 +117,10 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
     finally:
         end()
     try:
-        reasons = [mirrored.unsupported_reason(model), "" if _has_parts(batch) else "a batch is not of tensors alike in length"]
+        reasons = [
+            mirrored.unsupported_reason(model),
+            "" if _has_parts(batch) else "a batch is not of tensors alike in length",
+        ]
     except Exception as error:  # what models do may be odd, and who has one GPU does not mind
         reasons = [f"nobody can tell ({one_line(error)})"]
     return dataclasses.replace(profile, why_one_gpu=next(filter(None, (*reasons, *uneven)), ""))

@@ -1,4 +1,4 @@
-"""A call of `fit`, of Keras 3 or of tf_keras: its arguments, and what its logs say. Needs neither of them."""
+"""Arguments and logs of a call of `fit`, of Keras 3 or tf_keras. Imports neither."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dike.exceptions import BadInputError
 
 
 def arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a call of `fit` by name, the defaults included."""
+    """Returns all arguments of a call of `fit` by name, including defaults."""
     bound = inspect.signature(fit).bind(model, *args, **kwargs)
     bound.apply_defaults()
     return {name: value for name, value in bound.arguments.items() if name != "self"}
 
 
 def checked_arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """As `arguments_of`.
+    """Like `arguments_of`.
 
     Raises:
         BadInputError: for an argument that `fit` does not have.
@@ -29,15 +29,15 @@ def checked_arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs:
 
 
 def validates(arguments: Mapping[str, Any]) -> bool:
-    """Whether a `fit` with these arguments has results of a validation."""
+    """Returns whether a `fit` with these arguments runs validations."""
     return arguments["validation_data"] is not None or bool(arguments["validation_split"])
 
 
 def loss_of(logs: Any) -> Any:
-    """The loss among the logs of a step; None if they have none."""
+    """Returns the loss in a step's logs; None if there is none."""
     return logs.get("loss") if isinstance(logs, dict) else None
 
 
 def scalar_logs(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """The logs of an epoch that are one number each."""
+    """Returns the logs of an epoch that are single numbers."""
     return {name: float(value) for name, value in (logs or {}).items() if getattr(value, "ndim", 0) == 0}

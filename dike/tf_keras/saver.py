@@ -19,7 +19,7 @@ from dike.roles.cluster import Cluster, log_restored, placed
 
 _MAX_CHECKPOINTS = 3
 _MAX_IN_FLIGHT_PER_WORKER = 3
-"""Steps handed out and not yet done, for each worker."""
+"""Maximum number of scheduled, unfinished steps per worker."""
 
 _POLL_INTERVAL_S = 0.2
 
@@ -30,12 +30,12 @@ class FitSaver:
     Args:
         cluster: the job's cluster.
         model: the tf_keras model.
-        number: which call of `fit` in the script this is, from 0.
-        per_epoch: batches that make an epoch.
+        number: index of this call of `fit` in the script.
+        per_epoch: batches per epoch.
 
     Attributes:
-        epoch: the epoch that runs next or is running.
-        batch: batches of that epoch that are done.
+        epoch: current or next epoch.
+        batch: finished batches of that epoch.
     """
 
     def __init__(self, cluster: Cluster, model: Any, number: int, per_epoch: int) -> None:
@@ -57,7 +57,7 @@ class FitSaver:
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=model.optimizer, state=self._state, arrays=self._arrays
         )
-        # The chief reads and writes; by default each ps would, on its own machine.
+        # The chief reads and writes; by default, each ps would, on its own machine.
         self._options = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0/device:CPU:0")
         self._manager = None
         self._model = model
@@ -75,7 +75,7 @@ class FitSaver:
         return int(self._model.optimizer.iterations.numpy())
 
     def restore(self) -> bool:
-        """Restores the newest checkpoint; whether there is one."""
+        """Restores the newest checkpoint; returns whether there is one."""
         path = checkpoints.newest_whole(self._manager.directory) if self._manager is not None else None
         if path is None:
             return False
@@ -89,18 +89,23 @@ class FitSaver:
         return True
 
     def report_total(self, first: int, epochs: int) -> None:
-        """Reports the step at which epoch `first` and those after it will be done."""
+        """Reports the step at which the `fit` ends.
+
+        Args:
+            first: the next epoch.
+            epochs: number of epochs.
+        """
         self._epochs = epochs
         reporter().total(self._step + max(0, epochs - first) * self._per_epoch - self.batch)
 
     def with_all_epochs(self, history: Any) -> Any:
-        """Gives the `History` of `fit` what was recorded before a restart."""
+        """Adds the epochs before a restart to the `History` of `fit`."""
         history.history = {name: list(values) for name, values in self._history.items()}
         history.epoch = list(self._history_epochs)
         return history
 
     def begin_training(self, callbacks: Sequence[Any]) -> None:
-        """The callbacks know that the training begins: they get back what they had kept.
+        """Restores the state of the callbacks. Called after `on_train_begin` of all of them.
 
         Args:
             callbacks: the script's own.
@@ -114,11 +119,11 @@ class FitSaver:
         self._callbacks.restore(self._callbacks_before, arrays)
 
     def begin_epoch(self, epoch: int) -> None:
-        """The epoch of that number begins, or goes on."""
+        """Starts or resumes an epoch."""
         if not self._placed:
             self._placed = True
             if self.batch:
-                # They have been told of the beginning of this epoch twice.
+                # `on_epoch_begin` was called twice for this epoch.
                 self._restore_callbacks()
             reporter().placement(placed)
         termination.can_save()
@@ -127,20 +132,21 @@ class FitSaver:
         self._scheduled.clear()
 
     def before_batch(self, batch: int) -> None:
-        """The step that begins with that batch is next.
+        """Prepares for the step that begins with a batch.
 
-        An epoch's last one waits for all others, for `fit` reports its logs: what it reads of the metrics, whose state
-        the workers add up on the ps, has then all of them.
+        The last step of an epoch waits for all others, because `fit` reports its logs: the metrics, whose state the
+        workers sum
+        up on the ps, are complete only then.
         """
         per_execution = self._model._steps_per_execution
         if batch + (1 if per_execution is None else int(per_execution.numpy())) >= self._per_epoch:
             self._wait(0)
 
     def after_scheduling(self, batch: int, result: Any) -> None:
-        """Waits until few steps are under way, so that a save is never far off; saves when it is time.
+        """Limits the steps in flight, so that a save never waits long; saves if a checkpoint is due.
 
         Args:
-            batch: number of the step just handed out in its epoch, from 0.
+            batch: number of the scheduled step in its epoch, from 0.
             result: its `RemoteValue`.
         """
         self._scheduled.append(result)
@@ -153,7 +159,7 @@ class FitSaver:
             self._save()
 
     def _wait(self, limit: int) -> None:
-        """Waits until no more than `limit` steps are under way."""
+        """Waits until at most `limit` steps are in flight."""
         while len(self._scheduled) > limit:
             if self._scheduled[0]._status_available_event.wait(_POLL_INTERVAL_S):
                 logs = self._scheduled.popleft().get()
@@ -169,7 +175,7 @@ class FitSaver:
         if self._manager is not None:
             position = {"epoch": self.epoch, "batch": self.batch}
             arrays: list[Any] = []
-            kept = self._callbacks.save(arrays, DATA_BYTES)  # they go through a ps, as text
+            kept = self._callbacks.save(arrays, DATA_BYTES)  # sent through a ps, as text
             history = {"history": self._history, "history_epochs": self._history_epochs}
             self._state.assign(json.dumps({**position, **history, "callbacks": kept}))
             self._arrays.assign(dump_groups({"arrays": arrays}))
@@ -188,7 +194,7 @@ class FitSaver:
         reporter().checkpoint(path, step)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Saves after the epoch of that number."""
+        """Saves after an epoch."""
         loss = (logs or {}).get("loss")
         reporter().progress(self._step, loss=None if loss is None else float(loss), epoch=epoch + 1)
         for name, value in (logs or {}).items():
@@ -198,7 +204,7 @@ class FitSaver:
         self._save(is_last=self.epoch >= self._epochs)
 
     def callback(self, others: Sequence[Any]) -> Any:
-        """Tells this where the training is; it is to be called after all others, the script's."""
+        """Returns a callback that drives this object. It must be called after all others, the script's."""
         import tf_keras
 
         if self._history_epochs or self.batch:
@@ -209,14 +215,12 @@ class FitSaver:
         saver = self
 
         class Save(tf_keras.callbacks.Callback):
-            """See `FitSaver.callback`."""
-
             def __init__(self) -> None:
                 super().__init__()
-                self._supports_tf_logs = True  # a step's logs come as they are: not yet computed
+                self._supports_tf_logs = True  # passes a step's logs as tensors, not yet computed
 
             def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-                # What TensorBoard traces ends with the process.
+                # TensorBoard's trace does not survive the process.
                 board = tf_keras.callbacks.TensorBoard
                 saver.begin_training([other for other in others if not isinstance(other, board)])
 

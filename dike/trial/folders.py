@@ -124,8 +124,7 @@ def last_written(folder: str) -> tuple[str | None, int]:
 
 
 def checkpoint_to_resume(spec: TrialSpec) -> str | None:
-    """Returns the checkpoint to resume from: the one in the spec, or the newest if that is damaged; None to start over.
-    """
+    """Returns the checkpoint in the spec, or the newest undamaged one if that is damaged; None to start over."""
     path = spec.resume_from
     if path is None or not (why := problem(path)):
         return path
@@ -188,8 +187,7 @@ def prune_best(path: str) -> None:
 
 
 def clear_best(folder: str) -> None:
-    """Deletes the models of best epochs. Called before a trial's first run: any that exist belong to an earlier search.
-    """
+    """Deletes the models of best epochs. Called before a trial's first run: existing ones are of an earlier search."""
     with contextlib.suppress(ImportError):  # without TensorFlow nothing was written to remote storage
         for _, _, name in _checkpoints(folder, _BEST):
             _remove(f"{folder.rstrip('/')}/{name}")

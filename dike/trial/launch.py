@@ -43,8 +43,7 @@ _EXIT_INTERRUPTED = 130
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Runs `argv[0]` as `__main__` with the arguments after it, or calls the function pickled in it. Ends the process.
-    """
+    """Runs the script `argv[0]` with the arguments after it, or the function pickled in it. Ends the process."""
     trial = runtime()
     if trial is None or not argv:
         print("dike: This process is not a trial; start searches with 'dike tune SCRIPT'.", file=sys.stderr)

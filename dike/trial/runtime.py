@@ -199,8 +199,7 @@ class TrialRuntime:
 
     @property
     def train_s(self) -> float:
-        """Seconds of training in all runs of the trial; time after the checkpoint that a run resumed from is excluded.
-        """
+        """Seconds of training in all runs of the trial, without the time after a checkpoint that a run resumed from."""
         since = self._training_since_s
         return self._trained_before_s + (0.0 if since is None else self._clock() - since)
 
@@ -305,8 +304,7 @@ class TrialRuntime:
         return self.standing.record(step, value, self.spec.mode) and is_reported
 
     def _add_value(self, step: int, value: float) -> None:
-        """Adds a value that the script reported, by which a pruner may stop the trial. Losses of batches do not count.
-        """
+        """Adds a value that the script reported, by which a pruner may stop the trial. Not for losses of batches."""
         self.standing.stated += 1
         if not self.spec.every_value:
             return

@@ -56,8 +56,7 @@ def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> d
 
 
 def _may_read_params(train_fn: TrainFunction) -> bool:
-    """Returns whether a function may call `dike.params`, directly or by what it refers to. True for code not in Python.
-    """
+    """Returns whether a function, or one that it refers to, may call `dike.params`. True if not written in Python."""
     function = inspect.unwrap(train_fn)
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)

@@ -15,7 +15,7 @@ import h5py
 import pytest
 
 from dike.exceptions import BadInputError
-from dike.trial.export import StoredModel, find_model, export
+from dike.trial.export import StoredModel, export, find_model
 from tests import warm
 from tests.warm import WarmTensorFlow
 

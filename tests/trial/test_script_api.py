@@ -15,7 +15,7 @@ import pytest
 import dike
 from dike.exceptions import BadInputError
 from dike.trial import folders
-from dike.trial.export import find_model, export
+from dike.trial.export import export, find_model
 from executor.trial_reports import RunReports
 from tests.trial.slot import Run, Slot, trial
 from tests.warm import in_tensorflow

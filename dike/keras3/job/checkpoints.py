@@ -1,6 +1,6 @@
-"""Checkpoints of a `fit`: all variables by name, and where in the training they were taken.
+"""Checkpoints of a `fit`: all variables by name, and the position in the training.
 
-A `fit` goes on where it is, whatever the size of the next attempt.
+A `fit` resumes at that position with any number of workers and ps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dike.exceptions import BadInputError
 from dike.keras3.callbacks import settle
 from dike.keras3.job.batches import Batches, DataState
 from dike.keras3.model import metric_variables, unique_names, values_of
-from dike.keras3.model_files import ModelSnapshot, ModelFiles
+from dike.keras3.model_files import ModelFiles, ModelSnapshot
 from dike.plain_values import CallbackStates, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
@@ -39,22 +39,22 @@ _MAX_CHECKPOINTS = 3
 
 @dataclass
 class Position:
-    """Where a `fit` is.
+    """Position in a `fit`.
 
     Attributes:
-        epoch: the epoch that runs next or is running.
-        batch: batches of that epoch that are done.
-        is_trained: whether all of them are, and only the epoch's end is left: validation and callbacks.
-        step: batches done in all epochs, and in the `fit`s before.
-        epochs: the `epochs` that the script asked for.
+        epoch: current or next epoch.
+        batch: finished batches of that epoch.
+        is_trained: whether all of them are done, and only validation and callbacks of the epoch are left.
+        step: batches done in all epochs, and in earlier `fit`s.
+        epochs: the script's `epochs`.
         stopped: whether a callback ended the training before the last epoch.
-        history: what Keras' `History` has recorded: name -> one value for each epoch, a number or a list of them.
+        history: Keras' `History`: name -> one value per epoch, a number or a list of them.
         history_epochs: numbers of those epochs.
-        metrics: state of the metrics in the middle of an epoch: variable's name -> values.
+        metrics: state of the metrics within an epoch: variable's name -> values.
         logs: the last step's logs.
-        data: where the data is; `DataState.position`.
-        evaluations: iterators over the validation data that have been made, each with another order if it shuffles.
-        callbacks: of each callback its type's name and its attributes, packed.
+        data: position in the data; `DataState.position`.
+        evaluations: number of iterators over the validation data; if it shuffles, each has another order.
+        callbacks: type name and packed attributes of each callback.
         randomness: the random state (`dike.randomness`).
     """
 
@@ -74,29 +74,29 @@ class Position:
     randomness: dict[str, Any] = field(default_factory=dict)
 
     def is_finished(self, epochs: int) -> bool:
-        """Whether a script that asks for `epochs` has nothing left to train."""
+        """Returns whether nothing is left to train for a script that asks for `epochs`."""
         return self.epoch >= epochs or (self.stopped and self.epochs == epochs)
 
     def end_epoch(self) -> None:
-        """The next epoch is due."""
+        """Moves to the start of the next epoch."""
         self.epoch += 1
         self.batch, self.is_trained = 0, False
         self.metrics, self.logs = {}, {}
 
     def last_step(self, per_epoch: int) -> int:
-        """The step at which the `fit` ends, if nothing stops it earlier, with so many batches in an epoch."""
+        """Returns the step at which the `fit` ends unless it is stopped earlier, with `per_epoch` batches per epoch."""
         begun = per_epoch if self.is_trained else self.batch
         return self.step - begun + (self.epochs - self.epoch) * per_epoch
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """A checkpoint.
+    """A loaded checkpoint.
 
     Attributes:
         path: its path.
-        position: where the `fit` was.
-        files: name -> content of what belongs to the position and is not plain text.
+        position: position in the `fit`.
+        files: name -> content of the binary parts of the position.
     """
 
     path: str
@@ -109,7 +109,7 @@ class FitCheckpoint:
 
     Args:
         task: the chief's task.
-        number: which call of `fit` in the script this is, from 0.
+        number: index of this call of `fit` in the script.
         variables: name -> local TensorFlow variable.
     """
 
@@ -129,7 +129,7 @@ class FitCheckpoint:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the job keeps checkpoints."""
+        """Whether the job writes checkpoints."""
         return self._manager is not None
 
     @property
@@ -145,7 +145,7 @@ class FitCheckpoint:
         self._state.assign(json.dumps(state))
         self._files.assign(tf.constant(list(files.values()), tf.string))
         fencing.check(self._task)
-        # A file is never written over: a process that is killed meanwhile would leave none that can be read.
+        # Files are never overwritten: a process killed during the write would leave no readable one.
         newest = self._manager.latest_checkpoint
         min_number = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
         self._saved_s = time.monotonic()
@@ -159,7 +159,7 @@ class FitCheckpoint:
         reporter().checkpoint(path, step)
 
     def write_model(self, model: Any, step: int) -> None:
-        """Keeps the trained model beside the checkpoints, for `dike export`."""
+        """Writes the trained model beside the checkpoints, for `dike export`."""
         if self._manager is None:
             return
         fencing.check(self._task)
@@ -171,10 +171,10 @@ class FitCheckpoint:
         folders.prune(path, keep=1)
 
     def read(self) -> SavedState | None:
-        """The newest whole checkpoint; None where there is none.
+        """Returns the newest undamaged checkpoint; None if there is none.
 
         Raises:
-            BadInputError: if the checkpoint is another model's.
+            BadInputError: if the checkpoint belongs to another model.
         """
         path = checkpoints.newest_whole(self._manager.directory) if self._manager is not None else None
         if path is None:
@@ -194,7 +194,7 @@ class FitCheckpoint:
         return SavedState(path, Position(**state["position"]), files)
 
     def restore(self, saved: SavedState) -> None:
-        """Gives the local variables the values that they have in a checkpoint."""
+        """Assigns a checkpoint's values to the local variables."""
         status = tf.train.Checkpoint(variables=self._variables).restore(saved.path)
         status.assert_existing_objects_matched().expect_partial()
         position = saved.position
@@ -206,14 +206,14 @@ class FitCheckpoint:
 
 
 class FitSaver:
-    """Where one `fit` is, from its first step to its last.
+    """Tracks, saves and restores the position of one `fit`.
 
     Args:
         model: the Keras model.
         checkpoint: where the `fit` is saved.
-        saved: the checkpoint that it goes on from; None to begin.
-        position: where it is; brought forward by those who train.
-        batches: its data.
+        saved: the checkpoint to resume from; None to start from the beginning.
+        position: current position; advanced by `Fit` and `Epoch`.
+        batches: the training data.
         callbacks: Keras' callbacks.
     """
 
@@ -236,11 +236,13 @@ class FitSaver:
 
     @property
     def is_due(self) -> bool:
-        """Whether a checkpoint is to be written between two steps."""
+        """Whether to write a checkpoint between two steps."""
         return termination.requested or self._checkpoint.is_due
 
     def begin(self) -> None:
-        """All callbacks know that the training begins: their state is what they change from now on, or that saved."""
+        """Restores data, callbacks and variables. Called after `on_train_begin`: changes of callbacks from then on are
+        saved.
+        """
         self._batches.track()
         self._states.begin()
         if self._saved is not None:
@@ -251,7 +253,7 @@ class FitSaver:
             self._restore()
 
     def restore_finished(self) -> None:
-        """Puts back what a `fit` that has nothing left to train had come to."""
+        """Restores the result of a `fit` that has nothing left to train."""
         self._states.begin()
         self._restore()
 
@@ -262,7 +264,7 @@ class FitSaver:
         randomness.restore(self._saved.position.randomness)
 
     def resume_epoch(self) -> None:
-        """The rest of an epoch is due: what its begin does to the callbacks, an earlier attempt has done before."""
+        """Restores callbacks and random state again, because an interrupted epoch already ran `on_epoch_begin`."""
         if self._saved is None:
             return
         if self._saved.position.batch:
@@ -271,7 +273,7 @@ class FitSaver:
         self._saved = None
 
     def epoch_trained(self, logs: dict[str, Any]) -> None:
-        """All batches of the epoch are done, and only its end is left; `logs` are the last ones."""
+        """Marks all batches of the epoch as done; `logs` are the last ones."""
         self.position.is_trained = True
         self._record_logs(logs)
 
@@ -279,23 +281,23 @@ class FitSaver:
         """Saves between two steps of an epoch.
 
         Args:
-            batch: batches of the epoch that have been read, all of them trained.
-            logs: the last ones.
+            batch: batches of the epoch that have been read and trained.
+            logs: the last logs.
         """
         self._record_logs(logs)
         self.save(batch)
 
     def save_if_terminating(self) -> None:
-        """Saves and leaves if the process was told to end; while nothing trains."""
-        # One that a callback has stopped has little to do until its last checkpoint.
+        """Saves and exits if the process was asked to end. Call only while no step is in flight."""
+        # A fit that a callback has stopped writes its last checkpoint soon.
         if termination.requested and not self._model.stop_training:
             self.save()
 
     def save(self, batch: int = 0, *, is_last: bool = False) -> None:
-        """Writes a checkpoint, and ends the process if it was told to end.
+        """Writes a checkpoint, and exits if the process was asked to end.
 
         Args:
-            batch: as in `save_within`; 0 where the epoch, or all of it but its end, is done.
+            batch: as in `save_within`; 0 if the epoch, or all of it but its end, is done.
             is_last: whether the `fit` is over.
         """
         if self._checkpoint.is_enabled:
@@ -325,7 +327,7 @@ class FitSaver:
 
 
 class InterruptibleValidation(keras.callbacks.Callback):
-    """Lets a validation be interrupted: it changes nothing, and the next attempt does it again.
+    """Saves and exits during a validation: it changes nothing, and the next attempt repeats it.
 
     Attributes:
         saver: saves the `fit`; None before it trains.
@@ -341,17 +343,17 @@ class InterruptibleValidation(keras.callbacks.Callback):
 
 
 def plain(values: Iterable[Any]) -> list[Any]:
-    """Logs, which may be arrays, as JSON values."""
+    """Converts logs, which may be arrays, to JSON values."""
     return [np.asarray(value).tolist() for value in values]
 
 
 def metric_state(model: Any) -> dict[str, list[float]]:
-    """The state of the model's metrics, as `Position.metrics` keeps it."""
+    """Returns the state of the model's metrics, for `Position.metrics`."""
     return {name: np.ravel(variable.numpy()).tolist() for name, variable in unique_names(metric_variables(model))}
 
 
 def restore_metrics(model: Any, state: Mapping[str, list[float]]) -> None:
-    """Gives the metrics the state that `metric_state` read; metrics it does not know begin at zero."""
+    """Restores the output of `metric_state`; metrics that are not in it start at zero."""
     for name, variable in unique_names(metric_variables(model)):
         values = state.get(name)
         if values is not None and len(values) == int(np.prod(variable.shape)):

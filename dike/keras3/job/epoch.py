@@ -1,4 +1,4 @@
-"""One epoch: batches go to whichever worker is free, a few ahead; their results count in the order of the batches."""
+"""One epoch: any free worker gets the next batch, a few ahead; results are applied in the order of the batches."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from dike.reporting import EpochLosses, reporter
 from dike.roles.cluster import Cluster
 
 _MAX_IN_FLIGHT_PER_WORKER = 3
-"""Steps handed out and not yet done, for each worker: enough that none waits, few enough that gradients stay fresh."""
+"""Steps in flight per worker: enough that none waits, few enough that gradients stay fresh."""
 
 _GROUP_SIZES = (2, 4, 8)
-"""Numbers of steps that a worker is given at once, where steps are short."""
+"""Numbers of steps that a worker may get in one call, if steps are short."""
 
 _SHORT_STEP_S = 0.02
-"""Where a step ends at least so often, handing them out one by one takes the greater part of the time."""
+"""If a step ends more often than this, dispatching single steps takes most of the time."""
 
 _MAX_GROUP_S = 0.2
-"""What a worker is given at once takes no longer, so that an epoch's end does not wait for one of them."""
+"""Maximum duration of a group of steps, so that the end of an epoch does not wait for a single worker."""
 
 _MEASURED_STEPS = 20
-"""Steps of an epoch after which it is known how long they take."""
+"""Number of steps of an epoch to measure the step time from."""
 
 _POLL_INTERVAL_S = 0.5
 _RETRY_INTERVAL_S = 0.1
@@ -48,9 +48,9 @@ class Epoch:
         model: the Keras model, whose variables are on the ps.
         step: its training step.
         variables: its variables.
-        saver: saves the fit; its position is brought forward here.
+        saver: saves the fit; this class advances its position.
         callbacks: Keras' callbacks.
-        losses: of all epochs of the fit.
+        losses: losses of all epochs of the fit.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Epoch:
         self._losses = losses
 
     def run(self, batches: Batches) -> dict[str, Any]:
-        """Trains the batches that are left of the epoch; returns the last logs."""
+        """Trains the remaining batches of the epoch; returns the last logs."""
         termination.can_save()
         position = self._position
         self._logs = dict(position.logs)
         if position.is_trained:
             self._saver.resume_epoch()
             return self._logs
-        # Daemons: one may wait for ever for a worker that is gone, and must not hold up the end of the process.
+        # Daemons: one may wait forever for a lost worker, and must not delay the end of the process.
         for _ in range(self._max_in_flight):
             threading.Thread(target=self._fetch_sent, name="dike-fetch", daemon=True).start()
         try:
@@ -115,7 +115,7 @@ class Epoch:
             while self._in_flight >= self._max_in_flight or not self._done.empty():
                 self._collect()
             if batch.index + 1 == batches.per_epoch:
-                self._drain()  # data that is told of the epoch's end may change what batches refer to
+                self._drain()  # a data set's on_epoch_end may change arrays that batches refer to
             if self._model.stop_training:
                 break
         self._drain()
@@ -127,23 +127,22 @@ class Epoch:
             self._saver.save_if_terminating()
 
     def before_first_batch(self) -> None:
-        """See `BatchListener`."""
         self._saver.resume_epoch()
 
     def between_steps(self, batch: int) -> None:
-        """See `BatchListener`. Saves here, so that the position is exact."""
+        """Saves if a checkpoint is due, after all steps in flight, so that the position is exact."""
         if self._saver.is_due:
             self._drain()
             self._variables.pull()
             self._saver.save_within(batch, self._logs)
 
     def _dispatch(self) -> None:
-        """Gives the batches that have been read to a worker."""
+        """Sends the pending batches to workers."""
         batches, self._pending = self._pending, []
         if len(batches) > 1 and len(batches) == self._step.group_size:
             tensors = [tensor for batch in batches for tensor in batch.tensors]
             self._schedule(self._step.multi_step(len(batches)), tensors, batches)
-        else:  # one, or what an epoch's end or a checkpoint has left of multi_step
+        else:  # one batch, or a group cut short by the end of an epoch or by a checkpoint
             for batch in batches:
                 self._schedule(self._step.function, batch.tensors, [batch])
 
@@ -158,7 +157,7 @@ class Epoch:
             self._fetch(*sent)
 
     def _fetch(self, batches: list[Batch], remote: Any) -> None:
-        """Waits for the result of steps and hands it on, or the error they ended with."""
+        """Waits for the result of steps and queues it, or the error they ended with."""
         while not self._is_over.is_set():
             try:
                 self._done.put((batches, remote.fetch()))
@@ -167,14 +166,14 @@ class Epoch:
                 if remote._get_error() is not None or isinstance(error, tf.errors.CancelledError):
                     self._done.put((batches, error))
                     return
-                # The worker went away before its result was here: the coordinator gives the step to another.
+                # The worker was lost before its result arrived: the coordinator gives the step to another worker.
                 time.sleep(_RETRY_INTERVAL_S)
-            except Exception as error:  # whatever it is, `_collect` waits for it and raises it
+            except Exception as error:  # any error, which `_collect` raises
                 self._done.put((batches, error))
                 return
 
     def _collect(self) -> None:
-        """Waits for the next step that is done; counts it, and those that have waited for it."""
+        """Waits for the next finished step; applies it, and later ones that waited for it."""
         while True:
             try:
                 batches, result = self._done.get(timeout=_POLL_INTERVAL_S)
@@ -183,17 +182,17 @@ class Epoch:
                 self._coordinator.done()  # raises what ended the training, such as the loss of a ps
         self._in_flight -= 1
         if isinstance(result, BaseException):
-            self._coordinator.join()  # raises the first error, of which this one may only be a consequence
+            self._coordinator.join()  # raises the first error, which may have caused this one
             raise result
         for batch, own in zip(batches, result if len(batches) > 1 else [result], strict=True):
             self._out_of_order[batch.index] = batch, own
-        # Workers end their steps in any order; metrics and callbacks have them in that of the batches.
+        # Workers finish steps in any order; metrics and callbacks get them in the order of the batches.
         while self._next is not None and self._next in self._out_of_order:
             self._apply(*self._out_of_order.pop(self._next))
             self._next += 1
 
     def _apply(self, batch: Batch, result: Any) -> None:
-        """A step is done, and all before it: brings the metrics forward and tells the callbacks."""
+        """Updates the metrics by a step, once all earlier ones are done, and calls the callbacks."""
         self._logs = self._step.apply_result(result)
         self._position.batch += 1
         self._position.step += 1
@@ -202,7 +201,7 @@ class Epoch:
         self._choose_group_size()
 
     def _choose_group_size(self) -> None:
-        """Looks how long steps take: short ones are handed out multi_step at a time, unless a callback looks at each."""
+        """Measures the step time. Short steps are dispatched in groups, unless a callback acts on single batches."""
         now_s = time.monotonic()
         if not self._counted:
             self._first_s = now_s
@@ -229,7 +228,7 @@ class Epoch:
 
 
 def _watches_batches(callback: Any) -> bool:
-    """Whether a callback may act on single batches; Keras' own only look at them, but for some."""
+    """Returns whether a callback may act on single batches. Keras' own only read them, with two exceptions."""
     for name in ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"):
         method = getattr(callback, name)
         own = getattr(method, "__func__", method)

@@ -1,4 +1,4 @@
-"""A model's variables on the ps, in the place of its local ones while an epoch runs."""
+"""Moves a model's variables to the ps while an epoch runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _VariablePair:
     Attributes:
         keras: the Keras variable.
         local: its own TensorFlow variable, on the chief.
-        remote: the one on the ps.
-        checksum: of the value both have; None while they may differ.
+        remote: the variable on the ps.
+        checksum: checksum of the value that both have; None while they may differ.
     """
 
     keras: Any
@@ -31,7 +31,7 @@ class _VariablePair:
     checksum: int | None
 
     def push(self) -> None:
-        """Gives the remote one the local one's value, if that has changed."""
+        """Copies the local value to the remote variable, if it has changed."""
         checksum = _checksum(self.local)
         if checksum != self.checksum:
             self.remote.assign(self.local.read_value())
@@ -39,7 +39,7 @@ class _VariablePair:
 
 
 class RemoteVariables:
-    """Moves the variables of models to the ps and back.
+    """The ps variables of all models of a script.
 
     Args:
         task: the chief's task, which has the plan.
@@ -52,12 +52,12 @@ class RemoteVariables:
         self._pairs: dict[int, _VariablePair] = {}
 
     def place(self, model: Any, optimizers: Sequence[Any]) -> ModelVariables:
-        """The variables of a built model and its built optimizers; they get their ps at the first call."""
+        """Returns the variables of a built model and its built optimizers; creates them on their ps if needed."""
         named = []
         for name, variable in named_variables(model):
             named.append((f"model/{name}", self._pair(variable, self._task.ps_of(name))))
         primaries = [(variable, self._task.ps_of(name)) for name, variable in named_variables(model)]
-        # Numbered over all optimizers: two may have the same name.
+        # Numbered across all optimizers: two may have the same name.
         own = unique_names(variable for optimizer in optimizers for variable in optimizer.variables)
         chosen = [index for optimizer in optimizers for index in _optimizer_ps(optimizer.variables, primaries)]
         for (name, variable), index in zip(own, chosen, strict=True):
@@ -65,14 +65,14 @@ class RemoteVariables:
         return ModelVariables(model, optimizers, dict(named))
 
     def place_metric(self, variable: Any) -> _VariablePair:
-        """A variable of a metric; it gets its ps at the first call."""
+        """Returns a metric's variable; creates it on a ps at the first call."""
         return self._pair(variable, 0)
 
     def _pair(self, variable: Any, ps: int) -> _VariablePair:
         if id(variable) not in self._pairs:
             local = variable._value
             with self._strategy.scope():
-                # The strategy gives the next variable to the ps of this number.
+                # The strategy places the next variable on the ps of this index.
                 self._strategy.extended._variable_count = ps
                 remote = tf.Variable(
                     local.read_value(), trainable=local.trainable, dtype=local.dtype, name=variable.path
@@ -102,7 +102,7 @@ class ModelVariables:
         return [*self._pairs.values(), *self._metrics]
 
     def add(self, metrics: Sequence[_VariablePair]) -> None:
-        """Puts variables of metrics on the ps too, which have no name here; to be called while the others are there."""
+        """Moves variables of metrics, which are unnamed here, to the ps; call it inside `on_ps`."""
         self._metrics.extend(metrics)
         self._read = None
         for pair in metrics:
@@ -121,12 +121,12 @@ class ModelVariables:
 
     @contextlib.contextmanager
     def on_ps(self) -> Iterator[None]:
-        """The model's variables are the remote ones inside; afterwards the local ones have their values."""
+        """Swaps in the remote variables; on exit, copies their values to the local ones."""
         for pair in self._all:
             pair.push()
         functions = self._model.test_function, self._model.predict_function
         self._swap(remote=True)
-        # A function traced inside would keep the remote variables, and the others have the local ones.
+        # A function traced inside would capture the remote variables; existing functions have the local ones.
         self._model.test_function = self._model.predict_function = None
         try:
             yield
@@ -138,7 +138,7 @@ class ModelVariables:
     def pull(self) -> None:
         """Copies the values on the ps to the local variables."""
         if self._read is None:
-            # One call for all, so that they travel at the same time.
+            # One call for all, so that they are transferred in parallel.
             remotes = [pair.remote for pair in self._all]
             read = tf.function(lambda: [tf.identity(remote) for remote in remotes], autograph=False)
             self._read = read.get_concrete_function()
@@ -154,7 +154,7 @@ class ModelVariables:
 
 
 def _rebind(optimizer: Any) -> None:
-    """An optimizer knows its variables by their TensorFlow variable, which has just been replaced."""
+    """Updates an optimizer's indices, which use the TensorFlow variables that have just been replaced."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         _rebind(inner)
@@ -174,7 +174,7 @@ def _rebind(optimizer: Any) -> None:
 
 
 def _optimizer_ps(variables: Sequence[Any], primaries: Sequence[tuple[Any, int]]) -> list[int]:
-    """Index of the ps of each optimizer variable: a slot's is that of the variable it belongs to, others go to 0."""
+    """Returns the ps of each optimizer variable: that of its model variable for slot variables, else 0."""
     seen: dict[str, int] = {}
     chosen = []
     for slot in variables:
@@ -185,10 +185,10 @@ def _optimizer_ps(variables: Sequence[Any], primaries: Sequence[tuple[Any, int]]
         ]
         longest = max((len(primary.path) for primary, _ in owners), default=0)
         owners = [owner for owner in owners if len(owner[0].path) == longest]
-        # Variables of the same path have slots of the same name, in the same order.
-        turn = seen.get(slot.name, 0)
-        seen[slot.name] = turn + 1
-        chosen.append(owners[min(turn, len(owners) - 1)][1] if owners else 0)
+        # Variables with the same path have slots with the same name, in the same order.
+        index = seen.get(slot.name, 0)
+        seen[slot.name] = index + 1
+        chosen.append(owners[min(index, len(owners) - 1)][1] if owners else 0)
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""One training step: any worker computes what needs no metric's state, the chief what does, with the true state."""
+"""One training step: workers compute what needs no metric state; the chief computes the rest with the true state."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from dike.keras3.model import metric_variables
 from dike.roles.rates import computes_several
 
 _SMALL_ELEMENTS = 1024
-"""Elements of a tensor that is as well sent as what is made of it."""
+"""Maximum size of a tensor that costs as little to send as the results computed from it."""
 
 
 class _Traced(Variable):
-    """A metric's variable while a step is traced: each read and each write of it is one operation, to be found again.
+    """A metric's variable while a step is traced. Each read and write becomes one operation that can be found again.
 
-    Between them its value is a tensor of the step.
+    Between them, its value is a tensor of the step.
     """
 
     _tensor: Any
     _marks: dict[str, tuple[Any, bool]]
     _is_untracked = False
-    """Whether an update was made where its tensor cannot be had, such as in a branch of `tf.cond`."""
+    """Whether an update is in a graph whose tensors are inaccessible, such as a branch of `tf.cond`."""
 
     @property
     def value(self) -> Any:
@@ -48,7 +48,7 @@ class _Traced(Variable):
 
 
 class _Counter(Variable):
-    """A variable that multi_step workers add to: `assign_add` in Keras is a read and a write, between which others may."""
+    """A variable to which several workers add. Keras' `assign_add` is a read and a write, which is not atomic."""
 
     def assign_add(self, value: Any) -> Any:
         return self._value.assign_add(tf.cast(value, self._value.dtype))
@@ -67,25 +67,25 @@ def _as(variables: Sequence[Any], kind: type) -> Iterator[None]:
 
 
 class _ChiefPart:
-    """The operations of a step that depend on the metrics' state, which the chief runs.
+    """The operations of a step that depend on the metrics' state and run on the chief.
 
-    Most updates add a number to the state: the number is the worker's affair, the addition depends on the state.
+    Most updates add a number to the state: the worker computes the number, only the addition depends on the state.
 
     Args:
-        begins: the state that the step begins with, one tensor for each variable.
-        ends: what is wanted: what the step returns and the state that it ends with.
+        begins: state at the start of the step, one tensor per variable.
+        ends: results: what the step returns, and the state at its end.
         marks: name of the operation -> variable that it reads or writes, and whether it writes.
 
     Attributes:
-        inputs: tensors of the step that these operations take and the worker computes.
-        impure: numbers of the states on which something depends that only the worker can do, such as an update of
-            the weights.
+        inputs: tensors that the worker computes and these operations take.
+        impure: indices of the states on which an operation depends that only a worker can run, such as an update of the
+            weights.
     """
 
     def __init__(self, begins: Sequence[Any], ends: Sequence[Any], marks: Mapping[str, tuple[Any, bool]]) -> None:
         self._marks = dict(marks)
         self._graph = tf.compat.v1.get_default_graph()
-        # The order in which they were made: inputs first.
+        # In order of creation: inputs first.
         operations = self._graph.get_operations()
         dependent = _dependents_of(operations, begins)
         constant = _constant_operations(operations)
@@ -104,7 +104,7 @@ class _ChiefPart:
             else:
                 inputs[tensor.ref()] = tensor
             if not waiting:
-                # What only they use and is as small is theirs too: TensorFlow optimises `state + (a + b)` as a whole.
+                # Small inputs that only they use are included: TensorFlow optimises `state + (a + b)` as one.
                 small = [key for key, tensor in inputs.items() if _used_only_by(tensor.op, needed)]
                 waiting.extend(inputs.pop(key) for key in small)
                 dependent |= {tensor.op.name for tensor in waiting}
@@ -126,7 +126,7 @@ class _ChiefPart:
         ]
 
     def run(self, inputs: Sequence[Any]) -> dict[Any, Any]:
-        """Puts the operations into the graph that is being traced, and reads and writes the variables there.
+        """Adds the operations to the graph that is being traced, and reads and writes the variables there.
 
         Args:
             inputs: values of `inputs`.
@@ -162,13 +162,13 @@ class _ChiefPart:
             node.CopyFrom(operation.node_def)
             node.device = ""
             if "_class" in node.attr:
-                del node.attr["_class"]  # names of operations that it would have to be beside
-            del node.input[:]  # with those that only have to come before: these have no effects
+                del node.attr["_class"]  # colocation constraints
+            del node.input[:]  # including control inputs, whose operations have no effects
             for tensor in operation.inputs:
                 if tensor.op.name in own:
                     node.input.append(tensor.name)
                 else:
-                    name = f"dike_given_{len(given)}"
+                    name = f"dike_input_{len(given)}"
                     definition.node.add(name=name, op="Placeholder").attr["dtype"].type = tensor.dtype.as_datatype_enum
                     given[f"{name}:0"] = values[tensor.ref()]
                     node.input.append(f"{name}:0")
@@ -182,7 +182,7 @@ class _ChiefPart:
 
 
 def _used_only_by(operation: Any, users: set[str]) -> bool:
-    """Whether an operation does small arithmetic whose results nobody but `users` takes."""
+    """Returns whether an operation is small arithmetic whose results only `users` take."""
     sizes = [tensor.shape.num_elements() for tensor in [*operation.outputs, *operation.inputs]]
     return (
         bool(operation.inputs)
@@ -195,7 +195,7 @@ def _used_only_by(operation: Any, users: set[str]) -> bool:
 
 
 def _dependents_of(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
-    """Names of the operations whose results depend on `tensors`."""
+    """Returns the names of the operations whose results depend on `tensors`."""
     reached = {tensor.op.name for tensor in tensors}
     for operation in operations:
         if any(tensor.op.name in reached for tensor in operation.inputs):
@@ -204,7 +204,7 @@ def _dependents_of(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str
 
 
 def _constant_operations(operations: Iterable[Any]) -> set[str]:
-    """Names of the operations whose results are the same in every step."""
+    """Returns the names of the operations whose results are the same in every step."""
     constant: set[str] = set()
     for operation in operations:
         is_computed = bool(operation.inputs) and not operation.control_inputs and not operation._is_stateful
@@ -216,20 +216,21 @@ def _constant_operations(operations: Iterable[Any]) -> set[str]:
 class Step:
     """The training step of one model.
 
-    On a ps the workers' updates of a metric would overwrite one another. So the state of the metrics is the chief's:
-    it runs the part of each step that depends on it, one step after the other, with what the worker has computed. So
-    every metric, and everything that `train_step` makes of metrics, has the value that it has without a cluster.
+    On a ps, the workers' updates of a metric would overwrite each other. So the chief has the state of the metrics: it
+    runs
+    the part of each step that depends on it, one step after the other, with what the worker computed. Every metric, and
+    everything that `train_step` computes from metrics, then has the same value as without a cluster.
 
     Args:
         model: a built and compiled Keras model.
         optimizers: its optimizers.
         strategy: the parameter server strategy.
-        pack: turns the flat tensors of a batch into the data that `train_step` takes.
+        pack: packs the flat tensors of a batch into the data that `train_step` takes.
         signature: types of those tensors.
 
     Attributes:
-        function: the step, which takes the flat tensors of a batch and returns a vector for `add`.
-        count: how many steps to hand out at a time; brought forward by those who do.
+        function: the step, which takes the flat tensors of a batch and returns a vector for `apply_result`.
+        group_size: number of steps to dispatch at a time; set by `Epoch`.
     """
 
     def __init__(
@@ -257,14 +258,15 @@ class Step:
         self.group_size = 1
 
     def trace(self, share: Callable[[Sequence[Any]], None]) -> list[str]:
-        """Makes `function`. To be called once, while the model's variables are on the ps.
+        """Traces `function`. Call it once, while the model's variables are on the ps.
 
         Args:
-            share: is told of metrics' variables whose updates the chief cannot do; it puts them on a ps.
+            share: is called with variables of metrics that the chief cannot update; moves them to a ps.
 
         Returns:
-            Names of variables that the workers share without Dike's help, so that one may overwrite another's update:
-            those, and variables that no model has.
+            Names of variables that the workers update without coordination, so that updates may be lost: those, and
+                variables
+            that belong to no model.
         """
         while True:
             function = tf.function(
@@ -274,7 +276,7 @@ class Step:
             )
             extended = self._strategy.extended
             with self._strategy.scope():
-                extended._being_scheduled = True  # as a coordinator says, which has nothing else to do with it
+                extended._being_scheduled = True  # set by a coordinator, for nothing else
                 try:
                     concrete = function.get_concrete_function()
                 finally:
@@ -293,11 +295,11 @@ class Step:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether there can be `multi_step`: the parts of a batch are plain tensors."""
+        """Whether `multi_step` is available: all parts of a batch are plain tensors."""
         return all(isinstance(spec, tf.TensorSpec) for spec in self._signature)
 
     def multi_step(self, count: int) -> Any:
-        """As `function`, for so many batches one after the other; returns one vector for each."""
+        """Like `function`, for `count` batches in sequence; returns one vector for each."""
         if count not in self._multi_steps:
             steps = tf.function(
                 functools.partial(self._loop, count), input_signature=self._signature * count, autograph=False
@@ -308,7 +310,7 @@ class Step:
         return self._multi_steps[count]
 
     def _loop(self, count: int, *tensors: Any) -> Any:
-        """Calls `function` in a loop, which takes no longer to make for a worker than the function itself."""
+        """Calls `function` in a loop, which a worker compiles as fast as the function itself."""
         batches = []
         for part, spec in enumerate(self._signature):
             array = tf.TensorArray(
@@ -326,7 +328,7 @@ class Step:
         return results.stack()
 
     def _not_on_chief(self) -> list[Any]:
-        """Variables of metrics, after a trace, whose updates the chief cannot do."""
+        """Returns variables of metrics, after a trace, that the chief cannot update."""
         assert self._chief_part is not None
         impure = set(self._chief_part.impure)
         return [
@@ -336,19 +338,19 @@ class Step:
         ]
 
     def _train(self, *tensors: Any) -> Any:
-        """Computes one step; returns all that the chief needs of it as one vector, so that one message brings it."""
+        """Computes one step; returns everything that the chief needs as one vector, sent in one message."""
         variables = self._variables
         begins = []
         marks: dict[str, tuple[Any, bool]] = {}
         for variable in variables:
             shape, dtype = variable.shape, variable._value.dtype
-            # Not a constant: what looks at its value while it traces would find the zeros.
+            # Not a constant: code that reads its value during the trace would find the zeros.
             variable._tensor = tf.compat.v1.placeholder_with_default(tf.zeros(shape, dtype), shape)
             variable._marks = marks
             begins.append(variable._tensor)
         with _as(variables, _Traced), _as([*self._counters, *self._shared], _Counter):
             logs = _train_step(self._model)(self._pack(tensors))
-            # Flat, and with None where there is none.
+            # Flat, with None for missing logs.
             self._logs = logs if isinstance(logs, dict) else {}
             flat = [None if log is None else tf.convert_to_tensor(log) for log in tf.nest.flatten(self._logs)]
         ends = [variable._tensor for variable in variables]
@@ -363,7 +365,7 @@ class Step:
         return tf.stack([tf.io.serialize_tensor(tensor) for tensor in inputs]) if inputs else tf.constant([], tf.string)
 
     def apply_result(self, result: Any) -> Any:
-        """Brings the model's metrics forward by a step; returns the logs up to now, as Keras' `fit` has them.
+        """Updates the model's metrics by a step; returns the current logs, as in Keras' `fit`.
 
         Args:
             result: the vector that the step returned.
@@ -381,7 +383,7 @@ class Step:
 
 
 def _updated_on_chief(graph: Any) -> list[str]:
-    """Names of variables on the chief that a step updates, or hands to a function that may."""
+    """Returns the names of variables on the chief that a step updates, or passes to a function that may."""
     inside = {id(outer): inner for outer, inner in graph.captures}
     only_read = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
     return [
@@ -394,7 +396,7 @@ def _updated_on_chief(graph: Any) -> list[str]:
 
 
 def _train_step(model: Any) -> Callable[[Any], Any]:
-    """The model's `train_step`; without its `tf.function`, in which updates of metrics could not be followed."""
+    """Returns the model's `train_step` without its `tf.function`, in which updates of metrics could not be traced."""
     own = model.train_step
     python_function = getattr(own, "python_function", None)
     return own if python_function is None else autograph_util.py_func_from_autograph(python_function)

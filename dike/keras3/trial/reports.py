@@ -1,4 +1,4 @@
-"""What the training loops of Keras 3 and tf_keras report: the loss of every step, and each epoch's results."""
+"""Reports of the training loops of Keras 3 and tf_keras: the loss of every step, and each epoch's results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dike.keras3.fit_call import arguments_of, scalar_logs, loss_of, validates
+from dike.keras3.fit_call import arguments_of, loss_of, scalar_logs, validates
 from dike.reporting import PROGRESS_INTERVAL_S, EpochLosses
 from dike.trial.runtime import TrialRuntime
 
@@ -17,7 +17,7 @@ _MAX_PENDING = 1000
 class KerasReports:
     """Reports of all training loops of a script, which share one count of steps.
 
-    Losses are read in bulk now and then: asking for one makes the training wait for the device.
+    Losses are read in bulk: reading one makes the training wait for the device.
 
     Args:
         runtime: the trial.
@@ -37,28 +37,28 @@ class KerasReports:
         self.step = 0
 
     def fit_begins(self, step: int) -> None:
-        """A `fit` begins or is resumed.
+        """Starts the reports of a `fit`, or of a resumed one.
 
         Args:
-            step: batches trained by all loops, those of the running epoch aside.
+            step: batches trained by all loops, without the running epoch.
         """
-        # Of a trial the losses themselves are wanted: they are compared with those of others at the same step.
+        # Trials report raw losses, which are compared with those of other trials at the same step.
         self._losses = EpochLosses() if self._runtime.smooths_losses else None
         self._epoch_begin = step
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
-        """A loop is about to take its first step.
+        """Reports that a loop is about to take its first step.
 
         Args:
             preemptible: whether it can be suspended.
-            batch_size: samples of a step; None where that is not known.
+            batch_size: samples per step; None if unknown.
         """
         if (preemptible, batch_size) != self._announced:
             self._announced = (preemptible, batch_size)
             self._runtime.training(preemptible=preemptible, batch_size=batch_size)
 
     def step_done(self, step: int, loss: Any) -> None:
-        """A step is done.
+        """Reports a step.
 
         Args:
             step: batches trained by all loops.
@@ -72,10 +72,10 @@ class KerasReports:
             self.flush()
 
     def batch_done(self, loss: Any) -> None:
-        """A step is done in a loop of the script's own, which knows no epochs: its loss is all there is.
+        """Reports a step of the script's own loop, which has no epochs, so its loss is the only result.
 
         Args:
-            loss: what the script was given of it.
+            loss: the loss that the script gets.
         """
         self.step_done(self.step + 1, loss)
         self.flush()
@@ -83,14 +83,14 @@ class KerasReports:
             self._runtime.progress(self.step, value=float(loss), is_reported=False)
 
     def epoch_done(self, logs: Mapping[str, float], *, is_complete: bool) -> None:
-        """An epoch is done.
+        """Reports an epoch.
 
         Args:
             logs: its results.
-            is_complete: whether an epoch never has more of them, such as those of a validation.
+            is_complete: whether an epoch never has more results, such as those of a validation.
 
         Raises:
-            BadInputError: if the search's metric is not among those of the first whole epoch.
+            BadInputError: if the search's metric is not in the results of the first complete epoch.
         """
         self.flush()
         if self._losses is not None:
@@ -103,7 +103,7 @@ class KerasReports:
             self._runtime.check_metric(logs)
 
     def flush(self) -> None:
-        """Reads the losses of the steps done."""
+        """Reports the losses of pending steps."""
         pending, self._pending = self._pending, []
         for step, loss in pending:
             value = None if loss is None else float(loss)
@@ -113,16 +113,16 @@ class KerasReports:
 
 
 def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class: Any) -> Callable[..., Any]:
-    """A `fit` that reports and cannot be suspended.
+    """Returns a `fit` that reports and cannot be suspended.
 
     Args:
-        fit: the method of the library.
-        reports: where to report.
+        fit: the library's method.
+        reports: receives the reports.
         callback_class: the library's `Callback`.
     """
 
     class Report(callback_class):
-        _supports_tf_logs = True  # tf_keras would otherwise read every figure of every step
+        _supports_tf_logs = True  # else tf_keras would read all logs of every step
         async_safe = False
 
         def __init__(self, arguments: Mapping[str, Any]) -> None:

@@ -17,9 +17,9 @@ from dike import randomness
 from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
+from dike.trial.session_export import GRAPH
 from dike.trial.spec import TrialSpec
 from dike.v1 import training
-from dike.trial.session_export import GRAPH
 from dike.v1.trial.runs import RunLog
 
 KIND = "graph"

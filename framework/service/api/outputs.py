@@ -216,7 +216,11 @@ def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Store
         return None
     try:
         known = _read_record(folder)
-        name = None if known is None or known.owner != _owner(record) else pick_checkpoint(_whole(folder), None, trial.best_step)
+        name = (
+            None
+            if known is None or known.owner != _owner(record)
+            else pick_checkpoint(_whole(folder), None, trial.best_step)
+        )
         if name is None:
             return None
         with _reading:
