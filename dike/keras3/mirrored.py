@@ -221,8 +221,8 @@ def _strategy(gpus: int) -> Mirrored | None:
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     kind = devices[0].device_type
     if len(devices) < gpus:
-        said = f"this task has {gpus} GPUs, and TensorFlow sees {len(devices)} {kind}"
+        message = f"this task has {gpus} GPUs, and TensorFlow sees {len(devices)} {kind}"
     else:
-        said = f"{gpus} {kind}s share each batch of fit"
-    print(f"dike: {said}.", file=sys.stderr, flush=True)
+        message = f"{gpus} {kind}s share each batch of fit"
+    print(f"dike: {message}.", file=sys.stderr, flush=True)
     return Mirrored([device.name for device in devices[:gpus]]) if len(devices) > 1 else None

@@ -109,10 +109,9 @@ def newest(folder: str) -> str | None:
 
 
 def last_written(folder: str) -> tuple[str | None, int]:
-    """Returns the complete checkpoint with the highest step, damaged or not, and the number of runs that wrote to the
-    folder.
+    """Returns the complete checkpoint with the highest step, and the number of runs that wrote to the folder.
 
-    A checkpoint of kind `MODEL` counts for the number of runs, but is never returned.
+    The checkpoint may be damaged. One of kind `MODEL` counts for the number of runs, but is never returned.
     """
     found = _checkpoints(folder)
     runs = max((run for run, _, _ in found), default=-1) + 1
@@ -264,9 +263,9 @@ def _meta(path: str) -> dict[str, Any] | None:
 def problem(path: str) -> str:
     """Returns why a checkpoint, or one that it needs, cannot be used; empty if it can."""
     folder = path.rstrip("/").rpartition("/")[0]
-    left, seen = [path], set()
-    while left:
-        one = left.pop()
+    pending, seen = [path], set()
+    while pending:
+        one = pending.pop()
         if one in seen:
             continue
         seen.add(one)
@@ -283,7 +282,7 @@ def problem(path: str) -> str:
         for name, sum_noted in noted.items() if not _is_remote(one) else ():
             if why := _file_problem(one, name, sum_noted):
                 return f"the checkpoint in '{one}' is damaged: {why}"
-        left += [f"{folder}/{name}" for name in needs]
+        pending += [f"{folder}/{name}" for name in needs]
     return ""
 
 

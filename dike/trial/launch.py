@@ -111,18 +111,16 @@ def _run_to_end(trial: TrialRuntime, body: Callable[[], object], arguments: Sequ
 
 
 def _explain_exit(trial: TrialRuntime, request: SystemExit, code: int, arguments: Sequence[str]) -> int:
-    """Reports an exit with an error code. Before the first step, exit code 2 means that the script does not know an
-    argument.
-    """
+    """Reports an exit with an error code and returns it; code 2 before the first step means an unknown argument."""
     complaint = None if trial.is_training else _argument_error(request, arguments)
     if complaint is None and (trial.is_training or code != EXIT_BAD_INPUT):
         why = f": {request.code}" if isinstance(request.code, str) else f" with exit code {code}"
         trial.failed(f"the script exited{why}")
         return code
-    said = f": {complaint.rstrip('.')}" if complaint else ", see its own message"
+    detail = f": {complaint.rstrip('.')}" if complaint else ", see its own message"
     trial.refuse(
-        f"The script refuses its arguments{said}; name the parameters as its flags, add --param-style key=value if it "
-        "takes lr=0.1, or read them with dike.params() and add --param-style none."
+        f"The script refuses its arguments{detail}; name the parameters as its flags, add --param-style key=value if "
+        "it takes lr=0.1, or read them with dike.params() and add --param-style none."
     )
     return EXIT_BAD_INPUT
 

@@ -240,8 +240,9 @@ class FitSaver:
         return termination.requested or self._checkpoint.is_due
 
     def begin(self) -> None:
-        """Restores data, callbacks and variables. Called after `on_train_begin`: changes of callbacks from then on are
-        saved.
+        """Restores data, callbacks and variables.
+
+        Called after `on_train_begin`: changes of callbacks from then on are saved.
         """
         self._batches.track()
         self._states.begin()

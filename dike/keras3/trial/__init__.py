@@ -86,8 +86,7 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
 
 
 def _reporting_step(own: Callable[..., Any], script: Any) -> Callable[..., Any]:
-    """Returns a `train_on_batch` that reports the losses of the first model that calls it, and saves that at the end.
-    """
+    """Returns a `train_on_batch` that reports the losses of the first model that calls it, and saves it at the end."""
     first: list[Any] = []
     reports, runtime = script.reports, script.runtime
 

@@ -60,8 +60,7 @@ class KerasScript:
         return target
 
     def next_fit(self, epochs: int) -> tuple[int, FitCheckpoint | None]:
-        """Starts the next call of `fit`; returns its index and the checkpoint to resume from, None to start from the
-        beginning.
+        """Starts the next call of `fit`; returns its index and the checkpoint to resume from, if any.
 
         Args:
             epochs: requested epochs. A job that runs again may request more for its last `fit` than before.
@@ -310,7 +309,7 @@ class Fit:
         if state is None:
             return logs
         if state.batch and state.epoch == self._epoch:
-            # No batch of the epoch was left, which is known only after asking for one.
+            # No batch of the epoch was left, which only asking for one can show.
             return {**scalar_logs(self._logs), **logs}
         # The epoch had no batch at all. Keras then gives the current metrics, if it has run a step before.
         return {**pythonify_logs(self._model.get_metrics_result()), **logs}
