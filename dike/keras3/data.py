@@ -37,14 +37,14 @@ class DataPosition:
     """Position of a `fit` in its data.
 
     Attributes:
-        made: number of iterators over the data set, including the current one. If it shuffles, each has another order.
+        made: number of iterators made, including the current one. If the data set shuffles, each has another order.
         drawn: batches taken from the current one.
         kept: whether the next epoch continues with the current one.
         seen: Keras' count of batches taken from it.
         per_epoch: batches per epoch; None if unknown.
-        attributes: attributes of a `PyDataset` before the first batch of the current iterator, packed.
+        attributes: packed attributes of a `PyDataset` before the current iterator's first batch.
         attributes_now: its current attributes, packed.
-        randomness: the random state before that first batch.
+        randomness: random state before that first batch.
     """
 
     made: int = 0
@@ -88,12 +88,11 @@ class Batches(TFEpochIterator):
 
     @property
     def made(self) -> int:
-        """Iterators made since counting started."""
         return self._at.made
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per batch; None if neither the arguments of `fit` nor the data give it."""
+        """None if neither the arguments of `fit` nor the data give it."""
         size: int | None = self.data_adapter.batch_size
         if size is None:
             specs = tf.nest.flatten(self._distributed_dataset.element_spec)
@@ -108,17 +107,15 @@ class Batches(TFEpochIterator):
 
     @property
     def is_generator(self) -> bool:
-        """Whether a Python generator makes the batches."""
         return isinstance(self.data_adapter, GeneratorDataAdapter)
 
     @property
     def is_array(self) -> bool:
-        """Whether the data are arrays."""
         return isinstance(self.data_adapter, ArrayDataAdapter)
 
     @property
     def is_seeded(self) -> bool:
-        """Whether the script set TensorFlow's seed, so that another process shuffles in the same order."""
+        """Whether another process shuffles in the same order."""
         return randomness.is_tensorflow_seeded()
 
     @property
@@ -130,7 +127,7 @@ class Batches(TFEpochIterator):
 
     @property
     def _has_workers(self) -> bool:
-        """Whether several threads or processes make the batches of a `PyDataset`."""
+        """Whether threads or processes make the batches of a `PyDataset`."""
         return self._is_py_dataset and self.data_adapter.enqueuer is not None
 
     @property
@@ -144,18 +141,12 @@ class Batches(TFEpochIterator):
         self._skip_iterators(made)
 
     def _skip_iterators(self, count: int) -> None:
-        """Makes and discards `count` iterators. Only those over a user's data set depend on their number."""
+        """Only iterators over a user's data set depend on how many were made before."""
         for number in range(0 if self.is_python or self.is_array else count):
             self._exhaust(iter(self._distributed_dataset), number, 0)
 
     def _exhaust(self, iterator: Any, number: int, taken: int) -> None:
-        """Takes the batches that Keras would, if those of later iterators depend on them.
-
-        Args:
-            iterator: the iterator.
-            number: number of iterators made before.
-            taken: batches taken from it.
-        """
+        """Takes the batches that Keras would, if those of later iterators depend on them."""
         count = self.data_adapter.num_batches
         # At the end of an epoch of known length, Keras makes an iterator that it does not use.
         is_used = number % 2 == 0 or count is None or self.steps_per_epoch is not None
@@ -165,12 +156,12 @@ class Batches(TFEpochIterator):
 
     @functools.cached_property
     def _has_cache(self) -> bool:
-        """Whether the first iterator caches its elements, in its order, for all later ones."""
+        """Whether the first iterator caches its elements, in its order, for later ones."""
         return any(_is_kind(part, "Cache") for part in _parts(self._distributed_dataset))
 
     @functools.cached_property
     def _reshuffles(self) -> bool:
-        """Whether a finite data set contains a shuffle that another part of it restarts or starts later."""
+        """Whether another part of a finite data set restarts a shuffle, or starts it later."""
         if self._distributed_dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             return False
         parts = list(_parts(self._distributed_dataset))
@@ -203,11 +194,9 @@ class Batches(TFEpochIterator):
         return at
 
     def iterator_files(self, batch: int, *, even_seeded: bool = False) -> dict[str, bytes]:
-        """Returns the state of the current iterator, if skipping the batches it has given would be wrong or slow.
+        """Returns the iterator's state, if skipping the batches it has given would be wrong or slow.
 
-        Args:
-            batch: as in `position`.
-            even_seeded: also within an epoch whose order depends on a seed.
+        `even_seeded`: also within an epoch whose order depends on a seed.
         """
         by_state = even_seeded or not self.is_seeded
         if self.is_python or not (self._at.kept or (batch and by_state)):
@@ -226,14 +215,9 @@ class Batches(TFEpochIterator):
         batch: int,
         step: Callable[[Iterator[Any]], Any],
     ) -> None:
-        """Restores a position.
+        """Restores a position that `position` and `iterator_files` returned.
 
-        Args:
-            position: returned by `position`.
-            arrays: the arrays it returned.
-            files: returned by `iterator_files`.
-            batch: finished batches of the running epoch; 0 between two epochs.
-            step: calls the training function once, which creates the variables; the caller undoes its other effects.
+        `step` calls the training function once, which creates the variables; the caller undoes its other effects.
         """
         self._at, self._arrays = position, arrays
         self._num_batches = position.per_epoch
@@ -273,7 +257,6 @@ class Batches(TFEpochIterator):
         position.made -= continues
 
     def _remake(self) -> Iterator[Any]:
-        """Makes the current iterator again, with the same Python code and random numbers."""
         attributes, at = self._attributes, self._at
         if attributes is None:
             return self._replay(None, at.drawn)
@@ -291,14 +274,11 @@ class Batches(TFEpochIterator):
         return iterator
 
     def _replay(self, iterator: Any, count: int) -> Any:
-        """Takes the first `count` batches of the current iterator again; random states are then as before.
+        """Takes the first `count` batches again; random states are then as before. Makes the iterator if it is None.
 
         Python code behind the data draws the same random numbers, and a generator that it makes is recognised as the
-        one that the current iterator made before.
-
-        Args:
-            iterator: the iterator; None to make it, which may draw random numbers as well.
-            count: batches.
+        earlier
+        one.
         """
         now = randomness.state()
         randomness.restore(self._at.randomness)
@@ -340,7 +320,7 @@ class Batches(TFEpochIterator):
         return state
 
     def first_batch(self) -> Any:
-        """Returns a batch of data made by Python code, which may make it once more; random states stay unchanged."""
+        """Returns a batch made by Python code, which may make it again later; random states stay unchanged."""
         now = randomness.state()
         try:
             return next(self._first_batches())
@@ -355,7 +335,7 @@ class Batches(TFEpochIterator):
         return random_state if self._used is None else _unchanged_parts(random_state, *self._used)
 
     def _first_batches(self) -> Iterator[Any]:
-        """Yields batches without regard to the position, and without a thread that would prefetch more."""
+        """Ignores the position, and starts no thread that prefetches."""
         adapter, count = self.data_adapter, self.steps_per_execution
         if self._is_py_dataset:
             length = adapter.num_batches or count
@@ -383,7 +363,6 @@ class Batches(TFEpochIterator):
         return iter(self._distributed_dataset)
 
     def _record_start(self, random_state: dict[str, Any]) -> None:
-        """Records the state before the first batch of an iterator, when the Python code behind it starts."""
         self._at.randomness = random_state
         if self._attributes is not None:
             self._arrays = []
@@ -415,8 +394,6 @@ class Batches(TFEpochIterator):
 
 
 class _Iterable:
-    """Calls `make` for its iterator."""
-
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
@@ -440,7 +417,6 @@ def _draw(iterator: Iterator[Any], count: int) -> None:
 
 
 def _parts(dataset: Any) -> Iterator[Any]:
-    """Yields a data set and all its inputs, recursively."""
     yield dataset
     for each in dataset._inputs():
         yield from _parts(each)
@@ -451,14 +427,9 @@ def _is_kind(dataset: Any, kind: str) -> bool:
 
 
 def _save_iterator(iterator: Any, *, without_random_ops: bool) -> dict[str, bytes] | None:
-    """Returns the state of a `tf.data` iterator, including shuffle buffers; None if a part of it cannot be saved.
+    """Saves a `tf.data` iterator, including shuffle buffers, as files; None if a part of it cannot be saved.
 
-    Args:
-        iterator: an eager iterator over a data set.
-        without_random_ops: omit the state of random ops that the data set calls.
-
-    Returns:
-        Name -> content of the files with the state.
+    `without_random_ops` omits the state of random ops that the data set calls.
     """
     policy = ExternalStatePolicy.IGNORE if without_random_ops else ExternalStatePolicy.FAIL
     try:
@@ -473,7 +444,6 @@ def _save_iterator(iterator: Any, *, without_random_ops: bool) -> dict[str, byte
 
 
 def _restore_iterator(iterator: Any, files: Mapping[str, bytes]) -> None:
-    """Restores the state of `_save_iterator` in an iterator over the same data set."""
     with tempfile.TemporaryDirectory(prefix="dike-iterator-") as folder:
         for name, content in files.items():
             with open(f"{folder}/{name}", "wb") as file:
@@ -485,7 +455,7 @@ def _restore_iterator(iterator: Any, files: Mapping[str, bytes]) -> None:
 
 
 def _has_shuffle(files: Mapping[str, bytes] | None) -> bool:
-    """Returns whether an iterator's state contains the position of a shuffle; None is no state.
+    """Returns whether a state contains the position of a shuffle.
 
     It does not once the shuffle is exhausted, so the number of past orders is not known from it.
     """

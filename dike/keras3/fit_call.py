@@ -10,18 +10,13 @@ from dike.exceptions import BadInputError
 
 
 def arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns all arguments of a call of `fit` by name, including defaults."""
     bound = inspect.signature(fit).bind(model, *args, **kwargs)
     bound.apply_defaults()
     return {name: value for name, value in bound.arguments.items() if name != "self"}
 
 
 def checked_arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `arguments_of`.
-
-    Raises:
-        BadInputError: for an argument that `fit` does not have.
-    """
+    """Raises BadInputError for an argument that `fit` does not have."""
     unknown = [name for name in kwargs if name not in inspect.signature(fit).parameters]
     if unknown:
         raise BadInputError(f"Argument '{unknown[0]}' of Model.fit is not supported; remove it.")
@@ -29,12 +24,10 @@ def checked_arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs:
 
 
 def validates(arguments: Mapping[str, Any]) -> bool:
-    """Returns whether a `fit` with these arguments runs validations."""
     return arguments["validation_data"] is not None or bool(arguments["validation_split"])
 
 
 def loss_of(logs: Any) -> Any:
-    """Returns the loss in a step's logs; None if there is none."""
     return logs.get("loss") if isinstance(logs, dict) else None
 
 

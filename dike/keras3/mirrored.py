@@ -35,30 +35,22 @@ _PER_GPU = (
 
 
 class Mirrored(tf.distribute.MirroredStrategy):
-    """Splits the arguments of a step, instead of the data set they come from.
-
-    Args:
-        devices: names of the devices, at least two.
-    """
+    """Splits the arguments of a step, instead of the data set they come from."""
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Returns the data set unchanged."""
         return dataset
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Like `MirroredStrategy.run`, with tensors of samples in `args`."""
         trains = getattr(fn, "__func__", fn) is trainer.TensorFlowTrainer.train_step
         parts = functools.partial(self._parts, is_none_empty=trains)
         return super().run(fn, tf.nest.map_structure(parts, args), kwargs, options)
 
     def _parts(self, batch: Any, *, is_none_empty: bool) -> Any:
-        """Splits a batch.
+        """Splits a batch of samples.
 
-        Args:
-            batch: a tensor, samples first.
-            is_none_empty: whether samples may be in two parts if there are fewer samples than parts. An empty part
-                would
-                make the averages over the batch, which layers store, NaN.
+        With `is_none_empty`, samples may be in two parts if there are fewer than parts: an empty part would make the
+        averages
+        over the batch, which layers store, NaN.
         """
         if batch is None:
             return None
@@ -78,9 +70,6 @@ def install(gpus: int) -> None:
 
     Does not initialize TensorFlow's devices before the script creates the first of them: scripts configure GPUs before
     that.
-
-    Args:
-        gpus: number of GPUs of the task.
     """
     strategy = functools.cache(lambda: _strategy(gpus))
 
@@ -198,7 +187,6 @@ def watch_losses(report: Callable[[str], object]) -> Callable[[], None]:
 
 
 def is_mirrored(model: Any) -> bool:
-    """Returns whether several GPUs share the model's batches."""
     return isinstance(model._distribute_strategy, Mirrored)
 
 

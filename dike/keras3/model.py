@@ -99,7 +99,6 @@ def named_values(model: Any) -> dict[str, Any]:
 
 
 def values_of(model: Any) -> dict[str, Any]:
-    """Returns name -> array."""
     import numpy as np
 
     values = {name: np.asarray(variable) for name, variable in named_values(model).items()}
@@ -123,18 +122,12 @@ def _parts(model: Any) -> dict[str, list[Any]]:
 
 
 def _is_part(name: str, values: Mapping[str, Any]) -> bool:
-    """Returns whether the value is one GPU's own value of another variable."""
     whole, between, number = name.rpartition(_ON_GPU)
     return bool(between) and number.isdigit() and whole in values
 
 
 def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
-    """Assigns the values that `values_of` read to a model, which must be built and compiled.
-
-    Args:
-        model: the model.
-        values: name -> array.
-        path: the checkpoint they are from, for messages.
+    """Assigns the output of `values_of` to a built and compiled model; `path` is the checkpoint's, for messages.
 
     Raises:
         BadInputError: if the values belong to another model.

@@ -23,14 +23,8 @@ from dike.trial.export import ARRAYS, LAYOUT, VARIABLES, WEIGHT_MAP
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """A model's state after a step.
-
-    Attributes:
-        step, train_s: steps done and seconds trained.
-        values: name of a variable -> its value.
-        layout: `ModelFiles.layout`.
-        value: the objective, if this is the best model; else None.
-        checkpoint: number of a job's last checkpoint; None if there is none.
+    """A model's state after a step. `value` is the objective if the model is the best, `checkpoint` a job's last
+    checkpoint.
     """
 
     step: int
@@ -47,11 +41,7 @@ class ModelSnapshot:
 
 
 class ModelFiles:
-    """A model's files without the values.
-
-    Args:
-        model: a Keras 3 model.
-    """
+    """A Keras 3 model's files without the values of variables."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

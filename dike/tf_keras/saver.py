@@ -27,12 +27,6 @@ _POLL_INTERVAL_S = 0.2
 class FitSaver:
     """Saves and restores one `fit` of a script: after each epoch, and within one by the job's interval or on SIGTERM.
 
-    Args:
-        cluster: the job's cluster.
-        model: the tf_keras model.
-        number: index of this call of `fit` in the script.
-        per_epoch: batches per epoch.
-
     Attributes:
         epoch: current or next epoch.
         batch: finished batches of that epoch.
@@ -89,12 +83,6 @@ class FitSaver:
         return True
 
     def report_total(self, first: int, epochs: int) -> None:
-        """Reports the step at which the `fit` ends.
-
-        Args:
-            first: the next epoch.
-            epochs: number of epochs.
-        """
         self._epochs = epochs
         reporter().total(self._step + max(0, epochs - first) * self._per_epoch - self.batch)
 
@@ -105,11 +93,7 @@ class FitSaver:
         return history
 
     def begin_training(self, callbacks: Sequence[Any]) -> None:
-        """Restores the state of the callbacks. Called after `on_train_begin` of all of them.
-
-        Args:
-            callbacks: the script's own.
-        """
+        """Restores the state of the callbacks. Called after `on_train_begin` of all of them."""
         self._callbacks = CallbackStates(callbacks)
         self._callbacks.begin()
         self._restore_callbacks()
@@ -119,7 +103,6 @@ class FitSaver:
         self._callbacks.restore(self._callbacks_before, arrays)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Starts or resumes an epoch."""
         if not self._placed:
             self._placed = True
             if self.batch:
@@ -132,23 +115,17 @@ class FitSaver:
         self._scheduled.clear()
 
     def before_batch(self, batch: int) -> None:
-        """Prepares for the step that begins with a batch.
+        """Waits for all other steps before the last one of an epoch.
 
-        The last step of an epoch waits for all others, because `fit` reports its logs: the metrics, whose state the
-        workers sum
-        up on the ps, are complete only then.
+        `fit` reports the last step's logs: the metrics, whose state the workers sum up on the ps, are complete only
+        then.
         """
         per_execution = self._model._steps_per_execution
         if batch + (1 if per_execution is None else int(per_execution.numpy())) >= self._per_epoch:
             self._wait(0)
 
     def after_scheduling(self, batch: int, result: Any) -> None:
-        """Limits the steps in flight, so that a save never waits long; saves if a checkpoint is due.
-
-        Args:
-            batch: number of the scheduled step in its epoch, from 0.
-            result: its `RemoteValue`.
-        """
+        """Limits the steps in flight, so that a save never waits long; saves if a checkpoint is due."""
         self._scheduled.append(result)
         self._wait(self._limit)
         is_due = time.monotonic() - self._saved_s >= self._interval_s and batch + 1 < self._per_epoch
@@ -194,7 +171,6 @@ class FitSaver:
         reporter().checkpoint(path, step)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Saves after an epoch."""
         loss = (logs or {}).get("loss")
         reporter().progress(self._step, loss=None if loss is None else float(loss), epoch=epoch + 1)
         for name, value in (logs or {}).items():

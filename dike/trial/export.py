@@ -30,8 +30,8 @@ LAYOUT = "model.zip"
 VARIABLES = "variables.npz"
 """File of a checkpoint: values of all variables by name."""
 WEIGHT_MAP = "dike-places.json"
-"""Positions of the variables in Keras' weights file: group path -> key -> variable name, or None for one of `ARRAYS`.
-Also why there is no model configuration, if so."""
+"""Positions in Keras' weights file: group path -> key -> variable name, or None for one of `ARRAYS`. Also why there is
+no configuration, if so."""
 ARRAYS = "arrays.npz"
 """Arrays that layers compute when the model is saved, by path and key."""
 SCRIPT = "script"
@@ -71,7 +71,7 @@ class StoredModel:
 
 
 def pick_checkpoint(names: Iterable[str], epoch: str | None, best_step: int | None) -> str | None:
-    """Returns the name of the checkpoint that contains the wanted model; None if there is none.
+    """Returns the name of the checkpoint with the wanted model; None if there is none.
 
     Args:
         names: names of a trial's complete checkpoints.
@@ -93,14 +93,10 @@ def pick_checkpoint(names: Iterable[str], epoch: str | None, best_step: int | No
 
 
 def check_meta(meta: Any, path: str) -> dict[str, Any]:
-    """Returns a checkpoint's metadata if it has what an export needs; a script may have written something else.
-
-    Args:
-        meta: the parsed metadata.
-        path: the checkpoint's folder.
+    """Checks the fields that an export needs: a script may have written something else.
 
     Raises:
-        BadInputError: if a field is missing or has another type.
+        BadInputError: if one is missing or has another type.
     """
 
     def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
@@ -118,12 +114,7 @@ def check_meta(meta: Any, path: str) -> dict[str, Any]:
 
 
 def find_model(folder: str, epoch: str | None, best_step: int | None) -> StoredModel:
-    """Finds the stored model of a trial or a job; see `pick_checkpoint`.
-
-    Args:
-        folder: the trial's folder.
-        epoch: `best`, `last` or None.
-        best_step: step of the trial's best value; None if it had none.
+    """Finds a stored model in a trial's folder; see `pick_checkpoint`.
 
     Raises:
         BadInputError: if there is none.
@@ -149,7 +140,7 @@ def find_model(folder: str, epoch: str | None, best_step: int | None) -> StoredM
 
 
 def find_job_model(folder: str) -> StoredModel:
-    """Finds the model of a training job: the stored Keras model, or the newest TensorFlow checkpoint in its folder.
+    """Finds the stored Keras model of a training job, or the newest TensorFlow checkpoint in its folder.
 
     Raises:
         BadInputError: if there is none.
@@ -176,15 +167,10 @@ def find_job_model(folder: str) -> StoredModel:
 
 
 def export(stored: StoredModel, target: str, *, force: bool = False) -> None:
-    """Writes a stored model.
-
-    Args:
-        stored: the model.
-        target: a file `*.keras` or `*.weights.h5` for Keras models, else a folder.
-        force: whether to overwrite existing files.
+    """Writes a stored model to a file `*.keras` or `*.weights.h5`, or to a folder if it is not a Keras model.
 
     Raises:
-        BadInputError: if it cannot be written in this form, or the target exists.
+        BadInputError: if it cannot be written in this form, or the target exists and `force` is not set.
     """
     _check_source(stored)
     is_file = target.endswith((KERAS, WEIGHTS))
@@ -225,7 +211,7 @@ def _readable(stored: StoredModel) -> Iterator[None]:
 
 
 def _check_source(stored: StoredModel) -> None:
-    """Raises BadInputError if a trial's checkpoint does not exist any more: newer ones replace it."""
+    """Raises if a trial's checkpoint does not exist any more: newer ones replace it."""
     if stored.meta["kind"] != folders.TENSORFLOW and (problem := folders.problem(stored.path)):
         raise BadInputError(f"It cannot be exported: {problem}.")
 
@@ -237,7 +223,7 @@ def _reason(error: OSError) -> str:
 
 
 def load_into(stored: StoredModel, model: Any) -> None:
-    """Loads the weights of a stored model into a Keras model that is built as in the script.
+    """Loads stored weights into a Keras model that is built as in the script.
 
     Raises:
         BadInputError: if the stored model is not a Keras model.
@@ -276,7 +262,6 @@ def _write_file(target: str, content: bytes) -> None:
 
 
 def _write_folder(target: str, stored: StoredModel) -> None:
-    """Writes a folder. It is complete or absent if it is new."""
     above = os.path.dirname(target) or "."
     os.makedirs(above, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".dike-export-", dir=above, ignore_cleanup_errors=True) as folder:

@@ -1,9 +1,9 @@
 """Checkpoint folders of trials, on a local disk or any file system of `tf.io.gfile`.
 
-A checkpoint is complete once its folder contains `dike-trial.json`, which is written last. On a local disk that file
-records the size and the checksum of every other file and is written after an fsync of all of them. A checkpoint that no
-longer matches is damaged, and an older one is used instead. Remote storage is trusted to keep files intact. Local paths
-do not need TensorFlow.
+A checkpoint is complete once its folder contains `dike-trial.json`, written last. On a local disk that file records the
+size and checksum of all others, after an fsync of them. A checkpoint that does not match is damaged, and an older one
+is
+used instead. Remote storage is trusted to keep files intact. Local paths do not need TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SUMS = "sums"
 META_LIMIT_BYTES = 16 * 2**20
 """Maximum size of `META`, which lists every file."""
 FILE_LIMIT_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-"""Maximum size of a file that is read into memory: all of this machine's memory."""
+"""Maximum size of a file that is read into memory."""
 
 MODEL = "model"
 """Kind of a checkpoint that holds a model only: no run resumes from it."""
@@ -39,7 +39,7 @@ TENSORFLOW = "checkpoint"
 """Kind of a model that is a TensorFlow checkpoint, given by its prefix, instead of a folder of ours."""
 
 Reader = Callable[[str], bytes]
-"""Returns the content of one of a checkpoint's files, by name."""
+"""Content of a checkpoint's file, by name."""
 
 _NAME = re.compile(r"run-(\d+)-step-(\d+)")
 _BEST = re.compile(r"best-run-(\d+)-step-(\d+)")
@@ -49,10 +49,7 @@ _BEST = re.compile(r"best-run-(\d+)-step-(\d+)")
 def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
     """Writes a checkpoint. `path` may exist and contain other files; it is incomplete during the write.
 
-    Args:
-        path: the checkpoint's folder.
-        files: name -> content.
-        meta: JSON values, including `kind` (the format of the files), `step` and `train_s`.
+    `meta` are JSON values, including `kind` (the format of the files), `step` and `train_s`.
     """
     if _is_remote(path):
         import tensorflow as tf
@@ -87,7 +84,7 @@ def _write_locally(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any
 
 
 def read(path: str) -> tuple[dict[str, Any], Reader]:
-    """Returns the metadata given to `write`, and a function that reads the files.
+    """Returns the metadata, and a function that reads the files.
 
     Raises:
         BadInputError: if the checkpoint is not complete.
@@ -100,7 +97,7 @@ def read(path: str) -> tuple[dict[str, Any], Reader]:
 
 
 def newest(folder: str) -> str | None:
-    """Returns the undamaged checkpoint with the highest step in a trial's folder; None if there is none."""
+    """Returns the undamaged checkpoint with the highest step; None if there is none."""
     for _, _, name in sorted(_checkpoints(folder), key=lambda found: (found[1], found[0]), reverse=True):
         path = f"{folder.rstrip('/')}/{name}"
         if not problem(path):
@@ -134,13 +131,9 @@ def checkpoint_to_resume(spec: TrialSpec) -> str | None:
 
 
 def prune(path: str, keep: int = 3) -> None:
-    """Deletes checkpoints that the complete one at `path` supersedes, except those that a kept checkpoint needs.
+    """Deletes checkpoints that the complete one at `path` supersedes; `keep` remain, including it, and those they need.
 
     Checkpoints of later runs are not touched: a run that lost its connection must not delete what its successor needs.
-
-    Args:
-        path: the newest checkpoint of a run.
-        keep: number of checkpoints to keep, including this one.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     match = _NAME.fullmatch(name)
@@ -163,13 +156,13 @@ def checkpoint_names(folder: str) -> list[str]:
 
 
 def checkpoint_number(name: str) -> tuple[int, int]:
-    """Returns step and run of a checkpoint, as a sort key; (-1, -1) for any other name."""
+    """Returns step and run, as a sort key; (-1, -1) if it is not a checkpoint."""
     match = _NAME.fullmatch(name)
     return (-1, -1) if match is None else (int(match[2]), int(match[1]))
 
 
 def best_number(name: str) -> tuple[int, int]:
-    """Returns run and step of the model of a best epoch; (-1, -1) for any other name."""
+    """Returns run and step; (-1, -1) if it is not the model of a best epoch."""
     match = _BEST.fullmatch(name)
     return (-1, -1) if match is None else (int(match[1]), int(match[2]))
 
@@ -186,7 +179,7 @@ def prune_best(path: str) -> None:
 
 
 def clear_best(folder: str) -> None:
-    """Deletes the models of best epochs. Called before a trial's first run: existing ones are of an earlier search."""
+    """Deletes the models of best epochs. Before a trial's first run, existing ones are of an earlier search."""
     with contextlib.suppress(ImportError):  # without TensorFlow nothing was written to remote storage
         for _, _, name in _checkpoints(folder, _BEST):
             _remove(f"{folder.rstrip('/')}/{name}")
@@ -225,7 +218,7 @@ def staging_folder(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-    """Yields a local folder with the content of `path`: `path` itself if it is local.
+    """Yields a local folder with the content of `path`.
 
     Raises:
         BadInputError: if `path` is remote and TensorFlow is not installed.
@@ -240,7 +233,7 @@ def local_copy(path: str) -> Iterator[str]:
 
 
 def _checkpoints(folder: str, named: re.Pattern[str] = _NAME) -> list[tuple[int, int, str]]:
-    """Returns run, step and name of every entry of the folder whose name matches."""
+    """Returns run, step and name of every entry whose name matches."""
     if _is_remote(folder):
         import tensorflow as tf
 
@@ -252,7 +245,7 @@ def _checkpoints(folder: str, named: re.Pattern[str] = _NAME) -> list[tuple[int,
 
 
 def _meta(path: str) -> dict[str, Any] | None:
-    """Returns a checkpoint's metadata; None if the checkpoint is not complete."""
+    """Returns None if the checkpoint is not complete."""
     try:
         meta = plain_files.parse_json(_read_file(path, META, META_LIMIT_BYTES))
     except (FileNotFoundError, NotADirectoryError, plain_files.NotPlainError, ValueError):
@@ -287,7 +280,6 @@ def problem(path: str) -> str:
 
 
 def _file_problem(path: str, name: str, noted: tuple[int, int]) -> str:
-    """Compares a local file with its recorded size and checksum; returns what is wrong, or an empty string."""
     try:
         with plain_files.open_below(path, name) as file:
             # The size is compared first, so that a file of another size is not read.
@@ -298,7 +290,7 @@ def _file_problem(path: str, name: str, noted: tuple[int, int]) -> str:
 
 
 def _checksums(path: str) -> dict[str, tuple[int, int]]:
-    """Flushes all files of a local folder to the disk (fsync); returns their sizes and checksums by relative path."""
+    """Flushes all files of a local folder to the disk; returns their sizes and checksums by relative path."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:
@@ -355,12 +347,7 @@ def _write_file(path: str, content: bytes) -> None:
 
 
 def _read_file(folder: str, name: str, limit_bytes: int = FILE_LIMIT_BYTES) -> bytes:
-    """Reads a checkpoint's file.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        NotPlainError: if it is not a plain file below the folder, or is larger than the limit.
-    """
+    """Raises FileNotFoundError, or NotPlainError if it is not a plain file below the folder or too large."""
     if not _is_remote(folder):
         return plain_files.read_below(folder, name, limit_bytes)
     import tensorflow as tf

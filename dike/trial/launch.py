@@ -70,10 +70,7 @@ def _run(trial: TrialRuntime, argv: Sequence[str]) -> None:
 def conclude(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str] = ()) -> NoReturn:
     """Runs the rest of a trial, reports its outcome and ends the process.
 
-    Args:
-        trial: the trial.
-        body: the rest of the trial.
-        arguments: the script's arguments, to recognize a complaint about one of them.
+    `arguments` are the script's, to recognize a complaint about one of them.
     """
     code = _run_to_end(trial, body, arguments)
     process.teardown.exit_code = code
@@ -141,14 +138,13 @@ def _argument_error(request: SystemExit, arguments: Sequence[str]) -> str | None
 
 
 def _names_argument(text: str, word: str) -> bool:
-    """Returns whether a text names an argument or its flag. A value alone may appear in it by chance."""
+    """Whether a text names an argument or its flag. A value alone may appear in it by chance."""
     flag, equals, _ = word.partition("=")
     named = flag if flag.startswith("-") else word if equals else ""
     return bool(named) and re.search(rf"(?<![\w-]){re.escape(named)}(?![\w-])", text) is not None
 
 
 def _install(trial: TrialRuntime, module: str, library: ModuleType) -> None:
-    """Installs an interception once its library is imported."""
     if library.__name__ == "tensorflow":
         # Exit functions run last in, first out: the script's run before this one, TensorFlow's own after it.
         atexit.register(process.teardown.begin)
@@ -156,7 +152,6 @@ def _install(trial: TrialRuntime, module: str, library: ModuleType) -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of a trial that starts without a zygote."""
     process.die_with_parent()
     run(sys.argv[1:])
 

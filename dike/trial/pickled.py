@@ -33,15 +33,11 @@ _MIB = 2**20
 
 
 def dumps(value: object, what: str, limit_bytes: int) -> bytes:
-    """Pickles an object, including functions and classes of the user's session that it uses.
-
-    Args:
-        value: the object.
-        what: its name in messages.
-        limit_bytes: maximum size.
+    """Pickles an object, including functions and classes of the user's session that it uses; `what` names it in
+    messages.
 
     Raises:
-        BadInputError: if it cannot be pickled, or is larger.
+        BadInputError: if it cannot be pickled, or is larger than the limit.
     """
     try:
         data = _pickled(value)
@@ -102,7 +98,7 @@ def dump_function(function: object) -> bytes:
 
 
 def names_in_function(data: bytes) -> set[str]:
-    """Returns all strings in the output of `dump_function`, including names of modules. Runs none of its code.
+    """Returns all strings in a pickled function, including names of modules. Runs none of its code.
 
     Raises:
         BadInputError: if it cannot be read.
@@ -125,7 +121,6 @@ def load_function(data: bytes) -> Any:
 
 
 def _opened(data: bytes) -> tuple[bytes, dict[str, list[str]]]:
-    """Returns the pickle, and the cells' names and lines."""
     with _reading(_FUNCTION), zipfile.ZipFile(io.BytesIO(data)) as archive:
         return archive.read(_PICKLE), json.loads(archive.read(_CELLS))
 

@@ -51,11 +51,11 @@ class Standing:
     """A trial's objective to date: values that the script reports, or losses of batches if it reports none.
 
     Attributes:
-        last: newest value; None before the first.
-        best, best_step: best finite value and its step; None before the first.
-        is_reported: whether the script has reported a value. From then on, losses of batches that Dike reads are
-            ignored:
-            a single batch says little.
+        last: newest value.
+        best, best_step: best finite value and its step.
+        is_reported: whether the script has reported a value. From then on, losses of batches are ignored: a single
+            batch
+            says little.
         stated: number of values that the script has reported.
     """
 
@@ -66,13 +66,7 @@ class Standing:
     stated: int = 0
 
     def record(self, step: int, value: float, mode: str) -> bool:
-        """Records a value; returns whether it is the best one.
-
-        Args:
-            step: steps done in all runs of the trial.
-            value: the objective's value.
-            mode: `min` or `max`.
-        """
+        """Returns whether the value is the best one."""
         self.last = value
         if not math.isfinite(value):
             return False
@@ -82,12 +76,11 @@ class Standing:
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name, for `Standing(**...)` in the next run."""
         return dataclasses.asdict(self)
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Returns the mean; NaN if a loss is NaN, the newest loss if one is infinite."""
+    """NaN if a loss is NaN; the newest loss if one is infinite."""
     if any(map(math.isnan, losses)):
         return math.nan
     if any(map(math.isinf, losses)):
@@ -101,15 +94,10 @@ def _mean(losses: Sequence[float]) -> float:
 class TrialRuntime:
     """The trial that this process is a run of.
 
-    Args:
-        spec: the trial.
-        clock: monotonic seconds.
-
     Attributes:
         suspend_requested: whether the slot is needed back; checked between two steps.
         save_at_end: writes the last checkpoint after the script has ended; None if nothing can be saved.
-        save_best: called when the script has reported its best value, to store the model; None if no model can be
-            stored.
+        save_best: stores the model when the script has reported its best value; None if it cannot be stored.
         standing: the objective to date.
         gpus: number of GPUs that share each batch.
         smooths_losses: whether losses are for display only, so that an epoch's first batches should be smoothed.
@@ -189,12 +177,11 @@ class TrialRuntime:
 
     @property
     def step(self) -> int:
-        """Steps done in all runs of the trial."""
+        """Steps in all runs of the trial."""
         return self._step
 
     @property
     def is_training(self) -> bool:
-        """Whether this run has announced its first step."""
         return self._training_since_s is not None
 
     @property
@@ -204,31 +191,21 @@ class TrialRuntime:
         return self._trained_before_s + (0.0 if since is None else self._clock() - since)
 
     def started(self) -> None:
-        """Reports that the script is about to run."""
         self._send({"type": "started"})
 
     def check_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        """Checks the model before its first checkpoint. No-op for trials; a job compares the model with its plan.
+        """No-op for trials; a job compares its model with the plan before its first checkpoint.
 
-        Args:
-            variables: returns unique name and variable of everything that a profile would contain.
+        `variables` returns unique name and variable of everything that a profile would contain.
         """
 
     def disable_suspension(self, why: str) -> None:
-        """Reports that the script cannot be saved."""
         print(f"dike: this trial cannot be saved: {why}.", file=sys.stderr, flush=True)
         if self.is_training:
             self.training(preemptible=False)
 
     def restored(self, path: str, step: int, train_s: float, standing: Mapping[str, Any]) -> None:
-        """Reports that a checkpoint is restored; continues its counts.
-
-        Args:
-            path: the checkpoint's folder.
-            step: steps done.
-            train_s: seconds trained.
-            standing: `Standing.to_json` of the checkpoint.
-        """
+        """Reports that a checkpoint is restored; continues its counts. `standing` is its `Standing.to_json`."""
         self._step = step
         self._trained_before_s = train_s
         self.standing = Standing(**standing)
@@ -237,9 +214,7 @@ class TrialRuntime:
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
         """Reports that the first step is about to start. Call again only if an argument changes.
 
-        Args:
-            preemptible: whether the trial can be saved. One that cannot may only be paused in memory.
-            batch_size: samples per step; None if unknown.
+        A trial that is not `preemptible` cannot be saved, only paused in memory. `batch_size` is None if unknown.
         """
         if self._training_since_s is None:
             if self.spec.run == 0:
@@ -258,9 +233,8 @@ class TrialRuntime:
         *,
         is_reported: bool = True,
     ) -> None:
-        """Reports a step; sent with those of the next half second.
-
-        A trial that cannot be saved waits here while it is paused.
+        """Reports a step; sent with those of the next half second. A trial that cannot be saved waits here while it is
+        paused.
 
         Args:
             step: steps done in all runs of the trial.
@@ -292,7 +266,7 @@ class TrialRuntime:
             self._pause(None, step)
 
     def _take_value(self, step: int, value: float, *, is_reported: bool) -> bool:
-        """Records a value of the objective; returns whether the script reported it and it is the best one."""
+        """Returns whether the script reported the value and it is the best one."""
         if self.standing.is_reported and not is_reported:
             return False
         if is_reported and not self.standing.is_reported:
@@ -323,13 +297,11 @@ class TrialRuntime:
         self._best_model_s += self._clock() - begun_s
 
     def _best_fields(self) -> dict[str, Any]:
-        """Fields of a report about the best value."""
         best = {"best": self.standing.best, "best_step": self.standing.best_step}
         restated = {"restated": True} if self._is_restated else {}
         return {**best, **restated} if self.standing.best is not None else restated
 
     def _pending_message(self) -> dict[str, Any]:
-        """Pending reports as one message."""
         line: dict[str, Any] = {"type": "progress", "step": self._step, "train_s": self.train_s}
         if self._losses:
             line["loss"] = _mean(self._losses)
@@ -347,7 +319,7 @@ class TrialRuntime:
         return line
 
     def flush_progress(self, wait_s: float = REPORT_WAIT_S) -> None:
-        """Sends pending reports; see `Reporter.send`."""
+        """See `Reporter.send`."""
         with self._lock:
             if not self._losses and not self._metrics and self._value is None:
                 return
@@ -363,11 +335,9 @@ class TrialRuntime:
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether the last checkpoint is older than the search's interval."""
         return self._clock() - self._checkpoint_s >= self.spec.checkpoint_interval_s
 
     def checkpoint_written(self, path: str, step: int) -> None:
-        """Reports a complete checkpoint."""
         self._checkpoint_s = self._clock()
         self.flush_progress()
         self._send({"type": "checkpoint", "path": path, "step": step, "train_s": self.train_s})
@@ -399,11 +369,8 @@ class TrialRuntime:
         self._pause(path, step)
 
     def _pause(self, path: str | None, step: int) -> None:
-        """Pauses the process until the trial resumes in it, as its next run.
-
-        Args:
-            path: checkpoint with the trial's state; None if there is none.
-            step: steps done.
+        """Pauses the process until the trial resumes in it, as its next run. `path` is None if no checkpoint has its
+        state.
         """
         self.flush_progress()
         flush_output()
@@ -422,12 +389,7 @@ class TrialRuntime:
         self._send(self._training_message)
 
     def result(self, value: float, values: Mapping[str, float]) -> None:
-        """Reports the return value of the function given to `dike.tune`.
-
-        Args:
-            value: the objective's value.
-            values: all returned numbers by name, if it returned a mapping.
-        """
+        """Reports the return value of the function given to `dike.tune`, and all returned numbers by name."""
         self._has_objective = True
         self.flush_progress()
         known = self.standing
@@ -444,12 +406,10 @@ class TrialRuntime:
         self._send({"type": "result", "value": value, "values": dict(values), **self._best_fields()})
 
     def refuse(self, message: str) -> None:
-        """Reports unusable input."""
         self.flush_progress()
         self._send({"type": "bad_input", "message": message})
 
     def failed(self, message: str) -> None:
-        """Reports that the script failed."""
         self.flush_progress()
         self._send({"type": "failed", "message": message})
 
@@ -474,11 +434,7 @@ class TrialRuntime:
         self._reporter.send(line, wait_s)
 
     def check_reported(self) -> None:
-        """Checks at the end of the script that the objective was reported.
-
-        Raises:
-            BadInputError: if it was not.
-        """
+        """Raises BadInputError at the end of a script that never reported the objective."""
         if self._has_objective:
             if self.spec.every_value and self.standing.last is not None and not self.standing.is_reported:
                 print(f"dike: {_ONLY_BATCHES}", file=sys.stderr, flush=True)
@@ -491,7 +447,7 @@ class TrialRuntime:
         self._require_metric(self._names)
 
     def end(self) -> None:
-        """Writes the last checkpoint after the script has ended, unless the script wrote it."""
+        """Writes the last checkpoint of a script that has ended, unless the script wrote it."""
         if self.save_at_end is not None:
             self.save_at_end()
         self.flush_progress()
@@ -505,10 +461,10 @@ class TrialRuntime:
 
 @functools.cache
 def runtime() -> TrialRuntime | None:
-    """Returns the runtime of this process; None if it is not a trial."""
+    """Returns None if this process is not a trial."""
     spec = specs.current()
     return None if spec is None else TrialRuntime(spec)
 
 
 job_runtime: Callable[[], TrialRuntime] | None = None
-"""Returns the runtime of a job that runs as one plain task; None if this process is not one."""
+"""Returns the runtime of a job of one plain task; None if this process is not one."""

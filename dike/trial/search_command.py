@@ -57,7 +57,7 @@ def search(
     Args:
         function: what a trial calls; pickled if there is no script to run.
         space: the space as YAML, or a function.
-        options: names in `OPTIONS` -> values; None omits an option. The sampler may be an object.
+        options: names in `OPTIONS` -> values; None omits an option.
         earlier_outcomes: outcomes of the earlier calls of `dike.tune` in this script.
 
     Returns:
@@ -88,11 +88,7 @@ def search(
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Checks the names of options.
-
-    Raises:
-        BadInputError: if one is unknown; suggests the nearest known one.
-    """
+    """Raises BadInputError for an unknown option, with the nearest known one."""
     for name in options:
         if name not in OPTIONS:
             near = difflib.get_close_matches(name, OPTIONS, n=1)
@@ -183,7 +179,6 @@ class _Screen:
         self._message = ""
 
     def take(self, line: str) -> None:
-        """Shows a line, or the table in it."""
         if line.startswith(FRAME_PREFIX):
             self._show(json.loads(line.removeprefix(FRAME_PREFIX)))
             return
@@ -221,12 +216,11 @@ def _notebook_display() -> Any:
 
 
 def outcome_of(error: DikeError | KeyboardInterrupt) -> dict[str, Any]:
-    """Converts the exception of a failed call to an item of `earlier_outcomes`."""
     return {"error": str(error), "exit_code": getattr(error, "exit_code", InterruptedByUserError.exit_code)}
 
 
 def reraise(outcome: Mapping[str, Any]) -> None:
-    """Raises the exception of a failed call; returns if the call succeeded."""
+    """Raises the exception of a failed call, if it is one."""
     if outcome.get("exit_code") == InterruptedByUserError.exit_code:
         raise KeyboardInterrupt
     if "error" in outcome:

@@ -82,12 +82,7 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], checkpoint_dir: str) -> TrialResult:
-        """Reads a trial from the output of `dike tune --format json`.
-
-        Args:
-            values: the trial's part of the output.
-            checkpoint_dir: folder of the search's checkpoints.
-        """
+        """Reads a trial in the output of `dike tune --format json`."""
         return cls(
             number=values["number"],
             parameters=dict(values["parameters"]),
@@ -136,7 +131,7 @@ class SearchResult:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SearchResult:
-        """Reads the output of `dike tune --format json` of a search with at least one successful trial."""
+        """Reads the output of `dike tune --format json`; at least one trial must have succeeded."""
         return cls(
             name=values["name"],
             complete=values["complete"],

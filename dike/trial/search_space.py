@@ -31,11 +31,7 @@ def to_yaml(space: Mapping[str, Any]) -> str:
 
 
 def grid_to_yaml(grid: Mapping[str, Any]) -> str:
-    """Converts a space of lists to YAML.
-
-    Raises:
-        BadInputError: if a parameter has no list of values.
-    """
+    """Raises BadInputError if a parameter has no list of values."""
     for name, values in grid.items() if isinstance(grid, Mapping) else ():
         if isinstance(values, tuple | str) or not isinstance(values, Iterable):
             raise BadInputError(f"A grid needs a list of values of '{name}', not {values!r}.")
@@ -66,7 +62,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def plain_value(name: str, value: Any) -> Value:
-    """Converts a parameter's value, which may be a NumPy scalar, to a plain Python type.
+    """Converts a value, which may be a NumPy scalar, to a plain Python type.
 
     Raises:
         BadInputError: if a parameter cannot have this value.

@@ -24,12 +24,8 @@ _LOGITS = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits
 def write(path: str, meta: Mapping[str, Any], target: str) -> None:
     """Writes the variables of the training session, `model.ckpt`, and its graph, `model.ckpt.meta`.
 
-    A SavedModel is added if TensorFlow is installed and the graph can be loaded without the script's code.
-
-    Args:
-        path: a trial's checkpoint, or the prefix of a TensorFlow checkpoint (`folders.TENSORFLOW`).
-        meta: its metadata.
-        target: an existing folder.
+    A SavedModel is added if TensorFlow is installed and the graph can be loaded without the script's code. `path` is a
+    trial's checkpoint, or the prefix of a TensorFlow checkpoint (`folders.TENSORFLOW`).
     """
     if meta["kind"] == folders.TENSORFLOW:
         folder, _, prefix = path.rpartition("/")

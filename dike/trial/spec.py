@@ -17,7 +17,6 @@ EARLIER_RESULTS = ".dike-earlier-results.json"
 """File in the bundle of a script that calls `dike.tune` several times; too long for an environment variable."""
 
 Value = bool | int | float | str
-"""A hyper-parameter's value."""
 
 EXIT_SUSPENDED = 75
 """Exit code of a suspended trial (EX_TEMPFAIL of sysexits: try again later)."""
@@ -31,21 +30,22 @@ class TrialSpec:
 
     Attributes:
         search: name of the search.
-        number: the trial's number in the search, from 0.
+        number: number of the trial in the search, from 0.
         run: number of earlier runs of the trial.
         parameters: name -> value, with the user's names.
-        folder: the trial's folder for checkpoints; any path that `tf.io.gfile` accepts. A run only writes to names that
-            contain its own number, so that two runs never overwrite each other.
-        resume_from: checkpoint of an earlier run to resume from; None to start over.
+        folder: the trial's folder for checkpoints; any path that `tf.io.gfile` accepts. Names that a run writes contain
+            its own number, so that two runs never overwrite each other.
+        resume_from: checkpoint to resume from; None to start over.
         checkpoint_interval_s: seconds between periodic checkpoints.
         metric: the objective: `loss` for the training loss, or the name of another metric.
         mode: `min` or `max`.
         call: index of the call of `dike.tune` in the script that this trial belongs to; None if it runs the whole
             script.
-        earlier_results: results of the calls before that one, as JSON values; read from `EARLIER_RESULTS`.
+        earlier_results: results of the calls before that one; read from `EARLIER_RESULTS`.
         report_fd: file descriptor to write reports to; None for no reports.
-        control_fd: file descriptor to read requests from, one per line; None for no requests. `suspend`: save and end;
-            `pause`: save, and wait for `continue N` to resume as run N.
+        control_fd: file descriptor to read requests from, one per line. `suspend`: save and end; `pause`: save, and
+            wait
+            for `continue N` to resume as run N.
         every_value: whether to report each value of the objective, not only the newest of an interval.
     """
 
@@ -65,7 +65,7 @@ class TrialSpec:
     every_value: bool = False
 
     def checkpoint_path(self, step: int) -> str:
-        """Path of this run's checkpoint of a step; unique per run and step."""
+        """Unique per run and step."""
         return f"{self.folder.rstrip('/')}/run-{self.run}-step-{step}"
 
     def best_path(self, step: int) -> str:
@@ -89,7 +89,7 @@ def step_of_checkpoint(path: str) -> int:
 
 
 def current(environ: Mapping[str, str] = os.environ) -> TrialSpec | None:
-    """Returns the trial that this process is a run of, or None. Call first before the script runs."""
+    """Returns the trial that this process is a run of, or None. Call before the script runs."""
     text = environ.get(VARIABLE)
     if not text:
         return None

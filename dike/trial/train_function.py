@@ -16,14 +16,13 @@ from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import Value
 
 TrainFunction = Callable[..., Any]
-"""Trains with the parameters it takes by name. Returns the objective's value, a mapping that may contain it, or None.
-"""
+"""Returns the objective's value, a mapping that may contain it, or None."""
 
 _is_called = False
 
 
 def is_called() -> bool:
-    """Returns whether the function has been called in this process."""
+    """Whether the function has been called in this process."""
     return _is_called
 
 

@@ -16,14 +16,6 @@ from dike.roles.cluster import log
 
 @dataclass(frozen=True)
 class Batch:
-    """The data of one step.
-
-    Attributes:
-        index: number of the batch in its epoch, from 0.
-        tensors: its tensors, in the order of the batch's structure.
-        samples: number of samples.
-    """
-
     index: int
     tensors: tuple[Any, ...]
     samples: int
@@ -45,11 +37,7 @@ class DataState:
 
 
 class Batches:
-    """Iterates over the training data, epoch after epoch.
-
-    Args:
-        arguments: arguments of `TFEpochIterator`, such as x, y and batch_size.
-    """
+    """Iterates over the training data, epoch after epoch. Takes the arguments of `TFEpochIterator`."""
 
     def __init__(self, **arguments: Any) -> None:
         self._iterator = KerasBatches(distribute_strategy=tf.distribute.get_strategy(), **arguments)
@@ -62,7 +50,7 @@ class Batches:
 
     @property
     def per_epoch(self) -> int | None:
-        """Batches per epoch; None if unknown before the first epoch has ended."""
+        """None if unknown before the first epoch has ended."""
         count = self._iterator.num_batches
         return None if count is None else int(count)
 
@@ -87,7 +75,6 @@ class Batches:
         raise ValueError("The training data is empty; give `fit` at least one batch.")
 
     def track(self) -> None:
-        """Tracks the position from now on. Call before the first epoch."""
         self._iterator.track(self)
 
     def before_first_batch(self) -> None:
@@ -99,23 +86,14 @@ class Batches:
         self._listener.between_steps(batch)
 
     def state(self, batch: int) -> DataState:
-        """Returns the position between two steps or two epochs.
-
-        Args:
-            batch: batches of the running epoch that have been read; 0 between two epochs.
-        """
+        """Returns the position after `batch` batches of an epoch were read; 0 between two epochs."""
         arrays: list[Any] = []
         position = dict(vars(self._iterator.position(batch, arrays)))  # `asdict` would copy thousands of numbers
         # The order of an array is small; that of a data set may include a shuffle buffer, so rereading is better.
         return DataState(position, arrays, self._iterator.iterator_files(batch, even_seeded=self._iterator.is_array))
 
     def resume(self, state: DataState, batch: int) -> None:
-        """Restores a position, so that the epoch continues with its remaining batches in the same order.
-
-        Args:
-            state: returned by `state`.
-            batch: batches of the running epoch that are done; 0 between two epochs.
-        """
+        """Restores a position, so that the epoch continues with its remaining batches in the same order."""
         position = DataPosition(**state.position)
         data = self._iterator
         if not (batch or position.kept or data.is_python):
@@ -127,15 +105,11 @@ class Batches:
         data.resume(position, state.arrays, state.files, batch, next)
 
     def unused_randomness(self, randomness: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the part of a random state that the data did not consume while its position was restored."""
+        """See `dike.keras3.data.Batches.unused_randomness`."""
         return self._iterator.unused_randomness(dict(randomness))
 
     def epoch(self, listener: BatchListener) -> Iterator[Batch]:
-        """Yields the batches of the next epoch, or the remaining ones of an interrupted epoch.
-
-        Args:
-            listener: is called before each batch is read.
-        """
+        """Yields the batches of the next epoch, or the remaining ones of an interrupted epoch."""
         self._listener = listener
         with self._iterator.catch_stop_iteration():
             for begin, _, iterator in self._iterator:
@@ -145,7 +119,6 @@ class Batches:
 
 
 def _has_shape(part: Any) -> bool:
-    """Returns whether the shape of a batch's part is known except for the number of samples."""
     return isinstance(part, tf.TensorSpec) and part.shape.rank is not None and None not in part.shape.as_list()[1:]
 
 

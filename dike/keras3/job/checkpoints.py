@@ -74,11 +74,10 @@ class Position:
     randomness: dict[str, Any] = field(default_factory=dict)
 
     def is_finished(self, epochs: int) -> bool:
-        """Returns whether nothing is left to train for a script that asks for `epochs`."""
+        """Returns whether a script that asks for `epochs` has nothing left to train."""
         return self.epoch >= epochs or (self.stopped and self.epochs == epochs)
 
     def end_epoch(self) -> None:
-        """Moves to the start of the next epoch."""
         self.epoch += 1
         self.batch, self.is_trained = 0, False
         self.metrics, self.logs = {}, {}
@@ -91,13 +90,7 @@ class Position:
 
 @dataclass(frozen=True)
 class SavedState:
-    """A loaded checkpoint.
-
-    Attributes:
-        path: its path.
-        position: position in the `fit`.
-        files: name -> content of the binary parts of the position.
-    """
+    """A loaded checkpoint. `files` are the binary parts of the position."""
 
     path: str
     position: Position
@@ -129,16 +122,13 @@ class FitCheckpoint:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the job writes checkpoints."""
         return self._manager is not None
 
     @property
     def is_due(self) -> bool:
-        """Whether the last checkpoint is older than the job's interval."""
         return time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s
 
     def write(self, position: Position, files: Mapping[str, bytes], *, is_last: bool) -> None:
-        """Writes a checkpoint of the local variables."""
         if self._manager is None:
             return
         state = {"position": vars(position), "shapes": self._shapes(), "files": list(files)}
@@ -194,7 +184,6 @@ class FitCheckpoint:
         return SavedState(path, Position(**state["position"]), files)
 
     def restore(self, saved: SavedState) -> None:
-        """Assigns a checkpoint's values to the local variables."""
         status = tf.train.Checkpoint(variables=self._variables).restore(saved.path)
         status.assert_existing_objects_matched().expect_partial()
         position = saved.position
@@ -206,16 +195,7 @@ class FitCheckpoint:
 
 
 class FitSaver:
-    """Tracks, saves and restores the position of one `fit`.
-
-    Args:
-        model: the Keras model.
-        checkpoint: where the `fit` is saved.
-        saved: the checkpoint to resume from; None to start from the beginning.
-        position: current position; advanced by `Fit` and `Epoch`.
-        batches: the training data.
-        callbacks: Keras' callbacks.
-    """
+    """Saves and restores one `fit`. `Fit` and `Epoch` advance its `position`."""
 
     def __init__(
         self,
@@ -236,7 +216,6 @@ class FitSaver:
 
     @property
     def is_due(self) -> bool:
-        """Whether to write a checkpoint between two steps."""
         return termination.requested or self._checkpoint.is_due
 
     def begin(self) -> None:
@@ -254,7 +233,6 @@ class FitSaver:
             self._restore()
 
     def restore_finished(self) -> None:
-        """Restores the result of a `fit` that has nothing left to train."""
         self._states.begin()
         self._restore()
 
@@ -274,17 +252,12 @@ class FitSaver:
         self._saved = None
 
     def epoch_trained(self, logs: dict[str, Any]) -> None:
-        """Marks all batches of the epoch as done; `logs` are the last ones."""
+        """Marks all batches of the epoch as done."""
         self.position.is_trained = True
         self._record_logs(logs)
 
     def save_within(self, batch: int, logs: dict[str, Any]) -> None:
-        """Saves between two steps of an epoch.
-
-        Args:
-            batch: batches of the epoch that have been read and trained.
-            logs: the last logs.
-        """
+        """Saves between two steps of an epoch, of which `batch` batches are read and trained."""
         self._record_logs(logs)
         self.save(batch)
 
@@ -295,12 +268,7 @@ class FitSaver:
             self.save()
 
     def save(self, batch: int = 0, *, is_last: bool = False) -> None:
-        """Writes a checkpoint, and exits if the process was asked to end.
-
-        Args:
-            batch: as in `save_within`; 0 if the epoch, or all of it but its end, is done.
-            is_last: whether the `fit` is over.
-        """
+        """Writes a checkpoint, and exits if the process was asked to end."""
         if self._checkpoint.is_enabled:
             settle(self._callbacks)
             own: list[Any] = []
@@ -328,11 +296,7 @@ class FitSaver:
 
 
 class InterruptibleValidation(keras.callbacks.Callback):
-    """Saves and exits during a validation: it changes nothing, and the next attempt repeats it.
-
-    Attributes:
-        saver: saves the `fit`; None before it trains.
-    """
+    """Saves and exits during a validation: it changes nothing, and the next attempt repeats it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,17 +308,15 @@ class InterruptibleValidation(keras.callbacks.Callback):
 
 
 def plain(values: Iterable[Any]) -> list[Any]:
-    """Converts logs, which may be arrays, to JSON values."""
     return [np.asarray(value).tolist() for value in values]
 
 
 def metric_state(model: Any) -> dict[str, list[float]]:
-    """Returns the state of the model's metrics, for `Position.metrics`."""
     return {name: np.ravel(variable.numpy()).tolist() for name, variable in unique_names(metric_variables(model))}
 
 
 def restore_metrics(model: Any, state: Mapping[str, list[float]]) -> None:
-    """Restores the output of `metric_state`; metrics that are not in it start at zero."""
+    """Metrics that are not in the state start at zero."""
     for name, variable in unique_names(metric_variables(model)):
         values = state.get(name)
         if values is not None and len(values) == int(np.prod(variable.shape)):

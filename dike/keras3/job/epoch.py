@@ -41,17 +41,7 @@ _RETRY_INTERVAL_S = 0.1
 
 
 class Epoch:
-    """Trains one epoch of a `fit`, or the rest of it.
-
-    Args:
-        cluster: the job's cluster.
-        model: the Keras model, whose variables are on the ps.
-        step: its training step.
-        variables: its variables.
-        saver: saves the fit; this class advances its position.
-        callbacks: Keras' callbacks.
-        losses: losses of all epochs of the fit.
-    """
+    """Trains one epoch of a `fit`, or the rest of it. Advances the saver's position."""
 
     def __init__(
         self,
@@ -137,7 +127,6 @@ class Epoch:
             self._saver.save_within(batch, self._logs)
 
     def _dispatch(self) -> None:
-        """Sends the pending batches to workers."""
         batches, self._pending = self._pending, []
         if len(batches) > 1 and len(batches) == self._step.group_size:
             tensors = [tensor for batch in batches for tensor in batch.tensors]
@@ -152,12 +141,12 @@ class Epoch:
         self._sent.put((batches, remote))
 
     def _fetch_sent(self) -> None:
-        """Waits for results, one after the other; runs in a thread."""
+        """Runs in a thread."""
         while (sent := self._sent.get()) is not None:
             self._fetch(*sent)
 
     def _fetch(self, batches: list[Batch], remote: Any) -> None:
-        """Waits for the result of steps and queues it, or the error they ended with."""
+        """Waits for a result and queues it, or the error it ended with."""
         while not self._is_over.is_set():
             try:
                 self._done.put((batches, remote.fetch()))

@@ -61,27 +61,14 @@ def _first_line(error: Exception) -> str:
 
 @dataclass
 class ScriptFits:
-    """The calls of `fit` in a script.
-
-    Attributes:
-        count: number of calls.
-        steps: batches trained by those that have returned.
-    """
+    """Number of calls of `fit` in a script, and batches trained by those that have returned."""
 
     count: int = 0
     steps: int = 0
 
 
 class Fit:
-    """One call of `fit`.
-
-    Args:
-        cluster: the job's cluster.
-        remote: variables on the ps of all models of the script.
-        model: the Keras model.
-        arguments: all arguments of `fit`.
-        script: the earlier calls.
-    """
+    """One call of `fit`. `remote` has the ps variables of all models of the script."""
 
     def __init__(
         self, cluster: Cluster, remote: RemoteVariables, model: Any, arguments: dict[str, Any], script: ScriptFits
@@ -96,7 +83,6 @@ class Fit:
         script.count += 1
 
     def run(self) -> Any:
-        """Trains; returns Keras' `History`."""
         model, arguments = self._model, self._arguments
         model._assert_compile_called("fit")
         self._refuse()
@@ -184,7 +170,6 @@ class Fit:
                 reporter().total(total)
 
     def _refuse(self) -> None:
-        """Raises BadInputError for settings that are not supported on a cluster."""
         model = self._model
         check_distributable(model)
         if model.steps_per_execution != 1:
@@ -192,7 +177,6 @@ class Fit:
             model.steps_per_execution = 1
 
     def _split(self) -> tuple[dict[str, Any], tuple[Any, Any, Any] | None]:
-        """Returns training data and validation data."""
         arguments = self._arguments
         x, y, weight = arguments["x"], arguments["y"], arguments["sample_weight"]
         validation = arguments["validation_data"]
@@ -274,7 +258,6 @@ def _as_list(callbacks: Any) -> list[Any]:
 
 
 def _set_history(callbacks: Any, position: Position) -> None:
-    """Gives the callbacks the history recorded before a restart."""
     history = callbacks._history
     history.history = {name: list(values) for name, values in position.history.items()}
     history.epoch = list(position.history_epochs)

@@ -16,13 +16,9 @@ from dike.task import TaskSpec
 
 @dataclass
 class _VariablePair:
-    """One Keras variable.
+    """One Keras variable: its local TensorFlow variable on the chief, and the one on the ps.
 
-    Attributes:
-        keras: the Keras variable.
-        local: its own TensorFlow variable, on the chief.
-        remote: the variable on the ps.
-        checksum: checksum of the value that both have; None while they may differ.
+    `checksum` is that of the value of both; None while they may differ.
     """
 
     keras: Any
@@ -31,7 +27,7 @@ class _VariablePair:
     checksum: int | None
 
     def push(self) -> None:
-        """Copies the local value to the remote variable, if it has changed."""
+        """Copies the local value to the ps, if it has changed."""
         checksum = _checksum(self.local)
         if checksum != self.checksum:
             self.remote.assign(self.local.read_value())
@@ -39,12 +35,7 @@ class _VariablePair:
 
 
 class RemoteVariables:
-    """The ps variables of all models of a script.
-
-    Args:
-        task: the chief's task, which has the plan.
-        strategy: the parameter server strategy.
-    """
+    """The ps variables of all models of a script, placed by the task's plan."""
 
     def __init__(self, task: TaskSpec, strategy: Any) -> None:
         self._task = task
@@ -65,7 +56,6 @@ class RemoteVariables:
         return ModelVariables(model, optimizers, dict(named))
 
     def place_metric(self, variable: Any) -> _VariablePair:
-        """Returns a metric's variable; creates it on a ps at the first call."""
         return self._pair(variable, 0)
 
     def _pair(self, variable: Any, ps: int) -> _VariablePair:
@@ -82,13 +72,7 @@ class RemoteVariables:
 
 
 class ModelVariables:
-    """The variables of one model and its optimizers.
-
-    Args:
-        model: the Keras model.
-        optimizers: its optimizers.
-        pairs: name -> local and remote variable.
-    """
+    """The variables of one model and its optimizers, by name."""
 
     def __init__(self, model: Any, optimizers: Sequence[Any], pairs: dict[str, _VariablePair]) -> None:
         self._model = model
@@ -111,7 +95,6 @@ class ModelVariables:
 
     @property
     def local(self) -> dict[str, Any]:
-        """Name -> variable on the chief."""
         return {name: pair.local for name, pair in self._pairs.items()}
 
     @property
@@ -136,7 +119,6 @@ class ModelVariables:
         self.pull()
 
     def pull(self) -> None:
-        """Copies the values on the ps to the local variables."""
         if self._read is None:
             # One call for all, so that they are transferred in parallel.
             remotes = [pair.remote for pair in self._all]

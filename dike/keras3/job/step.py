@@ -73,13 +73,12 @@ class _ChiefPart:
 
     Args:
         begins: state at the start of the step, one tensor per variable.
-        ends: results: what the step returns, and the state at its end.
-        marks: name of the operation -> variable that it reads or writes, and whether it writes.
+        ends: what the step returns, and the state at its end.
+        marks: operation name -> variable that it reads or writes, and whether it writes.
 
     Attributes:
         inputs: tensors that the worker computes and these operations take.
-        impure: indices of the states on which an operation depends that only a worker can run, such as an update of the
-            weights.
+        impure: indices of states on which a worker-only operation depends, such as an update of the weights.
     """
 
     def __init__(self, begins: Sequence[Any], ends: Sequence[Any], marks: Mapping[str, tuple[Any, bool]]) -> None:
@@ -126,10 +125,7 @@ class _ChiefPart:
         ]
 
     def run(self, inputs: Sequence[Any]) -> dict[Any, Any]:
-        """Adds the operations to the graph that is being traced, and reads and writes the variables there.
-
-        Args:
-            inputs: values of `inputs`.
+        """Adds the operations to the graph that is being traced; they read and write the variables there.
 
         Returns:
             Reference of a tensor of the step -> its value.
@@ -195,7 +191,7 @@ def _used_only_by(operation: Any, users: set[str]) -> bool:
 
 
 def _dependents_of(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
-    """Returns the names of the operations whose results depend on `tensors`."""
+    """Names of the operations whose results depend on `tensors`."""
     reached = {tensor.op.name for tensor in tensors}
     for operation in operations:
         if any(tensor.op.name in reached for tensor in operation.inputs):
@@ -204,7 +200,7 @@ def _dependents_of(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str
 
 
 def _constant_operations(operations: Iterable[Any]) -> set[str]:
-    """Returns the names of the operations whose results are the same in every step."""
+    """Names of the operations whose results are the same in every step."""
     constant: set[str] = set()
     for operation in operations:
         is_computed = bool(operation.inputs) and not operation.control_inputs and not operation._is_stateful
@@ -216,10 +212,11 @@ def _constant_operations(operations: Iterable[Any]) -> set[str]:
 class Step:
     """The training step of one model.
 
-    On a ps, the workers' updates of a metric would overwrite each other. So the chief has the state of the metrics: it
-    runs
-    the part of each step that depends on it, one step after the other, with what the worker computed. Every metric, and
-    everything that `train_step` computes from metrics, then has the same value as without a cluster.
+    On a ps, the workers' updates of a metric would overwrite each other. So the chief has the metrics' state and runs
+    the
+    part of each step that depends on it, one step after the other, with what the worker computed. Every metric, and all
+    that
+    `train_step` computes from metrics, then has the same value as without a cluster.
 
     Args:
         model: a built and compiled Keras model.
@@ -229,7 +226,7 @@ class Step:
         signature: types of those tensors.
 
     Attributes:
-        function: the step, which takes the flat tensors of a batch and returns a vector for `apply_result`.
+        function: takes the flat tensors of a batch; returns a vector for `apply_result`.
         group_size: number of steps to dispatch at a time; set by `Epoch`.
     """
 
@@ -258,15 +255,13 @@ class Step:
         self.group_size = 1
 
     def trace(self, share: Callable[[Sequence[Any]], None]) -> list[str]:
-        """Traces `function`. Call it once, while the model's variables are on the ps.
+        """Traces `function`, once, while the model's variables are on the ps.
 
-        Args:
-            share: is called with variables of metrics that the chief cannot update; moves them to a ps.
+        `share` moves variables of metrics that the chief cannot update to a ps.
 
         Returns:
-            Names of variables that the workers update without coordination, so that updates may be lost: those, and
-                variables
-            that belong to no model.
+            Names of variables that the workers update without coordination: those, and variables that belong to no
+                model.
         """
         while True:
             function = tf.function(
@@ -328,7 +323,7 @@ class Step:
         return results.stack()
 
     def _not_on_chief(self) -> list[Any]:
-        """Returns variables of metrics, after a trace, that the chief cannot update."""
+        """Variables of metrics, after a trace, that the chief cannot update."""
         assert self._chief_part is not None
         impure = set(self._chief_part.impure)
         return [
@@ -365,11 +360,7 @@ class Step:
         return tf.stack([tf.io.serialize_tensor(tensor) for tensor in inputs]) if inputs else tf.constant([], tf.string)
 
     def apply_result(self, result: Any) -> Any:
-        """Updates the model's metrics by a step; returns the current logs, as in Keras' `fit`.
-
-        Args:
-            result: the vector that the step returned.
-        """
+        """Updates the model's metrics by the vector of a step; returns the current logs, as in Keras' `fit`."""
         waiting = iter(self._add(tf.constant(result, tf.string)))
         return tf.nest.map_structure(lambda is_known: next(waiting) if is_known else None, self._logs)
 
@@ -383,7 +374,7 @@ class Step:
 
 
 def _updated_on_chief(graph: Any) -> list[str]:
-    """Returns the names of variables on the chief that a step updates, or passes to a function that may."""
+    """Names of variables on the chief that a step updates, or passes to a function that may."""
     inside = {id(outer): inner for outer, inner in graph.captures}
     only_read = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
     return [

@@ -28,11 +28,9 @@ class FitState:
         epoch: current or next epoch.
         batch: finished batches of that epoch.
         step: batches trained by all `fit`s.
-        data: position in the data.
         evaluations: number of iterators over the validation data.
         logs: the last step's logs.
         callbacks: type name and packed attributes of each callback.
-        randomness: the random state.
         finished: index of each earlier `fit` -> name of the checkpoint at its end.
         standing: the trial's objective (`Standing.to_json`).
         epochs: number of epochs that the `fit` was asked for.
@@ -64,9 +62,7 @@ class FitCheckpoint:
     """A checkpoint.
 
     Attributes:
-        path: its folder.
         train_s: seconds of training before it.
-        state: position of the script.
         values: name of a variable -> its value.
         layout: other parts of Keras' model files (`dike.keras3.model_files`); empty after reading.
         arrays: arrays that the callbacks' attributes refer to.
@@ -106,13 +102,12 @@ def write(checkpoint: FitCheckpoint) -> None:
 
 
 def find(spec: TrialSpec) -> FitCheckpoint | None:
-    """Returns the checkpoint to resume from; None to start over."""
     path = folders.checkpoint_to_resume(spec)
     return None if path is None else read(path)
 
 
 def read(path: str) -> FitCheckpoint | None:
-    """Returns the checkpoint at `path`; None if it is of another kind of script.
+    """Returns None if the checkpoint is of another kind of script.
 
     Raises:
         BadInputError: if it is not complete.

@@ -32,16 +32,7 @@ _LOST_MESSAGE = (
 
 
 class KerasScript:
-    """The script of a trial.
-
-    Args:
-        runtime: the trial.
-
-    Attributes:
-        runtime: the trial.
-        reports: reports of its training loops.
-        finished: index of each finished `fit` -> name of the checkpoint at its end.
-    """
+    """The script of a trial. `finished`: index of each finished `fit` -> name of the checkpoint at its end."""
 
     def __init__(self, runtime: TrialRuntime) -> None:
         self.runtime = runtime
@@ -51,7 +42,6 @@ class KerasScript:
 
     @functools.cached_property
     def _checkpoint(self) -> FitCheckpoint | None:
-        """The checkpoint that this run resumes from."""
         target = checkpoints.find(self.runtime.spec)
         if target is not None:
             self.finished = dict(target.state.finished)
@@ -95,8 +85,6 @@ class KerasScript:
 
 
 class Listener(Protocol):
-    """Follows the progress of a training."""
-
     @property
     def is_skipped(self) -> bool:
         """Whether an earlier run has done all of it, and called the callbacks."""
@@ -119,17 +107,13 @@ class Listener(Protocol):
 
 
 class TrialCallbacks(CallbackList):
-    """The callbacks of one `fit`.
+    """The callbacks of one `fit`; calls the listener after all of them.
 
     Keras makes its own list once it knows the number of batches per epoch. This list is made earlier, so it passes
     model and
     parameters to the callbacks only when the training begins. Nothing is called in between.
 
-    Args:
-        arguments: all arguments of `fit`.
-        model: the model.
-        listener: is called after all callbacks.
-        appends: whether callbacks that write logs append to existing ones.
+    `appends`: whether callbacks that write logs append to existing ones.
     """
 
     def __init__(self, arguments: Mapping[str, Any], model: Any, listener: Listener, *, appends: bool) -> None:
@@ -171,13 +155,7 @@ class TrialCallbacks(CallbackList):
 
 
 class Fit:
-    """One call of `fit`.
-
-    Args:
-        script: its script.
-        model: the Keras model.
-        arguments: all arguments of `fit`.
-    """
+    """One call of `fit`."""
 
     def __init__(self, script: KerasScript, model: Any, arguments: dict[str, Any]) -> None:
         self._script = script
@@ -207,11 +185,7 @@ class Fit:
         return None if self._batches is None else self._batches.num_batches
 
     def run(self, own_fit: Callable[..., Any]) -> Any:
-        """Trains, or restores an earlier result; returns Keras' `History`.
-
-        Args:
-            own_fit: Keras' method.
-        """
+        """Trains, or restores an earlier result; returns Keras' `History`."""
         arguments = {**self._arguments, "callbacks": self._callbacks}
         if self._saved is not None:
             self._epoch = self._saved.state.epoch
@@ -270,11 +244,6 @@ class Fit:
             print(f"dike: {_LOST_MESSAGE.format(names=names)}", file=sys.stderr, flush=True)
 
     def _restore(self, random_state: dict[str, Any] | None = None) -> None:
-        """Restores model, callbacks and random state.
-
-        Args:
-            random_state: replaces the saved random state.
-        """
         assert self._saved is not None
         restore_values(self._model, self._saved.values, self._saved.path)
         self._states.restore(self._saved.state.callbacks, self._saved.arrays)

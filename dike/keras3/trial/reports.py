@@ -18,12 +18,6 @@ class KerasReports:
     """Reports of all training loops of a script, which share one count of steps.
 
     Losses are read in bulk: reading one makes the training wait for the device.
-
-    Args:
-        runtime: the trial.
-
-    Attributes:
-        step: batches trained.
     """
 
     def __init__(self, runtime: TrialRuntime) -> None:
@@ -37,33 +31,18 @@ class KerasReports:
         self.step = 0
 
     def fit_begins(self, step: int) -> None:
-        """Starts the reports of a `fit`, or of a resumed one.
-
-        Args:
-            step: batches trained by all loops, without the running epoch.
-        """
+        """Starts the reports of a `fit`. `step`: batches trained by all loops, without the running epoch."""
         # Trials report raw losses, which are compared with those of other trials at the same step.
         self._losses = EpochLosses() if self._runtime.smooths_losses else None
         self._epoch_begin = step
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
-        """Reports that a loop is about to take its first step.
-
-        Args:
-            preemptible: whether it can be suspended.
-            batch_size: samples per step; None if unknown.
-        """
         if (preemptible, batch_size) != self._announced:
             self._announced = (preemptible, batch_size)
             self._runtime.training(preemptible=preemptible, batch_size=batch_size)
 
     def step_done(self, step: int, loss: Any) -> None:
-        """Reports a step.
-
-        Args:
-            step: batches trained by all loops.
-            loss: a number, or a tensor that will become one; None if the step has none.
-        """
+        """`loss` may be a tensor that is not computed yet."""
         self.step = step
         self._pending.append((step, loss))
         now_s = time.monotonic()
@@ -72,22 +51,14 @@ class KerasReports:
             self.flush()
 
     def batch_done(self, loss: Any) -> None:
-        """Reports a step of the script's own loop, which has no epochs, so its loss is the only result.
-
-        Args:
-            loss: the loss that the script gets.
-        """
+        """Reports a step of the script's own loop, which has no epochs, so its loss is the only result."""
         self.step_done(self.step + 1, loss)
         self.flush()
         if loss is not None and self._runtime.spec.metric == "loss":
             self._runtime.progress(self.step, value=float(loss), is_reported=False)
 
     def epoch_done(self, logs: Mapping[str, float], *, is_complete: bool) -> None:
-        """Reports an epoch.
-
-        Args:
-            logs: its results.
-            is_complete: whether an epoch never has more results, such as those of a validation.
+        """Reports an epoch. `is_complete`: whether epochs never have more results, such as those of a validation.
 
         Raises:
             BadInputError: if the search's metric is not in the results of the first complete epoch.
@@ -103,7 +74,6 @@ class KerasReports:
             self._runtime.check_metric(logs)
 
     def flush(self) -> None:
-        """Reports the losses of pending steps."""
         pending, self._pending = self._pending, []
         for step, loss in pending:
             value = None if loss is None else float(loss)
@@ -113,13 +83,7 @@ class KerasReports:
 
 
 def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class: Any) -> Callable[..., Any]:
-    """Returns a `fit` that reports and cannot be suspended.
-
-    Args:
-        fit: the library's method.
-        reports: receives the reports.
-        callback_class: the library's `Callback`.
-    """
+    """Returns a `fit` that reports and cannot be suspended."""
 
     class Report(callback_class):
         _supports_tf_logs = True  # else tf_keras would read all logs of every step
