@@ -37,7 +37,7 @@ class DataPosition:
     """Position of a `fit` in its data.
 
     Attributes:
-        made: number of iterators made, including the current one. If the data set shuffles, each has another order.
+        made: number of iterators made, including the current one. If the dataset shuffles, each has another order.
         drawn: batches taken from the current one.
         kept: whether the next epoch continues with the current one.
         seen: Keras' count of batches taken from it.
@@ -141,7 +141,7 @@ class Batches(TFEpochIterator):
         self._skip_iterators(made)
 
     def _skip_iterators(self, count: int) -> None:
-        """Only iterators over a user's data set depend on how many were made before."""
+        """Only iterators over a user's dataset depend on how many were made before."""
         for number in range(0 if self.is_python or self.is_array else count):
             self._exhaust(iter(self._distributed_dataset), number, 0)
 
@@ -161,7 +161,7 @@ class Batches(TFEpochIterator):
 
     @functools.cached_property
     def _reshuffles(self) -> bool:
-        """Whether another part of a finite data set restarts a shuffle, or starts it later."""
+        """Whether another part of a finite dataset restarts a shuffle, or starts it later."""
         if self._distributed_dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             return False
         parts = list(_parts(self._distributed_dataset))
@@ -429,7 +429,7 @@ def _is_kind(dataset: Any, kind: str) -> bool:
 def _save_iterator(iterator: Any, *, without_random_ops: bool) -> dict[str, bytes] | None:
     """Saves a `tf.data` iterator, including shuffle buffers, as files; None if a part of it cannot be saved.
 
-    `without_random_ops` omits the state of random ops that the data set calls.
+    `without_random_ops` omits the state of random ops that the dataset calls.
     """
     policy = ExternalStatePolicy.IGNORE if without_random_ops else ExternalStatePolicy.FAIL
     try:

@@ -1,6 +1,6 @@
 """Keras' `fit` on several GPUs of one machine: each GPU computes an equal part of every batch.
 
-Uses TensorFlow's `MirroredStrategy` (every GPU has all variables, gradients are summed), but leaves the data set to the
+Uses TensorFlow's `MirroredStrategy` (every GPU has all variables, gradients are summed), but leaves the dataset to the
 script. TensorFlow would distribute it: each batch made by Python code would go to a single GPU, and a checkpoint could
 not hold the iterator's state.
 """
@@ -35,7 +35,7 @@ _PER_GPU = (
 
 
 class Mirrored(tf.distribute.MirroredStrategy):
-    """Splits the arguments of a step, instead of the data set they come from."""
+    """Splits the arguments of a step, instead of the dataset they come from."""
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         return dataset

@@ -23,8 +23,9 @@ from dike.trial.export import ARRAYS, LAYOUT, VARIABLES, WEIGHT_MAP
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """A model's state after a step. `value` is the objective if the model is the best, `checkpoint` a job's last
-    checkpoint.
+    """A model's state after a step.
+
+    `value` is the objective if the model is the best, `checkpoint` the number of a job's last checkpoint.
     """
 
     step: int

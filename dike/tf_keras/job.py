@@ -122,7 +122,7 @@ def _outside_scope(cluster: Cluster) -> Iterator[None]:
 
 
 def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Converts the arguments for tf_keras: data as data sets, with their number of steps, which it needs on a cluster.
+    """Converts the arguments for tf_keras: data as datasets, with their number of steps, which it needs on a cluster.
 
     Raises:
         BadInputError: for an argument that is not supported.
@@ -148,7 +148,7 @@ def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) 
 
 
 def _dataset(arguments: dict[str, Any], method: str, steps_name: str, *, training: bool) -> tuple[Any, int]:
-    """Returns the data as a data set of batches, and the number of batches per epoch."""
+    """Returns the data as a dataset of batches, and the number of batches per epoch."""
     import tensorflow as tf
 
     data, steps = arguments["x"], arguments[steps_name]

@@ -34,8 +34,7 @@ INTERCEPTIONS = {
     "keras": "dike.keras3.trial",
     "tf_keras": "dike.tf_keras.trial",
 }
-"""Library -> our module whose `install` makes the library's training loops report and suspend. It may import the
-library."""
+"""Library -> our module whose `install` makes its training loops report and suspend. It may import the library."""
 COMPANIONS = {**INTERCEPTIONS, "torch": "torch._dynamo"}
 """Library -> module that its trials also import: Dike's interception; for PyTorch, what the first optimizer imports."""
 

@@ -33,8 +33,7 @@ _MIB = 2**20
 
 
 def dumps(value: object, what: str, limit_bytes: int) -> bytes:
-    """Pickles an object, including functions and classes of the user's session that it uses; `what` names it in
-    messages.
+    """Pickles an object, including functions and classes of the user's session; `what` names it in messages.
 
     Raises:
         BadInputError: if it cannot be pickled, or is larger than the limit.

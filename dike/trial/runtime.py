@@ -233,8 +233,9 @@ class TrialRuntime:
         *,
         is_reported: bool = True,
     ) -> None:
-        """Reports a step; sent with those of the next half second. A trial that cannot be saved waits here while it is
-        paused.
+        """Reports a step; sent with those of the next half second.
+
+        A trial that cannot be saved waits here while it is paused.
 
         Args:
             step: steps done in all runs of the trial.
@@ -369,7 +370,7 @@ class TrialRuntime:
         self._pause(path, step)
 
     def _pause(self, path: str | None, step: int) -> None:
-        """Pauses the process until the trial resumes in it, as its next run. `path` is None if no checkpoint has its
+        """Pauses until the trial resumes in this process, as its next run. `path` is None if no checkpoint has its
         state.
         """
         self.flush_progress()

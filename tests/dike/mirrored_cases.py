@@ -178,7 +178,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "is stateful": lambda: _compiled(layers.Reshape((4, 2)), layers.LSTM(4, stateful=True)),
     "one number for the whole batch": lambda: _compiled(loss=_mean),
-    "what is masked": lambda: _compiled(
+    "ignores masked values": lambda: _compiled(
         layers.Reshape((4, 2)),
         layers.Masking(),
         layers.LSTM(4, return_sequences=True),

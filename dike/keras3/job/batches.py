@@ -1,4 +1,4 @@
-"""Reads the batches of a `fit` on the chief with Keras' own adapters: arrays, data sets, `PyDataset`s, generators."""
+"""Reads the batches of a `fit` on the chief with Keras' own adapters: arrays, datasets, `PyDataset`s, generators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Batches:
     def __init__(self, **arguments: Any) -> None:
         self._iterator = KerasBatches(distribute_strategy=tf.distribute.get_strategy(), **arguments)
         spec = self._iterator._distributed_dataset.element_spec
-        # Elements of a data set may contain `None`, which is not sent.
+        # Elements of a dataset may contain `None`, which is not sent.
         self._spec = tree.map_structure(lambda part: None if _is_gap(part) else part, spec)
         self._listener: BatchListener | None = None
         self.signature = [part for part in tree.flatten(self._spec) if part is not None]
@@ -89,7 +89,7 @@ class Batches:
         """Returns the position after `batch` batches of an epoch were read; 0 between two epochs."""
         arrays: list[Any] = []
         position = dict(vars(self._iterator.position(batch, arrays)))  # `asdict` would copy thousands of numbers
-        # The order of an array is small; that of a data set may include a shuffle buffer, so rereading is better.
+        # The order of an array is small; that of a dataset may include a shuffle buffer, so rereading is better.
         return DataState(position, arrays, self._iterator.iterator_files(batch, even_seeded=self._iterator.is_array))
 
     def resume(self, state: DataState, batch: int) -> None:
@@ -100,7 +100,7 @@ class Batches:
             data.start_counting(position.made)  # the next epoch has its own order
             return
         if position.drawn and not state.files and (data.is_generator or not (data.is_python or data.is_seeded)):
-            kind = "a Python generator" if data.is_generator else "a data set with an order that cannot be saved"
+            kind = "a Python generator" if data.is_generator else "a dataset whose order cannot be saved"
             log(f"the data come from {kind}: it restarts, and its first {position.drawn} batches are skipped.")
         data.resume(position, state.arrays, state.files, batch, next)
 

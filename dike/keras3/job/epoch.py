@@ -105,7 +105,7 @@ class Epoch:
             while self._in_flight >= self._max_in_flight or not self._done.empty():
                 self._collect()
             if batch.index + 1 == batches.per_epoch:
-                self._drain()  # a data set's on_epoch_end may change arrays that batches refer to
+                self._drain()  # a dataset's on_epoch_end may change arrays that batches refer to
             if self._model.stop_training:
                 break
         self._drain()
