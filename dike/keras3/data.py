@@ -277,8 +277,7 @@ class Batches(TFEpochIterator):
         """Takes the first `count` batches again; random states are then as before. Makes the iterator if it is None.
 
         Python code behind the data draws the same random numbers, and a generator that it makes is recognised as the
-        earlier
-        one.
+        earlier one.
         """
         now = randomness.state()
         randomness.restore(self._at.randomness)

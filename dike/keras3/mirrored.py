@@ -49,8 +49,7 @@ class Mirrored(tf.distribute.MirroredStrategy):
         """Splits a batch of samples.
 
         With `is_none_empty`, samples may be in two parts if there are fewer than parts: an empty part would make the
-        averages
-        over the batch, which layers store, NaN.
+        averages over the batch, which layers store, NaN.
         """
         if batch is None:
             return None

@@ -1,9 +1,8 @@
 """Stores what Keras' own model files contain besides the values of variables, for `dike export`.
 
 A `.keras` file is an archive of configuration, assets and weights. Here, the configuration, the assets and the
-positions
-of the variables form one small file (`LAYOUT` of `dike.trial.export`), the same for all checkpoints of a training. The
-values are in the checkpoint anyway.
+positions of the variables form one small file (`LAYOUT` of `dike.trial.export`), the same for all checkpoints of a
+training. The values are in the checkpoint anyway.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A checkpoint is complete once its folder contains `dike-trial.json`, written last. On a local disk that file records the
 size and checksum of all others, after an fsync of them. A checkpoint that does not match is damaged, and an older one
-is
-used instead. Remote storage is trusted to keep files intact. Local paths do not need TensorFlow.
+is used instead. Remote storage is trusted to keep files intact. Local paths do not need TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A trial's process: sends reports, receives requests, measures training time. Used by interceptions and `dike.report`.
 
 One thread trains: it calls `progress` after each step and then reads `suspend_requested`. Another thread reads
-requests,
-so a request that arrives during a step takes effect at its end.
+requests, so a request that arrives during a step takes effect at its end.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class Standing:
         last: newest value.
         best, best_step: best finite value and its step.
         is_reported: whether the script has reported a value. From then on, losses of batches are ignored: a single
-            batch
-            says little.
+            batch says little.
         stated: number of values that the script has reported.
     """
 
@@ -370,9 +368,7 @@ class TrialRuntime:
         self._pause(path, step)
 
     def _pause(self, path: str | None, step: int) -> None:
-        """Pauses until the trial resumes in this process, as its next run. `path` is None if no checkpoint has its
-        state.
-        """
+        """Pauses until the trial resumes in this process, as its next run. `path` is None without a checkpoint."""
         self.flush_progress()
         flush_output()
         paused_s = self._clock()

@@ -19,8 +19,7 @@ def to_yaml(space: Mapping[str, Any]) -> str:
 
     Args:
         space: name -> a list of values; a tuple `(low, high)` for a range, which is of integers if both are, with
-            optional
-            `"log"`, `"int"` or both after them; or one value.
+            optional `"log"`, `"int"` or both after them; or one value.
 
     Raises:
         BadInputError: if an item is none of these; the command checks the rest.

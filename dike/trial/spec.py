@@ -44,8 +44,7 @@ class TrialSpec:
         earlier_results: results of the calls before that one; read from `EARLIER_RESULTS`.
         report_fd: file descriptor to write reports to; None for no reports.
         control_fd: file descriptor to read requests from, one per line. `suspend`: save and end; `pause`: save, and
-            wait
-            for `continue N` to resume as run N.
+            wait for `continue N` to resume as run N.
         every_value: whether to report each value of the objective, not only the newest of an interval.
     """
 

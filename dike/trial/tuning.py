@@ -50,8 +50,8 @@ def tune(
         mode: `min` or `max`; None for `min`, unless the metric's name is that of an accuracy.
         trials: number of trials; None for all points of a space of lists.
         options: `sampler`, a name or an object of `optuna.samplers`; `stop`, which ends trials for good; any other
-            option of `dike tune`, with '_' for '-': `policy`, `name`, `master`, `storage`, `quantum`,
-            `slots`, `resume` ...
+            option of `dike tune`, with '_' for '-': `policy`, `name`, `master`, `storage`, `quantum`, `slots`, `resume`
+            ...
 
     Returns:
         The search's result. In a trial's process the call does not return.

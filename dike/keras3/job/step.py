@@ -213,10 +213,8 @@ class Step:
     """The training step of one model.
 
     On a ps, the workers' updates of a metric would overwrite each other. So the chief has the metrics' state and runs
-    the
-    part of each step that depends on it, one step after the other, with what the worker computed. Every metric, and all
-    that
-    `train_step` computes from metrics, then has the same value as without a cluster.
+    the part of each step that depends on it, one step after the other, with what the worker computed. Every metric, and
+    all that `train_step` computes from metrics, then has the same value as without a cluster.
 
     Args:
         model: a built and compiled Keras model.

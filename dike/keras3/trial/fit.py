@@ -110,8 +110,7 @@ class TrialCallbacks(CallbackList):
     """The callbacks of one `fit`; calls the listener after all of them.
 
     Keras makes its own list once it knows the number of batches per epoch. This list is made earlier, so it passes
-    model and
-    parameters to the callbacks only when the training begins. Nothing is called in between.
+    model and parameters to the callbacks only when the training begins. Nothing is called in between.
 
     `appends`: whether callbacks that write logs append to existing ones.
     """
