@@ -170,7 +170,7 @@ def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytes
     with pytest.raises(BadInputError, match="The sampler cannot be sent to other processes"):
         search_command.search(print, "", {"sampler": threading.Lock()}, ())
     data = bytes(2**21)
-    with pytest.raises(BadInputError, match=r"function given as the space, .* takes 2.0 MiB; at most 1 MiB can be"):
+    with pytest.raises(BadInputError, match=r"function given as the space, .* takes 2.0 MiB; the maximum is 1 MiB"):
         search_command.search(print, lambda trial: {"size": len(data)}, {}, ())
 
 
