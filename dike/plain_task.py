@@ -60,7 +60,7 @@ class JobRuntime(TrialRuntime):
     def suspend_requested(self, value: bool) -> None:
         """Does nothing: SIGTERM cannot be withdrawn."""
 
-    def found_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+    def check_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         """Has the job planned again if the model is not the planned one."""
         planned_model.check(self._task, variables)
 
@@ -70,7 +70,7 @@ class JobRuntime(TrialRuntime):
         if preemptible:
             process.termination.enable_saving()
 
-    def cannot_suspend(self, why: str) -> None:
+    def disable_suspension(self, why: str) -> None:
         print(f"dike: no checkpoints are written: {why}.", file=sys.stderr, flush=True)
 
     def unless_full(self, write: Callable[[], object]) -> bool:
@@ -88,7 +88,7 @@ class JobRuntime(TrialRuntime):
     def _take_value(self, step: int, value: float, *, is_reported: bool) -> bool:
         return False
 
-    def _tell(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
+    def _send(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
         match line["type"]:
             case "restored":
                 print(f"dike: restored '{line['path']}': step {line['step']}.", file=sys.stderr, flush=True)
@@ -117,7 +117,7 @@ def install(task: TaskSpec) -> Callable[[], None]:
             check_layout(task)
             fencing.take_ownership(task)
             made.append(JobRuntime(task))
-            made[0].report_in_time()
+            made[0].start_background_flush()
         return made[0]
 
     runtimes.job_runtime = runtime

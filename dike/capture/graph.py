@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 from dike.capture import coordinator
 from dike.capture.sink import TF_CONFIG, Sink
+from dike.graphs import fetched_operations
 from dike.profile import ModelProfile
 from dike.profiling.graph_profile import graph_profile, needs_first_run
 from dike.v1 import training
-from dike.v1.graphs import fetched_operations
 
 _PASS_THROUGH_OPS = frozenset({"ReadVariableOp", "Identity", "Cast", "Add", "AddV2", "Squeeze", "Reshape"})
 """Types of ops between the global step and what a script fetches to read it."""

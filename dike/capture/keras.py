@@ -116,7 +116,10 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
     finally:
         end()
     try:
-        reasons = [mirrored.why_not(model), "" if _can_be_split(batch) else "a batch's tensors differ in length"]
+        reasons = [
+            mirrored.unsupported_reason(model),
+            "" if _can_be_split(batch) else "a batch's tensors differ in length",
+        ]
     except Exception as error:  # a model may do anything, and with one GPU the reason does not matter
         reasons = [f"it cannot be determined ({one_line(error)})"]
     return dataclasses.replace(profile, why_one_gpu=next(filter(None, (*reasons, *uneven)), ""))

@@ -1,1 +1,1 @@
-"""Keras 3: its `fit`, in jobs and in trials. (`dike.keras` is TensorFlow's own.)"""
+"""Keras 3 `fit` in jobs and in trials. (`dike.keras` is TensorFlow's own.)"""

@@ -1,4 +1,4 @@
-"""What the callbacks of a `fit` write."""
+"""Flushes and continues the files that the callbacks of a `fit` write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from keras.src.callbacks import CallbackList
 
 
 def settle(callbacks: CallbackList) -> None:
-    """Waits for callbacks that Keras calls in other threads, and lets TensorBoard's files be written."""
+    """Waits for callbacks that Keras calls in other threads, and flushes TensorBoard's files."""
     if callbacks._async_train:
         callbacks._flush_futures()
     for callback in callbacks.callbacks:
@@ -16,7 +16,7 @@ def settle(callbacks: CallbackList) -> None:
 
 
 def append_logs(callbacks: CallbackList) -> None:
-    """Lets the logs that callbacks write go on with what an earlier run wrote."""
+    """Makes callbacks that write logs append to those of an earlier run."""
     for callback in callbacks.callbacks:
         if isinstance(callback, CSVLogger):
             callback.append = True

@@ -1,4 +1,4 @@
-"""The batches of a `fit`: Keras' own iterator, which knows where it is and can be brought to where it was."""
+"""The batches of a `fit`: Keras' own iterator, extended by its position, which can be saved and restored."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ from dike.process import has_busy_threads
 
 _ITERATOR = "iterator"
 _SETTLE_TIMEOUT_S = 10.0
-"""How long to wait for code that makes batches ahead: it may fill a large buffer, or a thread may always be busy."""
-_OWN = ("generators", "functions")
-"""The parts of a random state that consist of parts by name."""
+"""Maximum time to wait for code that prefetches batches: it may fill a large buffer, or a thread may always be busy."""
+_NESTED = ("generators", "functions")
+"""Parts of a random state that consist of named parts."""
 
 
 @dataclass
 class DataPosition:
-    """Where a `fit` is in its data.
+    """Position of a `fit` in its data.
 
-    ChangedAttributes:
-        made: iterators over the data set that have been made, the current one included. A data set that shuffles
-            gives each of them another order.
+    Attributes:
+        made: number of iterators made, including the current one. If the dataset shuffles, each has another order.
         drawn: batches taken from the current one.
-        kept: whether the next epoch goes on with the current one.
+        kept: whether the next epoch continues with the current one.
         seen: Keras' count of batches taken from it.
-        per_epoch: batches in an epoch; None if that is not known yet.
-        attributes: attributes of a `PyDataset` before the first batch of the current iterator, packed.
-        attributes_now: what they are now, packed.
-        randomness: the random state before that first batch.
+        per_epoch: batches per epoch; None if unknown.
+        attributes: packed attributes of a `PyDataset` before the current iterator's first batch.
+        attributes_now: its current attributes, packed.
+        randomness: random state before that first batch.
     """
 
     made: int = 0
@@ -58,20 +57,20 @@ class DataPosition:
     randomness: dict[str, Any] = field(default_factory=dict)
 
 
-class Watcher(Protocol):
-    """Who wants to know where in an epoch the training is."""
+class BatchListener(Protocol):
+    """Is called between the batches of an epoch."""
 
-    def entered(self) -> None:
-        """The callbacks know of the epoch; its first batch, or the first after an interruption, is due."""
+    def before_first_batch(self) -> None:
+        """Called after `on_epoch_begin`, before the first batch of an epoch or the first one after an interruption."""
 
     def between_steps(self, batch: int) -> None:
-        """`batch` batches of the epoch are done, and there may be another."""
+        """Called when `batch` batches of the epoch are done and another may follow."""
 
 
 class Batches(TFEpochIterator):
-    """Keras' iterator over the batches of an epoch; one that nobody tracks or counts does the same as Keras' own."""
+    """Keras' iterator over the batches of an epoch. Without tracking or counting it behaves exactly like Keras' own."""
 
-    _watcher: Watcher | None = None
+    _listener: BatchListener | None = None
     _attributes: ChangedAttributes | None = None
     _is_counted = False
 
@@ -84,20 +83,18 @@ class Batches(TFEpochIterator):
         self._replayed: list[Any] = []
         self._used: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._iterator: Any = None
-        if _takers:
-            _takers[-1](self)
+        if _receivers:
+            _receivers[-1](self)
 
     @property
     def made(self) -> int:
-        """Iterators made since it is counted."""
         return self._at.made
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch; None where neither the arguments of `fit` nor the data say."""
+        """None if neither the arguments of `fit` nor the data give it."""
         size: int | None = self.data_adapter.batch_size
         if size is None:
-            # A part that is None has no shape.
             specs = tf.nest.flatten(self._distributed_dataset.element_spec)
             shapes = [spec.shape for spec in specs if isinstance(spec, tf.TensorSpec)]
             size = next((shape[0] for shape in shapes if shape.rank), None)
@@ -105,74 +102,66 @@ class Batches(TFEpochIterator):
 
     @property
     def is_python(self) -> bool:
-        """Whether Python code makes the batches, maybe with Python's random numbers, and ahead of the training."""
+        """Whether Python code makes the batches, possibly with Python's random numbers and ahead of the training."""
         return self._is_py_dataset or self.is_generator
 
     @property
     def is_generator(self) -> bool:
-        """Whether a Python generator makes the batches."""
         return isinstance(self.data_adapter, GeneratorDataAdapter)
 
     @property
     def is_array(self) -> bool:
-        """Whether the data are arrays."""
         return isinstance(self.data_adapter, ArrayDataAdapter)
 
     @property
     def is_seeded(self) -> bool:
-        """Whether the script has given TensorFlow a seed, so that it shuffles in the same order in another process."""
+        """Whether another process shuffles in the same order."""
         return randomness.is_tensorflow_seeded()
 
     @property
     def _runs_python(self) -> bool:
-        """Whether Python code makes the batches, or is called for them by `tf.data`."""
+        """Whether Python code makes the batches, or is called by `tf.data`."""
         specs = tf.nest.flatten(self._distributed_dataset.element_spec)
         is_plain = all(isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec) for spec in specs)
         return self.is_python or (is_plain and randomness.has_data_functions())
 
     @property
     def _has_workers(self) -> bool:
-        """Whether a `PyDataset` has its batches made by several threads or processes."""
+        """Whether threads or processes make the batches of a `PyDataset`."""
         return self._is_py_dataset and self.data_adapter.enqueuer is not None
 
     @property
     def _is_py_dataset(self) -> bool:
         return isinstance(self.data_adapter, PyDatasetAdapter)
 
-    def count(self, made: int = 0) -> None:
-        """Counts the iterators made from now on; begins as if `made` had been."""
+    def start_counting(self, made: int = 0) -> None:
+        """Counts the iterators made from now on, as if `made` had been made already."""
         self._is_counted = True
         self._at.made = made
-        self._pass_over(made)
+        self._skip_iterators(made)
 
-    def _pass_over(self, count: int) -> None:
-        """Does as if `count` more iterators had been made. Only those over a user's data set depend on how many."""
+    def _skip_iterators(self, count: int) -> None:
+        """Only iterators over a user's dataset depend on how many were made before."""
         for number in range(0 if self.is_python or self.is_array else count):
-            self._end(iter(self._distributed_dataset), number, 0)
+            self._exhaust(iter(self._distributed_dataset), number, 0)
 
-    def _end(self, iterator: Any, number: int, taken: int) -> None:
-        """Takes the batches that Keras would, where those of later iterators depend on it.
-
-        Args:
-            iterator: the iterator.
-            number: how many had been made before.
-            taken: batches taken from it.
-        """
+    def _exhaust(self, iterator: Any, number: int, taken: int) -> None:
+        """Takes the batches that Keras would, if those of later iterators depend on them."""
         count = self.data_adapter.num_batches
-        # At the end of an epoch whose length it knows Keras makes an iterator that it does not use.
+        # At the end of an epoch of known length, Keras makes an iterator that it does not use.
         is_used = number % 2 == 0 or count is None or self.steps_per_epoch is not None
-        if is_used and ((number == 0 and self._caches) or self._shuffles_again):
+        if is_used and ((number == 0 and self._has_cache) or self._reshuffles):
             left = None if count is None else max(0, int(count) - taken)
             collections.deque(itertools.islice(iterator, left), maxlen=0)
 
     @functools.cached_property
-    def _caches(self) -> bool:
-        """Whether the first iterator keeps its elements, in its order, for all others."""
+    def _has_cache(self) -> bool:
+        """Whether the first iterator caches its elements, in its order, for later ones."""
         return any(_is_kind(part, "Cache") for part in _parts(self._distributed_dataset))
 
     @functools.cached_property
-    def _shuffles_again(self) -> bool:
-        """Whether a finite data set has a shuffle that another part of it begins again, or later."""
+    def _reshuffles(self) -> bool:
+        """Whether another part of a finite dataset restarts a shuffle, or starts it later."""
         if self._distributed_dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             return False
         parts = list(_parts(self._distributed_dataset))
@@ -180,23 +169,23 @@ class Batches(TFEpochIterator):
         late += [part._inputs()[1:] for part in parts if _is_kind(part, "Concatenate")]
         return any(_is_kind(part, "Shuffle") for inputs in late for each in inputs for part in _parts(each))
 
-    def track(self, watcher: Watcher) -> None:
-        """Keeps its position from now on and tells `watcher` about every batch."""
+    def track(self, listener: BatchListener) -> None:
+        """Tracks the position from now on and calls `listener` between batches."""
         self._is_counted = True
-        self._watcher = watcher
+        self._listener = listener
         if self._is_py_dataset:
             self._attributes = ChangedAttributes(self.data_adapter.py_dataset, is_data_set=True)
 
     def position(self, batch: int, arrays: list[Any]) -> DataPosition:
-        """Where it is, between two steps or two epochs.
+        """Returns the position between two steps or two epochs.
 
         Args:
-            batch: batches of the running epoch that are done; 0 between two epochs.
-            arrays: gets the arrays among a `PyDataset`'s attributes.
+            batch: finished batches of the running epoch; 0 between two epochs.
+            arrays: output: arrays among a `PyDataset`'s attributes.
         """
         at = self._at
         at.kept = self._current_iterator is not None and self.steps_per_epoch is not None
-        # In an epoch Keras has already counted the batches of the step that is due.
+        # Within an epoch Keras has already counted the batches of the next step.
         at.seen = self._steps_seen - (self.steps_per_execution if batch else 0)
         at.per_epoch = self._num_batches
         if self._attributes is not None:
@@ -205,18 +194,16 @@ class Batches(TFEpochIterator):
         return at
 
     def iterator_files(self, batch: int, *, even_seeded: bool = False) -> dict[str, bytes]:
-        """The state of the current iterator, where passing over what it has given would not do, or take too long.
+        """Returns the iterator's state, if skipping the batches it has given would be wrong or slow.
 
-        Args:
-            batch: as in `position`.
-            even_seeded: in the middle of an epoch also where the order depends on a seed.
+        `even_seeded`: also within an epoch whose order depends on a seed.
         """
         by_state = even_seeded or not self.is_seeded
         if self.is_python or not (self._at.kept or (batch and by_state)):
             return {}
         files = _save_iterator(self._iterator, without_random_ops=False)
         if files is None and by_state:
-            # Keras shuffles arrays by a random op, but has done so for an epoch when its first batch is there.
+            # Keras shuffles arrays with a random op, which has run for the whole epoch before its first batch.
             files = _save_iterator(self._iterator, without_random_ops=True) if self.is_array else None
         return files or {}
 
@@ -228,54 +215,48 @@ class Batches(TFEpochIterator):
         batch: int,
         step: Callable[[Iterator[Any]], Any],
     ) -> None:
-        """Goes back to a position.
+        """Restores a position that `position` and `iterator_files` returned.
 
-        Args:
-            position: what `position` returned.
-            arrays: the arrays it gave.
-            files: what `iterator_files` returned.
-            batch: batches of the running epoch that are done; 0 between two epochs.
-            step: one call of the training function, which makes the variables; its effects are to be undone.
+        `step` calls the training function once, which creates the variables; the caller undoes its other effects.
         """
         self._at, self._arrays = position, arrays
         self._num_batches = position.per_epoch
         self._skip = batch
-        goes_on = bool(batch) or position.kept
+        continues = bool(batch) or position.kept
         if self.is_python:
-            self._to_resume = self._remake if goes_on else None
-            position.made -= goes_on
+            self._to_resume = self._remake if continues else None
+            position.made -= continues
             step(self._first_batches())
             if self.is_generator and position.made and not position.kept:
-                # The epochs before have used it up.
+                # Earlier epochs have exhausted it.
                 collections.deque(iter(self._distributed_dataset), maxlen=0)
             if self._attributes is not None:
                 self._attributes.restore(position.attributes_now, arrays)
             return
-        passed = position.made - goes_on
-        self._pass_over(passed - 1)
+        skipped = position.made - continues
+        self._skip_iterators(skipped - 1)
         current = iter(self._distributed_dataset)
         if files and (_has_shuffle(files) or not _has_shuffle(_save_iterator(current, without_random_ops=True))):
             step(current)
             _restore_iterator(current, files)
-        elif passed or not goes_on:
-            # Before the next one is brought to where it was: both may be made by the same Python code.
+        elif skipped or not continues:
+            # Before the next one is restored: the same Python code may make both.
             step(current)
-            self._end(current, passed - 1, self.steps_per_execution)
-            if goes_on:
-                del current  # with the thread that draws ahead
+            self._exhaust(current, skipped - 1, self.steps_per_execution)
+            if continues:
+                del current  # ends its prefetch thread
                 current = self._replay(iter(self._distributed_dataset), position.drawn)
         elif self._runs_python:
             self._replay(current, position.drawn)
-            step(self._over(self._replayed))
+            step(self._iterator_over(self._replayed))
         else:
-            # The step takes the rest where there is no other iterator to give it a batch.
+            # The step takes the rest, because no other iterator can give it a batch.
             self._replay(current, position.drawn - self.steps_per_execution)
             step(current)
-        self._to_resume = (lambda: current) if goes_on else None
-        position.made -= goes_on
+        self._to_resume = (lambda: current) if continues else None
+        position.made -= continues
 
     def _remake(self) -> Iterator[Any]:
-        """The current iterator once more, by the same Python code with the same random numbers."""
         attributes, at = self._attributes, self._at
         if attributes is None:
             return self._replay(None, at.drawn)
@@ -286,21 +267,17 @@ class Batches(TFEpochIterator):
         attributes.restore(at.attributes, self._arrays)
         before = attributes.digests()
         iterator = self._replay(None, at.drawn)
-        # What the data set changes as it makes batches is as it was; the rest may have changed at an epoch's end.
+        # Attributes that change as batches are made are as before; others may have changed at an epoch's end.
         after = attributes.digests()
-        unused = {name: value for name, value in at.attributes_now.items() if before.get(name) == after.get(name)}
-        attributes.restore(unused, self._arrays)
+        unchanged = {name: value for name, value in at.attributes_now.items() if before.get(name) == after.get(name)}
+        attributes.restore(unchanged, self._arrays)
         return iterator
 
     def _replay(self, iterator: Any, count: int) -> Any:
-        """Draws the first `count` batches of the current iterator again; random states are then as before.
+        """Takes the first `count` batches again; random states are then as before. Makes the iterator if it is None.
 
         Python code behind the data draws the same random numbers, and a generator that it makes is recognised as the
-        one that the current iterator made before.
-
-        Args:
-            iterator: the iterator; None to make it, which may draw random numbers as well.
-            count: batches.
+        earlier one.
         """
         now = randomness.state()
         randomness.restore(self._at.randomness)
@@ -316,8 +293,8 @@ class Batches(TFEpochIterator):
             _draw(iterator, count - len(self._replayed))
             used = self._settled_randomness()
             throughout = drawn_from()
-        # A generator of its own the code uses alone. From a global one it may draw before the first batch, to shuffle,
-        # and others since: that it uses throughout only where its calls or batches after the first change it.
+        # Only this code uses its own generators. It may draw from a global one before the first batch, to shuffle, and
+        # other code may since: the data uses it throughout only if calls or batches after the first change it.
         before = {
             **(settled if count > 1 else used),
             **dict.fromkeys(throughout),
@@ -325,49 +302,49 @@ class Batches(TFEpochIterator):
             "functions": first["functions"],
         }
         self._used = (before, used)
-        randomness.restore(self.unused(now))
+        randomness.restore(self.unused_randomness(now))
         return iterator
 
     def _settled_randomness(self) -> dict[str, Any]:
-        """The random state once code that makes batches ahead has made all that it may, or waits for something else."""
+        """Returns the random state once code that prefetches batches is done or blocked."""
         state, equal, waited = randomness.state(), 0, 0
         deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
         while self._runs_python and equal < 2 and waited < 20 and time.monotonic() < deadline_s:
             time.sleep(0.01)
             last, state = state, randomness.state()
-            # On a loaded machine a thread may be about to draw, and wait for a processor.
+            # On a loaded machine a thread may be about to draw but wait for a CPU.
             is_busy = has_busy_threads()
             equal = equal + 1 if state == last and not is_busy else 0
             waited += not is_busy
         return state
 
     def first_batch(self) -> Any:
-        """A batch of data that Python code makes, which may make it once more; random states stay as they are."""
+        """Returns a batch made by Python code, which may make it again later; random states stay unchanged."""
         now = randomness.state()
         try:
             return next(self._first_batches())
         finally:
             randomness.restore(now)
 
-    def unused(self, random_state: dict[str, Any]) -> dict[str, Any]:
-        """The part of a random state that the data, brought to where it was, has not used.
+    def unused_randomness(self, random_state: dict[str, Any]) -> dict[str, Any]:
+        """Returns the part of a random state that the data did not consume while its position was restored.
 
-        Python code makes batches ahead of the training, so where its generators were says little.
+        Python code makes batches ahead of the training, so the saved state of its generators is not the right one.
         """
-        return random_state if self._used is None else _where_equal(random_state, *self._used)
+        return random_state if self._used is None else _unchanged_parts(random_state, *self._used)
 
     def _first_batches(self) -> Iterator[Any]:
-        """Batches past what is used up, and without a thread that would make more of them."""
+        """Ignores the position, and starts no thread that prefetches."""
         adapter, count = self.data_adapter, self.steps_per_execution
         if self._is_py_dataset:
             length = adapter.num_batches or count
             batches = [adapter._standardize_batch(adapter.py_dataset[number % length]) for number in range(count)]
         else:
             batches = list(itertools.islice(itertools.cycle(adapter._first_batches), count))
-        return self._over(batches)
+        return self._iterator_over(batches)
 
-    def _over(self, batches: list[Any]) -> Iterator[Any]:
-        """An iterator of the kind that the training function takes."""
+    def _iterator_over(self, batches: list[Any]) -> Iterator[Any]:
+        """Returns an iterator of the type that the training function takes."""
         signature = self._distributed_dataset.element_spec
         return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature))
 
@@ -377,48 +354,45 @@ class Batches(TFEpochIterator):
     def _make(self) -> Any:
         to_resume, self._to_resume = self._to_resume, None
         self._at.made += 1
-        self._iterator = self._make_anew() if to_resume is None else to_resume()
+        self._iterator = self._make_new() if to_resume is None else to_resume()
         return self._iterator
 
-    def _make_anew(self) -> Any:
+    def _make_new(self) -> Any:
         self._at.drawn = 0
         return iter(self._distributed_dataset)
 
-    def _begin(self, random_state: dict[str, Any]) -> None:
-        """The first batch of an iterator is due; Python code behind it begins now."""
+    def _record_start(self, random_state: dict[str, Any]) -> None:
         self._at.randomness = random_state
         if self._attributes is not None:
             self._arrays = []
             self._at.attributes = self._attributes.save(self._arrays)
 
     def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:
-        if self._watcher is None:
+        if self._listener is None:
             yield from super()._enumerate_iterator()
             return
         skip, self._skip = self._skip, 0
-        # Keras counts from 0 for the iterator it is handed, but that may have been used in epochs before this one.
+        # Keras counts from 0 for this iterator, but earlier epochs may have used it.
         seen = self._at.seen - skip if self._to_resume is not None else 0
         is_first = True
-        # Workers begin with the epoch.
+        # Worker threads start with the epoch.
         random_state = randomness.state() if self._has_workers else None
         for begin, end, iterator in super()._enumerate_iterator():
             if begin < skip:
                 continue
             if is_first:
                 self._steps_seen += seen
-                self._watcher.entered()
+                self._listener.before_first_batch()
             else:
-                self._watcher.between_steps(begin)
+                self._listener.between_steps(begin)
             is_first = False
             if not self._at.drawn:
-                self._begin(random_state or randomness.state())
+                self._record_start(random_state or randomness.state())
             self._at.drawn += self.steps_per_execution
             yield begin, end, iterator
 
 
 class _Iterable:
-    """Something whose iterator `make` makes."""
-
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
@@ -426,10 +400,10 @@ class _Iterable:
         return self._make()
 
 
-def _where_equal(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The part of `state` that is the same before and after, by generator and by function of the data."""
+def _unchanged_parts(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parts of `state` that are equal before and after, by generator and by function of the data."""
     equal = {key: value for key, value in state.items() if before.get(key) == after.get(key)}
-    for kind in _OWN:
+    for kind in _NESTED:
         equal[kind] = {
             key: value for key, value in state[kind].items() if before[kind].get(key) == after[kind].get(key)
         }
@@ -437,12 +411,11 @@ def _where_equal(state: dict[str, Any], before: dict[str, Any], after: dict[str,
 
 
 def _draw(iterator: Iterator[Any], count: int) -> None:
-    """Takes batches, `count` of them if there are so many: a step may have had fewer than its share."""
+    """Takes up to `count` batches: a step may have had fewer than its share."""
     collections.deque(itertools.islice(iterator, max(0, count)), maxlen=0)
 
 
 def _parts(dataset: Any) -> Iterator[Any]:
-    """A data set and all that it is made of."""
     yield dataset
     for each in dataset._inputs():
         yield from _parts(each)
@@ -453,14 +426,9 @@ def _is_kind(dataset: Any, kind: str) -> bool:
 
 
 def _save_iterator(iterator: Any, *, without_random_ops: bool) -> dict[str, bytes] | None:
-    """Where a `tf.data` iterator is, shuffle buffers included; None if a part of its state cannot be had.
+    """Saves a `tf.data` iterator, including shuffle buffers, as files; None if a part of it cannot be saved.
 
-    Args:
-        iterator: an iterator over a data set, eager.
-        without_random_ops: leave out where the random ops are that the data set calls.
-
-    Returns:
-        Name -> content of the files that say it.
+    `without_random_ops` omits the state of random ops that the dataset calls.
     """
     policy = ExternalStatePolicy.IGNORE if without_random_ops else ExternalStatePolicy.FAIL
     try:
@@ -475,7 +443,6 @@ def _save_iterator(iterator: Any, *, without_random_ops: bool) -> dict[str, byte
 
 
 def _restore_iterator(iterator: Any, files: Mapping[str, bytes]) -> None:
-    """Brings an iterator over the same data set to where `_save_iterator` found the other."""
     with tempfile.TemporaryDirectory(prefix="dike-iterator-") as folder:
         for name, content in files.items():
             with open(f"{folder}/{name}", "wb") as file:
@@ -487,9 +454,9 @@ def _restore_iterator(iterator: Any, files: Mapping[str, bytes]) -> None:
 
 
 def _has_shuffle(files: Mapping[str, bytes] | None) -> bool:
-    """Whether an iterator's state says where a shuffle is; None is no state.
+    """Returns whether a state contains the position of a shuffle.
 
-    It does not once the shuffle has given all it had, so how many orders there have been is not known from it.
+    It does not once the shuffle is exhausted, so the number of past orders is not known from it.
     """
     return any(b"num_random_samples" in content for content in (files or {}).values())
 
@@ -499,14 +466,14 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-_takers: list[Callable[[Batches], None]] = []
+_receivers: list[Callable[[Batches], None]] = []
 
 
 @contextlib.contextmanager
-def handing_to(taker: Callable[[Batches], None]) -> Iterator[None]:
-    """While this lasts, `taker` gets every iterator that Keras makes, and nobody else does."""
-    _takers.append(taker)
+def intercept_iterators(receiver: Callable[[Batches], None]) -> Iterator[None]:
+    """While active, passes every iterator that Keras makes to `receiver`, and to no other receiver."""
+    _receivers.append(receiver)
     try:
         yield
     finally:
-        _takers.remove(taker)
+        _receivers.remove(receiver)

@@ -1,4 +1,4 @@
-"""A call of `fit`, of Keras 3 or of tf_keras: its arguments, and what its logs say. Needs neither of them."""
+"""Arguments and logs of a call of `fit`, of Keras 3 or tf_keras. Imports neither."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ from dike.exceptions import BadInputError
 
 
 def arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a call of `fit` by name, the defaults included."""
     bound = inspect.signature(fit).bind(model, *args, **kwargs)
     bound.apply_defaults()
     return {name: value for name, value in bound.arguments.items() if name != "self"}
 
 
 def checked_arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """As `arguments_of`.
-
-    Raises:
-        BadInputError: for an argument that `fit` does not have.
-    """
+    """Raises BadInputError for an argument that `fit` does not have."""
     unknown = [name for name in kwargs if name not in inspect.signature(fit).parameters]
     if unknown:
         raise BadInputError(f"Argument '{unknown[0]}' of Model.fit is not supported; remove it.")
@@ -29,15 +24,13 @@ def checked_arguments_of(fit: Callable[..., Any], model: Any, args: Any, kwargs:
 
 
 def validates(arguments: Mapping[str, Any]) -> bool:
-    """Whether a `fit` with these arguments has results of a validation."""
     return arguments["validation_data"] is not None or bool(arguments["validation_split"])
 
 
 def loss_of(logs: Any) -> Any:
-    """The loss among the logs of a step; None if they have none."""
     return logs.get("loss") if isinstance(logs, dict) else None
 
 
-def figures(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """The logs of an epoch that are one number each."""
+def scalar_logs(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Returns the logs of an epoch that are single numbers."""
     return {name: float(value) for name, value in (logs or {}).items() if getattr(value, "ndim", 0) == 0}

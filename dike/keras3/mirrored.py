@@ -1,8 +1,8 @@
-"""Keras' `fit` on several GPUs of one machine: each of them takes an equal part of every batch.
+"""Keras' `fit` on several GPUs of one machine: each GPU computes an equal part of every batch.
 
-It is TensorFlow's `MirroredStrategy` (every GPU has the variables, gradients are added up) around data that stay the
-script's own. TensorFlow would hand out a data set by itself: batches that Python code makes would go to one GPU each,
-and an iterator would no longer be something that a checkpoint can hold.
+Uses TensorFlow's `MirroredStrategy` (every GPU has all variables, gradients are summed), but leaves the dataset to the
+script. TensorFlow would distribute it: each batch made by Python code would go to a single GPU, and a checkpoint could
+not hold the iterator's state.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tensorflow.python.distribute.values import DistributedVariable, PerReplica
 from dike.exceptions import BadInputError
 from dike.keras3.model import optimizers_of
 
-_OWN = ("train_step", "compute_loss", "compute_metrics")
-_KERAS = {name: getattr(keras.Model, name) for name in _OWN}
+_OVERRIDABLE = ("train_step", "compute_loss", "compute_metrics")
+_KERAS = {name: getattr(keras.Model, name) for name in _OVERRIDABLE}
 _PER_GPU = (
     "gradient_accumulation_steps",
     "clipnorm",
@@ -31,33 +31,25 @@ _PER_GPU = (
     "ema_overwrite_frequency",
     "inner_optimizer",
 )
-"""What an optimizer does on each GPU, to gradients that are not added up yet, or cannot do there."""
+"""Options of an optimizer that act on each GPU's gradients before they are summed, or do not work there."""
 
 
 class Mirrored(tf.distribute.MirroredStrategy):
-    """Splits what a step is given, in place of the data set that it comes from.
-
-    Args:
-        devices: names of the devices, two at least.
-    """
+    """Splits the arguments of a step, instead of the dataset they come from."""
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """The data set itself."""
         return dataset
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """As `MirroredStrategy.run`, with tensors of samples in `args`."""
         trains = getattr(fn, "__func__", fn) is trainer.TensorFlowTrainer.train_step
         parts = functools.partial(self._parts, is_none_empty=trains)
         return super().run(fn, tf.nest.map_structure(parts, args), kwargs, options)
 
     def _parts(self, batch: Any, *, is_none_empty: bool) -> Any:
-        """The parts of a batch.
+        """Splits a batch of samples.
 
-        Args:
-            batch: a tensor, samples first.
-            is_none_empty: whether samples may be in two parts, where there are fewer of them than parts: averages over
-                the batch, which layers keep, would be NaN for a part without any.
+        With `is_none_empty`, samples may be in two parts if there are fewer than parts: an empty part would make the
+        averages over the batch, which layers store, NaN.
         """
         if batch is None:
             return None
@@ -73,12 +65,10 @@ class Mirrored(tf.distribute.MirroredStrategy):
 
 
 def install(gpus: int) -> None:
-    """Has models, optimizers and variables that are made from now on live on so many GPUs.
+    """Makes models, optimizers and variables that are created from now on use several GPUs.
 
-    Nothing is asked of TensorFlow before the script makes the first of them: scripts set their GPUs up before that.
-
-    Args:
-        gpus: those that the task has.
+    Does not initialize TensorFlow's devices before the script creates the first of them: scripts configure GPUs before
+    that.
     """
     strategy = functools.cache(lambda: _strategy(gpus))
 
@@ -103,32 +93,32 @@ def install(gpus: int) -> None:
 
     @functools.wraps(own_build)
     def build(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        if iterator is None or not is_shared(model):
+        if iterator is None or not is_mirrored(model):
             own_build(model, iterator=iterator, data_batch=data_batch)
         else:
             _check(model)
-            # Without taking a batch for it, as Keras does.
+            # Keras would take a batch for this.
             own_build(model, data_batch=iterator._distributed_dataset.element_spec)
 
     @functools.wraps(own_make)
     def make_train_function(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_shared(model):
-            _check(model)  # which has its layers now
-            # As Keras has it under a strategy, unless a model was saved where it was on.
+        if is_mirrored(model):
+            _check(model)  # the model has its layers only now
+            # Keras turns it off under a strategy, but not for a model that was saved with it on.
             model.jit_compile = False
         return own_make(model, *args, **kwargs)
 
     trainer.TensorFlowTrainer._maybe_symbolic_build = build
     trainer.TensorFlowTrainer.make_train_function = make_train_function
     watch_losses(_refuse_loss)
-    # Scripts print `float(optimizer.learning_rate)`, which other variables can do.
+    # Scripts print `float(optimizer.learning_rate)`, which works with other variables.
     DistributedVariable.__float__ = lambda variable: float(variable.numpy())
     DistributedVariable.__int__ = lambda variable: int(variable.numpy())
 
 
-def why_not(model: Any) -> str:
-    """Why several GPUs cannot share the batches of a compiled model's `fit`, as a clause; empty where they can."""
-    for name in _OWN:
+def unsupported_reason(model: Any) -> str:
+    """Returns why several GPUs cannot share the batches of a compiled model's `fit`, as a clause; empty if they can."""
+    for name in _OVERRIDABLE:
         if getattr(getattr(model, name), "__func__", None) is not _KERAS[name]:
             return f"the model has a {name} of its own"
     found = [("run_eagerly", model.run_eagerly), ("steps_per_execution", model.steps_per_execution > 1)]
@@ -156,19 +146,19 @@ def _flat(structure: Any) -> list[Any]:
     return flat
 
 
-def watch_losses(tell: Callable[[str], object]) -> Callable[[], None]:
-    """Has `tell` called with a clause where a batch's loss is not the mean of its parts' losses.
+def watch_losses(report: Callable[[str], object]) -> Callable[[], None]:
+    """Calls `report` with a clause whenever the loss of a batch is not the mean of the losses of its parts.
 
     Returns:
-        What ends that.
+        Ends the watch.
     """
     own, own_add_loss = losses.reduce_weighted_values, keras.layers.Layer.add_loss
 
     @functools.wraps(own_add_loss)
     def add_loss(layer: Any, loss: Any) -> None:
-        # That of an activity regularizer is divided by the samples.
+        # The loss of an activity regularizer is divided by the number of samples.
         if layer.activity_regularizer is None:
-            tell(f"the layer '{layer.name}' adds a loss")
+            report(f"the layer '{layer.name}' adds a loss")
         own_add_loss(layer, loss)
 
     @functools.wraps(own)
@@ -181,11 +171,11 @@ def watch_losses(tell: Callable[[str], object]) -> Callable[[], None]:
     ) -> Any:
         shape = getattr(values, "shape", ())
         if (shape.rank if isinstance(shape, tf.TensorShape) else len(shape)) == 0:
-            tell("a loss is one number for the whole batch")
+            report("a loss is one number for the whole batch")
         elif mask is not None and reduction != "sum":
-            tell("a loss leaves out what is masked")
+            report("a loss ignores masked values")
         elif sample_weight is not None and reduction == "mean_with_sample_weight":
-            tell("a loss is divided by the samples' weights")
+            report("a loss is divided by the samples' weights")
         return own(values, sample_weight, mask, reduction, dtype)
 
     def end() -> None:
@@ -195,13 +185,12 @@ def watch_losses(tell: Callable[[str], object]) -> Callable[[], None]:
     return end
 
 
-def is_shared(model: Any) -> bool:
-    """Whether GPUs share the model's batches."""
+def is_mirrored(model: Any) -> bool:
     return isinstance(model._distribute_strategy, Mirrored)
 
 
 def _check(model: Any) -> None:
-    if why := why_not(model):
+    if why := unsupported_reason(model):
         _refuse(why)
 
 
@@ -210,7 +199,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _refuse_loss(why: str) -> None:
-    context = tf.distribute.get_replica_context()  # there is none while a model is built
+    context = tf.distribute.get_replica_context()  # None while a model is being built
     if context is not None and isinstance(context.strategy, Mirrored):
         _refuse(why)
 
@@ -219,8 +208,8 @@ def _strategy(gpus: int) -> Mirrored | None:
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     kind = devices[0].device_type
     if len(devices) < gpus:
-        said = f"this task has {gpus} GPUs, and TensorFlow sees {len(devices)} {kind}"
+        message = f"this task has {gpus} GPUs, and TensorFlow sees {len(devices)} {kind}"
     else:
-        said = f"{gpus} {kind}s share each batch of fit"
-    print(f"dike: {said}.", file=sys.stderr, flush=True)
+        message = f"{gpus} {kind}s share each batch of fit"
+    print(f"dike: {message}.", file=sys.stderr, flush=True)
     return Mirrored([device.name for device in devices[:gpus]]) if len(devices) > 1 else None

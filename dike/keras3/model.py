@@ -1,6 +1,6 @@
-"""A Keras 3 model: its variables by name, their values, and what it must not ask for in a distributed job.
+"""A Keras 3 model's variables by name, their values, and checks for distributed jobs.
 
-Needs no Keras until it is given a model.
+Imports Keras only inside functions that are given a model.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 from dike.exceptions import BadInputError
 
 _ON_GPU = "@gpu"
-"""Between a variable's name and the number of the GPU whose own value it is."""
+"""Separates a variable's name from the index of the GPU that has its own value."""
 
 
 def named_variables(model: Any) -> list[tuple[str, Any]]:
-    """Each variable of a Keras or tf_keras model with its unique name, in the order of `model.variables`.
+    """Returns each variable of a Keras or tf_keras model with a unique name, in the order of `model.variables`.
 
-    The name is Keras' path (`conv2d/kernel`), in tf_keras the name without `:0`. Where several variables have
-    the same, the second and later ones get `#1`, `#2`, ...
+    The name is Keras' path (`conv2d/kernel`), in tf_keras the name without `:0`. The second and later variables of the
+    same name get the suffixes `#1`, `#2`, ...
     """
     return unique_names(model.variables)
 
 
 def unique_names(variables: Iterable[Any]) -> list[tuple[str, Any]]:
-    """As `named_variables`, for any variables in a stable order."""
+    """Like `named_variables`, for any variables in a stable order."""
     seen: Counter[str] = Counter()
     named = []
     for variable in variables:
@@ -36,13 +36,13 @@ def unique_names(variables: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def metric_variables(model: Any) -> list[Any]:
-    """The variables of all metrics of a Keras 3 model; also of those that its own `metrics` leaves out."""
+    """Returns the variables of all metrics of a Keras 3 model, including those that `model.metrics` omits."""
     metrics = [*model.metrics, *(metric for layer in model._flatten_layers() for metric in layer._metrics)]
     return list({id(variable): variable for metric in metrics for variable in metric.variables}.values())
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The compiled optimizer and those that the model's own `train_step` uses."""
+    """Returns the compiled optimizer, and those that the model's own `train_step` uses."""
     import keras
 
     optimizers = [] if model.optimizer is None else [model.optimizer]
@@ -53,10 +53,10 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def check_distributable(model: Any) -> None:
-    """Makes sure that a compiled model can be trained on a cluster; before a launch, and again by the chief.
+    """Checks that a compiled model can be trained on a cluster. Called before a launch, and again by the chief.
 
     Raises:
-        BadInputError: naming what cannot be done there.
+        BadInputError: naming what is not supported.
     """
     if model._distribute_strategy is not None:
         raise BadInputError(
@@ -81,9 +81,9 @@ def check_distributable(model: Any) -> None:
 
 
 def named_values(model: Any) -> dict[str, Any]:
-    """Name -> variable, all that `values_of` reads; in one order in all processes that build the same model.
+    """Returns name -> variable for everything that `values_of` reads, in the same order in all processes of a model.
 
-    Besides those that Keras knows of, the TensorFlow variables among the model's own attributes.
+    Includes the TensorFlow variables among the model's own attributes.
     """
     import tensorflow as tf
     from keras.src.backend.common import global_state
@@ -99,7 +99,6 @@ def named_values(model: Any) -> dict[str, Any]:
 
 
 def values_of(model: Any) -> dict[str, Any]:
-    """Name -> array."""
     import numpy as np
 
     values = {name: np.asarray(variable) for name, variable in named_values(model).items()}
@@ -111,7 +110,7 @@ def values_of(model: Any) -> dict[str, Any]:
 
 
 def _parts(model: Any) -> dict[str, list[Any]]:
-    """Name -> what each of several GPUs has for itself: of metrics, averages over batches, seeds."""
+    """Returns name -> the values of each GPU, where they may differ: metrics, averages over batches, seeds."""
     alike = [*model.trainable_variables, *(each for one in optimizers_of(model) for each in one.variables)]
     known = {id(variable) for variable in alike}
     parts = {
@@ -123,26 +122,20 @@ def _parts(model: Any) -> dict[str, list[Any]]:
 
 
 def _is_part(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether it is one GPU's own value of another variable."""
     whole, between, number = name.rpartition(_ON_GPU)
     return bool(between) and number.isdigit() and whole in values
 
 
 def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
-    """Gives the model, built and compiled, the values that `values_of` read.
-
-    Args:
-        model: the model.
-        values: name -> array.
-        path: the checkpoint they are from, for messages.
+    """Assigns the output of `values_of` to a built and compiled model; `path` is the checkpoint's, for messages.
 
     Raises:
-        BadInputError: if the values are another model's.
+        BadInputError: if the values belong to another model.
     """
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
     if GLOBAL_SEED_GENERATOR in values:
-        global_seed_generator()  # made when it is first needed, which may not have been here yet
+        global_seed_generator()  # created on first use, which may not have happened yet
     variables = named_values(model)
     variables = {name: value for name, value in variables.items() if name in values or name != GLOBAL_SEED_GENERATOR}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
@@ -157,7 +150,7 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
         variable.assign(values[name])
     for name, parts in _parts(model).items():
         saved_parts = [key for key in values if key.startswith(f"{name}{_ON_GPU}") and _is_part(key, values)]
-        # With another number of GPUs than before each of them begins with the whole.
+        # If the number of GPUs changed, each of them starts with the common value.
         if len(saved_parts) == len(parts):
             for index, part in enumerate(parts):
                 part.assign(values[f"{name}{_ON_GPU}{index}"])

@@ -1,8 +1,8 @@
-"""What Keras' own files of a model hold besides the values of its variables: kept in checkpoints, for `dike export`.
+"""Stores what Keras' own model files contain besides the values of variables, for `dike export`.
 
-A `.keras` file is an archive of the model's configuration, its assets and its weights. Here it is taken apart: the
-configuration, the assets and the places of the variables make one small file (`LAYOUT` of `dike.trial.export`), the
-same for all checkpoints of a training; the values are in the checkpoint anyway.
+A `.keras` file is an archive of configuration, assets and weights. Here, the configuration, the assets and the
+positions of the variables form one small file (`LAYOUT` of `dike.trial.export`), the same for all checkpoints of a
+training. The values are in the checkpoint anyway.
 """
 
 from __future__ import annotations
@@ -17,19 +17,14 @@ from typing import Any
 from dike.arrays import dump_arrays
 from dike.keras3.model import named_values, optimizers_of
 from dike.trial import folders
-from dike.trial.export import ARRAYS, LAYOUT, PLACES, VARIABLES
+from dike.trial.export import ARRAYS, LAYOUT, VARIABLES, WEIGHT_MAP
 
 
 @dataclass(frozen=True)
-class KeptModel:
-    """A model as it was after a step.
+class ModelSnapshot:
+    """A model's state after a step.
 
-    Attributes:
-        step, train_s: steps done and seconds trained then.
-        values: name of a variable -> its value.
-        layout: `ModelFiles.layout`.
-        value: the objective's value then, where that was the best; else None.
-        checkpoint: the number of a job's last checkpoint before; None where there is none.
+    `value` is the objective if the model is the best, `checkpoint` the number of a job's last checkpoint.
     """
 
     step: int
@@ -40,33 +35,28 @@ class KeptModel:
     checkpoint: int | None = None
 
     def write(self, path: str) -> None:
-        """Writes it to a folder."""
         meta = {name: getattr(self, name) for name in ("step", "train_s", "value", "checkpoint")}
         files = {VARIABLES: dump_arrays(self.values), LAYOUT: self.layout}
         folders.write(path, files, {**meta, "kind": folders.MODEL})
 
 
 class ModelFiles:
-    """A model's files, less the values.
-
-    Args:
-        model: a Keras 3 model.
-    """
+    """A Keras 3 model's files without the values of variables."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._made: tuple[list[str], bytes] | None = None
 
     def layout(self) -> bytes:
-        """The model as it is now, built and compiled; empty where Keras cannot say where its variables go."""
+        """Returns the layout file of the built and compiled model; without positions if Keras cannot give them."""
         names = list(named_values(self._model))
         if self._made is not None and self._made[0] == names:
             return self._made[1]
         try:
             content, is_whole = _layout(self._model)
-        except Exception as error:  # what a model's own methods raise, or a Keras that is made differently
+        except Exception as error:  # raised by a model's own methods, or by another version of Keras
             content, is_whole = _refusal(f"{type(error).__name__}: {error}"), True
-        # Arrays that a layer has computed may change from step to step.
+        # Arrays that a layer computes may change from step to step.
         self._made = (names, content) if is_whole else None
         return content
 
@@ -74,16 +64,16 @@ class ModelFiles:
 def _refusal(problem: str) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(PLACES, json.dumps({"groups": {}, "problem": problem}))
+        archive.writestr(WEIGHT_MAP, json.dumps({"groups": {}, "problem": problem}))
     return file.getvalue()
 
 
 def _layout(model: Any) -> tuple[bytes, bool]:
-    """The file, and whether it holds no values."""
+    """Returns the file, and whether it contains no values."""
     from keras.src.saving import saving_lib
 
-    class Places(saving_lib.NpzIOStore):
-        """Is given variables, and notes where."""
+    class PositionStore(saving_lib.NpzIOStore):
+        """Records the positions of the variables instead of writing them."""
 
         def __init__(self) -> None:
             self.groups: dict[str, dict[str, Any]] = {}
@@ -94,7 +84,7 @@ def _layout(model: Any) -> tuple[bytes, bool]:
                 self.named[path] = metadata["name"]
             return self.groups.setdefault(path, {})
 
-    places = Places()
+    positions = PositionStore()
     names = {id(variable): name for name, variable in named_values(model).items()}
     arrays: dict[str, Any] = {}
     groups: dict[str, Any] = {}
@@ -102,12 +92,12 @@ def _layout(model: Any) -> tuple[bytes, bool]:
     with zipfile.ZipFile(file, "w") as archive:
         assets = saving_lib.DiskIOStore("assets", archive=archive, mode="w")
         try:
-            saving_lib._save_state(model, places, assets, "", set())
+            saving_lib._save_state(model, positions, assets, "", set())
         finally:
             assets.close()
         optimizers = optimizers_of(model)
-        for path, stored in places.groups.items():
-            # Optimizers hand out values, in the order of their variables.
+        for path, stored in positions.groups.items():
+            # Optimizers give values instead of variables, in the order of their variables.
             optimizer = next((each for each in optimizers if getattr(model, path, None) is each), None)
             found = dict(enumerate(optimizer.variables)) if optimizer is not None else {}
             group: dict[str, str | None] = {}
@@ -116,18 +106,18 @@ def _layout(model: Any) -> tuple[bytes, bool]:
                 group[key] = names.get(id(variable))
                 if group[key] is None:
                     arrays[f"{path}:{key}"] = _array(value)
-            groups[path] = {"name": places.named.get(path), "variables": group}
+            groups[path] = {"name": positions.named.get(path), "variables": group}
         known: dict[str, Any] = {"groups": groups, "problem": ""}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 config, metadata = saving_lib._serialize_model_as_json(model)
-        except Exception as error:  # what a get_config of the script's own raises
+        except Exception as error:  # raised by the script's own get_config
             known["problem"] = f"{type(error).__name__}: {error}".partition("\n")[0]
         else:
             archive.writestr("config.json", config)
             archive.writestr("metadata.json", metadata)
-        archive.writestr(PLACES, json.dumps(known))
+        archive.writestr(WEIGHT_MAP, json.dumps(known))
         if arrays:
             archive.writestr(ARRAYS, dump_arrays(arrays))
     return file.getvalue(), not arrays

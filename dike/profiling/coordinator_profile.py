@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.exceptions import BadInputError
+from dike.graphs import ancestors
 from dike.keras3.model import unique_names
 from dike.profile import Api, ModelProfile
 from dike.profiling.graph_batch import first_dim_near
@@ -15,7 +16,6 @@ from dike.profiling.graph_flops import Cost, FlopsReader
 from dike.profiling.keras_profile import STEP_PER_FORWARD, optimizer_name, slots_per_parameter
 from dike.profiling.model_profile import Findings
 from dike.profiling.op_kinds import is_plumbing
-from dike.v1.graphs import ancestors
 
 
 @dataclass

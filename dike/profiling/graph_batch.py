@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dike.v1.graphs import ancestors
+from dike.graphs import ancestors
 
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 _READERS = ("IteratorGetNext", "QueueDequeue")

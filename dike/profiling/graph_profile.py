@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dike.exceptions import BadInputError
+from dike.graphs import ancestors
 from dike.profile import Api, ModelProfile
 from dike.profiling.graph_batch import batch_size_of, unshaped_placeholders, unshaped_sources, with_batch_size
 from dike.profiling.graph_flops import FlopsReader
 from dike.profiling.model_profile import Findings
 from dike.profiling.op_kinds import is_plumbing
-from dike.v1.graphs import ancestors
 from dike.v1.training import TrainingGraph, planned_variables
 
 

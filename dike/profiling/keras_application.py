@@ -17,7 +17,7 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
     """Profiles `keras.applications.NAME` at its default input size, trained by plain SGD."""
     import tensorflow as tf
 
-    from dike.keras3.mirrored import why_not
+    from dike.keras3.mirrored import unsupported_reason
 
     models = {
         key: value
@@ -36,4 +36,4 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
     size = batch_size or _BATCH_SIZE
     batch = (tf.TensorSpec((size, *model.input_shape[1:])), tf.TensorSpec((size,), tf.int32))
     profile = keras_profile(f"keras:{name}", Api.KERAS, model, batch)
-    return dataclasses.replace(profile, why_one_gpu=why_not(model))
+    return dataclasses.replace(profile, why_one_gpu=unsupported_reason(model))

@@ -1,1 +1,1 @@
-"""tf_keras: its `fit`, in jobs and in trials."""
+"""tf_keras `fit` in jobs and in trials."""

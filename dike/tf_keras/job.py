@@ -1,4 +1,4 @@
-"""tf_keras `fit` on the chief: its own loop under a parameter server strategy; Dike makes the strategy and saves."""
+"""tf_keras `fit` on the chief: its own loop under a parameter server strategy, which Dike creates; Dike also saves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dike.keras3.fit_call import checked_arguments_of
 from dike.roles import cluster as clusters
 from dike.roles.cluster import Cluster, log
 from dike.task import TaskSpec
-from dike.tf_keras.saver import SavedFit
+from dike.tf_keras.saver import FitSaver
 
 _DEFAULT_BATCH_SIZE = 32
 _scopes = contextlib.ExitStack()
-"""Holds the strategy's scope: it ends when nobody refers to it."""
+"""Keeps a reference to the strategy's scope, which would end without one."""
 
 
 def install(task: TaskSpec) -> None:
@@ -35,7 +35,7 @@ def install(task: TaskSpec) -> None:
         training.Model._validate_and_get_metrics_result = _result_of_the_last_step(own_result)
 
     after_import("tf_keras.src.engine.training", replace)
-    # tf_keras creates variables where the strategy in force at that moment says; so it has to be in force from now on.
+    # tf_keras places variables by the strategy that is active when they are created, so it is active from now on.
     _scopes.enter_context(cluster.strategy.scope())
 
 
@@ -47,13 +47,13 @@ def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[...,
         import tensorflow as tf
 
         arguments = _fit_arguments(fit, self, args, kwargs)
-        saver = SavedFit(cluster, self, next(numbers), arguments["steps_per_epoch"])
+        saver = FitSaver(cluster, self, next(numbers), arguments["steps_per_epoch"])
         if saver.restore():
             arguments["initial_epoch"] = saver.epoch
         saver.report_total(arguments["initial_epoch"], arguments["epochs"])
         if arguments["initial_epoch"] >= arguments["epochs"]:
             log("this fit has been trained before; its result is restored.")
-        # What tf_keras asks when it begins, for its own BackupAndRestore: where to begin.
+        # tf_keras calls this for its own BackupAndRestore, to get the initial epoch and batch.
         self._maybe_load_initial_counters_from_ckpt = lambda _steps, first: (first, saver.batch)
         own = tf.nest.flatten(arguments["callbacks"] or [])
         arguments["callbacks"] = [*own, saver.callback(own)]
@@ -71,11 +71,11 @@ def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[...,
 
 
 def _local_evaluate(cluster: Cluster, evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """Evaluates on the chief: on the workers each would begin with the first sample, and count some of them twice."""
+    """Evaluates on the chief: every worker would start with the first sample, and some samples would count twice."""
 
     @functools.wraps(evaluate)
     def local(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("_use_cached_eval_dataset", None)  # it was made for the workers
+        kwargs.pop("_use_cached_eval_dataset", None)  # was made for the workers
         distributed = self._distribution_strategy, self._cluster_coordinator, self.test_function
         self._distribution_strategy = self._cluster_coordinator = self.test_function = None
         try:
@@ -88,7 +88,7 @@ def _local_evaluate(cluster: Cluster, evaluate: Callable[..., Any]) -> Callable[
 
 
 def _local_predict(cluster: Cluster, predict: Callable[..., Any]) -> Callable[..., Any]:
-    """tf_keras predicts on the chief, but only outside of the strategy's scope."""
+    """Predicts outside of the strategy's scope: tf_keras then predicts on the chief."""
 
     @functools.wraps(predict)
     def local(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def _local_predict(cluster: Cluster, predict: Callable[..., Any]) -> Callable[..
 
 
 def _result_of_the_last_step(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Does not warn that the last step's logs may be wrong on a cluster: it comes after all others here."""
+    """Suppresses the warning that the last step's logs may be wrong on a cluster: here it runs after all others."""
 
     @functools.wraps(own)
     def result(self: Any, logs: Any) -> Any:
@@ -122,10 +122,10 @@ def _outside_scope(cluster: Cluster) -> Iterator[None]:
 
 
 def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments for tf_keras: data as datasets, with their number of steps, which it needs on a cluster.
+    """Converts the arguments for tf_keras: data as datasets, with their number of steps, which it needs on a cluster.
 
     Raises:
-        BadInputError: for an argument that cannot be used.
+        BadInputError: for an argument that is not supported.
     """
     arguments = checked_arguments_of(fit, model, args, kwargs)
     batch_size = arguments["batch_size"]
@@ -148,7 +148,7 @@ def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) 
 
 
 def _dataset(arguments: dict[str, Any], method: str, steps_name: str, *, training: bool) -> tuple[Any, int]:
-    """The data as a dataset of batches and the number of them that make an epoch."""
+    """Returns the data as a dataset of batches, and the number of batches per epoch."""
     import tensorflow as tf
 
     data, steps = arguments["x"], arguments[steps_name]
@@ -169,9 +169,9 @@ def _dataset(arguments: dict[str, Any], method: str, steps_name: str, *, trainin
     if training and arguments["shuffle"]:
         dataset = dataset.shuffle(count)
     dataset = dataset.batch(size)
-    # Repeated as batches: each epoch ends with its own smaller one.
+    # Repeated after batching, so that each epoch ends with its own smaller batch.
     return dataset.repeat() if training else dataset, steps if steps is not None else math.ceil(count / size)
 
 
 def _verbosity(verbose: Any) -> Any:
-    return 2 if verbose in (1, "auto") else verbose  # tf_keras refuses a progress bar on a cluster
+    return 2 if verbose in (1, "auto") else verbose  # tf_keras rejects a progress bar on a cluster

@@ -17,25 +17,19 @@ from dike.reporting import reporter
 from dike.roles import fencing
 from dike.roles.cluster import Cluster, log_restored, placed
 
-_KEPT = 3
-_AHEAD_PER_WORKER = 3
-"""Steps handed out and not yet done, for each worker."""
+_MAX_CHECKPOINTS = 3
+_MAX_IN_FLIGHT_PER_WORKER = 3
+"""Maximum number of scheduled, unfinished steps per worker."""
 
 _POLL_INTERVAL_S = 0.2
 
 
-class SavedFit:
+class FitSaver:
     """Saves and restores one `fit` of a script: after each epoch, and within one by the job's interval or on SIGTERM.
 
-    Args:
-        cluster: the job's cluster.
-        model: the tf_keras model.
-        number: which call of `fit` in the script this is, from 0.
-        per_epoch: batches that make an epoch.
-
     Attributes:
-        epoch: the epoch that runs next or is running.
-        batch: batches of that epoch that are done.
+        epoch: current or next epoch.
+        batch: finished batches of that epoch.
     """
 
     def __init__(self, cluster: Cluster, model: Any, number: int, per_epoch: int) -> None:
@@ -46,7 +40,7 @@ class SavedFit:
         self._interval_s = task.checkpoint_interval_s
         self._saved_s = time.monotonic()
         self._scheduled: deque[Any] = deque()
-        self._limit = _AHEAD_PER_WORKER * task.worker_count
+        self._limit = _MAX_IN_FLIGHT_PER_WORKER * task.worker_count
         self._per_epoch = per_epoch
         self._history: dict[str, list[float]] = {}
         self._history_epochs: list[int] = []
@@ -57,7 +51,7 @@ class SavedFit:
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=model.optimizer, state=self._state, arrays=self._arrays
         )
-        # The chief reads and writes; by default each ps would, on its own machine.
+        # The chief reads and writes; by default, each ps would, on its own machine.
         self._options = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0/device:CPU:0")
         self._manager = None
         self._model = model
@@ -68,14 +62,14 @@ class SavedFit:
         if task.checkpoint_dir:
             fencing.take_ownership(task)
             folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
-            self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=_KEPT)
+            self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=_MAX_CHECKPOINTS)
 
     @property
     def _step(self) -> int:
         return int(self._model.optimizer.iterations.numpy())
 
     def restore(self) -> bool:
-        """Restores the newest checkpoint; whether there is one."""
+        """Restores the newest checkpoint; returns whether there is one."""
         path = checkpoints.newest_intact(self._manager.directory) if self._manager is not None else None
         if path is None:
             return False
@@ -89,22 +83,17 @@ class SavedFit:
         return True
 
     def report_total(self, first: int, epochs: int) -> None:
-        """Reports the step at which epoch `first` and those after it will be done."""
         self._epochs = epochs
         reporter().total(self._step + max(0, epochs - first) * self._per_epoch - self.batch)
 
     def with_all_epochs(self, history: Any) -> Any:
-        """Gives the `History` of `fit` what was recorded before a restart."""
+        """Adds the epochs before a restart to the `History` of `fit`."""
         history.history = {name: list(values) for name, values in self._history.items()}
         history.epoch = list(self._history_epochs)
         return history
 
-    def training_begins(self, callbacks: Sequence[Any]) -> None:
-        """The callbacks know that the training begins: they get back what they had kept.
-
-        Args:
-            callbacks: the script's own.
-        """
+    def begin_training(self, callbacks: Sequence[Any]) -> None:
+        """Restores the state of the callbacks. Called after `on_train_begin` of all of them."""
         self._callbacks = CallbackStates(callbacks)
         self._callbacks.begin()
         self._restore_callbacks()
@@ -113,12 +102,11 @@ class SavedFit:
         arrays = load_groups(self._arrays.numpy())["arrays"] if self._callbacks_before else []
         self._callbacks.restore(self._callbacks_before, arrays)
 
-    def epoch_begins(self, epoch: int) -> None:
-        """The epoch of that number begins, or goes on."""
+    def begin_epoch(self, epoch: int) -> None:
         if not self._placed:
             self._placed = True
             if self.batch:
-                # They have been told of the beginning of this epoch twice.
+                # `on_epoch_begin` was called twice for this epoch.
                 self._restore_callbacks()
             reporter().placement(placed)
         termination.enable_saving()
@@ -126,23 +114,18 @@ class SavedFit:
         self._done = self._step
         self._scheduled.clear()
 
-    def batch_due(self, batch: int) -> None:
-        """The step that begins with that batch is next.
+    def before_batch(self, batch: int) -> None:
+        """Waits for all other steps before the last one of an epoch.
 
-        An epoch's last one waits for all others, for `fit` reports its logs: what it reads of the metrics, whose state
-        the workers add up on the ps, has then all of them.
+        `fit` reports the last step's logs: the metrics, whose state the workers sum up on the ps, are complete only
+        then.
         """
         per_execution = self._model._steps_per_execution
         if batch + (1 if per_execution is None else int(per_execution.numpy())) >= self._per_epoch:
             self._wait(0)
 
-    def batch_scheduled(self, batch: int, result: Any) -> None:
-        """Waits until few steps are under way, so that a save is never far off; saves when it is time.
-
-        Args:
-            batch: number of the step just handed out in its epoch, from 0.
-            result: its `RemoteValue`.
-        """
+    def after_scheduling(self, batch: int, result: Any) -> None:
+        """Limits the steps in flight, so that a save never waits long; saves if a checkpoint is due."""
         self._scheduled.append(result)
         self._wait(self._limit)
         is_due = time.monotonic() - self._saved_s >= self._interval_s and batch + 1 < self._per_epoch
@@ -153,7 +136,7 @@ class SavedFit:
             self._save()
 
     def _wait(self, limit: int) -> None:
-        """Waits until no more than `limit` steps are under way."""
+        """Waits until at most `limit` steps are in flight."""
         while len(self._scheduled) > limit:
             if self._scheduled[0]._status_available_event.wait(_POLL_INTERVAL_S):
                 logs = self._scheduled.popleft().get()
@@ -169,7 +152,7 @@ class SavedFit:
         if self._manager is not None:
             position = {"epoch": self.epoch, "batch": self.batch}
             arrays: list[Any] = []
-            kept = self._callbacks.save(arrays, LARGE_ARRAY_BYTES)  # they go through a ps, as text
+            kept = self._callbacks.save(arrays, LARGE_ARRAY_BYTES)  # sent through a ps, as text
             history = {"history": self._history, "history_epochs": self._history_epochs}
             self._state.assign(json.dumps({**position, **history, "callbacks": kept}))
             self._arrays.assign(dump_groups({"arrays": arrays}))
@@ -187,8 +170,7 @@ class SavedFit:
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, step)
 
-    def epoch_ended(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Saves after the epoch of that number."""
+    def end_epoch(self, epoch: int, logs: dict[str, Any] | None) -> None:
         loss = (logs or {}).get("loss")
         reporter().progress(self._step, loss=None if loss is None else float(loss), epoch=epoch + 1)
         for name, value in (logs or {}).items():
@@ -198,7 +180,7 @@ class SavedFit:
         self._save(is_last=self.epoch >= self._epochs)
 
     def callback(self, others: Sequence[Any]) -> Any:
-        """Tells this where the training is; it is to be called after all others, the script's."""
+        """Returns a callback that drives this object. It must be called after all others, the script's."""
         import tf_keras
 
         if self._history_epochs or self.batch:
@@ -209,27 +191,25 @@ class SavedFit:
         saver = self
 
         class Save(tf_keras.callbacks.Callback):
-            """See `SavedFit.callback`."""
-
             def __init__(self) -> None:
                 super().__init__()
-                self._supports_tf_logs = True  # a step's logs come as they are: not yet computed
+                self._supports_tf_logs = True  # passes a step's logs as tensors, not yet computed
 
             def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-                # What TensorBoard traces ends with the process.
+                # TensorBoard's trace does not survive the process.
                 board = tf_keras.callbacks.TensorBoard
-                saver.training_begins([other for other in others if not isinstance(other, board)])
+                saver.begin_training([other for other in others if not isinstance(other, board)])
 
             def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-                saver.epoch_begins(epoch)
+                saver.begin_epoch(epoch)
 
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-                saver.batch_due(batch)
+                saver.before_batch(batch)
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                saver.batch_scheduled(batch, logs)
+                saver.after_scheduling(batch, logs)
 
             def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-                saver.epoch_ended(epoch, logs)
+                saver.end_epoch(epoch, logs)
 
         return Save()

@@ -1,4 +1,4 @@
-"""Trials that train with tf_keras: they report, and run to their end once they have begun."""
+"""Trials that train with tf_keras: they report, and cannot be suspended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dike.trial.runtime import TrialRuntime
 
 
 def install(runtime: TrialRuntime) -> None:
-    """Makes `fit` of tf_keras models report. Called when tf_keras has been imported."""
+    """Makes `fit` of tf_keras models report. Called when tf_keras is imported."""
     from tf_keras import callbacks
     from tf_keras.src.engine import training
 

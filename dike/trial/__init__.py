@@ -1,1 +1,1 @@
-"""A trial of a hyper-parameter search: its parameters, reports, suspension and return."""
+"""The trial side of a hyper-parameter search: parameters, reports, checkpoints, suspension and resumption."""

@@ -1,6 +1,6 @@
-"""A kept model as files that others read: Keras' own, a TensorFlow checkpoint, or what a script's `save` wrote.
+"""Exports a stored model: as a Keras file, a TensorFlow checkpoint, or the files that a script's `save` wrote.
 
-The script is not run, and a Keras model not made: its classes need not be known here.
+It neither runs the script nor builds the Keras model, so the model's classes need not be importable.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
-import importlib
 import io
 import os
 import shutil
@@ -24,35 +23,32 @@ from dike import plain_files
 from dike.checkpoints import step_of
 from dike.exceptions import BadInputError
 from dike.main_script import one_line
-from dike.trial import folders
+from dike.trial import folders, session_export
 
 LAYOUT = "model.zip"
-"""File of a checkpoint: a `.keras` file less its weights, and `PLACES`."""
+"""File of a checkpoint: a `.keras` archive without the weights, plus `WEIGHT_MAP`."""
 VARIABLES = "variables.npz"
-"""File of a checkpoint: the values of all variables by name."""
-PLACES = "dike-places.json"
-"""Where in Keras' file of weights the variables go: path of a group -> its key -> a variable's name, or None for one of
-`ARRAYS`; and why there is no configuration."""
+"""File of a checkpoint: values of all variables by name."""
+WEIGHT_MAP = "dike-places.json"
+"""Positions in Keras' weights file: group path -> key -> variable name, or None for one of `ARRAYS`. Also why there is
+no configuration, if so."""
 ARRAYS = "arrays.npz"
-"""What layers have computed to be saved, by path and key."""
+"""Arrays that layers compute when the model is saved, by path and key."""
 SCRIPT = "script"
-"""Folder of a checkpoint that the script's own `save` has filled (`dike.checkpoint`)."""
-
-CHECKPOINT = "checkpoint"
-"""The kind of what is no folder of ours, but a checkpoint of TensorFlow, by its prefix."""
+"""Folder of a checkpoint that the script's own `save` wrote (`dike.checkpoint`)."""
 
 KERAS, WEIGHTS = ".keras", ".weights.h5"
 _DTYPE = "dtype"
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A model that a trial or a job has kept.
+class StoredModel:
+    """A model that a trial or a job has stored.
 
     Attributes:
         path: folder of the checkpoint.
-        meta: what its writer noted.
-        newer_step: of a job, the step of a newer checkpoint, which holds no model; None if there is none.
+        meta: its metadata.
+        newer_step: of a job, the step of a newer checkpoint without a model; None if there is none.
     """
 
     path: str
@@ -61,35 +57,34 @@ class Kept:
 
     @property
     def step(self) -> int:
-        """Steps done then."""
         return int(self.meta["step"])
 
     @property
     def value(self) -> float | None:
-        """The objective's value, if it was kept because that was the best."""
+        """Objective, if the model was stored because it was the best; else None."""
         return self.meta.get("value")
 
     @property
     def suffix(self) -> str:
-        """What the name of an exported file ends in; empty for a folder."""
-        return "" if self.meta["kind"] in ("graph", "script", CHECKPOINT) else KERAS
+        """File name suffix of the exported model; empty if it is exported as a folder."""
+        return "" if self.meta["kind"] in ("graph", "script", folders.TENSORFLOW) else KERAS
 
 
-def pick(names: Iterable[str], epoch: str | None, best_step: int | None) -> str | None:
-    """The folder that holds the wanted model, by the names of a trial's whole checkpoints; None if none does.
+def pick_checkpoint(names: Iterable[str], epoch: str | None, best_step: int | None) -> str | None:
+    """Returns the name of the checkpoint with the wanted model; None if there is none.
 
     Args:
-        names: of the folders.
-        epoch: `best` or `last`; None for the best, or the last where no best one was kept.
-        best_step: step of the trial's best value; None if that is not known.
+        names: names of a trial's complete checkpoints.
+        epoch: `best` or `last`; None for the best, or the last if no best model was stored.
+        best_step: step of the trial's best value; None if unknown.
     """
     names = list(names)
     last = max((folders.checkpoint_number(name), name) for name in [*names, ""])[1] or None
-    # Of the newest run, unless another is of the very step.
+    # The one of the newest run, unless another has exactly that step.
     known = sorted((folders.best_number(name), name) for name in names)
     bests = [(step, name) for (run, step), name in known if run >= 0]
     best = next((name for step, name in reversed(bests) if step == best_step), None)
-    # At its end a trial has a checkpoint in any case.
+    # A trial always writes a checkpoint at its end.
     if best is None and last is not None and folders.checkpoint_number(last)[0] == best_step:
         best = last
     if best is None and bests:
@@ -98,14 +93,10 @@ def pick(names: Iterable[str], epoch: str | None, best_step: int | None) -> str 
 
 
 def check_meta(meta: Any, path: str) -> dict[str, Any]:
-    """What a checkpoint's writer has noted, if it is what an export needs; a script may have written something else.
-
-    Args:
-        meta: what was read.
-        path: the checkpoint's folder.
+    """Checks the fields that an export needs: a script may have written something else.
 
     Raises:
-        BadInputError: if it is not.
+        BadInputError: if one is missing or has another type.
     """
 
     def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
@@ -118,146 +109,131 @@ def check_meta(meta: Any, path: str) -> dict[str, Any]:
         or not (meta.get("value") is None or is_a(meta["value"], (int, float)))
         or not (meta.get("checkpoint") is None or is_a(meta["checkpoint"], int))
     ):
-        raise BadInputError(f"The checkpoint in '{path}' is damaged: {folders.META} holds something else.")
+        raise BadInputError(f"The checkpoint in '{path}' is damaged: {folders.META} has unexpected content.")
     return meta
 
 
-def choose(folder: str, epoch: str | None, best_step: int | None) -> Kept:
-    """The model of a trial, or of a job, that is wanted; see `pick`.
-
-    Args:
-        folder: the trial's folder.
-        epoch: `best`, `last` or None.
-        best_step: step of the trial's best value; None if it had none.
+def find_model(folder: str, epoch: str | None, best_step: int | None) -> StoredModel:
+    """Finds a stored model in a trial's folder; see `pick_checkpoint`.
 
     Raises:
         BadInputError: if there is none.
     """
-    names = folders.names(folder)
-    while (name := pick(names, epoch, best_step)) is not None:
+    names = folders.checkpoint_names(folder)
+    while (name := pick_checkpoint(names, epoch, best_step)) is not None:
         path = f"{folder.rstrip('/')}/{name}"
         try:
             if not folders.problem(path):
-                return Kept(path, check_meta(folders.read(path)[0], path))
+                return StoredModel(path, check_meta(folders.read(path)[0], path))
         except OSError as error:
             raise BadInputError(f"The checkpoint in '{path}' cannot be read: {error.strerror}.") from error
         names.remove(name)
-    if epoch == "best" and pick(names, None, None) is not None:
+    if epoch == "best" and pick_checkpoint(names, None, None) is not None:
         raise BadInputError(
-            f"No best epoch was kept in '{folder}': the script reports nothing but losses of batches, or cannot be "
-            "saved where it reports; export the last one with --epoch last."
+            f"No model of a best epoch is stored in '{folder}': the script reports only losses of batches, or cannot "
+            "be saved where it reports; export the last one with --epoch last."
         )
     raise BadInputError(
-        f"There is no whole checkpoint in '{folder}': none was written yet, it was removed, or it lies on an agent's "
-        "own disk; see docs/suspend-resume.md for which scripts have checkpoints, and --checkpoint-dir for where."
+        f"There is no whole checkpoint in '{folder}': none was written yet, it was deleted, or it is on an agent's "
+        "local disk; see docs/suspend-resume.md for which scripts have checkpoints, and --checkpoint-dir for where."
     )
 
 
-def of_job(folder: str) -> Kept:
-    """The model that a training job has trained: Keras', or the newest checkpoint of TensorFlow in its folder.
+def find_job_model(folder: str) -> StoredModel:
+    """Finds the stored Keras model of a training job, or the newest TensorFlow checkpoint in its folder.
 
     Raises:
         BadInputError: if there is none.
     """
     try:
-        kept = choose(folder, "last", None)
+        stored = find_model(folder, "last", None)
     except BadInputError:
-        # Late: it imports TensorFlow.
         inside = glob.escape(folder)
         if "://" not in folder and not any(map(glob.glob, (f"{inside}/*.index", f"{inside}/fit-*/*.index"))):
             raise
-        from dike.checkpoints import newest_intact
+        from dike.checkpoints import newest_intact  # imports TensorFlow
 
         found = glob.glob(f"{glob.escape(folder)}/fit-*")
         inner = sorted((path for path in found if not os.path.islink(path)), key=step_of)
         path = next(filter(None, map(newest_intact, [folder, *reversed(inner)])), None)
         if path is None:
             raise
-        return Kept(path, {"kind": CHECKPOINT, "step": step_of(path)})
-    # A model is kept at the end of a fit; the job may have gone on since.
+        return StoredModel(path, {"kind": folders.TENSORFLOW, "step": step_of(path)})
+    # A model is stored at the end of a fit; the job may have trained since.
     checkpoints = glob.glob(f"{glob.escape(folder)}/fit-*/*.index")
     newest = max((step_of(path.removesuffix(".index")) for path in checkpoints), default=0)
-    is_newer = newest > max(kept.step, kept.meta.get("checkpoint") or 0)
-    return dataclasses.replace(kept, newer_step=newest if is_newer else None)
+    is_newer = newest > max(stored.step, stored.meta.get("checkpoint") or 0)
+    return dataclasses.replace(stored, newer_step=newest if is_newer else None)
 
 
-def export(kept: Kept, target: str, *, force: bool = False) -> None:
-    """Writes a kept model.
-
-    Args:
-        kept: the model.
-        target: a file `*.keras` or `*.weights.h5` for Keras models, else a folder.
-        force: whether files that are there may be overwritten.
+def export(stored: StoredModel, target: str, *, force: bool = False) -> None:
+    """Writes a stored model to a file `*.keras` or `*.weights.h5`, or to a folder if it is not a Keras model.
 
     Raises:
-        BadInputError: if it cannot be written in this form, or something is in the way.
+        BadInputError: if it cannot be written in this form, or the target exists and `force` is not set.
     """
-    _check_source(kept)
+    _check_source(stored)
     is_file = target.endswith((KERAS, WEIGHTS))
-    if kept.suffix and not is_file:
-        raise BadInputError(f"'{target}' is no name for a Keras model; let it end in .keras or .weights.h5.")
-    if is_file and not kept.suffix:
-        what = "what the script itself saved" if kept.meta["kind"] == "script" else "a checkpoint of TensorFlow"
-        raise BadInputError(f"'{kept.path}' holds {what}, no Keras model; name a folder to export it to.")
+    if stored.suffix and not is_file:
+        raise BadInputError(f"'{target}' is not a file name of a Keras model; end it in .keras or .weights.h5.")
+    if is_file and not stored.suffix:
+        what = "files that the script saved" if stored.meta["kind"] == "script" else "a checkpoint of TensorFlow"
+        raise BadInputError(f"'{stored.path}' holds {what}, not a Keras model; name a folder to export it to.")
     _check_target(target, is_file=is_file, force=force)
     try:
         if is_file:
-            with _readable(kept):
-                content = _keras_file(kept) if target.endswith(KERAS) else _weights(kept)
+            with _readable(stored):
+                content = _keras_file(stored) if target.endswith(KERAS) else _weights(stored)
             _write_file(target, content)
             return
-        _write_folder(target.rstrip("/"), kept)
+        _write_folder(target.rstrip("/"), stored)
     except plain_files.NotPlainError as error:
-        raise _damaged(kept, str(error)) from error
+        raise _damaged(stored, str(error)) from error
     except OSError as error:
-        _check_source(kept)
+        _check_source(stored)
         raise BadInputError(f"The model cannot be written to '{target}': {_reason(error)}.") from error
 
 
-def _damaged(kept: Kept, why: str) -> BadInputError:
-    return BadInputError(f"The checkpoint in '{kept.path}' cannot be exported: {why}; nothing is written.")
+def _damaged(stored: StoredModel, why: str) -> BadInputError:
+    return BadInputError(f"The checkpoint in '{stored.path}' cannot be exported: {why}; nothing is written.")
 
 
 @contextlib.contextmanager
-def _readable(kept: Kept) -> Iterator[None]:
-    """For what is read of a checkpoint, which a script may have written.
-
-    Raises:
-        BadInputError: if it is something else than what Dike writes.
-    """
+def _readable(stored: StoredModel) -> Iterator[None]:
+    """Converts errors of reading a checkpoint, which a script may have written, to BadInputError."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(kept, f"it is damaged ({one_line(error)})") from error
+        raise _damaged(stored, f"it is damaged ({one_line(error)})") from error
     except (NotImplementedError, RuntimeError, MemoryError) as error:
-        # Archives packed in other ways, and arrays that say they are larger than any memory.
-        raise _damaged(kept, one_line(error)) from error
+        # Unsupported archive formats, and arrays that claim to be larger than memory.
+        raise _damaged(stored, one_line(error)) from error
 
 
-def _check_source(kept: Kept) -> None:
-    """Raises BadInputError if a trial's checkpoint is not there, or no longer: newer ones replace it."""
-    if kept.meta["kind"] != CHECKPOINT and (problem := folders.problem(kept.path)):
+def _check_source(stored: StoredModel) -> None:
+    """Raises if a trial's checkpoint does not exist any more: newer ones replace it."""
+    if stored.meta["kind"] != folders.TENSORFLOW and (problem := folders.problem(stored.path)):
         raise BadInputError(f"It cannot be exported: {problem}.")
 
 
 def _reason(error: OSError) -> str:
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list) and error.args[0]:
-        return str(error.args[0][0][-1])  # of the first file
+        return str(error.args[0][0][-1])  # the first file's error
     return error.strerror or str(error)
 
 
-def load_into(kept: Kept, model: Any) -> None:
-    """Gives a Keras model, built as in the script, the weights of a kept one.
+def load_into(stored: StoredModel, model: Any) -> None:
+    """Loads stored weights into a Keras model that is built as in the script.
 
     Raises:
-        BadInputError: if no Keras model was kept.
+        BadInputError: if the stored model is not a Keras model.
     """
-    if not kept.suffix:
-        raise BadInputError(f"'{kept.path}' holds no Keras model; export it to a folder, and load it from there.")
+    if not stored.suffix:
+        raise BadInputError(f"'{stored.path}' holds no Keras model; export it to a folder, and load it from there.")
     with tempfile.TemporaryDirectory(prefix="dike-export-") as folder:
-        export(kept, path := os.path.join(folder, f"model{WEIGHTS}"))
+        export(stored, path := os.path.join(folder, f"model{WEIGHTS}"))
         with warnings.catch_warnings():
-            # The optimizer of a model that has only been compiled has no variables yet, and needs none of the trial's.
+            # The optimizer of a model that has not trained has no variables yet, and needs none of the trial's.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             model.load_weights(path)
 
@@ -285,58 +261,54 @@ def _write_file(target: str, content: bytes) -> None:
             os.remove(partial)
 
 
-def _write_folder(target: str, kept: Kept) -> None:
-    """Whole or not at all, where the folder is new."""
+def _write_folder(target: str, stored: StoredModel) -> None:
     above = os.path.dirname(target) or "."
     os.makedirs(above, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".dike-export-", dir=above, ignore_cleanup_errors=True) as folder:
         partial = f"{folder}/model"
         os.mkdir(partial)
-        if kept.meta["kind"] == "script":
-            with folders.to_read(f"{kept.path}/{SCRIPT}") as source:
+        if stored.meta["kind"] == "script":
+            with folders.local_copy(f"{stored.path}/{SCRIPT}") as source:
                 plain_files.copy_tree(source, partial)
         else:
-            writer = importlib.import_module("dike.v1.trial.export")
-            with _readable(kept):
-                writer.write(kept.path, kept.meta, partial)
+            with _readable(stored):
+                session_export.write(stored.path, stored.meta, partial)
         if os.path.isdir(target) and (os.path.islink(target) or os.listdir(target)):
             shutil.copytree(partial, target, dirs_exist_ok=True)
         else:
             os.replace(partial, target)
 
 
-def _keras_file(kept: Kept) -> bytes:
-    """A `.keras` file as Keras writes it."""
-    with _opened_layout(kept) as layout:
-        problem = plain_files.parse_json(layout.read(PLACES))["problem"]
+def _keras_file(stored: StoredModel) -> bytes:
+    with _opened_layout(stored) as layout:
+        problem = plain_files.parse_json(layout.read(WEIGHT_MAP))["problem"]
         if problem:
             raise BadInputError(
-                f"Keras cannot describe this model in a file ({problem}), so there are its weights alone: export them "
+                f"Keras cannot describe this model in a file ({problem}), so only its weights are stored: export them "
                 "with -o best.weights.h5, and load them with model.load_weights into the model that the script builds."
             )
         whole = io.BytesIO()
         with zipfile.ZipFile(whole, "w") as archive:
             for name in layout.namelist():
-                if name not in (PLACES, ARRAYS):
+                if name not in (WEIGHT_MAP, ARRAYS):
                     archive.writestr(name, layout.read(name))
-            archive.writestr("model.weights.h5", _weights(kept))
+            archive.writestr("model.weights.h5", _weights(stored))
     return whole.getvalue()
 
 
-def _weights(kept: Kept) -> bytes:
-    """A `.weights.h5` file as Keras writes it."""
+def _weights(stored: StoredModel) -> bytes:
     try:
         import h5py
     except ImportError:
         raise BadInputError("Exporting a Keras model needs h5py, which comes with Keras; install it here.") from None
     from dike.arrays import load_arrays
 
-    with _opened_layout(kept) as layout:
-        known = plain_files.parse_json(layout.read(PLACES))
+    with _opened_layout(stored) as layout:
+        known = plain_files.parse_json(layout.read(WEIGHT_MAP))
         arrays = load_arrays(layout.read(ARRAYS)) if ARRAYS in layout.namelist() else {}
     if not known["groups"]:
         raise BadInputError(f"Keras could not say where this model's weights go in a file: {known['problem']}.")
-    values = load_arrays(folders.read(kept.path)[1](VARIABLES))
+    values = load_arrays(folders.read(stored.path)[1](VARIABLES))
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         for path, group in known["groups"].items():
@@ -354,12 +326,12 @@ def _weights(kept: Kept) -> bytes:
 
 
 @contextlib.contextmanager
-def _opened_layout(kept: Kept) -> Iterator[zipfile.ZipFile]:
+def _opened_layout(stored: StoredModel) -> Iterator[zipfile.ZipFile]:
     try:
-        content = folders.read(kept.path)[1](LAYOUT)
+        content = folders.read(stored.path)[1](LAYOUT)
     except FileNotFoundError:
-        _check_source(kept)
-        raise _damaged(kept, f"it is damaged ({LAYOUT} is not in it)") from None
+        _check_source(stored)
+        raise _damaged(stored, f"it is damaged ({LAYOUT} is not in it)") from None
     with zipfile.ZipFile(io.BytesIO(content)) as layout:
         plain_files.check_archive(layout, len(content))
         yield layout

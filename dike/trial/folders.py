@@ -1,9 +1,8 @@
-"""Checkpoint folders of trials: complete or not there at all, on a local disk or wherever `tf.io.gfile` reaches.
+"""Checkpoint folders of trials, on a local disk or any file system of `tf.io.gfile`.
 
-A checkpoint is complete once `dike-trial.json`, written last, is in its folder. On a local disk that notes the size and
-the checksum of every file, and is there only once they are on the disk; what has changed since makes the checkpoint
-damaged, and an older one is gone on from. Wherever else they are, the storage sees to that. A local path needs no
-TensorFlow.
+A checkpoint is complete once its folder contains `dike-trial.json`, written last. On a local disk that file records the
+size and checksum of all others, after an fsync of them. A checkpoint that does not match is damaged, and an older one
+is used instead. Remote storage is trusted to keep files intact. Local paths do not need TensorFlow.
 """
 
 from __future__ import annotations
@@ -24,33 +23,32 @@ from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 
 META = "dike-trial.json"
-"""File whose presence makes a checkpoint complete. Under `needs` it may name folders beside its own."""
+"""File whose presence makes a checkpoint complete. Its `needs` names sibling folders that the checkpoint depends on."""
 _SUMS = "sums"
-"""Where it notes, by path in the folder, size and CRC-32 of each file; only if it was written on a local disk."""
+"""Key in `META`: path in the folder -> size and CRC-32 of the file. Local disks only."""
 
 META_LIMIT_BYTES = 16 * 2**20
-"""How large it may be: it notes every file."""
+"""Maximum size of `META`, which lists every file."""
 FILE_LIMIT_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-"""How large a file may be that is read as a whole."""
+"""Maximum size of a file that is read into memory."""
 
 MODEL = "model"
-"""The kind of a checkpoint that holds a model, and nothing to go on from."""
+"""Kind of a checkpoint that holds a model only: no run resumes from it."""
+TENSORFLOW = "checkpoint"
+"""Kind of a model that is a TensorFlow checkpoint, given by its prefix, instead of a folder of ours."""
 
 Reader = Callable[[str], bytes]
-"""Content of one of a checkpoint's files, by name."""
+"""Content of a checkpoint's file, by name."""
 
 _NAME = re.compile(r"run-(\d+)-step-(\d+)")
 _BEST = re.compile(r"best-run-(\d+)-step-(\d+)")
-"""The model of the best epoch so far: nothing is gone on from it, and no later checkpoint makes it superfluous."""
+"""Model of the best epoch. Runs never resume from it, and `prune` does not delete it."""
 
 
 def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
-    """Writes a checkpoint; `path` may exist and hold other files, and is not complete while this writes.
+    """Writes a checkpoint. `path` may exist and contain other files; it is incomplete during the write.
 
-    Args:
-        path: its folder.
-        files: name -> content.
-        meta: JSON values; `kind` (who can read it), `step` and `train_s` among them.
+    `meta` are JSON values, including `kind` (the format of the files), `step` and `train_s`.
     """
     if _is_remote(path):
         import tensorflow as tf
@@ -67,7 +65,7 @@ def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> Non
     try:
         _write_locally(path, files, meta)
     except OSError:
-        # On a full disk half a checkpoint would be in the way of the next one.
+        # On a full disk a partial checkpoint would leave no space for the next one.
         shutil.rmtree(path, ignore_errors=True)
         raise
 
@@ -75,7 +73,7 @@ def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> Non
 def _write_locally(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
     for name, content in files.items():
         _write_file(f"{path}/{name}", content)
-    text = json.dumps({**meta, _SUMS: _sums(path)}).encode()
+    text = json.dumps({**meta, _SUMS: _checksums(path)}).encode()
     temporary = f"{path}/.{META}.{os.getpid()}"
     _write_file(temporary, text)
     sync(temporary)
@@ -85,7 +83,7 @@ def _write_locally(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any
 
 
 def read(path: str) -> tuple[dict[str, Any], Reader]:
-    """What `write` noted, and a function that reads the files.
+    """Returns the metadata, and a function that reads the files.
 
     Raises:
         BadInputError: if the checkpoint is not complete.
@@ -98,7 +96,7 @@ def read(path: str) -> tuple[dict[str, Any], Reader]:
 
 
 def newest(folder: str) -> str | None:
-    """The whole checkpoint of the highest step in a trial's folder; None if there is none."""
+    """Returns the undamaged checkpoint with the highest step; None if there is none."""
     for _, _, name in sorted(_checkpoints(folder), key=lambda found: (found[1], found[0]), reverse=True):
         path = f"{folder.rstrip('/')}/{name}"
         if not problem(path):
@@ -107,9 +105,9 @@ def newest(folder: str) -> str | None:
 
 
 def last_written(folder: str) -> tuple[str | None, int]:
-    """The complete checkpoint of the highest step in a folder, whole or damaged, and how many runs have written there.
+    """Returns the complete checkpoint with the highest step, and the number of runs that wrote to the folder.
 
-    A checkpoint that holds nothing to go on from, only a model, counts as a run's and is not the answer.
+    The checkpoint may be damaged. One of kind `MODEL` counts for the number of runs, but is never returned.
     """
     found = _checkpoints(folder)
     runs = max((run for run, _, _ in found), default=-1) + 1
@@ -120,25 +118,21 @@ def last_written(folder: str) -> tuple[str | None, int]:
     return None, runs
 
 
-def to_resume(spec: TrialSpec) -> str | None:
-    """The checkpoint a run goes on from: the one it was given, or the newest if that is not whole; None to begin."""
+def checkpoint_to_resume(spec: TrialSpec) -> str | None:
+    """Returns the checkpoint in the spec, or the newest undamaged one if that is damaged; None to start over."""
     path = spec.resume_from
     if path is None or not (why := problem(path)):
         return path
     other = newest(spec.folder)
-    instead = f"going on from '{other}'" if other else "beginning anew"
+    instead = f"resuming from '{other}'" if other else "starting over"
     print(f"dike: {why}; {instead}.", file=sys.stderr, flush=True)
     return other
 
 
 def prune(path: str, keep: int = 3) -> None:
-    """Removes what the complete checkpoint at `path` makes superfluous: older ones, but not what the others need.
+    """Deletes checkpoints that the complete one at `path` supersedes; `keep` remain, including it, and those they need.
 
-    Those of later runs are left alone: a run that has lost touch must not take away what its successor goes on from.
-
-    Args:
-        path: the newest checkpoint of a run.
-        keep: how many to keep, this one included.
+    Checkpoints of later runs are not touched: a run that lost its connection must not delete what its successor needs.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     match = _NAME.fullmatch(name)
@@ -155,25 +149,25 @@ def prune(path: str, keep: int = 3) -> None:
             _remove(f"{folder}/{other}")
 
 
-def names(folder: str) -> list[str]:
-    """The checkpoints in a trial's folder, complete or not, and its models of best epochs."""
+def checkpoint_names(folder: str) -> list[str]:
+    """Lists the checkpoints in a trial's folder, complete or not, and the models of its best epochs."""
     return [name for pattern in (_NAME, _BEST) for _, _, name in _checkpoints(folder, pattern)]
 
 
 def checkpoint_number(name: str) -> tuple[int, int]:
-    """Step and run of a checkpoint, by which the newest is the greatest; -1 for anything else."""
+    """Returns step and run, as a sort key; (-1, -1) if it is not a checkpoint."""
     match = _NAME.fullmatch(name)
     return (-1, -1) if match is None else (int(match[2]), int(match[1]))
 
 
 def best_number(name: str) -> tuple[int, int]:
-    """Run and step of the model of a best epoch; -1 for anything else."""
+    """Returns run and step; (-1, -1) if it is not the model of a best epoch."""
     match = _BEST.fullmatch(name)
     return (-1, -1) if match is None else (int(match[1]), int(match[2]))
 
 
 def prune_best(path: str) -> None:
-    """Removes the models that were best before the complete one at `path`, but none of a later run."""
+    """Deletes earlier best models once the one at `path` is complete, except those of later runs."""
     folder, _, own = path.rstrip("/").rpartition("/")
     match = _BEST.fullmatch(own)
     assert match is not None, path
@@ -184,17 +178,17 @@ def prune_best(path: str) -> None:
 
 
 def clear_best(folder: str) -> None:
-    """Removes the models of best epochs: before its first run a trial has none, they are of an earlier search."""
-    with contextlib.suppress(ImportError):  # what TensorFlow alone would reach nobody here has written
+    """Deletes the models of best epochs. Before a trial's first run, existing ones are of an earlier search."""
+    with contextlib.suppress(ImportError):  # without TensorFlow nothing was written to remote storage
         for _, _, name in _checkpoints(folder, _BEST):
             _remove(f"{folder.rstrip('/')}/{name}")
 
 
 @contextlib.contextmanager
-def to_fill(path: str) -> Iterator[str]:
-    """An empty local folder that a script fills, as a part of a checkpoint; what it holds at the end is at `path`.
+def staging_folder(path: str) -> Iterator[str]:
+    """Yields an empty local folder to write a part of a checkpoint to; on exit its content is at `path`.
 
-    The checkpoint, should there be one already, is not complete from the beginning on.
+    An existing checkpoint there is incomplete from the start.
 
     Raises:
         BadInputError: if `path` is remote and TensorFlow is not installed.
@@ -206,7 +200,7 @@ def to_fill(path: str) -> Iterator[str]:
         try:
             yield path
         except BaseException:
-            # Half of it would take the room of the next.
+            # A partial folder would take the space of the next one.
             shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(path.rstrip("/")))
@@ -222,8 +216,8 @@ def to_fill(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def to_read(path: str) -> Iterator[str]:
-    """A local folder that holds what is at `path`.
+def local_copy(path: str) -> Iterator[str]:
+    """Yields a local folder with the content of `path`.
 
     Raises:
         BadInputError: if `path` is remote and TensorFlow is not installed.
@@ -238,7 +232,7 @@ def to_read(path: str) -> Iterator[str]:
 
 
 def _checkpoints(folder: str, named: re.Pattern[str] = _NAME) -> list[tuple[int, int, str]]:
-    """Run, step and name of everything in the folder that is named like a checkpoint."""
+    """Returns run, step and name of every entry whose name matches."""
     if _is_remote(folder):
         import tensorflow as tf
 
@@ -250,7 +244,7 @@ def _checkpoints(folder: str, named: re.Pattern[str] = _NAME) -> list[tuple[int,
 
 
 def _meta(path: str) -> dict[str, Any] | None:
-    """What the checkpoint's writer noted; None if it is not complete."""
+    """Returns None if the checkpoint is not complete."""
     try:
         meta = plain_files.parse_json(_read_file(path, META, META_LIMIT_BYTES))
     except (FileNotFoundError, NotADirectoryError, plain_files.NotPlainError, ValueError):
@@ -259,11 +253,11 @@ def _meta(path: str) -> dict[str, Any] | None:
 
 
 def problem(path: str) -> str:
-    """Why a checkpoint, or one that it needs, cannot be gone on from; empty if it can."""
+    """Returns why a checkpoint, or one that it needs, cannot be used; empty if it can."""
     folder = path.rstrip("/").rpartition("/")[0]
-    left, seen = [path], set()
-    while left:
-        one = left.pop()
+    pending, seen = [path], set()
+    while pending:
+        one = pending.pop()
         if one in seen:
             continue
         seen.add(one)
@@ -274,35 +268,34 @@ def problem(path: str) -> str:
             noted = {str(name): (int(size), int(crc)) for name, (size, crc) in meta.get(_SUMS, {}).items()}
             needs = [str(name) for name in meta.get("needs", ())]
         except (AttributeError, OverflowError, TypeError, ValueError):
-            return f"the checkpoint in '{one}' is damaged: {META} holds something else"
+            return f"the checkpoint in '{one}' is damaged: {META} has unexpected content"
         if not all(_NAME.fullmatch(name) or _BEST.fullmatch(name) for name in needs):
-            return f"the checkpoint in '{one}' is damaged: {META} names what is no checkpoint"
+            return f"the checkpoint in '{one}' is damaged: {META} refers to something that is not a checkpoint"
         for name, sum_noted in noted.items() if not _is_remote(one) else ():
-            if why := _difference(one, name, sum_noted):
+            if why := _file_problem(one, name, sum_noted):
                 return f"the checkpoint in '{one}' is damaged: {why}"
-        left += [f"{folder}/{name}" for name in needs]
+        pending += [f"{folder}/{name}" for name in needs]
     return ""
 
 
-def _difference(path: str, name: str, noted: tuple[int, int]) -> str:
-    """What is wrong with a file of a local checkpoint; empty if it is as it was written."""
+def _file_problem(path: str, name: str, noted: tuple[int, int]) -> str:
     try:
         with plain_files.open_below(path, name) as file:
-            # Nothing is read of one that has another size.
+            # The size is compared first, so that a file of another size is not read.
             is_other = os.fstat(file.fileno()).st_size != noted[0] or checksum_of(file) != noted
     except OSError as error:
         return f"{name}: {error.strerror}"
     return f"{name} is not what was written" if is_other else ""
 
 
-def _sums(path: str) -> dict[str, tuple[int, int]]:
-    """Size and checksum of all files in a local folder; they are on the disk then."""
+def _checksums(path: str) -> dict[str, tuple[int, int]]:
+    """Flushes all files of a local folder to the disk; returns their sizes and checksums by relative path."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:
             file = os.path.join(folder, name)
             relative = os.path.relpath(file, path)
-            # A link that leads out of the folder is the script's own business.
+            # Links that lead out of the folder are not part of the checkpoint.
             if _is_below(path, relative) and not relative.startswith(f".{META}."):
                 found[relative] = file_checksum(file, sync=True)
         sync(folder)
@@ -315,7 +308,7 @@ def _is_below(path: str, name: str) -> bool:
     except plain_files.NotPlainError:
         return False
     except FileNotFoundError:
-        return False  # A link to nothing.
+        return False  # a dangling link
     return True
 
 
@@ -326,7 +319,7 @@ def _remove(path: str) -> None:
 
         tf.io.gfile.rmtree(path)
     else:
-        # Whoever else prunes may be faster.
+        # Another process may prune the same folder.
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -353,12 +346,7 @@ def _write_file(path: str, content: bytes) -> None:
 
 
 def _read_file(folder: str, name: str, limit_bytes: int = FILE_LIMIT_BYTES) -> bytes:
-    """The content of a checkpoint's file.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        NotPlainError: if it is no plain file below the folder, or larger than that.
-    """
+    """Raises FileNotFoundError, or NotPlainError if it is not a plain file below the folder or too large."""
     if not _is_remote(folder):
         return plain_files.read_below(folder, name, limit_bytes)
     import tensorflow as tf

@@ -1,7 +1,7 @@
 """Runs the trial that `DIKE_TRIAL` describes: `python -P -m dike.trial.launch SCRIPT [ARGS...]`.
 
 A zygote's forks call `run` instead. Exit code: 0 at the end of the script, EXIT_SUSPENDED (see `dike.trial.spec`), 2
-for input that cannot be used, else the script's own.
+for unusable input, else the script's own.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ INTERCEPTIONS = {
 }
 """Library -> our module whose `install` makes its training loops report and suspend. It may import the library."""
 COMPANIONS = {**INTERCEPTIONS, "torch": "torch._dynamo"}
-"""Library -> what a trial that uses it will import too: Dike's part, and what PyTorch leaves to the first optimizer."""
+"""Library -> module that its trials also import: Dike's interception; for PyTorch, what the first optimizer imports."""
 
 _EXIT_INTERRUPTED = 130
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Runs `argv[0]` with the arguments after it as `__main__`, or calls the function in it, and ends the process."""
+    """Runs the script `argv[0]` with the arguments after it, or the function pickled in it. Ends the process."""
     trial = runtime()
     if trial is None or not argv:
-        print("dike: This is no trial; start searches with 'dike tune SCRIPT'.", file=sys.stderr)
+        print("dike: This process is not a trial; start searches with 'dike tune SCRIPT'.", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
     process.set_name(f"dike trial {trial.spec.number}")
-    faulthandler.enable()  # a library that crashes says where
+    faulthandler.enable()  # shows where a native library crashed
     os.environ["DIKE_CHECKPOINT_DIR"] = trial.spec.folder
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     randomness.install(zlib.crc32(f"{trial.spec.search} {trial.spec.number}".encode()))
@@ -67,22 +67,19 @@ def _run(trial: TrialRuntime, argv: Sequence[str]) -> None:
 
 
 def conclude(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str] = ()) -> NoReturn:
-    """Does the rest of a trial, reports how that ended, and ends the process.
+    """Runs the rest of a trial, reports its outcome and ends the process.
 
-    Args:
-        trial: the trial.
-        body: the rest of it.
-        arguments: the script's, which it may refuse.
+    `arguments` are the script's, to recognize a complaint about one of them.
     """
-    code = _do(trial, body, arguments)
+    code = _run_to_end(trial, body, arguments)
     process.teardown.exit_code = code
-    # Those of the script; the ones of TensorFlow have limited time.
+    # The script's exit functions have no time limit; those of TensorFlow have.
     atexit._run_exitfuncs()
     process.teardown.end()
     trial.leave(code)
 
 
-def _do(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str]) -> int:
+def _run_to_end(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str]) -> int:
     pid = os.getpid()
     try:
         try:
@@ -110,52 +107,50 @@ def _do(trial: TrialRuntime, body: Callable[[], object], arguments: Sequence[str
 
 
 def _explain_exit(trial: TrialRuntime, request: SystemExit, code: int, arguments: Sequence[str]) -> int:
-    """What ends a script before its first step is an argument that it does not know."""
-    complaint = None if trial.is_training else _complaint(request, arguments)
+    """Reports an exit with an error code and returns it; code 2 before the first step means an unknown argument."""
+    complaint = None if trial.is_training else _argument_error(request, arguments)
     if complaint is None and (trial.is_training or code != EXIT_BAD_INPUT):
         why = f": {request.code}" if isinstance(request.code, str) else f" with exit code {code}"
-        trial.failed(f"the script has ended itself{why}")
+        trial.failed(f"the script exited{why}")
         return code
-    said = f": {complaint.rstrip('.')}" if complaint else ", see its own message"
+    detail = f": {complaint.rstrip('.')}" if complaint else ", see its own message"
     trial.refuse(
-        f"The script refuses its arguments{said}; name the parameters as its flags, add --param-style key=value if it "
-        "takes lr=0.1, or read them with dike.params() and add --param-style none."
+        f"The script refuses its arguments{detail}; name the parameters as its flags, add --param-style key=value if "
+        "it takes lr=0.1, or read them with dike.params() and add --param-style none."
     )
     return EXIT_BAD_INPUT
 
 
-def _complaint(request: SystemExit, arguments: Sequence[str]) -> str | None:
-    """What a parser of arguments found wrong before it ended the script; None if none has."""
-    if isinstance(request.code, str) and any(_is_about(request.code, word) for word in arguments):
+def _argument_error(request: SystemExit, arguments: Sequence[str]) -> str | None:
+    """Returns the message of the argument parser that ended the script; None if no parser did."""
+    if isinstance(request.code, str) and any(_names_argument(request.code, word) for word in arguments):
         return request.code.strip().partition("\n")[0]
     cause = request.__context__
     if type(cause).__module__.startswith("absl.flags"):
         return str(cause).partition("\n")[0]
     if callable(describe := getattr(cause, "format_message", None)):
-        return str(describe())  # of click, or of typer
+        return str(describe())  # click and typer
     for frame, _ in traceback.walk_tb(request.__traceback__):
         if frame.f_code.co_name == "error" and isinstance(frame.f_locals.get("self"), argparse.ArgumentParser):
             return str(frame.f_locals.get("message"))
     return None
 
 
-def _is_about(text: str, word: str) -> bool:
-    """Whether a text names an argument, or its flag. Values alone may be named by chance."""
+def _names_argument(text: str, word: str) -> bool:
+    """Whether a text names an argument or its flag. A value alone may appear in it by chance."""
     flag, equals, _ = word.partition("=")
     named = flag if flag.startswith("-") else word if equals else ""
     return bool(named) and re.search(rf"(?<![\w-]){re.escape(named)}(?![\w-])", text) is not None
 
 
 def _install(trial: TrialRuntime, module: str, library: ModuleType) -> None:
-    """Imports an interception only now, because it needs its library."""
     if library.__name__ == "tensorflow":
-        # Last in, first out: what the script does at exit has all the time it needs, TensorFlow's own has not.
+        # Exit functions run last in, first out: the script's run before this one, TensorFlow's own after it.
         atexit.register(process.teardown.begin)
     importlib.import_module(module).install(trial)
 
 
 def main() -> NoReturn:
-    """Entry point of a trial that starts cold."""
     process.die_with_parent()
     run(sys.argv[1:])
 

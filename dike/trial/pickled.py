@@ -1,4 +1,4 @@
-"""Python objects that travel from the process that asks for a search to those that run it: by cloudpickle."""
+"""Pickles Python objects that a search sends to other processes, with cloudpickle."""
 
 from __future__ import annotations
 
@@ -19,49 +19,44 @@ from dike.exceptions import BadInputError
 from dike.main_script import one_line
 
 OBJECT_LIMIT_BYTES = 2**20
-"""A sampler or a space is kept in the search's record."""
+"""A sampler or a space is stored in the search's record."""
 FUNCTION_LIMIT_BYTES = 50 * 2**20
-"""A function travels to every slot, with all that it refers to."""
+"""A function is sent to every slot, with everything that it refers to."""
 FUNCTION_SUFFIX = ".function"
-"""Ending of a file that holds a function where else a script is."""
+"""Suffix of a file with a pickled function, in place of a script."""
 _FUNCTION = "function given to dike.tune"
 _NAMELESS = "<dynamic-code>"
-"""Where cloudpickle says that code is from, whatever file that is."""
+"""cloudpickle's file name for all code."""
 _PICKLE, _CELLS = "function.pickle", "cells.json"
-"""What is in such a file, a zip archive: nothing runs when it is opened."""
+"""Members of such a file, a zip archive; opening it runs no code."""
 _MIB = 2**20
 
 
 def dumps(value: object, what: str, limit_bytes: int) -> bytes:
-    """Pickles an object, with the functions and classes that it uses of the user's own session.
-
-    Args:
-        value: the object.
-        what: what it is, for people.
-        limit_bytes: how large it may become.
+    """Pickles an object, including functions and classes of the user's session; `what` names it in messages.
 
     Raises:
-        BadInputError: if it cannot be pickled, or becomes larger.
+        BadInputError: if it cannot be pickled, or is larger than the limit.
     """
     try:
         data = _pickled(value)
     except Exception as error:
         raise BadInputError(
-            f"The {what} cannot be sent to other processes ({one_line(error)}); make what cannot be pickled inside of "
+            f"The {what} cannot be sent to other processes ({one_line(error)}); create what cannot be pickled inside "
             "the function, or put the call of dike.tune into a file and run that."
         ) from error
     if len(data) > limit_bytes:
         raise BadInputError(
-            f"The {what}, with the data that it refers to, takes {len(data) / _MIB:,.1f} MiB; at most "
-            f"{limit_bytes // _MIB} MiB can be sent along, so let it load its data from a file."
+            f"The {what}, with the data that it refers to, takes {len(data) / _MIB:,.1f} MiB; the "
+            f"maximum is {limit_bytes // _MIB} MiB. Load the data from a file instead."
         )
     return data
 
 
 def _pickled(value: object) -> bytes:
-    """Pickles by value what no file can be imported for, with the names of the files that code is from.
+    """Pickles by value what cannot be imported from a file, with the names of the code's source files.
 
-    cloudpickle leaves these names out from 3.1.3 on, and tracebacks then show neither the user's file nor his line.
+    cloudpickle drops these names since 3.1.3, and tracebacks would then show neither file nor line.
     """
     import cloudpickle
 
@@ -69,7 +64,7 @@ def _pickled(value: object) -> bytes:
 
     def with_file(code: CodeType) -> tuple[Any, ...]:
         make, arguments = reduced(code)
-        # A copy, as cloudpickle makes of names: of the same function come the same bytes.
+        # A copy, as cloudpickle makes of names, so that equal functions give equal bytes.
         named = ("".join(code.co_filename) if each == _NAMELESS else each for each in arguments)
         return make, tuple(named)
 
@@ -84,25 +79,25 @@ def _pickled(value: object) -> bytes:
 
 
 def dump_function(function: object) -> bytes:
-    """Pickles what a trial is to call, and the source of cells, which no file holds.
+    """Pickles a trial's function, with the source of notebook cells, which are in no file.
 
     Raises:
         BadInputError: see `dumps`.
     """
     data = dumps(function, _FUNCTION, FUNCTION_LIMIT_BYTES)
-    # A function's code names the file that it is from.
+    # A function's code contains the name of its source file.
     names = [name for name in linecache.cache if not os.path.isfile(name) and name.encode() in data]
     cells = json.dumps({name: linecache.getlines(name) for name in names})
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        # Without the time: of the same function come the same bytes.
+        # Without timestamps, so that equal functions give equal bytes.
         archive.writestr(zipfile.ZipInfo(_PICKLE), data)
         archive.writestr(zipfile.ZipInfo(_CELLS), cells)
     return file.getvalue()
 
 
 def names_in_function(data: bytes) -> set[str]:
-    """All text in what `dump_function` returned, the names of modules among it; none of its code runs.
+    """Returns all strings in a pickled function, including names of modules. Runs none of its code.
 
     Raises:
         BadInputError: if it cannot be read.
@@ -113,7 +108,7 @@ def names_in_function(data: bytes) -> set[str]:
 
 
 def load_function(data: bytes) -> Any:
-    """The function; tracebacks, and libraries that read its source, find that as where it was written.
+    """Loads a function. Tracebacks, and libraries that read its source, find the source of notebook cells.
 
     Raises:
         BadInputError: see `loads`.
@@ -125,19 +120,18 @@ def load_function(data: bytes) -> Any:
 
 
 def _opened(data: bytes) -> tuple[bytes, dict[str, list[str]]]:
-    """The pickle, and the cells' names and lines."""
     with _reading(_FUNCTION), zipfile.ZipFile(io.BytesIO(data)) as archive:
         return archive.read(_PICKLE), json.loads(archive.read(_CELLS))
 
 
 def loads(data: bytes, what: str) -> Any:
-    """The object; reading it runs code of whoever has written it.
+    """Unpickles an object, which runs code of its author.
 
     Raises:
         BadInputError: if it cannot be read here.
     """
     with _reading(what):
-        return pickle.loads(data)  # noqa: S301 - of the user who runs this process
+        return pickle.loads(data)  # noqa: S301 - from the user of this process
 
 
 @contextlib.contextmanager

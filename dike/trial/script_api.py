@@ -1,6 +1,6 @@
-"""What a script may say of itself: `dike.params`, `dike.report`, `dike.checkpoint`. No TensorFlow needed.
+"""`dike.params`, `dike.report` and `dike.checkpoint`: what a script calls in a trial or a job of one plain task.
 
-To a search, of which it is a trial, or to its job, if that is one plain task.
+Does not need TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import PARAMS_VARIABLE, Value
 
 KIND = "script"
-"""The kind of such a trial's checkpoints."""
+"""Kind of the checkpoints of such trials."""
 
 _RANDOMNESS = "randomness.json"
 _PARAMS_EXAMPLE = f"""{PARAMS_VARIABLE}='{{"lr": 0.1}}'"""
 
 
 def params(**defaults: Value) -> dict[str, Value]:
-    """The trial's hyper-parameters by name.
+    """Returns the trial's hyper-parameters by name.
 
     Args:
         defaults: values of parameters that neither the search nor, outside of a search, the environment variable
-            DIKE_PARAMS gives: `DIKE_PARAMS='{"lr": 0.1}' python train.py`.
+            DIKE_PARAMS sets: `DIKE_PARAMS='{"lr": 0.1}' python train.py`.
 
     Raises:
-        BadInputError: if DIKE_PARAMS is no JSON object of numbers, texts, true and false.
+        BadInputError: if DIKE_PARAMS is not a JSON object of numbers, strings, true and false.
     """
     trial = runtime()
     return {**defaults, **(trial.spec.parameters if trial is not None else _given_params())}
@@ -51,40 +51,41 @@ def _given_params() -> dict[str, Value]:
         raise BadInputError(f"{PARAMS_VARIABLE} is not JSON: {error}; write {_PARAMS_EXAMPLE}.") from error
     if not isinstance(given, dict) or not all(isinstance(value, bool | int | float | str) for value in given.values()):
         raise BadInputError(
-            f"{PARAMS_VARIABLE} is no JSON object of numbers, texts, true and false; write {_PARAMS_EXAMPLE}."
+            f"{PARAMS_VARIABLE} is not a JSON object of numbers, strings, true and false; write {_PARAMS_EXAMPLE}."
         )
     return given
 
 
 def report(step: int, **metrics: float) -> None:
-    """Says that `step` steps are done, and what came of them; under plain `python` it does nothing.
+    """Reports that `step` steps are done, and their metrics. Does nothing under plain `python`.
 
-    A trial may be suspended here. Then this call returns when it goes on in the same process. If the script has called
-    `dike.checkpoint`, it may also never return, and the script is run again later; so it is in a job.
+    A trial may be suspended here. This call then returns once the trial resumes in the same process. If the script has
+    called `dike.checkpoint`, the call may also never return and the script runs again later; so it is in a job.
 
     Args:
-        step: steps done since the beginning of the trial or the job, those before a suspension included.
-        metrics: figures by name; `loss` is the training loss. The search's metric is among them, if not always.
+        step: steps done since the beginning of the trial or the job, including those before a suspension.
+        metrics: numbers by name; `loss` is the training loss. The search's metric should be among them, at least
+            sometimes.
 
     Raises:
-        BadInputError: if the step or a figure is no number.
+        BadInputError: if the step or a metric is not a number.
     """
     trial = _script_trial()
     if trial is not None:
-        trial.report(_step(step), {name: _figure(name, value) for name, value in metrics.items()})
+        trial.report(_step(step), {name: _metric_value(name, value) for name, value in metrics.items()})
 
 
 def checkpoint(save: Callable[[str], object], restore: Callable[[str], object]) -> int:
-    """Lets Dike save and suspend the script at any `dike.report`; to be called once, before the first of them.
+    """Makes the script suspendable at any `dike.report`. Call it once, before the first of them.
 
-    Python's, NumPy's, TensorFlow's and PyTorch's global random generators are saved and restored beside.
+    The global random generators of Python, NumPy, TensorFlow and PyTorch are saved and restored as well.
 
     Args:
-        save: called with an empty folder; writes all that the script needs to go on.
-        restore: called with a folder that `save` has filled: at once, if the script goes on from there.
+        save: called with an empty folder; writes everything that the script needs to resume.
+        restore: called immediately with a folder that `save` has written, if the script resumes.
 
     Returns:
-        The steps that are done: 0 at the beginning, and under plain `python`.
+        Steps done: 0 at the beginning, and under plain `python`.
 
     Raises:
         BadInputError: if it is called twice, or the checkpoint is gone.
@@ -100,7 +101,7 @@ class _Hooks:
 
 
 class _ScriptTrial:
-    """A trial whose script reports its steps itself."""
+    """A trial whose script reports its own steps."""
 
     def __init__(self, trial: TrialRuntime) -> None:
         self._trial = trial
@@ -113,7 +114,7 @@ class _ScriptTrial:
                 "The script calls dike.checkpoint twice; call it once, with functions that save and restore everything."
             )
         self._hooks = hooks
-        self._trial.keep_best = lambda: self._trial.keep(lambda: self._save_best(hooks))
+        self._trial.save_best = lambda: self._trial.write_best(lambda: self._save_best(hooks))
         self._trial.save_at_end = lambda: retry_while_disk_full(lambda: self._save(hooks, self._trial.step))
         step = self._restore(hooks)
         self._trial.training(preemptible=True)
@@ -134,13 +135,13 @@ class _ScriptTrial:
                 trial.suspend(self._saved, step)
 
     def _restore(self, hooks: _Hooks) -> int:
-        path = folders.to_resume(self._trial.spec)
+        path = folders.checkpoint_to_resume(self._trial.spec)
         if path is None:
             return 0
         meta, read = folders.read(path)
         if meta["kind"] != KIND:
-            return 0  # saved within fit or a session, which go on by themselves
-        with folders.to_read(f"{path}/{SCRIPT}") as folder:
+            return 0  # written by fit or a session, which resume by themselves
+        with folders.local_copy(f"{path}/{SCRIPT}") as folder:
             hooks.restore(folder)
         randomness.restore(json.loads(read(_RANDOMNESS)))
         self._trial.restored(path, meta["step"], meta["train_s"], meta["standing"])
@@ -150,9 +151,9 @@ class _ScriptTrial:
         trial = self._trial
         path = trial.spec.checkpoint_path(step)
         if path == self._saved:
-            return path  # the step has been reported twice
+            return path  # the script reported the step twice
         random_state = json.dumps(randomness.state()).encode()
-        with folders.to_fill(f"{path}/{SCRIPT}") as folder:
+        with folders.staging_folder(f"{path}/{SCRIPT}") as folder:
             hooks.save(folder)
         meta = {"kind": KIND, "step": step, "train_s": trial.train_s, "standing": trial.standing.to_json()}
         folders.write(path, {_RANDOMNESS: random_state}, meta)
@@ -164,9 +165,9 @@ class _ScriptTrial:
     def _save_best(self, hooks: _Hooks) -> None:
         trial = self._trial
         path = trial.spec.best_path(trial.step)
-        # How good a step was must not change those that follow.
+        # Saving the best model must not change the random numbers of the steps that follow.
         random_state = randomness.state()
-        with folders.to_fill(f"{path}/{SCRIPT}") as folder:
+        with folders.staging_folder(f"{path}/{SCRIPT}") as folder:
             hooks.save(folder)
         randomness.restore(random_state)
         meta = {"kind": KIND, "step": trial.step, "train_s": trial.train_s, "value": trial.standing.best}
@@ -175,7 +176,7 @@ class _ScriptTrial:
 
 
 capture: Callable[[], NoReturn] | None = None
-"""Ends a script that is only read for its profile: it has a training loop of its own."""
+"""Ends a script that is run only to profile it, because it has its own training loop."""
 
 
 @functools.cache
@@ -195,7 +196,7 @@ def _step(step: int) -> int:
         raise BadInputError(f"dike.report counts steps in whole numbers, not {step!r}.") from None
 
 
-def _figure(name: str, value: float) -> float:
+def _metric_value(name: str, value: float) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):

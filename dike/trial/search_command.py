@@ -1,4 +1,4 @@
-"""Runs a search for `dike.tune`: the `dike tune` command in a process of its own, with this script or a function."""
+"""Runs a search for `dike.tune`: the `dike tune` command in its own process, with this script or a pickled function."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dike.main_script import running_program
 from dike.trial import pickled
 
 SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
-"""Asks an Optuna trial for parameters and returns them by name, or nothing where these are what it asked for."""
+"""Asks an Optuna trial for parameters; returns them by name, or None if these are exactly what it asked for."""
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
 REPEATED = ("constraint", "env", "warm_start_from", "volume")
-"""Options that may be given several times: as a list, or as a mapping for NAME=VALUE."""
+"""Options that may be repeated: a list, or a mapping for NAME=VALUE."""
 OPTIONS = frozenset(
     {
         *REPEATED,
@@ -35,51 +35,51 @@ OPTIONS = frozenset(
         *("stall_timeout", "suspend_timeout", "timeout", "trial_timeout", "trials", "value"),
     }
 )
-"""What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""
+"""Long options of `dike tune` that `dike.tune` accepts, with '_' for '-'."""
 
 _PREFIX = "dike: "
 _OPTION_PREFIX = "Error: "
-"""Before what the command says of an option's value that is none."""
+"""Precedes the command's message about an invalid option value."""
 FRAME_PREFIX = "dike-frame: "
-"""Before what a notebook is to show in the place of what it showed last: MIME type -> text, as JSON."""
+"""Precedes a frame that replaces the last one in a notebook: MIME type -> text, as JSON."""
 _DEFAULTS = {"metric": "loss", "mode": "min"}
-"""What `dike.tune` says without having been told."""
+"""Options that `dike.tune` passes even if the user does not."""
 
 
 def search(
     function: Callable[..., Any],
     space: str | SpaceFunction,
     options: Mapping[str, object],
-    earlier: Sequence[dict[str, Any]],
+    earlier_outcomes: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Runs a search to its end; what it says goes to this process' standard error.
+    """Runs a search to its end. The command's messages go to this process's standard error.
 
     Args:
-        function: what a trial does; it is pickled if there is no script to run from the top.
+        function: what a trial calls; pickled if there is no script to run.
         space: the space as YAML, or a function.
-        options: names among `OPTIONS` -> values; None leaves an option out. The sampler may be an object.
-        earlier: how the earlier calls of `dike.tune` in this script ended, one each.
+        options: names in `OPTIONS` -> values; None omits an option.
+        earlier_outcomes: outcomes of the earlier calls of `dike.tune` in this script.
 
     Returns:
-        What the command has printed as JSON.
+        The command's JSON output.
 
     Raises:
-        BadInputError: if the command refuses its input, or something cannot be pickled.
+        BadInputError: if the command rejects its input, or something cannot be pickled.
         JobFailedError: if the search ends early, or no trial succeeds.
-        KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
+        KeyboardInterrupt: after Ctrl-C, once all trials are suspended.
     """
     with tempfile.TemporaryDirectory(prefix="dike-tune-") as folder:
-        arguments = _arguments(Path(folder), function, space, options, earlier)
+        arguments = _arguments(Path(folder), function, space, options, earlier_outcomes)
         output = Path(folder) / "result.json"
         code, message = _run([*COMMAND, *arguments], output)
         if code == BadInputError.exit_code:
-            raise BadInputError(message or "The search was refused; the reason is above.")
+            raise BadInputError(message or "The search was rejected; the reason is above.")
         if code in (-signal.SIGINT, InterruptedByUserError.exit_code):
             raise KeyboardInterrupt
         if code < 0:
             raise JobFailedError(
-                f"The search's process was killed (signal {-code}); every trial is saved up to its last checkpoint: "
-                "dike tune --resume NAME goes on."
+                f"The search's process was killed (signal {-code}); every trial is saved up to its last checkpoint. "
+                "Resume with: dike tune --resume NAME."
             )
         if code:
             raise JobFailedError(message or f"The search ended with exit code {code}; the reason is above.")
@@ -88,11 +88,7 @@ def search(
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuses unknown options.
-
-    Raises:
-        BadInputError: if there is one; names the nearest known one.
-    """
+    """Raises BadInputError for an unknown option, with the nearest known one."""
     for name in options:
         if name not in OPTIONS:
             near = difflib.get_close_matches(name, OPTIONS, n=1)
@@ -105,13 +101,13 @@ def _arguments(
     function: Callable[..., Any],
     space: str | SpaceFunction,
     options: Mapping[str, object],
-    earlier: Sequence[dict[str, Any]],
+    earlier_outcomes: Sequence[dict[str, Any]],
 ) -> list[str]:
     given = {name: value for name, value in options.items() if value is not None}
-    arguments = ["--format", "json", *(["--for-notebook"] if _notebook() is not None else [])]
+    arguments = ["--format", "json", *(["--for-notebook"] if _notebook_display() is not None else [])]
     sampler = given.get("sampler")
     if "resume" in given:
-        # The search knows all the rest.
+        # A resumed search has stored everything else.
         given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name) and value is not sampler}
     elif sampler is not None and not isinstance(sampler, str):
         given["sampler"] = type(sampler).__name__
@@ -128,13 +124,13 @@ def _arguments(
         arguments += ["--space", str(folder / "space.yaml")]
     program = running_program()
     if program is None:
-        # A search that has no name is called by its file.
+        # The file name becomes the name of a search without one.
         name = getattr(function, "__name__", "")
         path = folder / (name if name.isidentifier() else "notebook")
         path.write_bytes(pickled.dump_function(function))
         return [*arguments, "--function-call", "0", "--function", str(path)]
-    (folder / "earlier.json").write_text(json.dumps(list(earlier)), encoding="utf-8")
-    arguments += ["--function-call", str(len(earlier))]
+    (folder / "earlier.json").write_text(json.dumps(list(earlier_outcomes)), encoding="utf-8")
+    arguments += ["--function-call", str(len(earlier_outcomes))]
     arguments += ["--earlier-results", str(folder / "earlier.json")]
     script, module = program
     return [*arguments, *(["-m", module] if module else [script]), "--", *sys.argv[1:]]
@@ -146,18 +142,17 @@ def _pickled(path: Path, value: object, what: str) -> str:
 
 
 def _values(value: object) -> list[object]:
-    """What a repeated option is given."""
     if isinstance(value, Mapping):
         return [f"{name}={text}" for name, text in value.items()]
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
 
 
 def _run(command: Sequence[str], output: Path) -> tuple[int, str]:
-    """Runs the command; returns its exit code and the last sentence it has said by itself."""
+    """Runs the command; returns its exit code and its last message."""
     screen = _Screen()
     with (
         output.open("wb") as result,
-        # Ctrl-C reaches it by us alone: it takes a second one for impatience.
+        # A session of its own, so that only we forward Ctrl-C: a second SIGINT makes the command give up waiting.
         subprocess.Popen(
             command, stdout=result, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         ) as process,
@@ -175,59 +170,57 @@ def _run(command: Sequence[str], output: Path) -> tuple[int, str]:
 
 
 class _Screen:
-    """Shows what the command says: on standard error, or in the output of a notebook's cell."""
+    """Shows the command's messages: on standard error, or in the output of a notebook's cell."""
 
     def __init__(self) -> None:
-        self._notebook = _notebook()
+        self._notebook_display = _notebook_display()
         self._table: Any = None
-        self._held = ""
+        self._last_line = ""
         self._message = ""
 
     def take(self, line: str) -> None:
-        """Shows a line, or the table in it."""
         if line.startswith(FRAME_PREFIX):
             self._show(json.loads(line.removeprefix(FRAME_PREFIX)))
             return
         for prefix in (_PREFIX, _OPTION_PREFIX):
             if line.startswith(prefix):
                 self._message = line.removeprefix(prefix).strip()
-        if self._notebook is None:
+        if self._notebook_display is None:
             sys.stderr.write(line)
             return
-        # What it says last, if it fails, is the message of the error that is raised, which a notebook shows by itself.
-        sys.stdout.write(self._held)
-        self._held = line
+        # If the command fails, its last message becomes the exception's message, which the notebook shows itself.
+        sys.stdout.write(self._last_line)
+        self._last_line = line
 
     def end(self, *, failed: bool) -> str:
-        """There are no more; the last sentence that the command has said by itself."""
-        if not (failed and self._held.startswith(_PREFIX)):
-            sys.stdout.write(self._held)
-        self._held = ""
+        """Flushes the last line; returns the command's last message."""
+        if not (failed and self._last_line.startswith(_PREFIX)):
+            sys.stdout.write(self._last_line)
+        self._last_line = ""
         return self._message
 
     def _show(self, data: Mapping[str, str]) -> None:
-        sys.stdout.write(self._held)
-        self._held = ""
+        sys.stdout.write(self._last_line)
+        self._last_line = ""
         if self._table is None:
-            self._table = self._notebook.display(data, raw=True, display_id=True)
+            self._table = self._notebook_display.display(data, raw=True, display_id=True)
         else:
             self._table.update(data, raw=True)
 
 
-def _notebook() -> Any:
-    """IPython's module of displays, if this process is the kernel of a notebook; else None."""
+def _notebook_display() -> Any:
+    """Returns IPython's display module if this process is a notebook's kernel; else None."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return importlib.import_module("IPython.display") if hasattr(shell, "kernel") else None
 
 
 def outcome_of(error: DikeError | KeyboardInterrupt) -> dict[str, Any]:
-    """A call that failed, as `earlier` lists it."""
     return {"error": str(error), "exit_code": getattr(error, "exit_code", InterruptedByUserError.exit_code)}
 
 
-def raise_again(outcome: Mapping[str, Any]) -> None:
-    """Raises what a call that failed raised, if this one did."""
+def reraise(outcome: Mapping[str, Any]) -> None:
+    """Raises the exception of a failed call, if it is one."""
     if outcome.get("exit_code") == InterruptedByUserError.exit_code:
         raise KeyboardInterrupt
     if "error" in outcome:

@@ -1,4 +1,4 @@
-"""What a search has found, as `dike.tune` returns it."""
+"""The result of a search, as `dike.tune` returns it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class TrialResult:
     """One trial.
 
     Attributes:
-        number: its number in the search, from 0.
+        number: number in the search, from 0.
         parameters: name -> value.
-        state: `finished`, `stopped` (for good, by `stop=`), `failed`, or where it stood when the search ended early.
+        state: `finished`, `stopped` (by `stop=`), `failed`, or the state when the search ended early.
         step: training steps done.
-        loss: its last training loss; None if it reported none.
-        value: the objective, as it was reported last or the best of it (`--value`); None if it reported none.
-        best_value, best_step: the best that it ever reported, and after how many steps; None before.
-        metrics: the newest value of each metric.
-        checkpoint: path of its newest checkpoint; None if it has none.
+        loss: last training loss; None if it reported none.
+        value: the objective, last or best as `--value` says; None if it reported none.
+        best_value, best_step: the best value reported and its step; None if it reported none.
+        metrics: newest value of each metric.
+        checkpoint: path of the newest checkpoint; None if there is none.
         train_s: seconds trained.
-        slot_s: seconds for which it held a slot.
-        runs: how often it was started.
+        slot_s: seconds in a slot.
+        runs: number of runs.
         error: why it failed; empty if it did not.
-        folder: its checkpoints, and the model of its best epoch.
+        folder: folder of its checkpoints and of the model of its best epoch.
     """
 
     number: int
@@ -52,19 +52,19 @@ class TrialResult:
     folder: str = ""
 
     def load_into(self, model: Model, *, epoch: str | None = None) -> Model:
-        """Gives a Keras model, built as in the script, the weights of the trial's best epoch.
+        """Loads the weights of the trial's best epoch into a Keras model that is built as in the script.
 
         Args:
             model: the model.
-            epoch: `best` or `last`; None for the best, or the last where no best one was kept.
+            epoch: `best` or `last`; None for the best, or the last if no best model was stored.
 
         Returns:
-            The model. An optimizer that has not trained yet stays as it was compiled.
+            The model. An optimizer that has not trained yet stays unchanged.
 
         Raises:
-            BadInputError: if there is no such model to be had here.
+            BadInputError: if no such model can be read from this machine.
         """
-        export.load_into(export.choose(self.folder, epoch, self.best_step), model)
+        export.load_into(export.find_model(self.folder, epoch, self.best_step), model)
         return model
 
     def export(self, path: str | os.PathLike[str], *, epoch: str | None = None, force: bool = False) -> None:
@@ -73,21 +73,16 @@ class TrialResult:
         Args:
             path: a file `*.keras` or `*.weights.h5`; a folder for scripts that do not train with Keras.
             epoch: as in `load_into`.
-            force: whether files that are there may be overwritten.
+            force: whether to overwrite existing files.
 
         Raises:
-            BadInputError: if there is no such model to be had here, or something is in the way.
+            BadInputError: if no such model can be read from this machine, or the target exists.
         """
-        export.export(export.choose(self.folder, epoch, self.best_step), os.fspath(path), force=force)
+        export.export(export.find_model(self.folder, epoch, self.best_step), os.fspath(path), force=force)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], checkpoint_dir: str) -> TrialResult:
-        """Reads a trial as `dike tune --format json` prints it.
-
-        Args:
-            values: what is printed of the trial.
-            checkpoint_dir: folder of the search's checkpoints.
-        """
+        """Reads a trial in the output of `dike tune --format json`."""
         return cls(
             number=values["number"],
             parameters=dict(values["parameters"]),
@@ -112,10 +107,10 @@ class SearchResult:
     """A search.
 
     Attributes:
-        name: what `dike trials`, `dike plot` and `dike tune --resume` know it by.
+        name: the search's name, for `dike trials`, `dike plot` and `dike tune --resume`.
         complete: whether every trial has ended.
         best: the trial with the best value.
-        trials: all of them, by number.
+        trials: all trials, by number.
         checkpoint_dir: folder of the trials' checkpoints.
     """
 
@@ -127,17 +122,16 @@ class SearchResult:
 
     @property
     def best_params(self) -> dict[str, Value]:
-        """Parameters of the best trial."""
         return self.best.parameters
 
     @property
     def best_value(self) -> float:
-        """The objective's value of the best trial."""
+        """Objective of the best trial; NaN if it has none."""
         return math.nan if self.best.value is None else self.best.value
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SearchResult:
-        """Reads what `dike tune --format json` prints of a search in which a trial has succeeded."""
+        """Reads the output of `dike tune --format json`; at least one trial must have succeeded."""
         return cls(
             name=values["name"],
             complete=values["complete"],
@@ -148,7 +142,7 @@ class SearchResult:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """A figure; those that JSON cannot hold are in `not_finite`, as text."""
+    """Reads a number; those that JSON cannot represent are in `not_finite`, as text."""
     value = values["not_finite"].get(name, values[name])
     return None if value is None else float(value)
 

@@ -1,4 +1,4 @@
-"""Search spaces as Python values, and as the YAML that `dike tune --space` reads."""
+"""Converts search spaces from Python values to the YAML of `dike tune --space`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _RANGE_OPTIONS = ("log", "int")
 
 
 def to_yaml(space: Mapping[str, Any]) -> str:
-    """Writes a space down.
+    """Converts a space to YAML.
 
     Args:
-        space: name -> a list of values; a tuple `(low, high)` for a range, which holds whole numbers only if both are,
-            with `"log"` or `"int"` or both after them; or one value.
+        space: name -> a list of values; a tuple `(low, high)` for a range, which is of integers if both are, with
+            optional `"log"`, `"int"` or both after them; or one value.
 
     Raises:
-        BadInputError: if something in it is neither; the command itself checks the rest.
+        BadInputError: if an item is none of these; the command checks the rest.
     """
     if not isinstance(space, Mapping) or not space:
         raise BadInputError("The search space is empty; pass a dictionary such as {'lr': [0.1, 0.01]}.")
@@ -30,11 +30,7 @@ def to_yaml(space: Mapping[str, Any]) -> str:
 
 
 def grid_to_yaml(grid: Mapping[str, Any]) -> str:
-    """Writes a space of lists down.
-
-    Raises:
-        BadInputError: if a parameter has no list of values.
-    """
+    """Raises BadInputError if a parameter has no list of values."""
     for name, values in grid.items() if isinstance(grid, Mapping) else ():
         if isinstance(values, tuple | str) or not isinstance(values, Iterable):
             raise BadInputError(f"A grid needs a list of values of '{name}', not {values!r}.")
@@ -65,15 +61,15 @@ def _text(name: str, value: Any) -> str:
 
 
 def plain_value(name: str, value: Any) -> Value:
-    """A parameter's value as Python's own type; NumPy's scalars know theirs.
+    """Converts a value, which may be a NumPy scalar, to a plain Python type.
 
     Raises:
-        BadInputError: if it is none that a parameter can have.
+        BadInputError: if a parameter cannot have this value.
     """
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, bool | int | float | str):
         raise BadInputError(f"The parameter '{name}' takes numbers, booleans and text, not {value!r}.")
     if isinstance(value, float) and not math.isfinite(value):
-        raise BadInputError(f"The parameter '{name}' has the value {value}, which nobody can train with.")
+        raise BadInputError(f"The parameter '{name}' is {value}; use finite numbers.")
     return value

@@ -1,4 +1,4 @@
-"""What a process of a trial knows about itself; travels in the environment variable `DIKE_TRIAL`."""
+"""The description of a trial's run, passed to its process in the environment variable `DIKE_TRIAL`."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ VARIABLE = "DIKE_TRIAL"
 PARAMS_VARIABLE = "DIKE_PARAMS"
 """Parameters for `dike.params` outside of a search, as a JSON object."""
 EARLIER_RESULTS = ".dike-earlier-results.json"
-"""File that travels with a script that calls `dike.tune` more than once: it may be too long for a variable."""
+"""File in the bundle of a script that calls `dike.tune` several times; too long for an environment variable."""
 
 Value = bool | int | float | str
-"""A hyper-parameter's value."""
 
 EXIT_SUSPENDED = 75
-"""Exit code of a trial that has saved its state and given its slot back (sysexits' EX_TEMPFAIL: try again later)."""
+"""Exit code of a suspended trial (EX_TEMPFAIL of sysexits: try again later)."""
 
 EXIT_BAD_INPUT = 2
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """One run of one trial: from its start, or from a checkpoint, to its end or its next suspension.
+    """One run of a trial: from its beginning or a checkpoint to its end or its next suspension.
 
     Attributes:
         search: name of the search.
-        number: the trial's number in the search, from 0.
-        run: how many times the trial was started before.
-        parameters: name -> value, as the user named them.
-        folder: the trial's own folder for checkpoints; any path `tf.io.gfile` understands. A run writes only to names
-            that hold its own number, so that two runs can never overwrite each other.
-        resume_from: checkpoint of an earlier run that this one goes on from; None to begin anew.
+        number: number of the trial in the search, from 0.
+        run: number of earlier runs of the trial.
+        parameters: name -> value, with the user's names.
+        folder: the trial's folder for checkpoints; any path that `tf.io.gfile` accepts. Names that a run writes contain
+            its own number, so that two runs never overwrite each other.
+        resume_from: checkpoint to resume from; None to start over.
         checkpoint_interval_s: seconds between periodic checkpoints.
         metric: the objective: `loss` for the training loss, or the name of another metric.
-        mode: `min` or `max`: whether the least or the greatest value is best.
-        call: which call of `dike.tune` in the script this trial belongs to, from 0; None if the whole script is it.
-        earlier_results: what the calls before that one returned, as JSON values; read from `EARLIER_RESULTS`.
-        report_fd: file descriptor to which reports are written; None to report nothing.
-        control_fd: file descriptor from which requests are read, one a line; None for none. `suspend`: save and end;
-            `pause`: save, and wait for `continue N`, as run N.
-        every_value: whether each value of the objective that is stated is reported, not only the newest of a stretch.
+        mode: `min` or `max`.
+        call: index of the call of `dike.tune` in the script that this trial belongs to; None if it runs the whole
+            script.
+        earlier_results: results of the calls before that one; read from `EARLIER_RESULTS`.
+        report_fd: file descriptor to write reports to; None for no reports.
+        control_fd: file descriptor to read requests from, one per line. `suspend`: save and end; `pause`: save, and
+            wait for `continue N` to resume as run N.
+        every_value: whether to report each value of the objective, not only the newest of an interval.
     """
 
     search: str
@@ -64,33 +64,31 @@ class TrialSpec:
     every_value: bool = False
 
     def checkpoint_path(self, step: int) -> str:
-        """Where this run puts its checkpoint of a step; no other run and no other step uses the name."""
+        """Unique per run and step."""
         return f"{self.folder.rstrip('/')}/run-{self.run}-step-{step}"
 
     def best_path(self, step: int) -> str:
-        """Where this run keeps the model of a step, as long as that is the best so far."""
+        """Path of the best model, which is from a step of this run."""
         return f"{self.folder.rstrip('/')}/best-run-{self.run}-step-{step}"
 
     def dumps(self) -> str:
-        """The trial as JSON text, for the environment variable."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> TrialSpec:
-        """Reads what `dumps` wrote."""
         values = json.loads(text)
         values["earlier_results"] = tuple(values["earlier_results"])
         return cls(**values)
 
 
 def step_of_checkpoint(path: str) -> int:
-    """The step in a path that `TrialSpec.checkpoint_path` made; 0 for any other path."""
+    """Returns the step in a path of `TrialSpec.checkpoint_path`; 0 for any other path."""
     step = path.rstrip("/").rpartition("-step-")[2]
     return int(step) if step.isdecimal() else 0
 
 
 def current(environ: Mapping[str, str] = os.environ) -> TrialSpec | None:
-    """The trial this process is a run of, or None when it is none; to be asked first before the script runs."""
+    """Returns the trial that this process is a run of, or None. Call before the script runs."""
     text = environ.get(VARIABLE)
     if not text:
         return None

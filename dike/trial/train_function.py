@@ -1,4 +1,4 @@
-"""The function given to `dike.tune`, as a trial calls it."""
+"""Calls the function given to `dike.tune` with a trial's parameters."""
 
 from __future__ import annotations
 
@@ -16,47 +16,46 @@ from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import Value
 
 TrainFunction = Callable[..., Any]
-"""Trains with the parameters it takes by name. Returns the objective's value, a mapping with it among others, or None
-if training has reported it."""
+"""Returns the objective's value, a mapping that may contain it, or None."""
 
 _is_called = False
 
 
 def is_called() -> bool:
-    """Whether it has been called in this process."""
+    """Whether the function has been called in this process."""
     return _is_called
 
 
 def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> dict[str, Value]:
-    """The parameters that a function takes; '-' in their names stands for '_'.
+    """Selects the parameters that a function takes; '-' in a parameter's name becomes '_'.
 
     Raises:
-        BadInputError: if it needs one that is not there, or takes no parameter of a name that is.
+        BadInputError: if an argument without a default is missing, or the function takes no parameter of a given name.
     """
-    named = {name.replace("-", "_"): value for name, value in parameters.items()}
+    by_argument = {name.replace("-", "_"): value for name, value in parameters.items()}
     try:
         wanted = inspect.signature(train_fn).parameters.values()
     except ValueError:
-        return named  # a function of C that does not say
+        return by_argument  # a C function without a signature
     by_name = {each.name for each in wanted if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for each in wanted:
-        if each.default is each.empty and each.kind not in variadic and each.name not in by_name & named.keys():
+        if each.default is each.empty and each.kind not in variadic and each.name not in by_name & by_argument.keys():
             raise BadInputError(
                 f"The function given to dike.tune needs '{each.name}', which the search space does not have; add it to "
                 "the space, or give it a default."
             )
     takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
-    if not takes_all and not _asks_for_parameters(train_fn):
-        for name in named.keys() - by_name:
+    if not takes_all and not _may_read_params(train_fn):
+        for name in by_argument.keys() - by_name:
             near = difflib.get_close_matches(name, by_name, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(sorted(by_name)) or 'none'}."
             raise BadInputError(f"The function given to dike.tune takes no parameter '{name}'; {hint}")
-    return {name: value for name, value in named.items() if takes_all or name in by_name}
+    return {name: value for name, value in by_argument.items() if takes_all or name in by_name}
 
 
-def _asks_for_parameters(train_fn: TrainFunction) -> bool:
-    """Whether a function, or one that it names, may read parameters by `dike.params`, or is not written in Python."""
+def _may_read_params(train_fn: TrainFunction) -> bool:
+    """Returns whether a function, or one that it refers to, may call `dike.params`. True if not written in Python."""
     function = inspect.unwrap(train_fn)
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)
@@ -72,7 +71,7 @@ def _asks_for_parameters(train_fn: TrainFunction) -> bool:
             continue
         own = list(nested_code(one.__code__))
         codes |= set(own)
-        # Names of attributes are looked up among the globals as well, which at worst lets a wrong name pass.
+        # Attribute names are also looked up among the globals; at worst this lets a wrong parameter name pass.
         values = [one.__globals__.get(name) for code in own for name in code.co_names]
         values += [cell_content(cell) for cell in one.__closure__ or ()]
         members = [member for value in values if inspect.isclass(value) for member in vars(value).values()]
@@ -81,7 +80,7 @@ def _asks_for_parameters(train_fn: TrainFunction) -> bool:
 
 
 def train_from_file(trial: TrialRuntime, path: str) -> None:
-    """Does a trial whose function was pickled, because there is no script to run from the top.
+    """Runs a trial of a pickled function, where there is no script to run.
 
     Raises:
         BadInputError, ScriptFailedError: see `train`.
@@ -92,11 +91,11 @@ def train_from_file(trial: TrialRuntime, path: str) -> None:
 
 
 def train(trial: TrialRuntime, train_fn: TrainFunction) -> None:
-    """Calls a function with the trial's parameters, and reports what it returns.
+    """Calls a function with the trial's parameters and reports what it returns.
 
     Raises:
-        BadInputError: if it needs other parameters, or returns what is no objective.
-        ScriptFailedError: if it fails.
+        BadInputError: if its parameters differ from the trial's, or its return value is not an objective.
+        ScriptFailedError: if it raises.
     """
     global _is_called
     _is_called = True

@@ -1,10 +1,10 @@
-"""`dike.tune` and `dike.grid_search`: a search over a function of a script, asked for in that script.
+"""`dike.tune` and `dike.grid_search`: a search over a function of the script that calls them.
 
-The script's own process runs `dike tune` on the script. Each trial runs the script from the top: calls of `dike.tune`
-before the one in question return at once what they returned there, that one calls the function and ends the process. So
-closures, lambdas and scripts without `if __name__ == "__main__"` work, and nothing of them is pickled.
+The script's process runs `dike tune` on the script. Each trial runs the script from the top: earlier calls of
+`dike.tune` return their results immediately; the call in question runs the function and ends the process. So closures,
+lambdas and scripts without `if __name__ == "__main__"` work, and none of them is pickled.
 
-Where there is no script, as in a notebook, `dike tune` gets the function itself, pickled; each trial calls it.
+Where there is no script, as in a notebook, `dike tune` gets the pickled function, and each trial calls it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dike.trial.search_result import SearchResult
 from dike.trial.train_function import TrainFunction
 
 _outcomes: list[dict[str, Any]] = []
-"""How the calls so far ended in this process."""
+"""Outcomes of earlier calls in this process."""
 
 
 def tune(
@@ -40,26 +40,26 @@ def tune(
     """Searches the hyper-parameters of a function.
 
     Args:
-        train_fn: what a trial does.
+        train_fn: what a trial runs.
         space: name -> list of values, or range `(low, high)`, `(low, high, "log")`, `(low, high, "int")`; a range of
-            two whole numbers holds whole numbers only. Or a function of an Optuna trial that asks it for parameters
+            two integers contains integers only. Or a function of an Optuna trial that asks it for parameters
             (`trial.suggest_float("lr", 1e-5, 0.1, log=True)`) and returns them by name; trials may have different ones.
         metric: the objective: `loss` for the training loss, or another name. A number that `train_fn` returns counts as
-            the metric, whatever its name; give it a name of its own where training has a loss as well, as policies
-            compare trials by what is called so while they train.
-        mode: `min` or `max`; None for `min`, if the metric is not called like an accuracy.
-        trials: how many; None for all points where the space is lists only.
+            the metric, whatever its name; if training reports a loss as well, give the metric another name, because
+            policies compare trials by the metric of that name during training.
+        mode: `min` or `max`; None for `min`, unless the metric's name is that of an accuracy.
+        trials: number of trials; None for all points of a space of lists.
         options: `sampler`, a name or an object of `optuna.samplers`; `stop`, which ends trials for good; any other
-            option of `dike tune`, spelled with '_': `policy`, `name`, `master`, `storage`, `quantum`,
-            `slots`, `resume` ...
+            option of `dike tune`, with '_' for '-': `policy`, `name`, `master`, `storage`, `quantum`, `slots`, `resume`
+            ...
 
     Returns:
         The search's result. In a trial's process the call does not return.
 
     Raises:
-        BadInputError: if the search cannot begin as asked for.
-        JobFailedError: if it ends early, or no trial succeeds.
-        KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
+        BadInputError: if an argument is invalid.
+        JobFailedError: if the search ends early, or no trial succeeds.
+        KeyboardInterrupt: after Ctrl-C, once all trials are suspended.
     """
     own = {"metric": metric, "mode": mode, "trials": trials}
     return _tune(
@@ -101,7 +101,7 @@ def _tune(
 
 @functools.cache
 def _show_users_frames_only() -> None:
-    """Lets an error of ours that nobody catches end with the line of the script that it is about."""
+    """Installs a hook that shows only the script's line for an uncaught error of Dike."""
     otherwise = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -138,5 +138,5 @@ def _in_trial(trial: TrialRuntime, train_fn: TrainFunction) -> SearchResult:
     if call == wanted:
         launch.conclude(trial, lambda: train_function.train(trial, train_fn))
     outcome = trial.spec.earlier_results[call]
-    search_command.raise_again(outcome)
+    search_command.reraise(outcome)
     return SearchResult.from_json(outcome)

@@ -13,8 +13,8 @@ from tensorflow.python.ops import gradients_util
 from tensorflow.python.training import optimizer as optimizers
 from tensorflow.python.training import sync_replicas_optimizer
 
+from dike.graphs import ancestors, fetched_operations
 from dike.keras3.model import unique_names
-from dike.v1.graphs import ancestors, fetched_operations
 
 _READS = {"ReadVariableOp", "VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"}
 """Stateful ops that do not change state."""

@@ -21,7 +21,7 @@ from framework.project.entry_point import RUNS_FOLDER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dike.trial.export import Kept
+    from dike.trial.export import StoredModel
     from framework.search.records import Mode, TrialRecord
 
 
@@ -83,7 +83,7 @@ def export_model(
 
 def _of_local_search(wanted: _Wanted, storage: str | None) -> bool:
     """Exports from a search of `dike tune`; False if there is none of this name."""
-    from dike.trial.export import choose
+    from dike.trial.export import find_model
     from framework.search.database import default_storage
     from framework.search.store import Store
 
@@ -102,7 +102,7 @@ def _of_local_search(wanted: _Wanted, storage: str | None) -> bool:
         trials = store.load_trials(readings=False)
     record = _trial(wanted, trials, spec.mode, f"dike trials {wanted.name}")
     _check_has_checkpoints(record, wanted.name)
-    kept = choose(f"{spec.checkpoint_dir.rstrip('/')}/trial-{record.number}", wanted.epoch, record.best_step)
+    kept = find_model(f"{spec.checkpoint_dir.rstrip('/')}/trial-{record.number}", wanted.epoch, record.best_step)
     _write(wanted, kept, spec.metric, record)
     return True
 
@@ -146,13 +146,13 @@ def _check_has_checkpoints(record: TrialRecord, search: str) -> None:
 
 def _of_run(wanted: _Wanted) -> bool:
     """Exports what `dike run` has trained; False if there is no such folder."""
-    from dike.trial.export import of_job
+    from dike.trial.export import find_job_model
 
     folder = next((path for path in (Path(wanted.name), Path(RUNS_FOLDER, wanted.name)) if path.is_dir()), None)
     if folder is None or any(folder.glob("trial-*")):  # That is a search's, of a service or of another database.
         return False
     _refuse_trial(wanted)
-    _write(wanted, of_job(str(folder)))
+    _write(wanted, find_job_model(str(folder)))
     return True
 
 
@@ -164,7 +164,7 @@ def _refuse_trial(wanted: _Wanted) -> None:
 
 
 def _of_service(wanted: _Wanted, access: ServiceAccess) -> None:
-    from dike.trial.export import choose
+    from dike.trial.export import find_model
     from framework.scheduler.records import JobKind
     from framework.service.api.client_http import ServiceUnavailableError
 
@@ -184,14 +184,14 @@ def _of_service(wanted: _Wanted, access: ServiceAccess) -> None:
             with tempfile.TemporaryDirectory(prefix="dike-export-") as folder:
                 client.model(job.id, Path(folder), None if record is None else record.number, epoch)
                 best_step = None if record is None else record.best_step
-                _write(wanted, choose(folder, epoch, best_step), metric, record)
+                _write(wanted, find_model(folder, epoch, best_step), metric, record)
     except ServiceUnavailableError as error:
         raise BadInputError(
             f"There is no search '{wanted.name}' in the database here, and no run {RUNS_FOLDER}/{wanted.name}. {error}"
         ) from error
 
 
-def _write(wanted: _Wanted, kept: Kept, metric: str = "", record: TrialRecord | None = None) -> None:
+def _write(wanted: _Wanted, kept: StoredModel, metric: str = "", record: TrialRecord | None = None) -> None:
     from dike.trial.export import WEIGHTS, export
 
     stem = Path(wanted.name).name

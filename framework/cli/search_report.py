@@ -50,7 +50,7 @@ def exporting_command(result: SearchResult, storage: str) -> str | None:
     if best is None:
         return None
     try:
-        kept = export.choose(f"{result.checkpoint_dir.rstrip('/')}/trial-{best.number}", None, best.best_step)
+        kept = export.find_model(f"{result.checkpoint_dir.rstrip('/')}/trial-{best.number}", None, best.best_step)
     except BadInputError:
         return None
     elsewhere = [] if storage == default_storage() else ["--storage", storage]

@@ -178,7 +178,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "is stateful": lambda: _compiled(layers.Reshape((4, 2)), layers.LSTM(4, stateful=True)),
     "one number for the whole batch": lambda: _compiled(loss=_mean),
-    "what is masked": lambda: _compiled(
+    "ignores masked values": lambda: _compiled(
         layers.Reshape((4, 2)),
         layers.Masking(),
         layers.LSTM(4, return_sequences=True),
@@ -230,7 +230,7 @@ def _with_a_gpu_where_it_is_read() -> str:
     try:
         model = _compiled()
         assert model.jit_compile, "Keras would have it compiled"
-        return mirrored.why_not(model)
+        return mirrored.unsupported_reason(model)
     finally:
         tf.config.list_physical_devices = own
 

@@ -62,8 +62,8 @@ class PlayedRuntime(TrialRuntime):
             time.sleep(0.001)
         self.suspend_requested = False
 
-    def _tell(self, line: Mapping[str, Any], wait_s: float = 0.0) -> None:
-        super()._tell(line, wait_s)
+    def _send(self, line: Mapping[str, Any], wait_s: float = 0.0) -> None:
+        super()._send(line, wait_s)
         if line["type"] == "paused":
             assert self._control is not None
             # Again and again: the first signal may come before it stands still.

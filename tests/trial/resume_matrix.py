@@ -116,7 +116,7 @@ def run_as_chief(folder: Path, attempt: int, workers: int, keeper: Keeper | None
         for role in (Role.PS, Role.WORKER)
         for index in range(counts[role])
     ]
-    epoch._AHEAD_PER_WORKER = 1
+    epoch._MAX_IN_FLIGHT_PER_WORKER = 1
     read, save = Batches.epoch, FitCheckpoint._save
 
     def observed_epoch(self: Batches, watcher: Any) -> Iterator[Batch]:

@@ -92,7 +92,7 @@ def test_a_run_goes_on_from_the_newest_where_its_own_is_gone(
     wanted = str(tmp_path / "run-1-step-9")
     spec = TrialSpec(search="s", number=0, run=2, parameters={}, folder=str(tmp_path), resume_from=wanted)
 
-    assert folders.to_resume(spec) == other
+    assert folders.checkpoint_to_resume(spec) == other
     assert f"no complete checkpoint in '{wanted}'" in capsys.readouterr().err
 
 
@@ -103,7 +103,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a script's file": ("files/weights is not what", lambda path: (path / "files" / "weights").write_bytes(b"")),
     "not text": ("no complete checkpoint", lambda path: (path / folders.META).write_bytes(b"\xff\xfe")),
     "not JSON": ("no complete checkpoint", lambda path: (path / folders.META).write_bytes(b"{")),
-    "other JSON": ("holds something else", lambda path: (path / folders.META).write_text('{"sums": [1]}')),
+    "other JSON": ("has unexpected content", lambda path: (path / folders.META).write_text('{"sums": [1]}')),
 }
 
 
@@ -113,18 +113,18 @@ def test_a_damaged_checkpoint_costs_no_more_than_itself(
 ) -> None:
     older = _write(tmp_path, 1, 7)
     damaged = tmp_path / "run-1-step-9"
-    with folders.to_fill(str(damaged / "files")) as folder:
+    with folders.staging_folder(str(damaged / "files")) as folder:
         Path(folder, "weights").write_bytes(b"0123")
     _write(tmp_path, 1, 9)
     spec = TrialSpec(search="s", number=0, run=2, parameters={}, folder=str(tmp_path), resume_from=str(damaged))
-    assert folders.to_resume(spec) == str(damaged)
+    assert folders.checkpoint_to_resume(spec) == str(damaged)
     said, damage = DAMAGES[how]
     damage(damaged)
 
-    assert folders.to_resume(spec) == older
+    assert folders.checkpoint_to_resume(spec) == older
     told = capsys.readouterr().err
     assert said in told
-    assert f"going on from '{older}'" in told
+    assert f"resuming from '{older}'" in told
 
 
 def test_what_needs_a_damaged_checkpoint_is_damaged(tmp_path: Path) -> None:
@@ -248,12 +248,12 @@ def test_a_step_that_is_best_twice_is_saved_into_an_empty_folder(tmp_path: Path)
     assert folders.problem(str(best)) == ""
 
 
-def _script_model(folder: Path) -> export.Kept:
+def _script_model(folder: Path) -> export.StoredModel:
     path = folder / "run-0-step-5"
-    with folders.to_fill(str(path / export.SCRIPT)) as script:
+    with folders.staging_folder(str(path / export.SCRIPT)) as script:
         Path(script, "weights").write_bytes(b"1")
     folders.write(str(path), {}, {"kind": "script", "step": 5, "train_s": 1.0})
-    return export.choose(str(folder), None, None)
+    return export.find_model(str(folder), None, None)
 
 
 def test_a_folder_is_exported_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_a_checkpoint_that_goes_while_it_is_exported_is_said_to_be_gone(
         kept = _script_model(tmp_path / "trial")
         if file:
             folders.write(kept.path, file, {"kind": "fit", "step": 5, "train_s": 1.0})
-            kept = export.choose(str(tmp_path / "trial"), None, None)
+            kept = export.find_model(str(tmp_path / "trial"), None, None)
         with monkeypatch.context() as patch:
             patch.setattr(folders, "problem", checked_then_pruned)
             with pytest.raises(BadInputError, match=r"no complete checkpoint in '.*run-0-step-5'"):
@@ -308,7 +308,7 @@ def test_of_several_sessions_the_one_that_trains_is_exported(tmp_path: Path) -> 
         (path / f"session-{number}" / "variables.index").write_bytes(b"%d" % number)
     meta = {"kind": "graph", "step": 5, "train_s": 1.0, "sessions": {"0": {}, "1": {}}, "trainee": 1}
     folders.write(str(path), {}, meta)
-    export.export(export.choose(str(tmp_path / "trial"), None, None), str(tmp_path / "out"))
+    export.export(export.find_model(str(tmp_path / "trial"), None, None), str(tmp_path / "out"))
     assert (tmp_path / "out" / "model.ckpt.index").read_bytes() == b"1"
 
 
@@ -321,7 +321,7 @@ def test_a_newer_checkpoint_of_a_job_than_its_model_is_said(
     (tmp_path / "fit-10").mkdir()
     for number in numbers:
         (tmp_path / "fit-10" / f"ckpt-{number}.index").touch()
-    kept = export.of_job(str(tmp_path))
+    kept = export.find_job_model(str(tmp_path))
     assert (kept.step, kept.newer_step) == (100, newer)
 
 
@@ -424,7 +424,7 @@ def test_what_others_have_left_is_exported_as_one_sentence(tmp_path: Path, what:
         change(path)
     is_keras = isinstance(meta, dict) and meta.get("kind") == "keras"
     with pytest.raises(BadInputError) as caught:
-        export.export(export.of_job(str(folder)), str(tmp_path / ("out.keras" if is_keras else "out")))
+        export.export(export.find_job_model(str(folder)), str(tmp_path / ("out.keras" if is_keras else "out")))
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["runs"]
 
@@ -440,7 +440,7 @@ def test_a_checkpoint_is_looked_at_once_however_often_it_is_needed(tmp_path: Pat
 def test_links_of_a_scripts_own_do_not_damage_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run-0-step-5"
     (tmp_path / "data").write_text("data")
-    with folders.to_fill(str(path / export.SCRIPT)) as script:
+    with folders.staging_folder(str(path / export.SCRIPT)) as script:
         Path(script, "weights").write_bytes(b"1")
         Path(script, "latest").symlink_to("weights")
         Path(script, "data").symlink_to(tmp_path / "data")
@@ -450,4 +450,4 @@ def test_links_of_a_scripts_own_do_not_damage_its_checkpoint(tmp_path: Path) -> 
     with pytest.raises(
         BadInputError, match=r"cannot be exported: (data leads out of its folder|gone is a link to nothing); nothing"
     ):
-        export.export(export.choose(str(tmp_path), None, None), str(tmp_path / "out"))
+        export.export(export.find_model(str(tmp_path), None, None), str(tmp_path / "out"))

@@ -221,9 +221,9 @@ def test_the_position_in_data_with_random_ops_is_kept(played: dict[str, Played])
 
 EXPORTED = """
 import sys, tensorflow as tf
-from dike.trial.export import choose, export
+from dike.trial.export import find_model, export
 for name in ("digits", "plain"):
-    kept = choose(f"{sys.argv[1]}/{name}/checkpoints", None, None)
+    kept = find_model(f"{sys.argv[1]}/{name}/checkpoints", None, None)
     export(kept, f"{sys.argv[1]}/{name}-exported")
     reader = tf.train.load_checkpoint(f"{sys.argv[1]}/{name}-exported")
     print(kept.step, len(reader.get_variable_to_shape_map()))

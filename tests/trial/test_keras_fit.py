@@ -15,7 +15,7 @@ import h5py
 import pytest
 
 from dike.exceptions import BadInputError
-from dike.trial.export import Kept, choose, export
+from dike.trial.export import StoredModel, export, find_model
 from tests import warm
 from tests.warm import WarmTensorFlow
 
@@ -140,13 +140,13 @@ def check_same(plain: Any, cut: Any) -> None:
     standings = [each.of_type("progress")[-1] for each in (plain, cut)]
     assert len({tuple(standing[key] for key in ("value", "best", "best_step")) for standing in standings}) == 1
     for epoch in ("best", "last"):
-        kept = [choose(str(each.folder / "checkpoints"), epoch, standings[0]["best_step"]) for each in (plain, cut)]
+        kept = [find_model(str(each.folder / "checkpoints"), epoch, standings[0]["best_step"]) for each in (plain, cut)]
         assert kept[0].step == kept[1].step
         assert epoch == "last" or kept[0].step == standings[0]["best_step"]
         assert weights_of(kept[0], plain.folder) == weights_of(kept[1], cut.folder)
 
 
-def weights_of(kept: Kept, folder: Path) -> dict[str, bytes]:
+def weights_of(kept: StoredModel, folder: Path) -> dict[str, bytes]:
     """What is in the exported file."""
     export(kept, str(folder / "model.weights.h5"), force=True)
     found: dict[str, bytes] = {}
@@ -258,6 +258,6 @@ def test_steps_of_train_on_batch_are_reported(played: Any) -> None:
     assert on_batch.lines("steps.txt", keys=1) == on_batch.lines("expected.txt", keys=1)
     (last,) = on_batch.lines("expected.txt", keys=1)[("3",)]
     assert on_batch.of_type("progress")[-1]["value"] == float.fromhex(last[0])
-    assert choose(str(on_batch.folder / "checkpoints"), None, None).step == 3
+    assert find_model(str(on_batch.folder / "checkpoints"), None, None).step == 3
     with pytest.raises(BadInputError, match="losses of batches"):
-        choose(str(on_batch.folder / "checkpoints"), "best", None)
+        find_model(str(on_batch.folder / "checkpoints"), "best", None)

@@ -87,10 +87,10 @@ def test_the_end_of_a_process_that_the_script_has_forked_is_not_the_trials(
 ENDS: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("dike.report(1, loss=0.5)", {}, 0, "progress", ""),
     ("dike.report(1, loss=0.5); sys.exit()", {}, 0, "progress", ""),
-    ("dike.report(1, loss=0.5); sys.exit(3)", {}, 3, "failed", "the script has ended itself with exit code 3"),
-    ("dike.report(1, loss=0.5); sys.exit(2)", {}, 2, "failed", "the script has ended itself with exit code 2"),
+    ("dike.report(1, loss=0.5); sys.exit(3)", {}, 3, "failed", "the script exited with exit code 3"),
+    ("dike.report(1, loss=0.5); sys.exit(2)", {}, 2, "failed", "the script exited with exit code 2"),
     ("sys.exit(2)", {}, 2, "bad_input", "The script refuses its arguments, see its own message"),
-    ("sys.exit('no data')", {}, 1, "failed", "the script has ended itself: no data"),
+    ("sys.exit('no data')", {}, 1, "failed", "the script exited: no data"),
     ("dike.report(1, loss=0.5); raise ValueError('bad lr')", {}, 1, "failed", "failed (ValueError: bad lr)"),
     ("1 +", {}, 1, "failed", "the script has a syntax error in line 4"),
     ("pass", {}, 2, "bad_input", "The script has reported no training loss"),

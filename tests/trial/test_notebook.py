@@ -178,7 +178,7 @@ def test_what_cannot_be_sent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         pickled.dump_function(train)
     monkeypatch.setattr(pickled, "FUNCTION_LIMIT_BYTES", 2**20)
     data = bytes(2**21)
-    with pytest.raises(BadInputError, match=r"takes 2.0 MiB; at most 1 MiB can be sent along, so let it load its data"):
+    with pytest.raises(BadInputError, match=r"takes 2.0 MiB; the maximum is 1 MiB"):
         pickled.dump_function(lambda lr: lr + len(data))
     with pytest.raises(BadInputError, match="cannot be read back"):
         pickled.load_function(b"nothing")

@@ -15,7 +15,7 @@ import pytest
 import dike
 from dike.exceptions import BadInputError
 from dike.trial import folders
-from dike.trial.export import choose, export
+from dike.trial.export import export, find_model
 from executor.trial_reports import RunReports
 from tests.trial.slot import Run, Slot, trial
 from tests.warm import in_tensorflow
@@ -165,7 +165,7 @@ def test_a_suspended_trial_goes_on_as_if_nothing_had_been(
     assert losses(tmp_path / "diary.txt") == uninterrupted
     # The script's best step is kept, also by a run that came before.
     last = run.of("progress")[-1]
-    export(choose(str(tmp_path), "best", last["best_step"]), str(tmp_path / "exported"))
+    export(find_model(str(tmp_path), "best", last["best_step"]), str(tmp_path / "exported"))
     assert float.fromhex((tmp_path / "exported" / "loss").read_text()) == last["best"]
     assert len(list(tmp_path.glob("best-*"))) == 1
 
@@ -231,12 +231,12 @@ def test_a_folder_on_a_file_system_of_tensorflow(tmp_path: Path) -> None:
 
 def fill_and_read(local: str) -> None:
     path = f"file://{local}"
-    with folders.to_fill(path) as folder:
+    with folders.staging_folder(path) as folder:
         Path(folder, "inner").mkdir()
         Path(folder, "inner", "weights").write_bytes(b"\x00\x01")
         Path(folder, "step").write_text("3")
     assert Path(local, "inner", "weights").read_bytes() == b"\x00\x01"
-    with folders.to_read(path) as folder:
+    with folders.local_copy(path) as folder:
         assert not folder.startswith(os.path.dirname(local))
         assert {str(file.relative_to(folder)) for file in Path(folder).rglob("*")} == {"inner", "inner/weights", "step"}
 
@@ -244,7 +244,7 @@ def fill_and_read(local: str) -> None:
 def test_a_remote_folder_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(BadInputError, match="name a local folder with --checkpoint-dir"):
-        folders.to_fill("gs://bucket/trial").__enter__()
+        folders.staging_folder("gs://bucket/trial").__enter__()
 
 
 def test_outside_of_a_search_a_variable_gives_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

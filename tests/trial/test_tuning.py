@@ -107,7 +107,7 @@ def test_a_space_is_written_as_the_command_reads_it(tmp_path: Path) -> None:
         ({"lr": (True, False)}, r"write \(low, high\)"),
         ({"lr": [0.1, None]}, "The parameter 'lr' takes numbers, booleans and text, not None"),
         ({"lr": [[0.1]]}, r"not \[0.1\]"),
-        ({"lr": [float("nan")]}, "nobody can train with"),
+        ({"lr": [float("nan")]}, "is nan; use finite numbers"),
     ],
 )
 def test_a_space_that_is_none(space: Any, sentence: str) -> None:
@@ -167,7 +167,7 @@ def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytes
     with pytest.raises(BadInputError, match="The sampler cannot be sent to other processes"):
         search_command.search(print, "", {"sampler": threading.Lock()}, ())
     data = bytes(2**21)
-    with pytest.raises(BadInputError, match=r"function given as the space, .* takes 2.0 MiB; at most 1 MiB can be"):
+    with pytest.raises(BadInputError, match=r"function given as the space, .* takes 2.0 MiB; the maximum is 1 MiB"):
         search_command.search(print, lambda trial: {"size": len(data)}, {}, ())
 
 

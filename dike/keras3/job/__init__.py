@@ -1,4 +1,4 @@
-"""Keras 3 `fit` on the chief: the loop stays there, the variables live on the ps, the workers compute the steps."""
+"""Keras 3 `fit` on the chief: the loop runs on the chief, the variables are on the ps, workers compute the steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def install(task: TaskSpec) -> None:
 
         @functools.cache
         def distributed() -> Callable[..., Any]:
-            # It needs all of Keras, which is still being imported when this file is.
+            # Imports all of Keras, which is itself still being imported at this point.
             from dike.keras3.job import fit
 
             return fit.distributed(cluster, own_fit)

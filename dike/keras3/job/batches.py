@@ -1,4 +1,4 @@
-"""The batches of a `fit`, read on the chief by Keras' own adapters: arrays, datasets, `PyDataset`s, generators."""
+"""Reads the batches of a `fit` on the chief with Keras' own adapters: arrays, datasets, `PyDataset`s, generators."""
 
 from __future__ import annotations
 
@@ -10,20 +10,12 @@ import tensorflow as tf
 from keras import tree
 
 from dike.keras3.data import Batches as KerasBatches
-from dike.keras3.data import DataPosition, Watcher
+from dike.keras3.data import BatchListener, DataPosition
 from dike.roles.cluster import log
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's data.
-
-    Attributes:
-        index: number of the batch in its epoch, from 0.
-        tensors: its tensors, in the order of the batch's structure.
-        samples: how many samples it has.
-    """
-
     index: int
     tensors: tuple[Any, ...]
     samples: int
@@ -31,12 +23,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class DataState:
-    """Where a `fit` is in its data.
+    """Position of a `fit` in its data.
 
     Attributes:
         position: `DataPosition`, as JSON values.
-        arrays: those that the position refers to.
-        files: state of the iterator over the data, with the order of the epoch in it; none where that is not needed.
+        arrays: arrays that the position refers to.
+        files: state of the data iterator, including the epoch's order; empty if not needed.
     """
 
     position: dict[str, Any]
@@ -45,100 +37,80 @@ class DataState:
 
 
 class Batches:
-    """Iterates over the training data, epoch after epoch.
-
-    Args:
-        arguments: arguments of `TFEpochIterator`, such as x, y and batch_size.
-    """
+    """Iterates over the training data, epoch after epoch. Takes the arguments of `TFEpochIterator`."""
 
     def __init__(self, **arguments: Any) -> None:
         self._iterator = KerasBatches(distribute_strategy=tf.distribute.get_strategy(), **arguments)
         spec = self._iterator._distributed_dataset.element_spec
-        # A dataset may have gaps (`None`) in its elements; they are not sent.
+        # Elements of a dataset may contain `None`, which is not sent.
         self._spec = tree.map_structure(lambda part: None if _is_gap(part) else part, spec)
-        self._watcher: Watcher | None = None
+        self._listener: BatchListener | None = None
         self.signature = [part for part in tree.flatten(self._spec) if part is not None]
-        self._iterator.reset()  # as Keras does once the model is built: a `PyDataset` is told
+        self._iterator.reset()  # as Keras does once the model is built: notifies a `PyDataset`
 
     @property
     def per_epoch(self) -> int | None:
-        """Batches in an epoch; None where that is not known before the first has ended."""
+        """None if unknown before the first epoch has ended."""
         count = self._iterator.num_batches
         return None if count is None else int(count)
 
     def pack(self, tensors: Sequence[Any]) -> Any:
-        """The structure that `train_step` takes, from the tensors of a batch."""
+        """Packs the tensors of a batch into the structure that `train_step` takes."""
         waiting = iter(tensors)
         flat = [None if part is None else next(waiting) for part in tree.flatten(self._spec)]
         return tree.pack_sequence_as(self._spec, flat)
 
     def first(self) -> Any:
-        """A batch to build the model with, or what is known of its shapes where that will do."""
-        # Keras itself does not look: what shuffles has another order each time it is read, and may draw the random
-        # numbers that the next model begins with.
+        """Returns a batch to build the model with, or its spec if all shapes are known."""
+        # Reading a batch would change the order of shuffled data, and may consume random numbers that the next model is
+        # initialized with.
         if not self._iterator.is_array and all(_has_shape(part) for part in self.signature):
             return self._spec
         if self._iterator.is_python:
             return _without_gaps(self._iterator.first_batch())
         for _, _, iterator in self._iterator:
             batch = _without_gaps(next(iterator))
-            self._iterator.reset()  # begins anew, as Keras does after looking at a first batch
+            self._iterator.reset()  # restarts, as Keras does after reading a first batch
             return batch
         raise ValueError("The training data is empty; give `fit` at least one batch.")
 
     def track(self) -> None:
-        """Keeps the position from now on. To be called before the first epoch."""
         self._iterator.track(self)
 
-    def entered(self) -> None:
-        """See `Watcher`."""
-        assert self._watcher is not None
-        self._watcher.entered()
+    def before_first_batch(self) -> None:
+        assert self._listener is not None
+        self._listener.before_first_batch()
 
     def between_steps(self, batch: int) -> None:
-        """See `Watcher`."""
-        assert self._watcher is not None
-        self._watcher.between_steps(batch)
+        assert self._listener is not None
+        self._listener.between_steps(batch)
 
     def state(self, batch: int) -> DataState:
-        """Where it is, between two steps or two epochs.
-
-        Args:
-            batch: batches of the running epoch that have been read; 0 between two epochs.
-        """
+        """Returns the position after `batch` batches of an epoch were read; 0 between two epochs."""
         arrays: list[Any] = []
-        position = dict(vars(self._iterator.position(batch, arrays)))  # no deep copies of thousands of random numbers
-        # An array's order is small; a dataset's may bring a shuffle buffer, and is better read once more.
+        position = dict(vars(self._iterator.position(batch, arrays)))  # `asdict` would copy thousands of numbers
+        # The order of an array is small; that of a dataset may include a shuffle buffer, so rereading is better.
         return DataState(position, arrays, self._iterator.iterator_files(batch, even_seeded=self._iterator.is_array))
 
     def resume(self, state: DataState, batch: int) -> None:
-        """Goes back to a position, so that the epoch goes on with the batches that are left of it, in its order.
-
-        Args:
-            state: what `state` returned.
-            batch: batches of the running epoch that are done; 0 between two epochs.
-        """
+        """Restores a position, so that the epoch continues with its remaining batches in the same order."""
         position = DataPosition(**state.position)
         data = self._iterator
         if not (batch or position.kept or data.is_python):
-            data.count(position.made)  # the next epoch has an order of its own
+            data.start_counting(position.made)  # the next epoch has its own order
             return
         if position.drawn and not state.files and (data.is_generator or not (data.is_python or data.is_seeded)):
             kind = "a Python generator" if data.is_generator else "a dataset whose order cannot be saved"
-            log(f"the data come from {kind}: it begins anew, and its first {position.drawn} batches are passed over.")
+            log(f"the data come from {kind}: it restarts, and its first {position.drawn} batches are skipped.")
         data.resume(position, state.arrays, state.files, batch, next)
 
-    def unused(self, randomness: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a random state that the data, brought to where it was, has not used."""
-        return self._iterator.unused(dict(randomness))
+    def unused_randomness(self, randomness: Mapping[str, Any]) -> dict[str, Any]:
+        """See `dike.keras3.data.Batches.unused_randomness`."""
+        return self._iterator.unused_randomness(dict(randomness))
 
-    def epoch(self, watcher: Watcher) -> Iterator[Batch]:
-        """The batches of the next epoch, or those left of the one that was interrupted.
-
-        Args:
-            watcher: is told of every batch, before it is read.
-        """
-        self._watcher = watcher
+    def epoch(self, listener: BatchListener) -> Iterator[Batch]:
+        """Yields the batches of the next epoch, or the remaining ones of an interrupted epoch."""
+        self._listener = listener
         with self._iterator.catch_stop_iteration():
             for begin, _, iterator in self._iterator:
                 tensors = tuple(part for part in tree.flatten(next(iterator)) if not _is_gap(part))
@@ -147,7 +119,6 @@ class Batches:
 
 
 def _has_shape(part: Any) -> bool:
-    """Whether all but the number of samples is known of a part of a batch."""
     return isinstance(part, tf.TensorSpec) and part.shape.rank is not None and None not in part.shape.as_list()[1:]
 
 

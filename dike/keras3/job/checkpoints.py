@@ -1,6 +1,6 @@
-"""Checkpoints of a `fit`: all variables by name, and where in the training they were taken.
+"""Checkpoints of a `fit`: all variables by name, and the position in the training.
 
-A `fit` goes on where it is, whatever the size of the next attempt.
+A `fit` resumes at that position with any number of workers and ps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dike.exceptions import BadInputError
 from dike.keras3.callbacks import settle
 from dike.keras3.job.batches import Batches, DataState
 from dike.keras3.model import metric_variables, unique_names, values_of
-from dike.keras3.model_files import KeptModel, ModelFiles
+from dike.keras3.model_files import ModelFiles, ModelSnapshot
 from dike.plain_values import CallbackStates, dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
@@ -34,27 +34,27 @@ _STATE_KEY = "state/.ATTRIBUTES/VARIABLE_VALUE"
 _FILES_KEY = "files/.ATTRIBUTES/VARIABLE_VALUE"
 _ARRAYS = "arrays.npz"
 _CALLBACKS, _DATA = "callbacks", "data"
-_KEPT = 3
+_MAX_CHECKPOINTS = 3
 
 
 @dataclass
 class Position:
-    """Where a `fit` is.
+    """Position in a `fit`.
 
     Attributes:
-        epoch: the epoch that runs next or is running.
-        batch: batches of that epoch that are done.
-        is_trained: whether all of them are, and only the epoch's end is left: validation and callbacks.
-        step: batches done in all epochs, and in the `fit`s before.
-        epochs: the `epochs` that the script asked for.
+        epoch: current or next epoch.
+        batch: finished batches of that epoch.
+        is_trained: whether all of them are done, and only validation and callbacks of the epoch are left.
+        step: batches done in all epochs, and in earlier `fit`s.
+        epochs: the script's `epochs`.
         stopped: whether a callback ended the training before the last epoch.
-        history: what Keras' `History` has recorded: name -> one value for each epoch, a number or a list of them.
+        history: Keras' `History`: name -> one value per epoch, a number or a list of them.
         history_epochs: numbers of those epochs.
-        metrics: state of the metrics in the middle of an epoch: variable's name -> values.
+        metrics: state of the metrics within an epoch: variable's name -> values.
         logs: the last step's logs.
-        data: where the data is; `DataState.position`.
-        evaluations: iterators over the validation data that have been made, each with another order if it shuffles.
-        callbacks: of each callback its type's name and its attributes, packed.
+        data: position in the data; `DataState.position`.
+        evaluations: number of iterators over the validation data; if it shuffles, each has another order.
+        callbacks: type name and packed attributes of each callback.
         randomness: the random state (`dike.randomness`).
     """
 
@@ -74,30 +74,23 @@ class Position:
     randomness: dict[str, Any] = field(default_factory=dict)
 
     def is_finished(self, epochs: int) -> bool:
-        """Whether a script that asks for `epochs` has nothing left to train."""
+        """Returns whether a script that asks for `epochs` has nothing left to train."""
         return self.epoch >= epochs or (self.stopped and self.epochs == epochs)
 
     def end_epoch(self) -> None:
-        """The next epoch is due."""
         self.epoch += 1
         self.batch, self.is_trained = 0, False
         self.metrics, self.logs = {}, {}
 
     def last_step(self, per_epoch: int) -> int:
-        """The step at which the `fit` ends, if nothing stops it earlier, with so many batches in an epoch."""
+        """Returns the step at which the `fit` ends unless it is stopped earlier, with `per_epoch` batches per epoch."""
         begun = per_epoch if self.is_trained else self.batch
         return self.step - begun + (self.epochs - self.epoch) * per_epoch
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint.
-
-    Attributes:
-        path: its path.
-        position: where the `fit` was.
-        files: name -> content of what belongs to the position and is not plain text.
-    """
+class SavedState:
+    """A loaded checkpoint. `files` are the binary parts of the position."""
 
     path: str
     position: Position
@@ -109,7 +102,7 @@ class FitCheckpoint:
 
     Args:
         task: the chief's task.
-        number: which call of `fit` in the script this is, from 0.
+        number: index of this call of `fit` in the script.
         variables: name -> local TensorFlow variable.
     """
 
@@ -125,56 +118,53 @@ class FitCheckpoint:
             fencing.take_ownership(task)
             folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
             whole = tf.train.Checkpoint(state=self._state, files=self._files, variables=self._variables)
-            self._manager = tf.train.CheckpointManager(whole, folder, max_to_keep=_KEPT)
+            self._manager = tf.train.CheckpointManager(whole, folder, max_to_keep=_MAX_CHECKPOINTS)
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the job keeps checkpoints."""
+    def is_enabled(self) -> bool:
         return self._manager is not None
 
     @property
     def is_due(self) -> bool:
-        """Whether the last checkpoint is older than the job's interval."""
         return time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s
 
     def write(self, position: Position, files: Mapping[str, bytes], *, is_last: bool) -> None:
-        """Writes a checkpoint of the local variables."""
         if self._manager is None:
             return
         state = {"position": vars(position), "shapes": self._shapes(), "files": list(files)}
         self._state.assign(json.dumps(state))
         self._files.assign(tf.constant(list(files.values()), tf.string))
         fencing.check(self._task)
-        # A file is never written over: a process that is killed meanwhile would leave none that can be read.
+        # Files are never overwritten: a process killed during the write would leave no readable one.
         newest = self._manager.latest_checkpoint
-        least = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
+        min_number = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
         self._saved_s = time.monotonic()
-        checkpoints.write_checkpoint(lambda: self._save(position.step, least), is_last=is_last)
+        checkpoints.write_checkpoint(lambda: self._save(position.step, min_number), is_last=is_last)
 
-    def _save(self, step: int, least: int) -> None:
+    def _save(self, step: int, min_number: int) -> None:
         assert self._manager is not None
-        path = self._manager.save(checkpoint_number=max(step, least))
+        path = self._manager.save(checkpoint_number=max(step, min_number))
         checkpoints.record_checksums(path)
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, step)
 
-    def keep_model(self, model: Any, step: int) -> None:
-        """Keeps the trained model beside the checkpoints, for `dike export`."""
+    def write_model(self, model: Any, step: int) -> None:
+        """Writes the trained model beside the checkpoints, for `dike export`."""
         if self._manager is None:
             return
         fencing.check(self._task)
         newest = self._manager.latest_checkpoint
         number = None if newest is None else checkpoints.step_of(newest)
-        kept = KeptModel(step, 0.0, values_of(model), ModelFiles(model).layout(), checkpoint=number)
+        kept = ModelSnapshot(step, 0.0, values_of(model), ModelFiles(model).layout(), checkpoint=number)
         path = f"{self._task.checkpoint_dir.rstrip('/')}/run-{self._number}-step-{step}"
         checkpoints.retry_while_disk_full(lambda: kept.write(path))
         folders.prune(path, keep=1)
 
-    def read(self) -> Saved | None:
-        """The newest whole checkpoint; None where there is none.
+    def read(self) -> SavedState | None:
+        """Returns the newest undamaged checkpoint; None if there is none.
 
         Raises:
-            BadInputError: if the checkpoint is another model's.
+            BadInputError: if the checkpoint belongs to another model.
         """
         path = checkpoints.newest_intact(self._manager.directory) if self._manager is not None else None
         if path is None:
@@ -191,10 +181,9 @@ class FitCheckpoint:
                 "name another folder with --checkpoint-dir."
             )
         files = dict(zip(state["files"], (bytes(content) for content in reader.get_tensor(_FILES_KEY)), strict=True))
-        return Saved(path, Position(**state["position"]), files)
+        return SavedState(path, Position(**state["position"]), files)
 
-    def restore(self, saved: Saved) -> None:
-        """Gives the local variables the values that they have in a checkpoint."""
+    def restore(self, saved: SavedState) -> None:
         status = tf.train.Checkpoint(variables=self._variables).restore(saved.path)
         status.assert_existing_objects_matched().expect_partial()
         position = saved.position
@@ -206,22 +195,13 @@ class FitCheckpoint:
 
 
 class FitSaver:
-    """Where one `fit` is, from its first step to its last.
-
-    Args:
-        model: the Keras model.
-        checkpoint: where the `fit` is saved.
-        saved: the checkpoint that it goes on from; None to begin.
-        position: where it is; brought forward by those who train.
-        batches: its data.
-        callbacks: Keras' callbacks.
-    """
+    """Saves and restores one `fit`. `Fit` and `Epoch` advance its `position`."""
 
     def __init__(
         self,
         model: Any,
         checkpoint: FitCheckpoint,
-        saved: Saved | None,
+        saved: SavedState | None,
         position: Position,
         batches: Batches,
         callbacks: Any,
@@ -236,11 +216,13 @@ class FitSaver:
 
     @property
     def is_due(self) -> bool:
-        """Whether a checkpoint is to be written between two steps."""
         return termination.requested or self._checkpoint.is_due
 
     def begin(self) -> None:
-        """All callbacks know that the training begins: their state is what they change from now on, or that saved."""
+        """Restores data, callbacks and variables.
+
+        Called after `on_train_begin`: changes of callbacks from then on are saved.
+        """
         self._batches.track()
         self._states.begin()
         if self._saved is not None:
@@ -251,7 +233,6 @@ class FitSaver:
             self._restore()
 
     def restore_finished(self) -> None:
-        """Puts back what a `fit` that has nothing left to train had come to."""
         self._states.begin()
         self._restore()
 
@@ -261,44 +242,34 @@ class FitSaver:
         self._restore_callbacks()
         randomness.restore(self._saved.position.randomness)
 
-    def reenter(self) -> None:
-        """The rest of an epoch is due: what its begin does to the callbacks, an earlier attempt has done before."""
+    def resume_epoch(self) -> None:
+        """Restores callbacks and random state again, because an interrupted epoch already ran `on_epoch_begin`."""
         if self._saved is None:
             return
         if self._saved.position.batch:
             self._restore_callbacks()
-            randomness.restore(self._batches.unused(self._saved.position.randomness))
+            randomness.restore(self._batches.unused_randomness(self._saved.position.randomness))
         self._saved = None
 
     def epoch_trained(self, logs: dict[str, Any]) -> None:
-        """All batches of the epoch are done, and only its end is left; `logs` are the last ones."""
+        """Marks all batches of the epoch as done."""
         self.position.is_trained = True
-        self._note(logs)
+        self._record_logs(logs)
 
     def save_within(self, batch: int, logs: dict[str, Any]) -> None:
-        """Saves between two steps of an epoch.
-
-        Args:
-            batch: batches of the epoch that have been read, all of them trained.
-            logs: the last ones.
-        """
-        self._note(logs)
+        """Saves between two steps of an epoch, of which `batch` batches are read and trained."""
+        self._record_logs(logs)
         self.save(batch)
 
-    def save_if_asked(self) -> None:
-        """Saves and leaves if the process was told to end; while nothing trains."""
-        # One that a callback has stopped has little to do until its last checkpoint.
+    def save_if_terminating(self) -> None:
+        """Saves and exits if the process was asked to end. Call only while no step is in flight."""
+        # A fit that a callback has stopped writes its last checkpoint soon.
         if termination.requested and not self._model.stop_training:
             self.save()
 
     def save(self, batch: int = 0, *, is_last: bool = False) -> None:
-        """Writes a checkpoint, and ends the process if it was told to end.
-
-        Args:
-            batch: as in `save_within`; 0 where the epoch, or all of it but its end, is done.
-            is_last: whether the `fit` is over.
-        """
-        if self._checkpoint.is_kept:
+        """Writes a checkpoint, and exits if the process was asked to end."""
+        if self._checkpoint.is_enabled:
             settle(self._callbacks)
             own: list[Any] = []
             data = self._batches.state(batch)
@@ -310,7 +281,7 @@ class FitSaver:
         if termination.requested:
             termination.exit()
 
-    def _note(self, logs: dict[str, Any]) -> None:
+    def _record_logs(self, logs: dict[str, Any]) -> None:
         known = pythonify_logs(logs)
         self.position.logs = dict(zip(known, plain(known.values()), strict=True))
         self.position.metrics = metric_state(self._model)
@@ -324,12 +295,8 @@ class FitSaver:
         self._states.restore(self._saved.position.callbacks, self._arrays(_CALLBACKS))
 
 
-class LeaveValidation(keras.callbacks.Callback):
-    """Lets a validation be interrupted: it changes nothing, and the next attempt does it again.
-
-    Attributes:
-        saver: saves the `fit`; None before it trains.
-    """
+class InterruptibleValidation(keras.callbacks.Callback):
+    """Saves and exits during a validation: it changes nothing, and the next attempt repeats it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,21 +304,19 @@ class LeaveValidation(keras.callbacks.Callback):
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.saver is not None:
-            self.saver.save_if_asked()
+            self.saver.save_if_terminating()
 
 
 def plain(values: Iterable[Any]) -> list[Any]:
-    """Logs, which may be arrays, as JSON values."""
     return [np.asarray(value).tolist() for value in values]
 
 
 def metric_state(model: Any) -> dict[str, list[float]]:
-    """The state of the model's metrics, as `Position.metrics` keeps it."""
     return {name: np.ravel(variable.numpy()).tolist() for name, variable in unique_names(metric_variables(model))}
 
 
 def restore_metrics(model: Any, state: Mapping[str, list[float]]) -> None:
-    """Gives the metrics the state that `metric_state` read; metrics it does not know begin at zero."""
+    """Metrics that are not in the state start at zero."""
     for name, variable in unique_names(metric_variables(model)):
         values = state.get(name)
         if values is not None and len(values) == int(np.prod(variable.shape)):

@@ -1,4 +1,4 @@
-"""`Model.fit` of Keras 3 over a cluster: Keras' loop, with the steps of each epoch computed by the workers."""
+"""`Model.fit` of Keras 3 on a cluster: Keras' loop, with steps that the workers compute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from dike.keras3.callbacks import append_logs
 from dike.keras3.data import Batches as KerasBatches
 from dike.keras3.fit_call import checked_arguments_of
 from dike.keras3.job.batches import Batches
-from dike.keras3.job.checkpoints import FitCheckpoint, FitSaver, LeaveValidation, Position, plain, restore_metrics
+from dike.keras3.job.checkpoints import (
+    FitCheckpoint,
+    FitSaver,
+    InterruptibleValidation,
+    Position,
+    plain,
+    restore_metrics,
+)
 from dike.keras3.job.epoch import Epoch
 from dike.keras3.job.remote import ModelVariables, RemoteVariables
 from dike.keras3.job.step import Step
@@ -27,7 +34,7 @@ from dike.roles.cluster import Cluster, log
 
 
 def distributed(cluster: Cluster, own_fit: Callable[..., Any]) -> Callable[..., Any]:
-    """A `fit` method that trains on `cluster` and takes the arguments of Keras' own."""
+    """Returns a `fit` method that trains on `cluster` and takes the arguments of Keras' own."""
     script = ScriptFits()
 
     @functools.cache
@@ -39,7 +46,7 @@ def distributed(cluster: Cluster, own_fit: Callable[..., Any]) -> Callable[..., 
         try:
             return Fit(cluster, remote(), self, arguments, script).run()
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            # Workers that go away are the coordinator's affair; what comes through is a ps.
+            # The coordinator handles lost workers, so this is a lost ps.
             raise JobFailedError(
                 "A parameter server of this job is gone and the model's variables with it; "
                 f"the job has to start again from its last checkpoint ({_first_line(error)})."
@@ -54,27 +61,14 @@ def _first_line(error: Exception) -> str:
 
 @dataclass
 class ScriptFits:
-    """The calls of `fit` in a script so far.
-
-    Attributes:
-        count: how many there were.
-        steps: batches trained by those that have returned.
-    """
+    """Number of calls of `fit` in a script, and batches trained by those that have returned."""
 
     count: int = 0
     steps: int = 0
 
 
 class Fit:
-    """One call of `fit`.
-
-    Args:
-        cluster: the job's cluster.
-        remote: the variables on the ps, of all models of the script.
-        model: the Keras model.
-        arguments: the arguments of `fit`, all of them.
-        script: those before it.
-    """
+    """One call of `fit`. `remote` has the ps variables of all models of the script."""
 
     def __init__(
         self, cluster: Cluster, remote: RemoteVariables, model: Any, arguments: dict[str, Any], script: ScriptFits
@@ -89,7 +83,6 @@ class Fit:
         script.count += 1
 
     def run(self) -> Any:
-        """Trains; returns Keras' `History`."""
         model, arguments = self._model, self._arguments
         model._assert_compile_called("fit")
         self._refuse()
@@ -105,13 +98,13 @@ class Fit:
         optimizers = self._build(batches)
         if self._number == 0:
             planned_model.check(self._cluster.task, lambda: named_variables(model))
-        variables = self._remote.of(model, optimizers)
+        variables = self._remote.place(model, optimizers)
         reporter().placement(variables.devices)
         checkpoint = FitCheckpoint(self._cluster.task, self._number, variables.local)
         epochs = arguments["epochs"]
         saved = checkpoint.read()
-        leaver = LeaveValidation()
-        callbacks = self._callbacks(batches, leaver)
+        interruptible = InterruptibleValidation()
+        callbacks = self._callbacks(batches, interruptible)
         position = Position(arguments["initial_epoch"], step=self._script.steps) if saved is None else saved.position
         saver = FitSaver(model, checkpoint, saved, position, batches, callbacks)
         if position.is_finished(epochs) and saved is not None:
@@ -128,7 +121,7 @@ class Fit:
         callbacks.on_train_begin()
         _set_history(callbacks, position)
         saver.begin()
-        leaver.saver = saver
+        interruptible.saver = saver
         epoch_logs: dict[str, Any] = {}
         losses = EpochLosses()
         for number in range(position.epoch, epochs):
@@ -154,19 +147,19 @@ class Fit:
         callbacks.on_train_end(logs=epoch_logs)
         position.stopped = bool(model.stop_training)
         self._script.steps = position.step
-        # Callbacks may have put other weights in place, and averages are final only now.
+        # Callbacks may have replaced weights, and averaged weights are final only now.
         saver.save(is_last=True)
-        checkpoint.keep_model(model, position.step)
+        checkpoint.write_model(model, position.step)
         return model.history
 
     def _trace(self, step: Step, variables: ModelVariables) -> None:
-        """Makes the step's function; says what the workers cannot do together."""
-        shared = step.trace(lambda states: variables.add([self._remote.of_metric(state) for state in states]))
+        """Traces the step; logs the variables whose updates by several workers cannot be merged."""
+        shared = step.trace(lambda states: variables.add([self._remote.place_metric(state) for state in states]))
         if shared and self._cluster.task.worker_count > 1:
             names = ", ".join(f"'{name}'" for name in shared)
             log(
-                "what train_step changes within tf.cond, a loop or a tf.function of its own, trains with, or keeps "
-                f"outside of the model cannot be merged: workers may overwrite each other's updates of {names}."
+                "variables that train_step updates within tf.cond, a loop or its own tf.function, trains with, or "
+                f"stores outside of the model cannot be merged: workers may overwrite each other's updates of {names}."
             )
 
     def _report_total(self, position: Position, batches: Batches) -> None:
@@ -177,7 +170,6 @@ class Fit:
                 reporter().total(total)
 
     def _refuse(self) -> None:
-        """Raises BadInputError for what cannot be done on a cluster."""
         model = self._model
         check_distributable(model)
         if model.steps_per_execution != 1:
@@ -185,7 +177,6 @@ class Fit:
             model.steps_per_execution = 1
 
     def _split(self) -> tuple[dict[str, Any], tuple[Any, Any, Any] | None]:
-        """Training data and validation data."""
         arguments = self._arguments
         x, y, weight = arguments["x"], arguments["y"], arguments["sample_weight"]
         validation = arguments["validation_data"]
@@ -197,18 +188,18 @@ class Fit:
         return {"x": x, "y": y, "sample_weight": weight}, unpacked
 
     def _build(self, batches: Batches) -> list[Any]:
-        """Makes all variables of the model, its metrics and its optimizers; returns the optimizers."""
+        """Creates all variables of the model, its metrics and its optimizers; returns the optimizers."""
         model = self._model
         if type(model).train_step is keras.Model.train_step:
             model._symbolic_build(data_batch=batches.first())
         else:
-            # Such a model need not have a call(), and its step alone knows what each optimizer trains.
+            # Such a model may lack a call(), and only its step knows which variables each optimizer trains.
             tf.function(
                 lambda *tensors: model.train_step(batches.pack(tensors)),
                 input_signature=list(batches.signature),
                 autograph=False,
             ).get_concrete_function()
-        # One that its step leaves out, such as the default of compile(), has nothing to train.
+        # An optimizer that the step does not use, such as compile()'s default, has nothing to train.
         return [optimizer for optimizer in optimizers_of(model) if optimizer.built]
 
     def _callbacks(self, batches: Batches, own: keras.callbacks.Callback) -> Any:
@@ -235,7 +226,7 @@ class Fit:
             "batch_size": arguments["validation_batch_size"] or arguments["batch_size"],
         }
         if model._eval_epoch_iterator is None:
-            # As Keras does: data that are shuffled have another order in each epoch.
+            # As in Keras: shuffled data have another order in each epoch.
             model._eval_epoch_iterator = KerasBatches(
                 **data,
                 distribute_strategy=model.distribute_strategy,
@@ -243,7 +234,7 @@ class Fit:
                 steps_per_epoch=arguments["validation_steps"],
                 shuffle=False,
             )
-            model._eval_epoch_iterator.count(position.evaluations)
+            model._eval_epoch_iterator.start_counting(position.evaluations)
         logs = model.evaluate(
             **data,
             steps=arguments["validation_steps"],
@@ -263,12 +254,10 @@ class Fit:
 
 
 def _as_list(callbacks: Any) -> list[Any]:
-    """What `fit` was given, which may be one callback or none."""
     return list(keras.tree.flatten(callbacks)) if callbacks else []
 
 
 def _set_history(callbacks: Any, position: Position) -> None:
-    """What was recorded before a restart."""
     history = callbacks._history
     history.history = {name: list(values) for name, values in position.history.items()}
     history.epoch = list(position.history_epochs)

@@ -1,4 +1,4 @@
-"""A model's variables on the ps, in the place of its local ones while an epoch runs."""
+"""Moves a model's variables to the ps while an epoch runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from dike.task import TaskSpec
 
 
 @dataclass
-class _Pair:
-    """One Keras variable.
+class _VariablePair:
+    """One Keras variable: its local TensorFlow variable on the chief, and the one on the ps.
 
-    Attributes:
-        keras: the Keras variable.
-        local: its own TensorFlow variable, on the chief.
-        remote: the one on the ps.
-        checksum: of the value both have; None while they may differ.
+    `checksum` is that of the value of both; None while they may differ.
     """
 
     keras: Any
@@ -31,7 +27,7 @@ class _Pair:
     checksum: int | None
 
     def push(self) -> None:
-        """Gives the remote one the local one's value, if that has changed."""
+        """Copies the local value to the ps, if it has changed."""
         checksum = _checksum(self.local)
         if checksum != self.checksum:
             self.remote.assign(self.local.read_value())
@@ -39,70 +35,58 @@ class _Pair:
 
 
 class RemoteVariables:
-    """Moves the variables of models to the ps and back.
-
-    Args:
-        task: the chief's task, which has the plan.
-        strategy: the parameter server strategy.
-    """
+    """The ps variables of all models of a script, placed by the task's plan."""
 
     def __init__(self, task: TaskSpec, strategy: Any) -> None:
         self._task = task
         self._strategy = strategy
-        self._pairs: dict[int, _Pair] = {}
+        self._pairs: dict[int, _VariablePair] = {}
 
-    def of(self, model: Any, optimizers: Sequence[Any]) -> ModelVariables:
-        """The variables of a built model and its built optimizers; they get their ps at the first call."""
+    def place(self, model: Any, optimizers: Sequence[Any]) -> ModelVariables:
+        """Returns the variables of a built model and its built optimizers; creates them on their ps if needed."""
         named = []
         for name, variable in named_variables(model):
             named.append((f"model/{name}", self._pair(variable, self._task.ps_of(name))))
         primaries = [(variable, self._task.ps_of(name)) for name, variable in named_variables(model)]
-        # Numbered over all optimizers: two may have the same name.
+        # Numbered across all optimizers: two may have the same name.
         own = unique_names(variable for optimizer in optimizers for variable in optimizer.variables)
         chosen = [index for optimizer in optimizers for index in _optimizer_ps(optimizer.variables, primaries)]
         for (name, variable), index in zip(own, chosen, strict=True):
             named.append((f"optimizer/{name}", self._pair(variable, index)))
         return ModelVariables(model, optimizers, dict(named))
 
-    def of_metric(self, variable: Any) -> _Pair:
-        """A variable of a metric; it gets its ps at the first call."""
+    def place_metric(self, variable: Any) -> _VariablePair:
         return self._pair(variable, 0)
 
-    def _pair(self, variable: Any, ps: int) -> _Pair:
+    def _pair(self, variable: Any, ps: int) -> _VariablePair:
         if id(variable) not in self._pairs:
             local = variable._value
             with self._strategy.scope():
-                # The strategy gives the next variable to the ps of this number.
+                # The strategy places the next variable on the ps of this index.
                 self._strategy.extended._variable_count = ps
                 remote = tf.Variable(
                     local.read_value(), trainable=local.trainable, dtype=local.dtype, name=variable.path
                 )
-            self._pairs[id(variable)] = _Pair(variable, local, remote, _checksum(local))
+            self._pairs[id(variable)] = _VariablePair(variable, local, remote, _checksum(local))
         return self._pairs[id(variable)]
 
 
 class ModelVariables:
-    """The variables of one model and its optimizers.
+    """The variables of one model and its optimizers, by name."""
 
-    Args:
-        model: the Keras model.
-        optimizers: its optimizers.
-        pairs: name -> local and remote variable.
-    """
-
-    def __init__(self, model: Any, optimizers: Sequence[Any], pairs: dict[str, _Pair]) -> None:
+    def __init__(self, model: Any, optimizers: Sequence[Any], pairs: dict[str, _VariablePair]) -> None:
         self._model = model
         self._optimizers = optimizers
         self._pairs = pairs
-        self._metrics: list[_Pair] = []
+        self._metrics: list[_VariablePair] = []
         self._read: Callable[[], list[Any]] | None = None
 
     @property
-    def _all(self) -> list[_Pair]:
+    def _all(self) -> list[_VariablePair]:
         return [*self._pairs.values(), *self._metrics]
 
-    def add(self, metrics: Sequence[_Pair]) -> None:
-        """Puts variables of metrics on the ps too, which have no name here; to be called while the others are there."""
+    def add(self, metrics: Sequence[_VariablePair]) -> None:
+        """Moves variables of metrics, which are unnamed here, to the ps; call it inside `on_ps`."""
         self._metrics.extend(metrics)
         self._read = None
         for pair in metrics:
@@ -111,7 +95,6 @@ class ModelVariables:
 
     @property
     def local(self) -> dict[str, Any]:
-        """Name -> variable on the chief."""
         return {name: pair.local for name, pair in self._pairs.items()}
 
     @property
@@ -121,12 +104,12 @@ class ModelVariables:
 
     @contextlib.contextmanager
     def on_ps(self) -> Iterator[None]:
-        """The model's variables are the remote ones inside; afterwards the local ones have their values."""
+        """Swaps in the remote variables; on exit, copies their values to the local ones."""
         for pair in self._all:
             pair.push()
         functions = self._model.test_function, self._model.predict_function
         self._swap(remote=True)
-        # A function traced inside would keep the remote variables, and the others have the local ones.
+        # A function traced inside would capture the remote variables; existing functions have the local ones.
         self._model.test_function = self._model.predict_function = None
         try:
             yield
@@ -136,9 +119,8 @@ class ModelVariables:
         self.pull()
 
     def pull(self) -> None:
-        """Copies the values on the ps to the local variables."""
         if self._read is None:
-            # One call for all, so that they travel at the same time.
+            # One call for all, so that they are transferred in parallel.
             remotes = [pair.remote for pair in self._all]
             read = tf.function(lambda: [tf.identity(remote) for remote in remotes], autograph=False)
             self._read = read.get_concrete_function()
@@ -154,7 +136,7 @@ class ModelVariables:
 
 
 def _rebind(optimizer: Any) -> None:
-    """An optimizer knows its variables by their TensorFlow variable, which has just been replaced."""
+    """Updates an optimizer's indices, which use the TensorFlow variables that have just been replaced."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         _rebind(inner)
@@ -174,7 +156,7 @@ def _rebind(optimizer: Any) -> None:
 
 
 def _optimizer_ps(variables: Sequence[Any], primaries: Sequence[tuple[Any, int]]) -> list[int]:
-    """Index of the ps of each optimizer variable: a slot's is that of the variable it belongs to, others go to 0."""
+    """Returns the ps of each optimizer variable: that of its model variable for slot variables, else 0."""
     seen: dict[str, int] = {}
     chosen = []
     for slot in variables:
@@ -185,10 +167,10 @@ def _optimizer_ps(variables: Sequence[Any], primaries: Sequence[tuple[Any, int]]
         ]
         longest = max((len(primary.path) for primary, _ in owners), default=0)
         owners = [owner for owner in owners if len(owner[0].path) == longest]
-        # Variables of the same path have slots of the same name, in the same order.
-        turn = seen.get(slot.name, 0)
-        seen[slot.name] = turn + 1
-        chosen.append(owners[min(turn, len(owners) - 1)][1] if owners else 0)
+        # Variables with the same path have slots with the same name, in the same order.
+        index = seen.get(slot.name, 0)
+        seen[slot.name] = index + 1
+        chosen.append(owners[min(index, len(owners) - 1)][1] if owners else 0)
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""One training step: any worker computes what needs no metric's state, the chief what does, with the true state."""
+"""One training step: workers compute what needs no metric state; the chief computes the rest with the true state."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tensorflow.python.eager.polymorphic_function import autograph_util
 from dike.keras3.model import metric_variables
 from dike.roles.rates import set_steps_per_call
 
-_SMALL = 1024
-"""Elements of a tensor that is as well sent as what is made of it."""
+_SMALL_ELEMENTS = 1024
+"""Maximum size of a tensor that costs as little to send as the results computed from it."""
 
 
 class _Traced(Variable):
-    """A metric's variable while a step is traced: each read and each write of it is one operation, to be found again.
+    """A metric's variable while a step is traced. Each read and write becomes one operation that can be found again.
 
-    Between them its value is a tensor of the step.
+    Between them, its value is a tensor of the step.
     """
 
     _tensor: Any
     _marks: dict[str, tuple[Any, bool]]
-    _is_lost = False
-    """Whether an update was made where its tensor cannot be had, such as in a branch of `tf.cond`."""
+    _is_untracked = False
+    """Whether an update is in a graph whose tensors are inaccessible, such as a branch of `tf.cond`."""
 
     @property
     def value(self) -> Any:
@@ -39,7 +39,7 @@ class _Traced(Variable):
         if getattr(value, "graph", self._tensor.graph) is self._tensor.graph:
             self._tensor = self._mark(value, is_write=True)
         else:
-            self._is_lost = True
+            self._is_untracked = True
 
     def _mark(self, tensor: Any, *, is_write: bool) -> Any:
         marked = tf.raw_ops.Snapshot(input=tensor)
@@ -48,7 +48,7 @@ class _Traced(Variable):
 
 
 class _Counter(Variable):
-    """A variable that several workers add to: `assign_add` in Keras is a read and a write, between which others may."""
+    """A variable to which several workers add. Keras' `assign_add` is a read and a write, which is not atomic."""
 
     def assign_add(self, value: Any) -> Any:
         return self._value.assign_add(tf.cast(value, self._value.dtype))
@@ -66,29 +66,28 @@ def _as(variables: Sequence[Any], kind: type) -> Iterator[None]:
             variable.__class__ = own
 
 
-class _Dependent:
-    """The operations of a step that depend on the metrics' state, which the chief runs.
+class _ChiefPart:
+    """The operations of a step that depend on the metrics' state and run on the chief.
 
-    Most updates add a number to the state: the number is the worker's affair, the addition depends on the state.
+    Most updates add a number to the state: the worker computes the number, only the addition depends on the state.
 
     Args:
-        begins: the state that the step begins with, one tensor for each variable.
-        ends: what is wanted: what the step returns and the state that it ends with.
-        marks: name of the operation -> variable that it reads or writes, and whether it writes.
+        begins: state at the start of the step, one tensor per variable.
+        ends: what the step returns, and the state at its end.
+        marks: operation name -> variable that it reads or writes, and whether it writes.
 
     Attributes:
-        inputs: tensors of the step that these operations take and the worker computes.
-        impure: numbers of the states on which something depends that only the worker can do, such as an update of
-            the weights.
+        inputs: tensors that the worker computes and these operations take.
+        impure: indices of states on which a worker-only operation depends, such as an update of the weights.
     """
 
     def __init__(self, begins: Sequence[Any], ends: Sequence[Any], marks: Mapping[str, tuple[Any, bool]]) -> None:
         self._marks = dict(marks)
         self._graph = tf.compat.v1.get_default_graph()
-        # The order in which they were made: inputs first.
+        # In order of creation: inputs first.
         operations = self._graph.get_operations()
-        dependent = _reached(operations, begins)
-        constant = _constant(operations)
+        dependent = _dependents_of(operations, begins)
+        constant = _constant_operations(operations)
         known = {tensor.ref() for tensor in begins}
         needed: set[str] = set()
         inputs: dict[Any, Any] = {}
@@ -104,8 +103,8 @@ class _Dependent:
             else:
                 inputs[tensor.ref()] = tensor
             if not waiting:
-                # What only they use and is as small is theirs too: TensorFlow optimises `state + (a + b)` as a whole.
-                small = [key for key, tensor in inputs.items() if _is_for(tensor.op, needed)]
+                # Small inputs that only they use are included: TensorFlow optimises `state + (a + b)` as one.
+                small = [key for key, tensor in inputs.items() if _used_only_by(tensor.op, needed)]
                 waiting.extend(inputs.pop(key) for key in small)
                 dependent |= {tensor.op.name for tensor in waiting}
         self.inputs = list(inputs.values())
@@ -122,14 +121,11 @@ class _Dependent:
         self.impure = [
             number
             for number, tensor in enumerate(begins)
-            if worker_only and worker_only & _reached(operations, [tensor])
+            if worker_only and worker_only & _dependents_of(operations, [tensor])
         ]
 
     def run(self, inputs: Sequence[Any]) -> dict[Any, Any]:
-        """Puts the operations into the graph that is being traced, and reads and writes the variables there.
-
-        Args:
-            inputs: values of `inputs`.
+        """Adds the operations to the graph that is being traced; they read and write the variables there.
 
         Returns:
             Reference of a tensor of the step -> its value.
@@ -162,13 +158,13 @@ class _Dependent:
             node.CopyFrom(operation.node_def)
             node.device = ""
             if "_class" in node.attr:
-                del node.attr["_class"]  # names of operations that it would have to be beside
-            del node.input[:]  # with those that only have to come before: these have no effects
+                del node.attr["_class"]  # colocation constraints
+            del node.input[:]  # including control inputs, whose operations have no effects
             for tensor in operation.inputs:
                 if tensor.op.name in own:
                     node.input.append(tensor.name)
                 else:
-                    name = f"dike_given_{len(given)}"
+                    name = f"dike_input_{len(given)}"
                     definition.node.add(name=name, op="Placeholder").attr["dtype"].type = tensor.dtype.as_datatype_enum
                     given[f"{name}:0"] = values[tensor.ref()]
                     node.input.append(f"{name}:0")
@@ -181,20 +177,20 @@ class _Dependent:
             values.update({tensor.ref(): copy for tensor, copy in zip(results, copies, strict=True)})
 
 
-def _is_for(operation: Any, users: set[str]) -> bool:
-    """Whether an operation does small arithmetic whose results nobody but `users` takes."""
+def _used_only_by(operation: Any, users: set[str]) -> bool:
+    """Returns whether an operation is small arithmetic whose results only `users` take."""
     sizes = [tensor.shape.num_elements() for tensor in [*operation.outputs, *operation.inputs]]
     return (
         bool(operation.inputs)
         and not operation.control_inputs
         and not operation._is_stateful
-        and all(size is not None and size <= _SMALL for size in sizes)
+        and all(size is not None and size <= _SMALL_ELEMENTS for size in sizes)
         and max(sizes[len(operation.outputs) :]) <= max(sizes[: len(operation.outputs)])
         and all(user.name in users for tensor in operation.outputs for user in tensor.consumers())
     )
 
 
-def _reached(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
+def _dependents_of(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
     """Names of the operations whose results depend on `tensors`."""
     reached = {tensor.op.name for tensor in tensors}
     for operation in operations:
@@ -203,7 +199,7 @@ def _reached(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
     return reached
 
 
-def _constant(operations: Iterable[Any]) -> set[str]:
+def _constant_operations(operations: Iterable[Any]) -> set[str]:
     """Names of the operations whose results are the same in every step."""
     constant: set[str] = set()
     for operation in operations:
@@ -216,20 +212,20 @@ def _constant(operations: Iterable[Any]) -> set[str]:
 class Step:
     """The training step of one model.
 
-    On a ps the workers' updates of a metric would overwrite one another. So the state of the metrics is the chief's:
-    it runs the part of each step that depends on it, one step after the other, with what the worker has computed. So
-    every metric, and everything that `train_step` makes of metrics, has the value that it has without a cluster.
+    On a ps, the workers' updates of a metric would overwrite each other. So the chief has the metrics' state and runs
+    the part of each step that depends on it, one step after the other, with what the worker computed. Every metric, and
+    all that `train_step` computes from metrics, then has the same value as without a cluster.
 
     Args:
         model: a built and compiled Keras model.
         optimizers: its optimizers.
         strategy: the parameter server strategy.
-        pack: turns the flat tensors of a batch into the data that `train_step` takes.
+        pack: packs the flat tensors of a batch into the data that `train_step` takes.
         signature: types of those tensors.
 
     Attributes:
-        function: the step, which takes the flat tensors of a batch and returns a vector for `add`.
-        count: how many steps to hand out at a time; brought forward by those who do.
+        function: takes the flat tensors of a batch; returns a vector for `apply_result`.
+        group_size: number of steps to dispatch at a time; set by `Epoch`.
     """
 
     def __init__(
@@ -248,23 +244,22 @@ class Step:
         self._shared: list[Any] = []
         self._logs: Any = {}
         self._results: list[Any] = []
-        self._dependent: _Dependent | None = None
+        self._chief_part: _ChiefPart | None = None
         self._input_specs: list[Any] = []
         self._signature = list(signature)
         self._add: Any = None
-        self._several: dict[int, Any] = {}
+        self._multi_steps: dict[int, Any] = {}
         self.function: Any = None
-        self.count = 1
+        self.group_size = 1
 
     def trace(self, share: Callable[[Sequence[Any]], None]) -> list[str]:
-        """Makes `function`. To be called once, while the model's variables are on the ps.
+        """Traces `function`, once, while the model's variables are on the ps.
 
-        Args:
-            share: is told of metrics' variables whose updates the chief cannot do; it puts them on a ps.
+        `share` moves variables of metrics that the chief cannot update to a ps.
 
         Returns:
-            Names of variables that the workers share without Dike's help, so that one may overwrite another's update:
-            those, and variables that no model has.
+            Names of variables that the workers update without coordination: those, and variables that belong to no
+                model.
         """
         while True:
             function = tf.function(
@@ -274,17 +269,17 @@ class Step:
             )
             extended = self._strategy.extended
             with self._strategy.scope():
-                extended._being_scheduled = True  # as a coordinator says, which has nothing else to do with it
+                extended._being_scheduled = True  # set by a coordinator, for nothing else
                 try:
                     concrete = function.get_concrete_function()
                 finally:
                     extended._being_scheduled = False
-            not_ours = self._not_ours()
-            if not not_ours:
+            not_on_chief = self._not_on_chief()
+            if not not_on_chief:
                 break
-            share(not_ours)
-            self._shared.extend(not_ours)
-            known = {id(variable) for variable in not_ours}
+            share(not_on_chief)
+            self._shared.extend(not_on_chief)
+            known = {id(variable) for variable in not_on_chief}
             self._variables = [variable for variable in self._variables if id(variable) not in known]
         self.function = concrete
         add = tf.function(self._add_inputs, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
@@ -293,22 +288,22 @@ class Step:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether there can be `several`: the parts of a batch are plain tensors."""
+        """Whether `multi_step` is available: all parts of a batch are plain tensors."""
         return all(isinstance(spec, tf.TensorSpec) for spec in self._signature)
 
-    def several(self, count: int) -> Any:
-        """As `function`, for so many batches one after the other; returns one vector for each."""
-        if count not in self._several:
+    def multi_step(self, count: int) -> Any:
+        """Like `function`, for `count` batches in sequence; returns one vector for each."""
+        if count not in self._multi_steps:
             steps = tf.function(
                 functools.partial(self._loop, count), input_signature=self._signature * count, autograph=False
             )
             with self._strategy.scope():
-                self._several[count] = steps.get_concrete_function()
-            set_steps_per_call(self._several[count], count)
-        return self._several[count]
+                self._multi_steps[count] = steps.get_concrete_function()
+            set_steps_per_call(self._multi_steps[count], count)
+        return self._multi_steps[count]
 
     def _loop(self, count: int, *tensors: Any) -> Any:
-        """Calls `function` in a loop, which takes no longer to make for a worker than the function itself."""
+        """Calls `function` in a loop, which a worker compiles as fast as the function itself."""
         batches = []
         for part, spec in enumerate(self._signature):
             array = tf.TensorArray(
@@ -325,30 +320,30 @@ class Step:
         _, results = tf.while_loop(lambda number, _: number < count, step, [0, results], parallel_iterations=1)
         return results.stack()
 
-    def _not_ours(self) -> list[Any]:
-        """Variables of metrics, after a trace, whose updates the chief cannot do."""
-        assert self._dependent is not None
-        impure = set(self._dependent.impure)
+    def _not_on_chief(self) -> list[Any]:
+        """Variables of metrics, after a trace, that the chief cannot update."""
+        assert self._chief_part is not None
+        impure = set(self._chief_part.impure)
         return [
             variable
             for number, variable in enumerate(self._variables)
-            if number in impure or variable.__dict__.pop("_is_lost", False)
+            if number in impure or variable.__dict__.pop("_is_untracked", False)
         ]
 
     def _train(self, *tensors: Any) -> Any:
-        """Computes one step; returns all that the chief needs of it as one vector, so that one message brings it."""
+        """Computes one step; returns everything that the chief needs as one vector, sent in one message."""
         variables = self._variables
         begins = []
         marks: dict[str, tuple[Any, bool]] = {}
         for variable in variables:
             shape, dtype = variable.shape, variable._value.dtype
-            # Not a constant: what looks at its value while it traces would find the zeros.
+            # Not a constant: code that reads its value during the trace would find the zeros.
             variable._tensor = tf.compat.v1.placeholder_with_default(tf.zeros(shape, dtype), shape)
             variable._marks = marks
             begins.append(variable._tensor)
         with _as(variables, _Traced), _as([*self._counters, *self._shared], _Counter):
             logs = _train_step(self._model)(self._pack(tensors))
-            # Flat, and with None where there is none.
+            # Flat, with None for missing logs.
             self._logs = logs if isinstance(logs, dict) else {}
             flat = [None if log is None else tf.convert_to_tensor(log) for log in tf.nest.flatten(self._logs)]
         ends = [variable._tensor for variable in variables]
@@ -357,31 +352,27 @@ class Step:
         self._logs = tf.nest.pack_sequence_as(self._logs, [log is not None for log in flat])
         self._results = [log for log in flat if log is not None]
         written = [end for begin, end in zip(begins, ends, strict=True) if end is not begin]
-        self._dependent = _Dependent(begins, [*self._results, *written], marks)
-        inputs = self._dependent.inputs
+        self._chief_part = _ChiefPart(begins, [*self._results, *written], marks)
+        inputs = self._chief_part.inputs
         self._input_specs = [(tensor.dtype, tensor.shape) for tensor in inputs]
         return tf.stack([tf.io.serialize_tensor(tensor) for tensor in inputs]) if inputs else tf.constant([], tf.string)
 
-    def add(self, result: Any) -> Any:
-        """Brings the model's metrics forward by a step; returns the logs up to now, as Keras' `fit` has them.
-
-        Args:
-            result: the vector that the step returned.
-        """
+    def apply_result(self, result: Any) -> Any:
+        """Updates the model's metrics by the vector of a step; returns the current logs, as in Keras' `fit`."""
         waiting = iter(self._add(tf.constant(result, tf.string)))
         return tf.nest.map_structure(lambda is_known: next(waiting) if is_known else None, self._logs)
 
     def _add_inputs(self, result: Any) -> list[Any]:
-        assert self._dependent is not None
+        assert self._chief_part is not None
         inputs = []
         for number, (dtype, shape) in enumerate(self._input_specs):
             inputs.append(tf.ensure_shape(tf.io.parse_tensor(result[number], dtype), shape))
-        values = self._dependent.run(inputs)
+        values = self._chief_part.run(inputs)
         return [values[log.ref()] for log in self._results]
 
 
 def _updated_on_chief(graph: Any) -> list[str]:
-    """Names of variables on the chief that a step updates, or hands to a function that may."""
+    """Names of variables on the chief that a step updates, or passes to a function that may."""
     inside = {id(outer): inner for outer, inner in graph.captures}
     only_read = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
     return [
@@ -394,7 +385,7 @@ def _updated_on_chief(graph: Any) -> list[str]:
 
 
 def _train_step(model: Any) -> Callable[[Any], Any]:
-    """The model's `train_step`; without its `tf.function`, in which updates of metrics could not be followed."""
+    """Returns the model's `train_step` without its `tf.function`, in which updates of metrics could not be traced."""
     own = model.train_step
     python_function = getattr(own, "python_function", None)
     return own if python_function is None else autograph_util.py_func_from_autograph(python_function)

@@ -1,4 +1,4 @@
-"""Trials that train with Keras 3: `fit` reports, is suspended between two steps, and goes on where it was."""
+"""Trials that train with Keras 3: `fit` reports, is suspended between two steps, and resumes at the same position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dike.keras3.trial.reports import KerasReports, reporting_fit
 from dike.trial.runtime import TrialRuntime
 
 KNOWN_VERSION = "3.15"
-"""Of Keras; others work as long as they have what is used here."""
+"""Supported version of Keras; others work if they have the attributes used here."""
 
 _NEEDED = {
     "TFEpochIterator": ("_enumerate_iterator", "_get_iterator", "catch_stop_iteration", "reset"),
@@ -22,7 +22,7 @@ _NEEDED = {
 
 
 def install(runtime: TrialRuntime) -> None:
-    """Makes `fit` of every Keras model report and suspend. Called when Keras has been imported."""
+    """Makes `fit` of every Keras model report and suspend. Called when Keras is imported."""
     import keras
 
     if keras.backend.backend() != "tensorflow":
@@ -45,7 +45,7 @@ def install(runtime: TrialRuntime) -> None:
         )
         keras.Model.fit = reporting_fit(keras.Model.fit, KerasReports(runtime), keras.callbacks.Callback)
         return
-    # These modules import Keras' innermost at their top.
+    # These modules import Keras' internals.
     from dike.keras3 import data, mirrored
     from dike.keras3.trial.fit import KerasScript
 
@@ -59,9 +59,9 @@ def install(runtime: TrialRuntime) -> None:
 
 
 def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[..., Any]) -> Callable[..., Any]:
-    """A `fit` that can be suspended; `reporting` does where that is not possible."""
+    """Returns a suspendable `fit`, which calls `reporting` for models that cannot be suspended."""
     from dike.keras3 import mirrored
-    from dike.keras3.data import handing_to
+    from dike.keras3.data import intercept_iterators
     from dike.keras3.trial import fit as fits
 
     is_fitting = False
@@ -70,11 +70,11 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal is_fitting
         if is_fitting:
-            # A part of the step or the callback that calls it.
-            with handing_to(lambda batches: None):
+            # Called by a step or a callback of the outer fit, of which it is a part.
+            with intercept_iterators(lambda batches: None):
                 return own_fit(self, *args, **kwargs)
         self._assert_compile_called("fit")
-        if self._distribute_strategy is not None and not mirrored.is_shared(self):
+        if self._distribute_strategy is not None and not mirrored.is_mirrored(self):
             return reporting(self, *args, **kwargs)
         is_fitting = True
         try:
@@ -86,7 +86,7 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
 
 
 def _reporting_step(own: Callable[..., Any], script: Any) -> Callable[..., Any]:
-    """A `train_on_batch` that reports the losses of the model that is first to call it, which is kept at the end."""
+    """Returns a `train_on_batch` that reports the losses of the first model that calls it, and saves it at the end."""
     first: list[Any] = []
     reports, runtime = script.reports, script.runtime
 

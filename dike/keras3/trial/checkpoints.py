@@ -20,23 +20,21 @@ _STATE, _ARRAYS = "state.json", "arrays.npz"
 
 @dataclass
 class FitState:
-    """Where a script is in a `fit`.
+    """Position of a script in a `fit`.
 
     Attributes:
-        fit: which call of `fit` in the script, from 0.
+        fit: index of the call of `fit` in the script.
         is_finished: whether it has returned.
-        epoch: the epoch that is running, or the next.
-        batch: batches of that epoch that are done.
+        epoch: current or next epoch.
+        batch: finished batches of that epoch.
         step: batches trained by all `fit`s.
-        data: where it is in its data.
-        evaluations: iterators made over its validation data.
-        logs: the last step's figures.
-        callbacks: of each callback its type's name and its attributes, packed.
-        randomness: the random state.
-        finished: earlier `fit`s by number, and the name of the checkpoint at the end of each.
-        standing: what the trial's numbers came to (`Standing.to_json`).
-        epochs: how many the `fit` was asked for.
-        lost: names of what has changed and could not be saved.
+        evaluations: number of iterators over the validation data.
+        logs: the last step's logs.
+        callbacks: type name and packed attributes of each callback.
+        finished: index of each earlier `fit` -> name of the checkpoint at its end.
+        standing: the trial's objective (`Standing.to_json`).
+        epochs: number of epochs that the `fit` was asked for.
+        lost: names of changed attributes that could not be saved.
     """
 
     fit: int
@@ -54,8 +52,8 @@ class FitState:
     epochs: int = 0
     lost: list[str] = field(default_factory=list)
 
-    def can_go_on(self, epochs: int) -> bool:
-        """Whether it has returned because all epochs were done, and more are asked for now."""
+    def can_extend(self, epochs: int) -> bool:
+        """Returns whether it has trained all its epochs, and more are requested now."""
         return self.is_finished and 0 < self.epochs <= self.epoch < epochs
 
 
@@ -64,14 +62,12 @@ class FitCheckpoint:
     """A checkpoint.
 
     Attributes:
-        path: its folder.
-        train_s: seconds of training until then.
-        state: where the script was.
+        train_s: seconds of training before it.
         values: name of a variable -> its value.
-        layout: what else Keras' files of the model need (`dike.keras3.model_files`); empty when it has been read.
-        arrays: those that the callbacks' attributes refer to.
-        data_arrays: those that the data's attributes refer to.
-        iterator_files: the state of the current iterator over the data; none where that is not needed.
+        layout: other parts of Keras' model files (`dike.keras3.model_files`); empty after reading.
+        arrays: arrays that the callbacks' attributes refer to.
+        data_arrays: arrays that the data's attributes refer to.
+        iterator_files: state of the current data iterator; empty if not needed.
     """
 
     path: str
@@ -85,7 +81,7 @@ class FitCheckpoint:
 
 
 def write(checkpoint: FitCheckpoint) -> None:
-    """Writes a checkpoint, and removes those it makes superfluous."""
+    """Writes a checkpoint, and deletes those it supersedes."""
     state = checkpoint.state
     files = {
         _STATE: json.dumps(dataclasses.asdict(state)).encode(),
@@ -106,13 +102,12 @@ def write(checkpoint: FitCheckpoint) -> None:
 
 
 def find(spec: TrialSpec) -> FitCheckpoint | None:
-    """The checkpoint that a run goes on from; None to begin anew."""
-    path = folders.to_resume(spec)
+    path = folders.checkpoint_to_resume(spec)
     return None if path is None else read(path)
 
 
 def read(path: str) -> FitCheckpoint | None:
-    """The checkpoint at `path`; None if it is of another kind of script.
+    """Returns None if the checkpoint is of another kind of script.
 
     Raises:
         BadInputError: if it is not complete.

@@ -1,4 +1,4 @@
-"""The `fit`s of a trial: Keras' own loop, observed, saved between two steps and brought to where it was."""
+"""The `fit`s of a trial: Keras' own loop, observed, saved between two steps and resumed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from keras.src.utils.python_utils import pythonify_logs
 from dike import randomness
 from dike.checkpoints import retry_while_disk_full
 from dike.keras3.callbacks import append_logs, settle
-from dike.keras3.data import Batches, handing_to
-from dike.keras3.fit_call import figures, loss_of, validates
+from dike.keras3.data import Batches, intercept_iterators
+from dike.keras3.fit_call import loss_of, scalar_logs, validates
 from dike.keras3.model import named_variables, restore_values, values_of
-from dike.keras3.model_files import KeptModel, ModelFiles
+from dike.keras3.model_files import ModelFiles, ModelSnapshot
 from dike.keras3.trial import checkpoints
 from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
 from dike.keras3.trial.reports import KerasReports
@@ -25,23 +25,14 @@ from dike.plain_values import CallbackStates
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
 
-_LOST = (
-    "the checkpoint does not hold {names}, which begins as the script makes it; "
-    "saved are numbers, text, arrays and containers of these."
+_LOST_MESSAGE = (
+    "the checkpoint does not contain {names}, so it starts with the script's initial value; only numbers, text, arrays "
+    "and containers of these are saved."
 )
 
 
 class KerasScript:
-    """The script of a trial.
-
-    Args:
-        runtime: the trial.
-
-    Attributes:
-        runtime: the one given.
-        reports: where its training loops report.
-        finished: `fit`s that have returned, and the name of the checkpoint at the end of each.
-    """
+    """The script of a trial. `finished`: index of each finished `fit` -> name of the checkpoint at its end."""
 
     def __init__(self, runtime: TrialRuntime) -> None:
         self.runtime = runtime
@@ -50,8 +41,7 @@ class KerasScript:
         self._fits = 0
 
     @functools.cached_property
-    def _target(self) -> FitCheckpoint | None:
-        """The checkpoint that this run goes on from."""
+    def _checkpoint(self) -> FitCheckpoint | None:
         target = checkpoints.find(self.runtime.spec)
         if target is not None:
             self.finished = dict(target.state.finished)
@@ -60,20 +50,20 @@ class KerasScript:
         return target
 
     def next_fit(self, epochs: int) -> tuple[int, FitCheckpoint | None]:
-        """A `fit` is called: its number, and what it goes on from; None to train from its beginning.
+        """Starts the next call of `fit`; returns its index and the checkpoint to resume from, if any.
 
         Args:
-            epochs: how many it is asked for. A job that is run again may ask its last `fit` for more than before.
+            epochs: requested epochs. A job that runs again may request more for its last `fit` than before.
 
         Raises:
             BadInputError: if its checkpoint is gone.
         """
         number, self._fits = self._fits, self._fits + 1
-        target = self._target
+        target = self._checkpoint
         if target is None or number > target.state.fit:
             return number, None
         if number == target.state.fit:
-            if target.state.can_go_on(epochs):
+            if target.state.can_extend(epochs):
                 target.state.is_finished = False
             return number, target
         name = target.state.finished.get(str(number))
@@ -81,54 +71,48 @@ class KerasScript:
         return number, None if name is None else checkpoints.read(f"{folder}/{name}")
 
     def save_model(self, model: Any) -> None:
-        """Keeps a model that cannot be gone on with, as its training has come to its end."""
+        """Writes the model of a script that has ended. It cannot be resumed from."""
         step = self.reports.step
         path = self.runtime.spec.checkpoint_path(step)
         layout = ModelFiles(model).layout()
-        KeptModel(step, self.runtime.train_s, values_of(model), layout).write(path)
+        ModelSnapshot(step, self.runtime.train_s, values_of(model), layout).write(path)
         self.runtime.checkpoint_written(path, step)
 
-    def has_restored(self, checkpoint: FitCheckpoint) -> None:
-        """A `fit` is where the checkpoint says."""
-        if checkpoint is self._target:
+    def report_restored(self, checkpoint: FitCheckpoint) -> None:
+        """Reports that a `fit` has restored a checkpoint, if it is the one that this run resumes from."""
+        if checkpoint is self._checkpoint:
             self.runtime.restored(checkpoint.path, checkpoint.state.step, checkpoint.train_s, checkpoint.state.standing)
 
 
 class Listener(Protocol):
-    """Who wants to know how far the training is."""
-
     @property
     def is_skipped(self) -> bool:
-        """Whether an earlier run has done all of it, and told the callbacks."""
+        """Whether an earlier run has done all of it, and called the callbacks."""
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """None if that is not known yet."""
+        """None if not known yet."""
 
     def begin(self) -> None:
-        """The training is about to begin; all callbacks know of it."""
+        """Called after `on_train_begin` of all callbacks."""
 
     def step_done(self, last_batch: int, logs: Any) -> None:
-        """The batches up to `last_batch` of the epoch are done."""
+        """Called when the batches up to `last_batch` of the epoch are done."""
 
     def epoch_logs(self, logs: dict[str, float]) -> dict[str, float]:
-        """An epoch's results, of which Keras knows `logs`."""
+        """Returns an epoch's results, given those that Keras knows."""
 
     def epoch_done(self, epoch: int, logs: dict[str, float]) -> None:
-        """An epoch is done; all callbacks know of it."""
+        """Called after `on_epoch_end` of all callbacks."""
 
 
 class TrialCallbacks(CallbackList):
-    """The callbacks of one `fit`.
+    """The callbacks of one `fit`; calls the listener after all of them.
 
-    Keras makes its own list when it knows how many batches an epoch has; so this one, made earlier, tells the
-    callbacks of model and parameters only when the training begins. Nothing is called in between.
+    Keras makes its own list once it knows the number of batches per epoch. This list is made earlier, so it passes
+    model and parameters to the callbacks only when the training begins. Nothing is called in between.
 
-    Args:
-        arguments: all arguments of `fit`.
-        model: the model.
-        listener: is told of everything last.
-        appends: whether logs that the callbacks write go on with what is in them.
+    `appends`: whether callbacks that write logs append to existing ones.
     """
 
     def __init__(self, arguments: Mapping[str, Any], model: Any, listener: Listener, *, appends: bool) -> None:
@@ -170,13 +154,7 @@ class TrialCallbacks(CallbackList):
 
 
 class Fit:
-    """One call of `fit`.
-
-    Args:
-        script: the script it is in.
-        model: the Keras model.
-        arguments: all arguments of `fit`.
-    """
+    """One call of `fit`."""
 
     def __init__(self, script: KerasScript, model: Any, arguments: dict[str, Any]) -> None:
         self._script = script
@@ -189,7 +167,7 @@ class Fit:
         self._batches: Batches | None = None
         self._evaluations: list[Batches] = []
         self._files = ModelFiles(model)
-        self._best: KeptModel | None = None
+        self._best: ModelSnapshot | None = None
         self._states = CallbackStates(self._callbacks.callbacks)
         self._steps_before = self._reports.step
         self._epoch = arguments["initial_epoch"]
@@ -199,48 +177,42 @@ class Fit:
 
     @property
     def is_skipped(self) -> bool:
-        """See `Listener`."""
         return self._saved is not None and self._saved.state.is_finished
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """See `Listener`."""
         return None if self._batches is None else self._batches.num_batches
 
     def run(self, own_fit: Callable[..., Any]) -> Any:
-        """Trains, or restores what has been trained; returns Keras' `History`.
-
-        Args:
-            own_fit: the method of Keras.
-        """
+        """Trains, or restores an earlier result; returns Keras' `History`."""
         arguments = {**self._arguments, "callbacks": self._callbacks}
         if self._saved is not None:
             self._epoch = self._saved.state.epoch
             arguments["initial_epoch"] = arguments["epochs"] if self.is_skipped else self._epoch
         try:
-            with handing_to(self._take):
+            with intercept_iterators(self._receive_iterator):
                 history = own_fit(self._model, **arguments)
         finally:
-            self._runtime.keep_best = None
+            self._runtime.save_best = None
         if self.is_skipped:
-            self._restore()  # once more: Keras ends a training with making the averages of the weights final
+            self._restore()  # again: Keras finalizes averaged weights at the end of a training
         elif self._has_stepped or self._saved is not None:
             path = self._runtime.spec.checkpoint_path(self._reports.step)
-            # A later fit cannot be gone on from without it.
+            # A later fit cannot be resumed without it.
             retry_while_disk_full(lambda: self._save(0, is_finished=True))
             self._script.finished[str(self._number)] = path.rpartition("/")[2]
             if self._runtime.suspend_requested:
                 self._runtime.suspend(path, self._reports.step)
         return history
 
-    def _take(self, batches: Batches) -> None:
-        """Keras has made an iterator: the first is over the training data."""
+    def _receive_iterator(self, batches: Batches) -> None:
+        """Receives the iterators that Keras makes: the first is over the training data."""
         validation = self._arguments["validation_data"]
         if self._batches is None:
             self._batches = batches
             batches.track(self)
         elif validation is not None and getattr(batches.data_adapter, "_dataset", None) is validation:
-            batches.count(0 if self._evaluations else self._evaluations_before)
+            batches.start_counting(0 if self._evaluations else self._evaluations_before)
             self._evaluations.append(batches)
 
     @property
@@ -248,55 +220,47 @@ class Fit:
         return 0 if self._saved is None else self._saved.state.evaluations
 
     def begin(self) -> None:
-        """See `Listener`."""
         assert self._batches is not None
         self._states.begin()
         if self._saved is None:
             self._reports.fit_begins(self._steps_before)
             return
-        # Keras' own BackupAndRestore may have had other plans.
+        # Overrides the epoch set by Keras' own BackupAndRestore.
         self._model._initial_epoch = None
         state = self._saved.state
-        # Most variables of models, metrics and optimizers are made by a first step; what it does to them is undone.
+        # A first step creates most variables of models, metrics and optimizers; its effects on them are undone.
         position = copy.deepcopy(state.data)
         arrays, files = self._saved.data_arrays, self._saved.iterator_files
         self._batches.resume(position, arrays, files, state.batch, self._model.train_function)
-        self._restore(self._batches.unused(state.randomness))
+        self._restore(self._batches.unused_randomness(state.randomness))
         self._logs = state.logs
         self._reports.step = state.step
         self._steps_before = state.step - state.batch
         self._reports.fit_begins(self._steps_before)
-        self._script.has_restored(self._saved)
+        self._script.report_restored(self._saved)
         if state.lost and not self.is_skipped:
             names = ", ".join(state.lost)
-            print(f"dike: {_LOST.format(names=names)}", file=sys.stderr, flush=True)
+            print(f"dike: {_LOST_MESSAGE.format(names=names)}", file=sys.stderr, flush=True)
 
     def _restore(self, random_state: dict[str, Any] | None = None) -> None:
-        """Puts back what has been saved.
-
-        Args:
-            random_state: another random state than that.
-        """
         assert self._saved is not None
         restore_values(self._model, self._saved.values, self._saved.path)
         self._states.restore(self._saved.state.callbacks, self._saved.arrays)
         randomness.restore(random_state or self._saved.state.randomness)
 
-    def entered(self) -> None:
-        """See `Watcher`."""
+    def before_first_batch(self) -> None:
         assert self._batches is not None
         if self._saved is not None and self._is_reentering:
-            # What Keras and the callbacks do as an epoch begins has been done before, by an earlier run.
+            # An earlier run has already done what Keras and the callbacks do when an epoch begins.
             self._is_reentering = False
-            self._restore(self._batches.unused(self._saved.state.randomness))
-        self._runtime.keep_best = self._keep_best
+            self._restore(self._batches.unused_randomness(self._saved.state.randomness))
+        self._runtime.save_best = self._keep_best
         self._reports.training(preemptible=True, batch_size=self._batches.batch_size)
 
     def step_done(self, last_batch: int, logs: Any) -> None:
-        """See `Listener`."""
         if not self._has_stepped and self._number == 0:
-            # Most variables are made by a first step.
-            self._runtime.found_model(lambda: named_variables(self._model))
+            # The first step creates most variables.
+            self._runtime.check_model(lambda: named_variables(self._model))
         self._has_stepped = True
         self._logs = logs
         done = last_batch + 1
@@ -305,36 +269,33 @@ class Fit:
         self._reports.step_done(self._steps_before + done, loss_of(logs))
 
     def between_steps(self, batch: int) -> None:
-        """See `Watcher`."""
         if self._runtime.suspend_requested or self._runtime.checkpoint_due:
             self._runtime.unless_full(lambda: self._save(batch))
 
     def epoch_logs(self, logs: dict[str, float]) -> dict[str, float]:
-        """See `Listener`."""
         state = None if self._saved is None or self._has_stepped else self._saved.state
         if state is None:
             return logs
         if state.batch and state.epoch == self._epoch:
-            # Nothing was left of the epoch, which nobody could know before it was looked for.
-            return {**figures(self._logs), **logs}
-        # The epoch had no batch at all. Keras gives what its metrics come to then, if it has seen a step before.
+            # No batch of the epoch was left, which only asking for one can show.
+            return {**scalar_logs(self._logs), **logs}
+        # The epoch had no batch at all. Keras then gives the current metrics, if it has run a step before.
         return {**pythonify_logs(self._model.get_metrics_result()), **logs}
 
     def epoch_done(self, epoch: int, logs: dict[str, float]) -> None:
-        """See `Listener`."""
         has_validated = any(name.startswith("val_") for name in logs)
         self._steps_before = self._reports.step
-        self._reports.epoch_done(figures(logs), is_all=has_validated or not validates(self._arguments))
+        self._reports.epoch_done(scalar_logs(logs), is_complete=has_validated or not validates(self._arguments))
         self._epoch = epoch + 1
         is_last = self._model.stop_training or self._epoch >= self._arguments["epochs"]
         if not is_last and (self._runtime.suspend_requested or self._runtime.checkpoint_due):
             self._runtime.unless_full(lambda: self._save(0))
 
     def _keep_best(self) -> None:
-        """Copies the model; it is written with the next checkpoint, before which no later run begins."""
+        """Copies the model; the next checkpoint writes it, and no later run starts before that."""
         runtime = self._runtime
         values = {name: value.copy() for name, value in values_of(self._model).items()}
-        self._best = KeptModel(runtime.step, runtime.train_s, values, self._files.layout(), runtime.standing.best)
+        self._best = ModelSnapshot(runtime.step, runtime.train_s, values, self._files.layout(), runtime.standing.best)
 
     def _write_best(self) -> None:
         if self._best is not None:
@@ -344,7 +305,7 @@ class Fit:
             self._best = None
 
     def _save(self, batch: int, *, is_finished: bool = False) -> None:
-        """Writes a checkpoint; after one that is not the last the trial is suspended if it shall be."""
+        """Writes a checkpoint; suspends the trial after it if requested, unless it is the last."""
         assert self._batches is not None
         if not is_finished:
             settle(self._callbacks)
@@ -360,7 +321,7 @@ class Fit:
             step=self._reports.step,
             data=self._batches.position(batch, data_arrays),
             evaluations=sum(each.made for each in self._evaluations) or self._evaluations_before,
-            logs=figures(pythonify_logs(self._logs)),
+            logs=scalar_logs(pythonify_logs(self._logs)),
             callbacks=self._states.save(arrays),
             randomness=randomness.state(),
             finished=dict(self._script.finished),

@@ -1,4 +1,4 @@
-"""What the training loops of Keras 3 and tf_keras report: the loss of every step, and each epoch's results."""
+"""Reports of the training loops of Keras 3 and tf_keras: the loss of every step, and each epoch's results."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dike.keras3.fit_call import arguments_of, figures, loss_of, validates
+from dike.keras3.fit_call import arguments_of, loss_of, scalar_logs, validates
 from dike.reporting import PROGRESS_INTERVAL_S, EpochLosses
 from dike.trial.runtime import TrialRuntime
 
-_MOST_PENDING = 1000
+_MAX_PENDING = 1000
 
 
 class KerasReports:
     """Reports of all training loops of a script, which share one count of steps.
 
-    Losses are read in bulk now and then: asking for one makes the training wait for the device.
-
-    Args:
-        runtime: the trial.
-
-    Attributes:
-        step: batches trained.
+    Losses are read in bulk: reading one makes the training wait for the device.
     """
 
     def __init__(self, runtime: TrialRuntime) -> None:
@@ -37,60 +31,37 @@ class KerasReports:
         self.step = 0
 
     def fit_begins(self, step: int) -> None:
-        """A `fit` begins or is resumed.
-
-        Args:
-            step: batches trained by all loops, those of the running epoch aside.
-        """
-        # Of a trial the losses themselves are wanted: they are compared with those of others at the same step.
+        """Starts the reports of a `fit`. `step`: batches trained by all loops, without the running epoch."""
+        # Trials report raw losses, which are compared with those of other trials at the same step.
         self._losses = EpochLosses() if self._runtime.smooths_losses else None
         self._epoch_begin = step
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
-        """A loop is about to take its first step.
-
-        Args:
-            preemptible: whether it can be suspended.
-            batch_size: samples of a step; None where that is not known.
-        """
         if (preemptible, batch_size) != self._announced:
             self._announced = (preemptible, batch_size)
             self._runtime.training(preemptible=preemptible, batch_size=batch_size)
 
     def step_done(self, step: int, loss: Any) -> None:
-        """A step is done.
-
-        Args:
-            step: batches trained by all loops.
-            loss: a number, or a tensor that will become one; None if the step has none.
-        """
+        """`loss` may be a tensor that is not computed yet."""
         self.step = step
         self._pending.append((step, loss))
         now_s = time.monotonic()
-        if now_s - self._read_s >= PROGRESS_INTERVAL_S or len(self._pending) >= _MOST_PENDING:
+        if now_s - self._read_s >= PROGRESS_INTERVAL_S or len(self._pending) >= _MAX_PENDING:
             self._read_s = now_s
             self.flush()
 
     def batch_done(self, loss: Any) -> None:
-        """A step is done in a loop of the script's own, which knows no epochs: its loss is all there is.
-
-        Args:
-            loss: what the script was given of it.
-        """
+        """Reports a step of the script's own loop, which has no epochs, so its loss is the only result."""
         self.step_done(self.step + 1, loss)
         self.flush()
         if loss is not None and self._runtime.spec.metric == "loss":
             self._runtime.progress(self.step, value=float(loss), is_reported=False)
 
-    def epoch_done(self, logs: Mapping[str, float], *, is_all: bool) -> None:
-        """An epoch is done.
-
-        Args:
-            logs: its results.
-            is_all: whether an epoch never has more of them, such as those of a validation.
+    def epoch_done(self, logs: Mapping[str, float], *, is_complete: bool) -> None:
+        """Reports an epoch. `is_complete`: whether epochs never have more results, such as those of a validation.
 
         Raises:
-            BadInputError: if the search's metric is not among those of the first whole epoch.
+            BadInputError: if the search's metric is not in the results of the first complete epoch.
         """
         self.flush()
         if self._losses is not None:
@@ -98,12 +69,11 @@ class KerasReports:
         self._epoch_begin = self.step
         metric = self._runtime.spec.metric
         self._runtime.progress(self.step, metrics=logs, value=logs.get(metric))
-        if is_all and not self._is_metric_checked:
+        if is_complete and not self._is_metric_checked:
             self._is_metric_checked = True
             self._runtime.check_metric(logs)
 
     def flush(self) -> None:
-        """Reads the losses of the steps done."""
         pending, self._pending = self._pending, []
         for step, loss in pending:
             value = None if loss is None else float(loss)
@@ -113,16 +83,10 @@ class KerasReports:
 
 
 def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class: Any) -> Callable[..., Any]:
-    """A `fit` that reports and cannot be suspended.
-
-    Args:
-        fit: the method of the library.
-        reports: where to report.
-        callback_class: the library's `Callback`.
-    """
+    """Returns a `fit` that reports and cannot be suspended."""
 
     class Report(callback_class):
-        _supports_tf_logs = True  # tf_keras would otherwise read every figure of every step
+        _supports_tf_logs = True  # else tf_keras would read all logs of every step
         async_safe = False
 
         def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -137,7 +101,7 @@ def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             has_validated = any(name.startswith("val_") for name in logs or {})
-            reports.epoch_done(figures(logs), is_all=has_validated or not self._validates)
+            reports.epoch_done(scalar_logs(logs), is_complete=has_validated or not self._validates)
 
     @functools.wraps(fit)
     def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,13 +17,13 @@ from tensorflow.python.client import session as sessions
 
 from dike.checkpoints import step_of
 from dike.exceptions import JobFailedError
+from dike.graphs import unfinalized
 from dike.main_script import ScriptFailedError
 from dike.process import teardown, termination
 from dike.reporting import reporter
 from dike.roles import fencing, planned_model
 from dike.task import TaskSpec
 from dike.v1 import training
-from dike.v1.graphs import unfinalized
 from dike.v1.job import checkpoints, cluster
 from dike.v1.job.cluster import actual_devices
 from dike.v1.job.progress import StepReports

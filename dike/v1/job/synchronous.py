@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import sync_replicas_optimizer
 
+from dike.graphs import ancestors
 from dike.task import TaskSpec
 from dike.v1 import training
-from dike.v1.graphs import ancestors
 
 _optimizers: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 

@@ -16,9 +16,9 @@ from dike import randomness
 from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
+from dike.trial.session_export import GRAPH_FILE
 from dike.trial.spec import TrialSpec
 from dike.v1 import training
-from dike.v1.trial.export import GRAPH_FILE
 from dike.v1.trial.runs import RunLog
 
 KIND = "graph"
@@ -114,7 +114,7 @@ def _loss(session: Any) -> str | None:
 
 def find(spec: TrialSpec) -> Checkpoint | None:
     """The checkpoint that a run of the trial resumes from, if of this kind; None to start from scratch."""
-    path = folders.to_resume(spec)
+    path = folders.checkpoint_to_resume(spec)
     if path is None:
         return None
     meta, read = folders.read(path)

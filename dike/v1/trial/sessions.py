@@ -157,7 +157,7 @@ class GraphTrial:
         """Marks the trial as one that cannot be saved; it runs on to its end."""
         if not self._saving_disabled:
             self._saving_disabled = True
-            self._runtime.cannot_suspend(why)
+            self._runtime.disable_suspension(why)
 
     def run(self, session: Any, targets: list[Any], fetches: list[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Does a run and returns the values of `fetches`; `run` is TensorFlow's method, given extra fetches.
@@ -220,19 +220,19 @@ class GraphTrial:
             self.disable_saving("it reads its data from queues, whose content cannot be saved; use tf.data")
         if first:
             graph = session.graph
-            self._runtime.found_model(lambda: training.planned_variables(graph, training.of(graph)))
+            self._runtime.check_model(lambda: training.planned_variables(graph, training.of(graph)))
         self._trainee = tracked
         if first:
             if self._runtime.save_at_end is None:
                 self._runtime.save_at_end = self._save_open_session
-            self._runtime.keep_best = self._keep_best
+            self._runtime.save_best = self._keep_best
             self._runtime.training(preemptible=not self._saving_disabled)
 
     def _keep_best(self) -> None:
         session = None if self._trainee is None else self._sessions.get(self._trainee.number)
         if session is not None and not self._is_untracked and _in_main_thread():
             with self._untracked_runs():
-                self._runtime.keep(lambda: checkpoints.write_best(self._runtime, session))
+                self._runtime.write_best(lambda: checkpoints.write_best(self._runtime, session))
 
     def _stepped(self, info: RunInfo, advance: int, values: list[Any]) -> None:
         self._step += advance

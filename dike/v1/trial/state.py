@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops, options
 
 from dike.exceptions import BadInputError
-from dike.v1.graphs import unfinalized
+from dike.graphs import unfinalized
 
 _ITERATORS = {"IteratorV2", "Iterator", "OneShotIterator"}
 _PYTHON_OPS = ("PyFunc", "GeneratorDataset")

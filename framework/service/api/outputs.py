@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from dike import plain_files
 from dike.exceptions import BadInputError
 from dike.trial import folders
-from dike.trial.export import Kept, check_meta, pick
+from dike.trial.export import StoredModel, check_meta, pick_checkpoint
 from executor import outputs
 from executor.outputs import printable
 from framework.scheduler.records import JobKind, JobRecord
@@ -194,7 +194,7 @@ def get_model(
         raise HTTPException(404, f"The checkpoints are in {folder}; the service does not read there.")
     known = None if folder is None else _read_record(folder)
     names = [] if folder is None or known is None or known.owner != _owner(record) else _whole(folder)
-    name = pick(names, epoch, best_step)
+    name = pick_checkpoint(names, epoch, best_step)
     if name is None:
         whose = f"Job '{record.id}'" if trial is None else f"Trial {trial} of '{record.id}'"
         kept = f"{epoch} epoch" if epoch else "model"
@@ -208,7 +208,7 @@ def get_model(
     return Transfer(record.user, _tar(folder, files), "application/x-tar", {})
 
 
-def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Kept | None:
+def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> StoredModel | None:
     """The model of a trial that `dike export` would be handed; None where the service sees none."""
     parent = checkpoint_folder(service, record)
     folder = f"{parent}/trial-{trial.number}"
@@ -216,12 +216,16 @@ def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Kept 
         return None
     try:
         known = _read_record(folder)
-        name = None if known is None or known.owner != _owner(record) else pick(_whole(folder), None, trial.best_step)
+        name = (
+            None
+            if known is None or known.owner != _owner(record)
+            else pick_checkpoint(_whole(folder), None, trial.best_step)
+        )
         if name is None:
             return None
         with _reading:
             content = plain_files.read_below(f"{folder}/{name}", folders.META, META_LIMIT_BYTES)
-            return Kept(f"{folder}/{name}", check_meta(plain_files.parse_json(content), folder))
+            return StoredModel(f"{folder}/{name}", check_meta(plain_files.parse_json(content), folder))
     except (OSError, ValueError, BadInputError):
         return None  # It is being replaced, or the script has written something else there.
 
@@ -241,7 +245,7 @@ def _record_bytes(folder: str) -> int:
 def _whole(folder: str) -> list[str]:
     """The complete checkpoints in a local folder; links are none."""
     found = []
-    for name in folders.names(folder):
+    for name in folders.checkpoint_names(folder):
         try:
             if stat.S_ISDIR(os.lstat(f"{folder}/{name}").st_mode):
                 plain_files.open_below(f"{folder}/{name}", folders.META).close()

@@ -200,10 +200,10 @@ if "DIKE_TASK" in os.environ:
     from dike.keras3.job import epoch, step
 
     # However slow this machine is, steps are handed out several at a time where nobody looks at each.
-    epoch._SHORT_S = epoch._AT_ONCE_S = 1e9
-    epoch._MEASURED = 5
-    own = step.Step.several
-    step.Step.several = lambda self, count: several.append(count) or own(self, count)
+    epoch._SHORT_STEP_S = epoch._MAX_GROUP_S = 1e9
+    epoch._MEASURED_STEPS = 5
+    own = step.Step.multi_step
+    step.Step.multi_step = lambda self, count: several.append(count) or own(self, count)
 
 
 def drawn(rate, varies):

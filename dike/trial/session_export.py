@@ -1,4 +1,4 @@
-"""Exports a session's state to files of TensorFlow: a checkpoint, and a SavedModel if its graph allows."""
+"""Exports the variables of a TensorFlow 1 session as a checkpoint, and as a SavedModel if its graph allows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 
 from dike import plain_files
 from dike.trial import folders
-from dike.trial.export import CHECKPOINT
 
 GRAPH_FILE = "graph.meta"
-"""File in a checkpoint: the graph of the session that trains."""
+"""File of a trial's checkpoint: the graph of the training session."""
 NAME = "model.ckpt"
 SAVED_MODEL = "saved_model"
 
@@ -23,22 +22,22 @@ _LOGITS = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits
 
 
 def write(path: str, meta: Mapping[str, Any], target: str) -> None:
-    """Exports the session that trains: its variables, `model.ckpt`, and its graph, `model.ckpt.meta`.
+    """Writes the variables of the training session, `model.ckpt`, and its graph, `model.ckpt.meta`.
 
-    Also writes a SavedModel if TensorFlow is installed and the graph can be loaded without the script's code. `path` is
-    a trial's checkpoint, or one of TensorFlow (`CHECKPOINT`).
+    A SavedModel is added if TensorFlow is installed and the graph can be loaded without the script's code. `path` is a
+    trial's checkpoint, or the prefix of a TensorFlow checkpoint (`folders.TENSORFLOW`).
     """
-    if meta["kind"] == CHECKPOINT:
+    if meta["kind"] == folders.TENSORFLOW:
         folder, _, prefix = path.rpartition("/")
     else:
         folder, prefix = f"{path}/session-{int(meta['trainee'])}", "variables"
-    with folders.to_read(folder) as source:
+    with folders.local_copy(folder) as source:
         for name in os.listdir(source):
             if name.startswith(f"{prefix}."):
                 plain_files.copy_file(source, name, f"{target}/{NAME}{name.removeprefix(prefix)}")
     with open(f"{target}/checkpoint", "w", encoding="utf-8") as file:
         file.write(f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n')
-    if meta["kind"] != CHECKPOINT:
+    if meta["kind"] != folders.TENSORFLOW:
         with contextlib.suppress(FileNotFoundError):
             graph = folders.read(path)[1](GRAPH_FILE)
             with open(f"{target}/{NAME}.meta", "wb") as file:
@@ -53,13 +52,14 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
 def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:
     """Writes a SavedModel with a signature from placeholders to logits, or to the loss if there are none.
 
-    Returns why it cannot be written; empty on success.
+    Returns:
+        Why it cannot be written; empty if it was.
     """
     try:
         import tensorflow as tf
     except ImportError:
         return "TensorFlow is not installed here"
-    from dike.v1.graphs import ancestors
+    from dike.graphs import ancestors
 
     v1 = tf.compat.v1
     shutil.rmtree(target, ignore_errors=True)
