@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from framework.policies.jobs.interface import Allocate, Allocation, JobView, TaskNeeds
-from framework.policies.jobs.registry import LEARNING, POLICIES
-from framework.policies.jobs.rules import worth_the_change
+from framework.policies.jobs.registry import NEED_ESTIMATES, POLICIES
+from framework.policies.jobs.rules import drop_unprofitable_changes
 from framework.policies.jobs.users import user_limits
 from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import Amounts, total
@@ -70,7 +70,7 @@ class JobSizes:
 
     def __init__(self, name: str, interval_s: float, weight: Callable[[str], float], sample_runs: int = 0) -> None:
         self.name = name
-        self.sample_runs = sample_runs if name in LEARNING else 0
+        self.sample_runs = sample_runs if name in NEED_ESTIMATES else 0
         self._policy = POLICIES[name]
         self._interval_s = interval_s
         self._weight = weight
@@ -155,7 +155,7 @@ def _decide(
     policy: Allocate, views: Sequence[JobView], there_is: TaskAmounts, weights: Mapping[str, float]
 ) -> Allocation:
     limits = user_limits(views, there_is, weights.__getitem__)
-    return worth_the_change(views, policy(views, there_is, limits), there_is)
+    return drop_unprofitable_changes(views, policy(views, there_is, limits), there_is)
 
 
 def _is_elastic(handle: JobHandle) -> bool:

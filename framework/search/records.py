@@ -1,4 +1,4 @@
-"""A search's data: what was asked for, its trials, their time slices, how it ended."""
+"""Data of a search: its specification, trials, time slices and result."""
 
 from __future__ import annotations
 
@@ -20,29 +20,25 @@ ValueKind = Literal["last", "best"]
 OnFailure = Literal["continue", "abort"]
 Suspend = Literal["auto", "memory", "checkpoint"]
 MAX_FAILURES = 3
-"""Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
-
-One whose script is wrong itself is given up before.
+"""Consecutive failures without a new checkpoint after which a trial has failed (as in Hops); fewer if the script itself
+is wrong.
 """
 _BATCH_SIZE_NAMES = ("batch_size", "batchsize", "batch", "bs")
 
 
 class TrialState(enum.StrEnum):
-    """Where a trial stands."""
-
     WAITING = "waiting"
-    """Has never run."""
+    """Never ran."""
     RUNNING = "running"
-    """Holds a slot, starting and suspending included."""
+    """Has a slot, also while it starts or is being suspended."""
     SUSPENDED = "suspended"
-    """Has given its slot back, with a checkpoint, or was stopped and goes on from its last one."""
+    """Has no slot; resumes from its last checkpoint or its paused process."""
     FINISHED = "finished"
     STOPPED = "stopped"
-    """Was ended for good by `--stop`, because it did not promise enough; its slot may still be on the way out of it."""
+    """Ended early by `--stop`; its run may still be leaving the slot."""
     FAILED = "failed"
 
     def has_ended(self) -> bool:
-        """Whether it will never run again."""
         return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
 
@@ -52,10 +48,10 @@ class Parameter:
 
     Attributes:
         name: as the user wrote it.
-        choices: the values it can take; empty for a range.
-        low, high: bounds of a range, both included.
-        is_integer: whether a range holds whole numbers only.
-        log: whether a range is searched by orders of magnitude.
+        choices: possible values; empty for a range.
+        low, high: bounds of a range, inclusive.
+        is_integer: whether a range has integers only.
+        log: whether a range is logarithmic.
     """
 
     name: str
@@ -68,47 +64,46 @@ class Parameter:
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """What was asked for. Kept in the database, so that `--resume` needs nothing but the name.
+    """Specification of a search, stored in the database, so that `--resume` needs only the name.
 
     Attributes:
-        name: the search's name, unique in its storage.
+        name: unique in its storage.
         script: absolute path of the script on the user's machine.
-        arguments: arguments that every trial gets.
-        flags: parameter -> how it is written (`framework.project.script_flags`); one without reaches the script by
-            `dike.params` alone.
-        space: what is searched; empty where `space_function` says it.
-        sampler: how points of the space are chosen (`framework.search.samplers`).
-        trial_count: how many trials.
-        seed: of sampler and policy.
+        arguments: arguments of every trial.
+        flags: parameter -> its form as an argument (`framework.project.script_flags`); others reach the script by
+            `dike.params` only.
+        space: the search space; empty if `space_function` defines it.
+        sampler: name of the sampler (`framework.search.samplers`).
+        trial_count: number of trials.
+        seed: seed of sampler and policy.
         policy: name of the policy.
-        settings: what it is told.
+        settings: settings of the policy.
         metric, mode: the objective; `loss` is the training loss.
-        value: whether a trial's value is what it reported of the objective last, or the best of it.
-        slot_cpus, slot_mem_mib: what a slot gets; on agents with GPUs a GPU's share at least, of memory only where
-            processes may stay in it.
-        slot_gpus: GPUs of a slot; 0 where slots are shares of CPUs. None: 1 on agents that have GPUs, else 0.
-        max_slots: at most this many slots; None for as many as there is use and room for.
+        value: whether a trial's value is the last or the best reported objective.
+        slot_cpus, slot_mem_mib: resources of a slot; with GPUs at least their share of the agent, of memory only if
+            processes may be paused.
+        slot_gpus: GPUs of a slot; 0 if slots are shares of CPUs. None: 1 on agents with GPUs, else 0.
+        max_slots: maximum number of slots; None for no limit.
         checkpoint_dir: folder for the trials' folders; the same path on all agents.
         checkpoint_interval_s: seconds between periodic checkpoints.
-        suspend_timeout_s: how long a trial may take to give its slot back before it is stopped.
-        suspend: whether the process of a trial that has given its slot back stays in memory beside its checkpoint
-            (`memory`) or ends (`checkpoint`); `auto`: it stays, unless it holds GPU memory and a new one is sooner.
-        blacklist_s: how long an agent is left out after a trial has failed twice.
+        suspend_timeout_s: maximum time to suspend a trial before its run is stopped.
+        suspend: whether the process of a suspended trial is paused in memory beside its checkpoint (`memory`) or ends
+            (`checkpoint`); `auto`: paused, unless it uses GPU memory and a new process starts sooner.
+        blacklist_s: cooldown of an agent after a trial has failed twice.
         on_failure: whether one failed trial ends the search.
-        timeout_s: end of the search after this time, trials suspended; None for none.
-        call: which call of `dike.tune` in the script this is; None for a search over a whole script.
-        earlier_results: what the calls before it returned.
-        environment: variables for the trials' processes.
-        folder: absolute path of the folder that travels with the script, and in which trials work; empty for the
-            script's own.
-        stop: what ends trials for good (`framework.search.pruners`); empty for nothing.
-        sampler_object: the sampler, pickled and signed (`framework.search.samplers.own_object`); empty for the one that
-            `sampler` names.
-        space_function: a function that asks an Optuna trial for its parameters, in the same way; empty for `space`.
+        timeout_s: maximum duration of the search, after which its trials are suspended; None for no limit.
+        call: index of the `dike.tune` call in the script; None for a search over a whole script.
+        earlier_results: results of the calls before it.
+        environment: environment variables of the trials' processes.
+        folder: absolute path of the packed folder, in which trials work; empty for the script's own.
+        stop: rule that stops trials (`framework.search.pruners`); empty for none.
+        sampler_object: the sampler, pickled and signed (`framework.search.samplers.load_object`); empty to use
+            `sampler`.
+        space_function: a function from an Optuna trial to parameters, pickled and signed; empty to use `space`.
         learn_from: names of earlier searches in the same database, from whose trials the policy learns.
-        reads_params: whether the script calls `dike.params`, by its source.
-        trial_timeout_s: a trial that has held slots for so long has failed; None for no limit.
-        stall_timeout_s: so has one that reports and prints nothing and uses no CPU for so long; None for no limit.
+        reads_params: whether the script's source calls `dike.params`.
+        trial_timeout_s: maximum time in slots, after which a trial fails; None for no limit.
+        stall_timeout_s: maximum time without reports, output and CPU use, after which a trial fails; None for no limit.
     """
 
     name: str
@@ -149,13 +144,12 @@ class SearchSpec:
 
     @property
     def goal(self) -> str:
-        """What is looked for, in words."""
+        """The objective in words, such as `least training loss`."""
         metric = "training loss" if self.metric == "loss" else self.metric
         return f"{'least' if self.mode == 'min' else 'greatest'} {metric}"
 
     @property
     def entry(self) -> EntryPoint:
-        """The script and what travels with it."""
         script = Path(self.script)
         folder = Path(self.folder) if self.folder else script.parent
         return EntryPoint(script, folder, self.environment.get(MODULE_VARIABLE, ""))
@@ -168,29 +162,29 @@ class TrialRecord:
     Attributes:
         number: its number in the search, from 0.
         parameters: name -> value.
-        state: where it stands.
-        runs: how often it has been started.
-        failures: how often a run of it has failed.
-        step: training steps done, as last reported.
-        train_s: seconds trained, as last reported.
-        slot_s: seconds for which it held a slot, starts and saves included.
-        loss: the training loss of its last step; None before the first.
-        value: its objective as it was reported last, or the best of it (`SearchSpec.value`); not negated; None before.
-        best_value, best_step: the best that was ever reported, and after how many steps; None before.
-        metrics: the newest value of each metric.
-        convergence: what the policy last compared it by; None before.
-        checkpoint, checkpoint_step: its newest checkpoint; None before the first.
-        agent, slot: where it last ran; empty and None before.
-        batch_size: samples of one of its steps, as its process has reported; None if it has not.
-        error: why it failed: the end of its output, traceback included; empty if it did not.
-        reports: how many reports of its newest run have been written down.
-        stated, stated_step: how many values of its objective it has stated in a search that stops trials, and the step
-            of the last of them.
-        readings: what the policy sees of it (objective to be minimised), until it has ended.
+        state: its state.
+        runs: number of runs started.
+        failures: number of consecutive failed runs without a new checkpoint.
+        step: training steps, as last reported.
+        train_s: training time, as last reported.
+        slot_s: time in slots, including start and save.
+        loss: training loss of the last step.
+        value: last or best objective (`SearchSpec.value`), not negated.
+        best_value, best_step: best objective ever reported, and its step.
+        metrics: newest value of each metric.
+        convergence: last score from the policy.
+        checkpoint, checkpoint_step: its newest checkpoint.
+        agent, slot: where it last ran; `slot` is None if it has none now.
+        batch_size: samples per step, as reported by its process.
+        error: why it failed: the end of its output with the traceback; empty if it did not.
+        reports: number of stored reports of its newest run.
+        stated, stated_step: number of objective values reported in a search that stops trials, and the step of the
+            last.
+        readings: readings for the policy (objective to be minimized), until it has ended.
         slices: for each time slice, the number of readings before it.
-        created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
-        retries: how many runs of it in a row have failed when it has not taken a step since; else 0.
-        current: its time slice; None while it holds no slot.
+        created_s, ended_s: seconds since the epoch.
+        retries: consecutive failed runs since its last step.
+        current: its current time slice; None without a slot.
     """
 
     number: int
@@ -225,9 +219,8 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
-        """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure.
-
-        It is `waiting for slot` while another trial is on its way out of the slot.
+        """Its state, refined: `starting` before the first step of a run, `restarting 2/3` after a failure, `waiting for
+        slot` while the trial before it leaves the slot.
         """
         is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
         if self.state.has_ended() or is_training:
@@ -239,16 +232,12 @@ class TrialRecord:
         return str(self.state)
 
     def held_s(self, now_s: float) -> float:
-        """For how many seconds it has held slots, the one it holds now included.
-
-        Args:
-            now_s: seconds since the epoch.
-        """
+        """Returns its total time in slots until `now_s`, seconds since the epoch."""
         return self.slot_s + (max(0.0, now_s - self.current.start_s) if self.current is not None else 0.0)
 
     @property
     def samples_per_step(self) -> float:
-        """Its batch size: its parameter of that name, else what its process has reported, else 1."""
+        """Its batch size: the parameter of that name, else as reported by its process, else 1."""
         for name, value in self.parameters.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if name.lower().replace("-", "_") in _BATCH_SIZE_NAMES and is_number and float(value) > 0:
@@ -257,11 +246,11 @@ class TrialRecord:
 
     @property
     def samples(self) -> float:
-        """What it has trained on, as last reported; steps where its batch size is not known."""
+        """Samples trained on; steps if its batch size is unknown."""
         return self.step * self.samples_per_step
 
     def beats(self, other: TrialRecord | None, mode: Mode) -> bool:
-        """Whether its value is better than the other's; NaN, infinities and nothing never win."""
+        """Returns whether its value is better; missing, NaN and infinite values never win."""
         if self.value is None or not math.isfinite(self.value):
             return False
         if other is None or other.value is None or not math.isfinite(other.value):
@@ -269,7 +258,7 @@ class TrialRecord:
         return self.value < other.value if mode == "min" else self.value > other.value
 
     def in_words(self, metric: str) -> str:
-        """Its value, and the best that it ever had where that is another: `loss 0.3, at best 0.2 at step 40`."""
+        """Formats its value, and its best one if different: `loss 0.3, at best 0.2 at step 40`."""
         reached = self.reached()
         if self.value is None:
             return "no value"
@@ -281,12 +270,12 @@ class TrialRecord:
         )
 
     def reached(self) -> tuple[float, int] | None:
-        """The best value that it ever had, and at which step; None before the first that is a number."""
+        """Returns its best value and the step of it; None before the first finite one."""
         return None if self.best_value is None else (self.best_value, self.best_step or 0)
 
     @property
     def not_finite(self) -> dict[str, str]:
-        """Figures that JSON cannot hold, by name or `metrics.NAME` -> `nan`, `inf` or `-inf`."""
+        """Numbers that JSON cannot represent: name or `metrics.NAME` -> `nan`, `inf` or `-inf`."""
         figures = {
             **{name: getattr(self, name) for name in ("loss", "value", "best_value", "convergence")},
             **{f"metrics.{name}": value for name, value in self.metrics.items()},
@@ -294,7 +283,7 @@ class TrialRecord:
         return {name: str(value) for name, value in figures.items() if value is not None and not math.isfinite(value)}
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; numbers that JSON cannot hold are null, and `not_finite` says what they are."""
+        """Converts to JSON values; non-finite numbers are null and listed in `not_finite`."""
         return {
             "number": self.number,
             "parameters": self.parameters,
@@ -322,9 +311,8 @@ class TrialRecord:
 
 
 def ranked(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """Trials in the order of `best_trial`: finished ones by value, then others by value, then those without a value.
-
-    Failed trials, and those whose value is NaN or infinite, come last, by number.
+    """Sorts trials: finished ones by value, then others by value, then failed ones and those without a finite value, by
+    number.
     """
     sign = 1 if mode == "min" else -1
 
@@ -337,21 +325,20 @@ def ranked(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
 
 
 def best_trials(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """The trials that can be best, the best first: `ranked` without those that have no value or have failed."""
+    """Returns `ranked` without trials that have failed or have no finite value."""
     return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]
 
 
 def best_trial(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
-    """The best trial: of those that have finished the one with the best value, as in Optuna.
+    """Returns the best finished trial, as in Optuna; if none has finished, the best that has not failed.
 
-    If none has finished with a number, it is the best of the others that have not failed. All tables, messages, the
-    page, the REST API and `dike export` take this one.
+    All tables, messages, the page, the REST API and `dike export` use this definition.
     """
     return next(iter(best_trials(trials, mode)), None)
 
 
 def _ever_best(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
-    """The trial that ever had the best value (`TrialRecord.reached`), whose checkpoints are kept, too."""
+    """Returns the trial with the best value ever (`TrialRecord.reached`), whose checkpoints are kept, too."""
     best: tuple[float, int, TrialRecord] | None = None
     sign = 1 if mode == "min" else -1
     for trial in trials:
@@ -366,21 +353,19 @@ class SliceRecord:
     """One time slice: a run of a trial in a slot.
 
     Attributes:
-        trial, run: which.
+        trial, run: number of the trial, and of its run.
         slot: number of the slot.
         agent: name of its agent.
-        kind: what the slot computes on (`framework.search.slot_pool.kind_of`); empty where that is not known.
-        start_s, end_s: wall-clock times, from the decision to the slot being free; None while it runs.
-        first_step_s: when it took its first step; None if it never did.
-        reason, convergence: why the policy chose it, and by what figure.
-        from_step, to_step: steps done before and after.
-        outcome: how it ended (see `executor.trial_messages.RunEnd.outcome`); `lost` if its slot went with it; empty
-            while it runs.
-        suspend_s: seconds from the request to suspend to the slot being free; None without request.
-        samples_per_s: how fast it trained; None where too little was reported.
-        rss_bytes, cpu, gpu_mem_bytes, gpu_utilisation: the most it used; None where nobody could tell.
-        process: `new`, or `continued` if the trial's process had stayed in memory and went on; empty before the first
-            step, and where it was not written down.
+        kind: kind of the slot (`framework.search.slot_pool.kind_of`); empty if unknown.
+        start_s, end_s: from the decision until the slot was free, seconds since the epoch.
+        first_step_s: time of its first step; None if it took none.
+        reason, convergence: why the policy chose it, and its score.
+        from_step, to_step: the trial's steps before and after.
+        outcome: see `executor.trial_messages.RunEnd.outcome`; `lost` if its slot ended first; empty while it runs.
+        suspend_s: seconds from the request to suspend until the slot was free.
+        samples_per_s: its speed; None with too few reports.
+        rss_bytes, cpu, gpu_mem_bytes, gpu_utilisation: maximum use; None if unknown.
+        process: `new`, or `continued` if a paused process resumed; empty before the first step.
     """
 
     trial: int
@@ -407,16 +392,16 @@ class SliceRecord:
 
 @dataclass
 class SearchResult:
-    """What became of a search.
+    """Result of a search.
 
     Attributes:
         name: the search's name.
         complete: whether every trial has ended.
         trials: all trials, by number.
-        mode: whether the least or the greatest value is best.
-        checkpoint_dir: where the checkpoints are.
+        mode: whether the objective is minimized or maximized.
+        checkpoint_dir: folder of the checkpoints.
         failure: why the search ended early; empty if it did not.
-        last_words: what the script said of that, if it is not in `failure`, which others may read.
+        last_words: the script's own message, if it is not in `failure`, which is public.
     """
 
     name: str
@@ -429,26 +414,25 @@ class SearchResult:
 
     @property
     def best(self) -> TrialRecord | None:
-        """See `best_trial`."""
         return best_trial(self.trials, self.mode)
 
     def dispensable(self, *, may_go_on: bool = True) -> list[TrialRecord]:
-        """The trials whose checkpoints nobody will want: never `leading` ones', nor of those that may still run.
+        """Returns trials whose checkpoints can be deleted: all but `leading` ones and those that may run again.
 
         Args:
-            may_go_on: whether the search may be gone on with.
+            may_go_on: whether the search may be resumed.
         """
         spared = [id(trial) for trial in self.leading]
         return [each for each in self.trials if id(each) not in spared and (each.state.has_ended() or not may_go_on)]
 
     @property
     def leading(self) -> list[TrialRecord]:
-        """The best trial, and the one that ever had the best value; none that has failed."""
+        """The best trial, and the one with the best value ever; no failed ones."""
         sound = [trial for trial in self.trials if trial.state is not TrialState.FAILED]
         return [trial for trial in (self.best, _ever_best(sound, self.mode)) if trial is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values: what `dike tune --format json` prints, and a service keeps."""
+        """Converts to the JSON values that `dike tune --format json` prints and a service stores."""
         return {
             "name": self.name,
             "complete": self.complete,
@@ -463,12 +447,12 @@ class SearchResult:
 def trials_to_resume(
     records: list[TrialRecord], asked: Mapping[int, dict[str, Value]], live_slots: Collection[int] = ()
 ) -> list[TrialRecord]:
-    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
+    """Returns the trials of an interrupted search, with running ones suspended at their last checkpoints.
 
     Args:
-        records: what was written of them.
-        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
-        live_slots: numbers of slots that may still run; what ran there still does.
+        records: the stored trials.
+        asked: number -> parameters of every trial from the sampler; the last may have no record.
+        live_slots: slots that may still run, and whose runs continue.
     """
     known = {record.number for record in records}
     records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]

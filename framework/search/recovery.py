@@ -1,7 +1,7 @@
-"""What a search hands on to the service after the one that runs it: its slots, and the runs in them.
+"""State of a search that a service hands to its successor: the slots, and the runs in them.
 
-Which run is in which slot is in the trials' records, written before a slot is told; how far it has come the slot says
-itself (`Slot.adopt`). So the state that is handed on is small, and changes only when slots come and go.
+The trials' records, written before a slot is notified, say which run is in which slot; the slot itself reports its
+progress (`Slot.adopt`). So this state is small, and changes only when slots are added or removed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from framework.search.trials import TrialTracker, trial_run
 
 @dataclass(frozen=True)
 class SearchState:
-    """Where a search stands, as a service writes it down.
+    """Persistent state of a running search.
 
     Attributes:
-        began_s: when it began, seconds since the epoch.
+        began_s: start of the search, seconds since the epoch.
         next_slot: number of the next slot.
-        ending: why it is being ended; None if it is not.
-        cancelled: whether somebody wanted its end.
-        slots: those that may still run.
-        first_slot_s: when it had its first slot since it began, seconds since the epoch; None before.
+        ending: why the search is being ended; None if it is not.
+        cancelled: whether a user cancelled it.
+        slots: slots that may still run.
+        first_slot_s: when it got its first slot since it began, seconds since the epoch; None before.
     """
 
     began_s: float
@@ -40,7 +40,6 @@ class SearchState:
     first_slot_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "began_s": self.began_s,
             "next_slot": self.next_slot,
@@ -52,10 +51,10 @@ class SearchState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SearchState:
-        """Reads what `to_json` wrote.
+        """Parses what `to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: if it is something else.
+            KeyError, TypeError, ValueError: if it is malformed.
         """
         return cls(
             began_s=float(values["began_s"]),
@@ -95,16 +94,16 @@ def _slot(values: Mapping[str, Any]) -> Slot:
 
 
 def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Collection[int] = ()) -> None:
-    """Ends the time slices that a killed process has left open, when it gave its last sign of life.
+    """Ends the time slices that a killed process left open, at its last heartbeat.
 
     Args:
         store: has the search open.
-        last_sign_s: when that was, seconds since the epoch; None if it never gave one.
-        live_slots: numbers of slots that may still run; slices of runs that are there stay open.
+        last_sign_s: the last heartbeat, seconds since the epoch; None if there was none.
+        live_slots: slots that may still run; slices of their runs stay open.
     """
     trials = {record.number: record for record in store.load_trials(readings=False)}
     left_open = [
-        piece for piece in store.load_slices() if piece.end_s is None and not _lives(piece, trials, live_slots)
+        piece for piece in store.load_slices() if piece.end_s is None and not _is_live(piece, trials, live_slots)
     ]
     if not left_open:
         return
@@ -120,7 +119,7 @@ def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Colle
         store.save_slice(piece)
 
 
-def _lives(piece: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
+def _is_live(piece: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
     trial = trials[piece.trial]
     holds = trial.state in (TrialState.RUNNING, TrialState.STOPPED)
     return piece.slot in live_slots and holds and trial.slot == piece.slot and piece.run == trial.runs - 1
@@ -134,7 +133,7 @@ def restore_runs(
     now_s: float,
     wall_s: float,
 ) -> None:
-    """Puts the runs that the records name back into inherited slots.
+    """Puts the runs named by the records back into inherited slots.
 
     Args:
         spec: the search.
@@ -145,19 +144,19 @@ def restore_runs(
         wall_s: the time in seconds since the epoch.
     """
     by_id = {slot.id: slot for slot in slots}
-    # Of a run whose end was half written down the slice is closed already; it ends once more.
+    # If the end of a run was only partly stored, its slice is closed already; the run ends once more.
     begun = {(piece.trial, piece.run): piece for piece in slices}
     for record in trials.all:
         slot = by_id.get(record.slot) if record.slot is not None else None
         if record.state not in (TrialState.RUNNING, TrialState.STOPPED) or slot is None:
             continue
         run = ActiveRun(record, trial_run(spec, record, record.runs - 1), Choice(record.number, "", record.convergence))
-        run.known = record.reports
-        run.known_output = trials.output_received(record)
+        run.stored_reports = record.reports
+        run.stored_output_bytes = trials.output_received(record)
         run.slice = begun.get(run.key)
         trials.speeds.begin_run(*run.key, slot.kind)
         if run.slice is None:
-            # It has not got the slot yet: another run was still being suspended there.
+            # Another run was still being suspended in the slot.
             slot.next = run
             continue
         record.current = run.slice
@@ -165,7 +164,7 @@ def restore_runs(
         run.training = run.slice.first_step_s is not None
         slot.current = run
         if record.state is TrialState.STOPPED:
-            slot.stop()
+            slot.stop_run()
     for slot in by_id.values():
         if slot.current is None:
             slot.current, slot.next = slot.next, None

@@ -207,7 +207,7 @@ def taken(reports: RunReports) -> TrialRecord:
     record, objective = TrialRecord(0, {}), Objective("loss", "min")
     for report in reports.losses.take(100)[1]:
         objective.take(record, report)
-    objective.take(record, objective.news_of(record, reports.last))
+    objective.take(record, objective.unapplied(record, reports.last))
     return record
 
 
@@ -223,10 +223,10 @@ def test_a_last_report_that_has_arrived_is_no_news(kind: ValueKind, losses: list
     record, objective = TrialRecord(0, {}), Objective("loss", "min", kind)
     for report in reports.losses.take(100)[1]:
         objective.take(record, report)
-    assert objective.news_of(record, reports.last).keys() == {"step", "train_s"}
+    assert objective.unapplied(record, reports.last).keys() == {"step", "train_s"}
     better = {**reports.last, "value": 0.1, "best": 0.1, "best_step": 1}
-    assert objective.news_of(record, better)["value"] == 0.1
-    assert objective.news_of(record, {**better, "restated": True})["best"] == 0.1
+    assert objective.unapplied(record, better)["value"] == 0.1
+    assert objective.unapplied(record, {**better, "restated": True})["best"] == 0.1
 
 
 MANY = 5 * MAX_REPORTS

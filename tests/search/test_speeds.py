@@ -13,7 +13,7 @@ from framework.search.migration_cost import LEAST_COUNT, with_measured_migration
 from framework.search.records import Parameter, SliceRecord, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import close_open_slices
 from framework.search.slot_pool import kind_of
-from framework.search.speeds import LEAST_S, Speeds
+from framework.search.speeds import LEAST_S, SpeedTracker
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
 from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, search_spec, stored
@@ -58,7 +58,7 @@ def test_a_batch_size_is_a_parameter_or_reported(
 
 def test_a_speed_is_that_between_the_first_and_the_last_report_of_each_run() -> None:
     trial = TrialRecord(3, {"batch_size": 10})
-    speeds = Speeds((), {3: trial})
+    speeds = SpeedTracker((), {3: trial})
     speeds.begin_run(3, 0, "k80")
     # What comes before the first report, such as the making of the graph, counts for nothing.
     for step, train_s in ((1, 30.0), (5, 32.0), (21, 40.0)):
@@ -81,7 +81,7 @@ def test_a_speed_is_that_between_the_first_and_the_last_report_of_each_run() -> 
 
 def test_too_short_a_training_says_nothing() -> None:
     trial = TrialRecord(0, {})
-    speeds = Speeds((), {0: trial})
+    speeds = SpeedTracker((), {0: trial})
     speeds.begin_run(0, 0, "k80")
     speeds.add_report(trial, 0, 1, 1.0)
     assert speeds.of(trial) == {}

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 
 from dike.exceptions import BadInputError
 from dike.trial import pickled
-from framework.search.importance import LEAST_TRIALS, importances
+from framework.search.importance import MIN_TRIALS, importances
 from framework.search.optuna_study import Study
 from framework.search.pruners import parse_stop
 from framework.search.records import Parameter, SearchSpec, TrialRecord
@@ -252,7 +252,7 @@ def test_the_parameter_that_decides_is_the_most_important(mode: str) -> None:
     assert found["lr"] > found["new"]
     assert found["optimizer"] < 0.1
     assert sum(found.values()) == pytest.approx(1)
-    assert importances(spec, trials[:LEAST_TRIALS]) == {}
+    assert importances(spec, trials[:MIN_TRIALS]) == {}
 
 
 def test_the_sampler_follows_from_the_space() -> None:
