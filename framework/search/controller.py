@@ -52,11 +52,6 @@ class SearchController:
     Pass it every event by `handle` and call `tick` a few times per second, from one thread, until `done`.
 
     Args:
-        launch: the search, and common parts of launches.
-        policy: decides which trials run.
-        observer: receives progress.
-        trials: its trials.
-        store: stores the time slices.
         all_agents: lists every agent with all its resources, used or not, or None if unknown.
         first_slot: number of the first slot; a resumed search does not reuse numbers.
         clock: seconds, monotonic; also the policy's.
@@ -82,7 +77,7 @@ class SearchController:
         patient: bool = False,
         storage_option: str = "",
     ) -> None:
-        left = state or SearchState(wall_clock(), first_slot, None, False, ())
+        restored = state or SearchState(wall_clock(), first_slot, None, False, ())
         self._spec = launch.spec
         self._storage_option = storage_option
         self._policy = policy
@@ -97,17 +92,17 @@ class SearchController:
             self._outbox,
             observer,
             all_agents,
-            left.next_slot,
+            restored.next_slot,
             clock,
             self._may_end,
-            left.slots,
+            restored.slots,
             patient=patient,
         )
         self._must_decide = True
         self._wake_at_s: float | None = None
         self._saved_s = clock()
-        self._began_s = left.began_s
-        timed_s = left.first_slot_s if patient else left.began_s  # waiting for other jobs does not count
+        self._began_s = restored.began_s
+        timed_s = restored.first_slot_s if patient else restored.began_s  # waiting for other jobs does not count
         self._time_limit = TimeLimit(launch.spec.timeout_s, timed_s, clock, wall_clock)
         self._failed_executors: set[str] = set()
         """Executors whose slots failed since anything last trained."""
@@ -117,18 +112,17 @@ class SearchController:
         self._learns = learns(launch.spec)
         self._ends_waiting_since_s: dict[tuple[int, int], float] = {}
         """Trial and run -> since when its end waits for reports."""
-        self._cancelled = left.cancelled
+        self._cancelled = restored.cancelled
         self._failure = ""
         self._last_words = ""
         self.done = False
         if ended := trials.take_ended_before():
             # Policies remember ended trials; this one is new.
             policy.decide(clock(), ended, ())
-        self._restore(left)
+        self._restore(restored)
 
     @property
     def slots(self) -> list[Slot]:
-        """The slots that have not ended, by number."""
         return self._pool.slots
 
     @property
@@ -257,17 +251,17 @@ class SearchController:
 
     # The course of a search.
 
-    def _restore(self, left: SearchState) -> None:
+    def _restore(self, restored: SearchState) -> None:
         """Takes over the slots launched by an earlier service."""
-        if left.slots:
+        if restored.slots:
             slices = self._store.load_slices()
-            restore_runs(self._spec, left.slots, self._trials, slices, self._clock(), self._wall())
-        for slot in left.slots:
+            restore_runs(self._spec, restored.slots, self._trials, slices, self._clock(), self._wall())
+        for slot in restored.slots:
             slot.last_message_s = self._clock()
             if slot.current is not None and slot.current.since_s is None:
                 self._begin_slice(slot, slot.current)
-        if left.ending is not None:
-            self._end_search(left.ending)
+        if restored.ending is not None:
+            self._end_search(restored.ending)
 
     def _run(self, now: float) -> None:
         if self._time_limit.start_or_check(has_slots=bool(self._pool.slots)):
@@ -325,7 +319,7 @@ class SearchController:
             # Such a slot has not reported yet which runs are paused in it.
             unknown = (one for one in self._trials.open if one.state is TrialState.SUSPENDED and one.checkpoint is None)
             paused_in = {record.number: frozenset[int]() for record in unknown} | paused_in
-        refused = {trial: frozenset(slots) - its for trial, its in paused_in.items()}
+        refused = {trial: frozenset(slots) - slot_ids for trial, slot_ids in paused_in.items()}
         for trial, executor_id in self._failed_in.items():
             there = frozenset(slot.id for slot in self._pool.active if slot.executor_id == executor_id)
             # Unless there is no other executor, or it is paused there.
@@ -340,7 +334,7 @@ class SearchController:
             for key in keys:
                 if not self._is_stale(key):
                     paused_in[key[0]].add(slot)
-        return {trial: frozenset(its) for trial, its in paused_in.items()}
+        return {trial: frozenset(slot_ids) for trial, slot_ids in paused_in.items()}
 
     def _rank_paused(self) -> None:
         """Discards stale paused runs, and ranks the others by how likely they resume.
@@ -348,9 +342,9 @@ class SearchController:
         Likelier are better scores by the policy, then longer waiting times.
         """
         starting = (run.key for slot in self._pool.slots for run in slot.runs if not run.training)
-        may_go_on = {(trial, run - 1) for trial, run in starting}
+        resuming = {(trial, run - 1) for trial, run in starting}
         for slot in self._pool.slots:
-            stale = [key for key in slot.paused if self._is_stale(key) and key not in may_go_on]
+            stale = [key for key in slot.paused if self._is_stale(key) and key not in resuming]
             slot.let_go(stale)
             slot.likely = tuple(sorted((key for key in slot.paused if key not in stale), key=self._rank))
 
@@ -402,7 +396,6 @@ class SearchController:
         return useful - len(self._pool.active)
 
     def _is_preemptible(self, slot: Slot, run: ActiveRun) -> bool:
-        """Returns whether a slot's run can be suspended and resumed."""
         return slot.pausable or self._is_saveable(slot, run)
 
     def _is_saveable(self, slot: Slot, run: ActiveRun) -> bool:
@@ -568,7 +561,6 @@ class SearchController:
         return True
 
     def _slot_ended(self, slot: Slot) -> None:
-        """Ends a slot and its runs."""
         if not (slot.leaving and slot.state is TaskState.FINISHED):
             self._observer.notify(slot.failure())
         for run in slot.runs:
@@ -660,13 +652,7 @@ class SearchController:
         self._trials.first_step_taken(run.record)
 
     def _end_slice(self, run: ActiveRun, outcome: str, end: RunEnd | None = None) -> None:
-        """Ends the time slice of a run; no-op if it never got its slot.
-
-        Args:
-            run: the run.
-            outcome: see `SliceRecord.outcome`.
-            end: the slot's report of its end; None if there is none.
-        """
+        """Ends the time slice of a run, with the slot's report if there is one; no-op if the run never got its slot."""
         ended = run.slice
         if ended is None:
             return
@@ -689,8 +675,6 @@ class TimeLimit:
     Args:
         limit_s: maximum duration; None for no limit.
         since_s: start, seconds since the epoch; None: starts with the first slot.
-        clock: seconds, monotonic.
-        wall_clock: seconds since the epoch.
 
     Attributes:
         since_s: start, seconds since the epoch; None before.

@@ -191,10 +191,6 @@ def wait_for_server(engine: Engine, log: Callable[[str], None]) -> None:
     """Makes the calling thread wait for a server that refuses connections, such as one that restarts.
 
     In other threads, and after `SERVER_TIMEOUT_S`, a refused connection is an error.
-
-    Args:
-        engine: the database.
-        log: receives when waiting begins and ends.
     """
     waiting_thread = threading.get_ident()
 

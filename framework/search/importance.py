@@ -21,7 +21,6 @@ _import_lock = threading.Lock()
 
 
 def finished_trials(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Returns the trials that are compared: finished, with a finite value."""
     return [
         trial
         for trial in trials

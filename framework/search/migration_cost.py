@@ -28,12 +28,12 @@ def with_measured_migration_cost(settings: PolicySettings, slices: Iterable[Slic
     begin_s: dict[bool, list[float]] = {True: [], False: []}
     slots: dict[int, int] = {}
     used: set[int] = set()
-    for piece in slices:
-        is_new = piece.process != "continued"
-        if is_new and piece.trial in slots and piece.slot in used and piece.first_step_s is not None:
-            begin_s[piece.slot != slots[piece.trial]].append(piece.first_step_s - piece.start_s)
-        slots[piece.trial] = piece.slot
-        used.add(piece.slot)
+    for time_slice in slices:
+        is_new = time_slice.process != "continued"
+        if is_new and time_slice.trial in slots and time_slice.slot in used and time_slice.first_step_s is not None:
+            begin_s[time_slice.slot != slots[time_slice.trial]].append(time_slice.first_step_s - time_slice.start_s)
+        slots[time_slice.trial] = time_slice.slot
+        used.add(time_slice.slot)
     if min(map(len, begin_s.values())) < MIN_RUNS:
         return settings
     moved_s, stayed_s = (statistics.median(begin_s[moved]) for moved in (True, False))

@@ -29,7 +29,7 @@ class Objective:
     """
 
     def __init__(self, metric: str, mode: Mode, value: ValueKind = "last") -> None:
-        self._of_losses = metric == "loss"
+        self._is_training_loss = metric == "loss"
         self._sign = 1.0 if mode == "min" else -1.0
         self._takes_best = value == "best"
 
@@ -43,7 +43,7 @@ class Objective:
             train_s, step = float(report["train_s"]), int(report["step"])
             if not 0 <= step < MAX_STEP:
                 raise ValueError(f"malformed progress report: step {report['step']}")
-            if not self._of_losses:
+            if not self._is_training_loss:
                 if "value" not in report:
                     return None
                 value = self._sign * float(report["value"])

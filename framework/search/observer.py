@@ -37,5 +37,4 @@ class SearchObserver:
     def output(self, text: str) -> None:
         """Shows the end of a failed run's output."""
 
-    def notify(self, text: str) -> None:
-        """Shows any other message to the user."""
+    def notify(self, text: str) -> None: ...

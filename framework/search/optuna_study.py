@@ -235,14 +235,9 @@ class Study:
         stopped: bool = False,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Ends a trial. No-op if it has ended already.
+        """Ends a trial; no-op if it has ended already.
 
-        Args:
-            number: the trial.
-            value: its objective; NaN makes it a failure, as Optuna cannot store it.
-            failed: whether it failed.
-            stopped: whether it was stopped, and needs no value.
-            attributes: see `annotate`.
+        A NaN value makes it a failure, as Optuna cannot store NaN. A stopped trial needs no value.
         """
         from optuna.trial import TrialState as State
 
@@ -464,15 +459,8 @@ def remove_study(url: str, name: str) -> None:
 
 
 class SharedStudies:
-    """Connections to the studies and the heartbeat of their leases, shared by all searches of a service; opened with
-    the first.
-
-    Args:
-        url: an SQLAlchemy URL.
-        engine: that database, for short writing transactions.
-
-    Attributes:
-        heartbeat: renews the searches' leases.
+    """Connections to the studies, and the heartbeat of their leases, shared by a service's searches; opened with the
+    first.
     """
 
     def __init__(self, url: str, engine: Engine) -> None:

@@ -23,12 +23,10 @@ _FIRST_SHARE, _LAST_SHARE = 0.25, 0.5
 
 
 def limit_of(trial_count: int) -> int:
-    """Returns the maximum bytes of output kept per trial."""
     return min(TRIAL_BYTES, SEARCH_BYTES // trial_count)
 
 
 def task_of(trial: int) -> str:
-    """Returns a trial's name among the tasks whose output is shown."""
     return f"trial:{trial}"
 
 
@@ -50,15 +48,14 @@ def add_output(connection: Connection, search_id: int, pieces: Sequence[TrialOut
 
 
 def kept_bytes(connection: Connection, search_id: int, trial: int) -> int:
-    """Returns how many bytes of a trial's output are stored."""
     query = select(func.coalesce(func.sum(OUTPUT.c.bytes), 0)).where(_of_trial(search_id, trial))
     return int(connection.execute(query).scalar_one())
 
 
 def received_bytes(connection: Connection, search_id: int, trial: int, run: int) -> int:
     """Returns the offset up to which output of a run is stored."""
-    ours = _of_trial(search_id, trial) & (OUTPUT.c.run == run)
-    query = select(func.coalesce(func.max(OUTPUT.c.offset + OUTPUT.c.bytes), 0)).where(ours)
+    condition = _of_trial(search_id, trial) & (OUTPUT.c.run == run)
+    query = select(func.coalesce(func.max(OUTPUT.c.offset + OUTPUT.c.bytes), 0)).where(condition)
     return int(connection.execute(query).scalar_one())
 
 
@@ -81,31 +78,26 @@ def thin_output(connection: Connection, search_id: int, trial: int, limit_bytes:
 
 def _cut(connection: Connection, number: int, size: int) -> None:
     """Deletes all but the last bytes of a piece that is too large."""
-    ours = OUTPUT.c.number == number
-    row = connection.execute(select(OUTPUT).where(ours)).one()
+    condition = OUTPUT.c.number == number
+    row = connection.execute(select(OUTPUT).where(condition)).one()
     text = row.text.encode()[-size:].decode(errors="ignore")
     gone = row.bytes - size
     values = {"text": text, "offset": row.offset + gone, "bytes": size, "skipped": row.skipped + gone}
-    connection.execute(update(OUTPUT).where(ours).values(values))
+    connection.execute(update(OUTPUT).where(condition).values(values))
 
 
 def load_output(
     connection: Connection, search_id: int, trial: int, *, after: int = 0, limit: int | None = None
 ) -> list[OutputChunk]:
-    """Returns a trial's output, oldest first, with lines that mark the start of each run and deleted output.
+    """Returns at most `limit` pieces of a trial's output after the piece numbered `after`, oldest first.
 
-    Args:
-        connection: to the database.
-        search_id: the search.
-        trial: number of the trial.
-        after: only pieces after this number.
-        limit: maximum number of pieces; None for all.
+    Additional lines mark the start of each run, and deleted output.
     """
-    ours = select(OUTPUT).where(_of_trial(search_id, trial))
-    rows = connection.execute(ours.where(OUTPUT.c.number > after).order_by(OUTPUT.c.number).limit(limit)).all()
+    condition = select(OUTPUT).where(_of_trial(search_id, trial))
+    rows = connection.execute(condition.where(OUTPUT.c.number > after).order_by(OUTPUT.c.number).limit(limit)).all()
     if not rows:
         return []
-    before = ours.where(OUTPUT.c.number <= after).order_by(OUTPUT.c.number.desc()).limit(1)
+    before = condition.where(OUTPUT.c.number <= after).order_by(OUTPUT.c.number.desc()).limit(1)
     last = connection.execute(before).first() if after else None
     query = select(SLICES.c.run, SLICES.c.agent, SLICES.c.from_step)
     slices = connection.execute(query.where(SLICES.c.search_id == search_id, SLICES.c.trial == trial))

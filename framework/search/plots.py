@@ -45,12 +45,6 @@ def plot_search(
 ) -> None:
     """Plots a search into a PNG, SVG or PDF file.
 
-    Args:
-        spec: its specification.
-        trials: its trials, with readings.
-        slices: time slices of all trials.
-        reports: trial -> its reports, from `Store.load_losses`.
-        path: the file.
 
     Raises:
         BadInputError: if the file cannot be written.
@@ -68,7 +62,6 @@ def draw_search(
     slices: Sequence[SliceRecord],
     reports: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> Figure:
-    """Draws the figure of `plot_search`."""
     from solver.drawing.figure_files import new_figure
 
     slots = sorted({record.slot for record in slices})
@@ -85,7 +78,7 @@ def draw_search(
         (at_s, value, trial.number)
         for trial in trials
         for at_s, value in _timed_values(
-            [piece for piece in slices if piece.trial == trial.number], reports.get(trial.number, ())
+            [time_slice for time_slice in slices if time_slice.trial == trial.number], reports.get(trial.number, ())
         )
     ]
     # Stable: of two reports at the same time the later one counts.
@@ -188,12 +181,7 @@ def _draw_best(
 
 
 def _draw_leaders(axes: Axes, leads: Sequence[tuple[float, float, int]]) -> None:
-    """Labels changes of the leading trial, the last first, without overlaps.
-
-    Args:
-        axes: with limits set.
-        leads: seconds, value and trial.
-    """
+    """Labels changes of the leading trial, the last first, without overlaps."""
     place_in_axes = axes.transScale + axes.transLimits
     taken: list[tuple[float, float]] = []
     shown = []
@@ -229,17 +217,17 @@ def _without_short_stretches(readings: Sequence[Reading]) -> list[tuple[int, flo
 
 def _timed_values(slices: Sequence[SliceRecord], reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
     """Yields wall-clock time and the trial's best value so far, for reports whose time slice is known."""
-    pieces = {piece.run: piece for piece in slices}
+    slices_by_run = {time_slice.run: time_slice for time_slice in slices}
     steps = [report["step"] for report in reports]
     for report in reports:
-        piece = pieces.get(report["run"])
+        time_slice = slices_by_run.get(report["run"])
         # Absent before the first finite value.
         value = report.get("best", report.get("value"))
-        if value is None or piece is None or piece.first_step_s is None:
+        if value is None or time_slice is None or time_slice.first_step_s is None:
             continue
-        before = bisect_right(steps, piece.from_step) - 1
+        before = bisect_right(steps, time_slice.from_step) - 1
         begin_train_s = reports[before]["train_s"] if before >= 0 else 0.0
-        yield piece.first_step_s + report["train_s"] - begin_train_s, value
+        yield time_slice.first_step_s + report["train_s"] - begin_train_s, value
 
 
 def _named(spec: SearchSpec, trials: Sequence[TrialRecord]) -> set[int]:

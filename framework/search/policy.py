@@ -27,14 +27,9 @@ def policy_of(
     resumed: bool,
     notify: Callable[[str], None],
 ) -> Policy:
-    """Creates the policy of a new or resumed search.
+    """Creates the policy of a new or resumed search; `notify` receives what it learns from.
 
-    Args:
-        spec: the search.
-        store: its database.
-        slices: its time slices so far.
-        resumed: whether it is resumed; then earlier searches from which nothing can be learned any more are skipped.
-        notify: receives what the policy learns from.
+    A resumed search continues without earlier searches from which nothing can be learned any more.
 
     Raises:
         BadInputError: if the policy is unknown, or cannot learn from the named searches.
@@ -59,9 +54,6 @@ def policy_of(
 def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
     """Returns the finished trials of the searches in `spec.learn_from`.
 
-    Args:
-        spec: the search that learns from them.
-        store: the database they are in.
 
     Raises:
         BadInputError: if a search does not exist, has another objective, or too few trials finished.

@@ -75,12 +75,7 @@ def parse_stop(text: str) -> Stop:
 
 
 class Pruner:
-    """Decides which trials are stopped.
-
-    Args:
-        stop: the rule.
-        mode: whether to minimize or maximize.
-    """
+    """Decides which trials are stopped."""
 
     def __init__(self, stop: Stop, mode: Mode) -> None:
         self._stop = stop
@@ -117,7 +112,6 @@ class Pruner:
         return is_kept and self._prunes(study, stored())
 
     def forget(self, number: int) -> None:
-        """Drops the state of an ended trial."""
         self._best.pop(number, None)
 
     def _make(self) -> BasePruner:

@@ -47,10 +47,7 @@ class Parameter:
     """One dimension of a search space.
 
     Attributes:
-        name: as the user wrote it.
-        choices: possible values; empty for a range.
         low, high: bounds of a range, inclusive.
-        is_integer: whether a range has integers only.
         log: whether a range is logarithmic.
     """
 
@@ -69,15 +66,10 @@ class SearchSpec:
     Attributes:
         name: unique in its storage.
         script: absolute path of the script on the user's machine.
-        arguments: arguments of every trial.
         flags: parameter -> its form as an argument (`framework.project.script_flags`); others reach the script by
             `dike.params` only.
         space: the search space; empty if `space_function` defines it.
         sampler: name of the sampler (`framework.search.samplers`).
-        trial_count: number of trials.
-        seed: seed of sampler and policy.
-        policy: name of the policy.
-        settings: settings of the policy.
         metric, mode: the objective; `loss` is the training loss.
         value: whether a trial's value is the last or the best reported objective.
         slot_cpus, slot_mem_mib: resources of a slot; with GPUs at least their share of the agent, of memory only if
@@ -90,11 +82,9 @@ class SearchSpec:
         suspend: whether the process of a suspended trial is paused in memory beside its checkpoint (`memory`) or ends
             (`checkpoint`); `auto`: paused, unless it uses GPU memory and a new process starts sooner.
         blacklist_s: cooldown of an agent after a trial has failed twice.
-        on_failure: whether one failed trial ends the search.
         timeout_s: maximum duration of the search, after which its trials are suspended; None for no limit.
         call: index of the `dike.tune` call in the script; None for a search over a whole script.
         earlier_results: results of the calls before it.
-        environment: environment variables of the trials' processes.
         folder: absolute path of the packed folder, in which trials work; empty for the script's own.
         stop: rule that stops trials (`framework.search.pruners`); empty for none.
         sampler_object: the sampler, pickled and signed (`framework.search.samplers.load_object`); empty to use
@@ -160,10 +150,6 @@ class TrialRecord:
     """One trial.
 
     Attributes:
-        number: its number in the search, from 0.
-        parameters: name -> value.
-        state: its state.
-        runs: number of runs started.
         failures: number of consecutive failed runs without a new checkpoint.
         step: training steps, as last reported.
         train_s: training time, as last reported.
@@ -171,7 +157,6 @@ class TrialRecord:
         loss: training loss of the last step.
         value: last or best objective (`SearchSpec.value`), not negated.
         best_value, best_step: best objective ever reported, and its step.
-        metrics: newest value of each metric.
         convergence: last score from the policy.
         checkpoint, checkpoint_step: its newest checkpoint.
         agent, slot: where it last ran; `slot` is None if it has none now.
@@ -354,8 +339,6 @@ class SliceRecord:
 
     Attributes:
         trial, run: number of the trial, and of its run.
-        slot: number of the slot.
-        agent: name of its agent.
         kind: kind of the slot (`framework.search.slot_pool.kind_of`); empty if unknown.
         start_s, end_s: from the decision until the slot was free, seconds since the epoch.
         first_step_s: time of its first step; None if it took none.
@@ -395,11 +378,6 @@ class SearchResult:
     """Result of a search.
 
     Attributes:
-        name: the search's name.
-        complete: whether every trial has ended.
-        trials: all trials, by number.
-        mode: whether the objective is minimized or maximized.
-        checkpoint_dir: folder of the checkpoints.
         failure: why the search ended early; empty if it did not.
         last_words: the script's own message, if it is not in `failure`, which is public.
     """
@@ -416,14 +394,10 @@ class SearchResult:
     def best(self) -> TrialRecord | None:
         return best_trial(self.trials, self.mode)
 
-    def dispensable(self, *, may_go_on: bool = True) -> list[TrialRecord]:
-        """Returns trials whose checkpoints can be deleted: all but `leading` ones and those that may run again.
-
-        Args:
-            may_go_on: whether the search may be resumed.
-        """
+    def dispensable(self, *, may_resume: bool = True) -> list[TrialRecord]:
+        """Returns trials whose checkpoints can be deleted: all but `leading` ones and those that may run again."""
         spared = [id(trial) for trial in self.leading]
-        return [each for each in self.trials if id(each) not in spared and (each.state.has_ended() or not may_go_on)]
+        return [each for each in self.trials if id(each) not in spared and (each.state.has_ended() or not may_resume)]
 
     @property
     def leading(self) -> list[TrialRecord]:

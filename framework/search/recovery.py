@@ -25,7 +25,6 @@ class SearchState:
 
     Attributes:
         began_s: start of the search, seconds since the epoch.
-        next_slot: number of the next slot.
         ending: why the search is being ended; None if it is not.
         cancelled: whether a user cancelled it.
         slots: slots that may still run.
@@ -93,36 +92,40 @@ def _slot(values: Mapping[str, Any]) -> Slot:
     return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
 
 
-def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Collection[int] = ()) -> None:
+def close_open_slices(store: Store, last_heartbeat_s: float | None, live_slots: Collection[int] = ()) -> None:
     """Ends the time slices that a killed process left open, at its last heartbeat.
 
     Args:
         store: has the search open.
-        last_sign_s: the last heartbeat, seconds since the epoch; None if there was none.
+        last_heartbeat_s: the last heartbeat, seconds since the epoch; None if there was none.
         live_slots: slots that may still run; slices of their runs stay open.
     """
     trials = {record.number: record for record in store.load_trials(readings=False)}
     left_open = [
-        piece for piece in store.load_slices() if piece.end_s is None and not _is_live(piece, trials, live_slots)
+        time_slice
+        for time_slice in store.load_slices()
+        if time_slice.end_s is None and not _is_live(time_slice, trials, live_slots)
     ]
     if not left_open:
         return
     reports = store.load_losses()
-    for piece in left_open:
-        piece.end_s = max(piece.start_s, last_sign_s or piece.start_s)
-        piece.outcome = "lost"
-        of_run = [report for report in reports.get(piece.trial, ()) if report["run"] == piece.run]
+    for time_slice in left_open:
+        time_slice.end_s = max(time_slice.start_s, last_heartbeat_s or time_slice.start_s)
+        time_slice.outcome = "lost"
+        of_run = [report for report in reports.get(time_slice.trial, ()) if report["run"] == time_slice.run]
         rate = rate_of(of_run)
         if rate is not None:
-            piece.to_step = of_run[-1]["step"]
-            piece.samples_per_s = rate * trials[piece.trial].samples_per_step
-        store.save_slice(piece)
+            time_slice.to_step = of_run[-1]["step"]
+            time_slice.samples_per_s = rate * trials[time_slice.trial].samples_per_step
+        store.save_slice(time_slice)
 
 
-def _is_live(piece: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
-    trial = trials[piece.trial]
+def _is_live(time_slice: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
+    trial = trials[time_slice.trial]
     holds = trial.state in (TrialState.RUNNING, TrialState.STOPPED)
-    return piece.slot in live_slots and holds and trial.slot == piece.slot and piece.run == trial.runs - 1
+    return (
+        time_slice.slot in live_slots and holds and trial.slot == time_slice.slot and time_slice.run == trial.runs - 1
+    )
 
 
 def restore_runs(
@@ -133,19 +136,10 @@ def restore_runs(
     now_s: float,
     wall_s: float,
 ) -> None:
-    """Puts the runs named by the records back into inherited slots.
-
-    Args:
-        spec: the search.
-        slots: the slots.
-        trials: its trials.
-        slices: all time slices of the search.
-        now_s: the time on the search's clock.
-        wall_s: the time in seconds since the epoch.
-    """
+    """Puts the runs named by the records back into inherited slots."""
     by_id = {slot.id: slot for slot in slots}
     # If the end of a run was only partly stored, its slice is closed already; the run ends once more.
-    begun = {(piece.trial, piece.run): piece for piece in slices}
+    begun = {(time_slice.trial, time_slice.run): time_slice for time_slice in slices}
     for record in trials.all:
         slot = by_id.get(record.slot) if record.slot is not None else None
         if record.state not in (TrialState.RUNNING, TrialState.STOPPED) or slot is None:

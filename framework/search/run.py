@@ -54,10 +54,7 @@ class SearchRequest:
     """A request of `dike tune`.
 
     Attributes:
-        spec: the search; when resuming, with the changes that are allowed.
-        storage: URL of the database.
         resume: whether the search is in the database already.
-        mesos: where to run it.
         logdir: folder for TensorBoard; None for none.
         constraints: which agents it may use (`framework.scheduler.constraints`).
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
@@ -181,7 +178,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             container=container,
             hand_out_gpus=is_on_this_machine(master),
         )
-        first_slot = max((piece.slot for piece in slices), default=-1) + 1
+        first_slot = max((time_slice.slot for time_slice in slices), default=-1) + 1
         agents = functools.partial(admitted_agents, master, request.constraints)
         elsewhere = "" if request.storage == default_storage() else f" --storage {shlex.quote(request.storage)}"
         job = StandaloneJob(

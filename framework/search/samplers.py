@@ -38,10 +38,6 @@ _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def default_sampler(space: Sequence[Parameter], trials: int | None) -> str:
     """Returns `grid` if all parameters are lists and at most as many trials are requested as there are points, else
     `tpe`.
-
-    Args:
-        space: the space; empty if a function defines it.
-        trials: requested number of trials; None if not given.
     """
     is_grid = bool(space) and all(parameter.choices for parameter in space)
     return "grid" if is_grid and (trials is None or trials <= grid_size(space)) else "tpe"
@@ -126,12 +122,8 @@ def sampler_of(spec: SearchSpec, number: int) -> BaseSampler:
 
 
 def write_object(data: bytes, what: str, folder: str) -> str:
-    """Encodes a pickled object for a search's record, signed, as others may write to the database.
-
-    Args:
-        data: the pickled object.
-        what: its name in messages.
-        folder: folder of the search, part of the signature.
+    """Encodes a pickled object for a search's record, signed with the search's folder, as others may write to the
+    database.
 
     Raises:
         BadInputError: if this account's key cannot be read or created.
@@ -142,10 +134,7 @@ def write_object(data: bytes, what: str, folder: str) -> str:
 def load_object(text: str, what: str, spec: SearchSpec) -> Any:
     """Decodes a user's object from a search's record. This runs the user's code, so services never call it.
 
-    Args:
-        text: what `write_object` returned.
-        what: its name in messages.
-        spec: the search; its folder is searched last for the user's modules.
+    The folder of the search is searched last for the user's modules.
 
     Raises:
         BadInputError: if this account did not sign it, or it cannot be loaded.
@@ -258,12 +247,7 @@ def grid_point(spec: SearchSpec, number: int) -> dict[str, Value]:
 
 
 def untried_point(spec: SearchSpec, tried: Collection[tuple[Value, ...]], number: int) -> dict[str, Value] | None:
-    """Returns a random point that no trial has; None if all were tried.
-
-    Args:
-        spec: the search.
-        tried: values of the trials so far, in the order of the space.
-        number: the trial's number, part of the seed.
+    """Returns a random point that no trial has; None if all were tried. The trial's number is part of the seed.
 
     Raises:
         BadInputError: if the space is not finite.

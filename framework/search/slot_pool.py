@@ -53,10 +53,9 @@ GPU_GROWTH_ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIEN
 
 @dataclass(frozen=True)
 class SlotLaunch:
-    """Common parts of all slot launches of a search.
+    """What all slots of a search are launched with.
 
     Attributes:
-        spec: the search.
         bundle_url: where executors fetch the script's folder.
         script: path of the script inside the bundle.
         preload: modules for the zygotes.
@@ -78,12 +77,7 @@ class SlotPool:
     """All slots of one search.
 
     Args:
-        launch: common parts of launches.
-        outbox: receives messages to slots.
-        observer: receives progress.
         all_agents: lists every agent with all its resources, used or not, or None if unknown.
-        first_slot: number of the first slot.
-        clock: seconds, monotonic.
         may_end: returns whether ending a slot loses nothing of its current and next runs.
         slots: slots launched by an earlier service.
         patient: whether to wait for new agents if none can ever hold a slot, instead of raising an error.
@@ -144,7 +138,6 @@ class SlotPool:
         return [slot for slot in self.slots if not slot.leaving]
 
     def find(self, task_id: str) -> Slot | None:
-        """Returns the slot of a task, unless it has ended."""
         slot = self._slots.get(task_id)
         return None if slot is None or slot.is_gone else slot
 
@@ -155,7 +148,6 @@ class SlotPool:
     # Events.
 
     def subscribed(self) -> None:
-        """Handles the (re)connection to the master."""
         self._connection.subscribed()
         for slot in self.slots:
             # Messages sent in between are lost.
@@ -189,7 +181,7 @@ class SlotPool:
             self._executors.pop(slot.executor_id, None)
         if slot.executor_has_ended and not slot.missed_executor:
             if not slot.executor_lost:
-                self._largest_task[slot.executor_id] = max((slot, *mates), key=lambda one: one.held_bytes).task_id
+                self._largest_task[slot.executor_id] = max((slot, *mates), key=lambda one: one.run_bytes).task_id
             for mate in mates:
                 # A task that was never reported may still start a new executor of that id.
                 mate.executor_lost = mate.executor_seen
@@ -259,7 +251,6 @@ class SlotPool:
 
     @property
     def _needs(self) -> str:
-        """Resources of a slot, and what is free."""
         spec = self._spec
         mem = format_bytes(spec.slot_mem_mib * MIB)
         gpus = f", {self._slot_gpus} GPU" if self._slot_gpus else ""
@@ -358,7 +349,6 @@ class SlotPool:
 
     @property
     def excludes_agents(self) -> bool:
-        """Whether any agent is in its cooldown."""
         return self._exclusions.count(self._clock()) > 0
 
     def excluded_agents(self) -> dict[str, float]:
@@ -429,18 +419,12 @@ class SlotPool:
 
 
 def can_keep(key: RunKey, staying: Sequence[Slot], ending: Slot) -> bool:
-    """Returns whether the remaining slots keep a paused run that has no checkpoint when another slot ends.
-
-    Args:
-        key: the run.
-        staying: slots that remain.
-        ending: the slot that ends.
-    """
+    """Returns whether the remaining slots keep a paused run that has no checkpoint when another slot ends."""
     here = [slot for slot in staying if key in slot.paused]
     if not here:
         return False
     # Assumes that each gets a run as large as the largest.
-    largest = max(slot.held_bytes for slot in (ending, *here))
+    largest = max(slot.run_bytes for slot in (ending, *here))
     return ending.unsaved_bytes + len(here) * largest <= FULL_SHARE * sum(slot.memory_bytes for slot in here)
 
 
@@ -454,10 +438,10 @@ def slots_on(
     there: Sequence[Slot],
     executors: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[Slot], dict[str, Any]]:
-    """Builds as many slots as fit into an agent's offers.
+    """Builds at most `limit` slots of `gpus` GPUs each that fit into an agent's offers, numbered from `first_id`.
 
     Args:
-        launch: common parts of launches.
+        launch: what slots are launched with.
         agent: its offers.
         gpus: GPUs of a slot.
         first_id: number of the first slot.
@@ -601,7 +585,6 @@ def kind_of(attributes: Mapping[str, str], gpus: int) -> str:
 
 
 def is_unknown_model(attributes: Mapping[str, str]) -> bool:
-    """Returns whether the speed of an agent's GPU model is unknown."""
     model = attributes.get(GPU_MODEL, "").strip()
     return bool(model) and not known_hardware().knows(model)
 
@@ -621,7 +604,6 @@ class SearchSizing:
         return (TaskNeed("slot", 1, self._spec.slot_cpus, self._spec.slot_mem_mib, gpus=float(gpus)),)
 
     def fit(self, nodes: Nodes) -> Fit:
-        """Finds the first agent that holds a slot."""
         (slot,) = self.needs(nodes)
         short = {node.name: slot.missing(capacity(node)) for node in nodes}
         for name, missing in short.items():

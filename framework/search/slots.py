@@ -29,12 +29,8 @@ class ActiveRun:
     """A run that a slot holds or is to hold next.
 
     Attributes:
-        record: its trial.
-        order: the message to the executor.
-        choice: why it was chosen.
         since_s: when it got the slot, on the search's clock; None while another run is still being suspended there.
         slice: its time slice; None as long as `since_s`.
-        training: whether it has taken its first step.
         before_step: the trial's step when it got the slot.
         stored_reports: number of its stored reports.
         acknowledged_reports: number of these acknowledged to the slot.
@@ -62,20 +58,16 @@ class Slot:
     """One slot.
 
     Attributes:
-        id: its number in the search.
         task_id: Mesos' id of its task.
         agent_id, node, address: its agent: Mesos' id, display name, and host name or IP address.
-        gpu_devices: indices of its devices.
         kind: kind of the slot (`framework.search.slot_pool.kind_of`); empty if unknown.
         state: last state from Mesos.
         message, reason: of that state.
         executor_seen: whether its executor ever reported it.
-        current: the run it holds.
         next: the run it gets when the current one has left; dropped if the slot is asked to end first.
         leaving: whether it has been asked to end.
         is_wanted: whether its task may run; otherwise it is killed.
         has_trained: whether any run took a step in it.
-        status: its last status.
         last_message_s: time of its last message, on the search's clock.
         inherited: whether an earlier service launched it, and it has sent no status since.
         memory_bytes: its memory, if processes may be paused in it; else 0.
@@ -128,7 +120,6 @@ class Slot:
 
     @property
     def runs(self) -> list[ActiveRun]:
-        """The current run and the next one."""
         return [run for run in (self.current, self.next) if run is not None]
 
     @property
@@ -149,7 +140,6 @@ class Slot:
 
     @property
     def suspending(self) -> bool:
-        """Whether its current run is to be suspended."""
         return self.current is not None and (self._wanted.run is None or self._wanted.run.key != self.current.key)
 
     @property
@@ -174,16 +164,14 @@ class Slot:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Memory of paused runs without a checkpoint."""
         return 0 if self.status is None else self.status.unsaved_bytes
 
     @property
-    def held_bytes(self) -> int:
+    def run_bytes(self) -> int:
         """Memory of its run, including shared memory; 0 if unknown."""
         return 0 if self.status is None else self.status.usage.rss_bytes or 0
 
     def view(self) -> SlotView:
-        """Returns the policy's view of it."""
         if self.current is None:
             return SlotView(self.id, kind=self.kind)
         since_s = self.current.since_s or 0.0
@@ -284,7 +272,6 @@ class Slot:
         )
 
     def failure(self) -> str:
-        """Returns why it ended, in one sentence."""
         seen = self.executor_seen or self.mates_seen
         why = why_ended(self.state, self.message, self.reason, executor_seen=seen, more_memory=MEMORY_HINT)
         return f"slot {self.id} {self.state.verb} on {self.node}: {why}"
@@ -318,11 +305,6 @@ def prefer_paused(
 
     A trial that a policy put into another slot of the same kind moves to such a slot if it is empty, or swaps with the
     trial that was to start there.
-
-    Args:
-        runs: slot -> trial chosen by the policy.
-        slots: the slots given to the policy.
-        paused_in: trial -> slots in which it is paused.
     """
     given = dict(runs)
 

@@ -62,25 +62,18 @@ class SpeedTracker:
     def __init__(self, slices: Iterable[SliceRecord], trials: Mapping[int, TrialRecord]) -> None:
         self._of_trial: dict[int, dict[str, _Training]] = defaultdict(lambda: defaultdict(_Training))
         self._runs: dict[int, _Run] = {}
-        for piece in slices:
-            if piece.samples_per_s and piece.trial in trials:
-                samples = (piece.to_step - piece.from_step) * trials[piece.trial].samples_per_step
+        for time_slice in slices:
+            if time_slice.samples_per_s and time_slice.trial in trials:
+                samples = (time_slice.to_step - time_slice.from_step) * trials[time_slice.trial].samples_per_step
                 # It had a speed, so it was long enough.
-                seconds = max(MIN_TRAINING_S, samples / piece.samples_per_s)
-                self._of_trial[piece.trial][piece.kind].add(piece.samples_per_s * seconds, seconds)
+                seconds = max(MIN_TRAINING_S, samples / time_slice.samples_per_s)
+                self._of_trial[time_slice.trial][time_slice.kind].add(time_slice.samples_per_s * seconds, seconds)
 
     def begin_run(self, trial: int, run: int, kind: str) -> None:
         self._runs[trial] = _Run(run, kind)
 
     def add_report(self, trial: TrialRecord, run: int, step: int, train_s: float) -> None:
-        """Applies a report of a run.
-
-        Args:
-            trial: the trial.
-            run: number of the run.
-            step: steps of the trial, over all runs.
-            train_s: its training time.
-        """
+        """Applies a report of a run; `step` and `train_s` are totals of the trial."""
         current = self._runs.get(trial.number)
         if current is None or current.number != run:
             return

@@ -173,14 +173,9 @@ class Store:
 
     @contextmanager
     def lock(self, name: str, heartbeat: Heartbeat | None = None, last_sign_s: float | None = None) -> Iterator[None]:
-        """Acquires the exclusive lease to run the search, for the duration of the context (`Lease`).
+        """Acquires the exclusive lease to run the search, for the duration of the context (arguments: `Lease`).
 
         Meanwhile each writing method raises `JobFailedError` if another process has taken the lease.
-
-        Args:
-            name: the search.
-            heartbeat: see `Lease`.
-            last_sign_s: see `Lease.give_back`.
 
         Raises:
             BadInputError: if another process runs it; the message names it.
@@ -233,7 +228,6 @@ class Store:
         self._spec = spec
 
     def reopen_search(self) -> None:
-        """Marks the search as not ended."""
         with self._transaction() as connection:
             values = {"ended_s": None, "failure": ""}
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
@@ -324,9 +318,9 @@ class Store:
 
     def trial_state(self, trial: int) -> TrialState | None:
         """Returns the state of a trial; None if it does not exist yet."""
-        ours = (TRIALS.c.search_id == self._require_id()) & (TRIALS.c.number == trial)
+        condition = (TRIALS.c.search_id == self._require_id()) & (TRIALS.c.number == trial)
         with self._reading() as connection:
-            state = connection.execute(select(TRIALS.c.state).where(ours)).scalar()
+            state = connection.execute(select(TRIALS.c.state).where(condition)).scalar()
         return None if state is None else TrialState(state)
 
     def output_received(self, trial: int, run: int) -> int:
@@ -335,7 +329,6 @@ class Store:
             return output.received_bytes(connection, self._require_id(), trial, run)
 
     def load_output(self, trial: int, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
-        """See `framework.search.output.load_output`."""
         with self._reading() as connection:
             return output.load_output(connection, self._require_id(), trial, after=after, limit=limit)
 
@@ -417,14 +410,7 @@ def read_slice(row: RowMapping) -> SliceRecord:
 def read_trial(
     row: RowMapping, objective: Objective, reports: Sequence[Mapping[str, Any]], from_steps: Sequence[int]
 ) -> TrialRecord:
-    """Builds a trial from its row.
-
-    Args:
-        row: the row.
-        objective: extracts its readings.
-        reports: its reports, oldest first.
-        from_steps: the steps before each of its time slices.
-    """
+    """Builds a trial from its row, its reports (oldest first), and the steps before each of its time slices."""
     values = {name: row[name] for name in _TRIAL_COLUMNS}
     texts = {name: json.loads(row[name]) for name in ("parameters", "metrics")}
     record = TrialRecord(**{**values, **texts, "state": TrialState(row["state"])})
@@ -447,9 +433,11 @@ def _add_losses(
     Raises:
         ValueError: if a report is malformed.
     """
-    ours = _losses_of(search_id, trial)
+    condition = _losses_of(search_id, trial)
     loss_step = case((LOSSES.c.count > 0, LOSSES.c.step))
-    last = select(func.max(LOSSES.c.number), func.max(LOSSES.c.step), func.max(loss_step), func.count()).where(ours)
+    last = select(func.max(LOSSES.c.number), func.max(LOSSES.c.step), func.max(loss_step), func.count()).where(
+        condition
+    )
     last_number, last_step, last_loss_step, count = connection.execute(last).one()
     rows = [_loss_row(run, report) for report in reports]
     # A step may be reported twice: its loss, then the results of the epoch.
@@ -459,20 +447,21 @@ def _add_losses(
         return
     _insert_losses(connection, search_id, trial, rows, 0 if last_number is None else last_number + 1)
     if count + len(rows) > MAX_REPORTS:
-        stored = connection.execute(select(LOSSES).where(ours).order_by(LOSSES.c.number)).mappings().all()
-        connection.execute(delete(LOSSES).where(ours))
+        stored = connection.execute(select(LOSSES).where(condition).order_by(LOSSES.c.number)).mappings().all()
+        connection.execute(delete(LOSSES).where(condition))
         _insert_losses(connection, search_id, trial, merge_losses([dict(row) for row in stored], MAX_REPORTS // 2), 0)
 
 
 def _load_losses(
     connection: Connection, search_id: int, trial: int | None = None, limit: int | None = None
 ) -> dict[int, list[dict[str, Any]]]:
-    """See `Store.load_losses`."""
-    ours = LOSSES.c.search_id == search_id if trial is None else _losses_of(search_id, trial)
-    statement = select(LOSSES).where(ours).order_by(LOSSES.c.trial, LOSSES.c.number)
+    condition = LOSSES.c.search_id == search_id if trial is None else _losses_of(search_id, trial)
+    statement = select(LOSSES).where(condition).order_by(LOSSES.c.trial, LOSSES.c.number)
     if limit is not None:
         # Numbers are consecutive from 0.
-        lasts = select(LOSSES.c.trial, func.max(LOSSES.c.number).label("number")).where(ours).group_by(LOSSES.c.trial)
+        lasts = (
+            select(LOSSES.c.trial, func.max(LOSSES.c.number).label("number")).where(condition).group_by(LOSSES.c.trial)
+        )
         last = lasts.subquery()
         stride = last.c.number // limit + 1
         statement = statement.join(last, last.c.trial == LOSSES.c.trial)

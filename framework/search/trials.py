@@ -112,25 +112,18 @@ class TrialTracker:
 
     @property
     def has_readings(self) -> bool:
-        """Whether any trial has ever reported the objective."""
-        of_losses = self._spec.metric == "loss"  # losses precede the first value, reported after an epoch
+        is_training_loss = self._spec.metric == "loss"  # losses precede the first value, reported after an epoch
         return any(
-            record.value is not None or (of_losses and record.loss is not None) for record in self.records.values()
+            record.value is not None or (is_training_loss and record.loss is not None)
+            for record in self.records.values()
         )
 
     @property
     def unsampled(self) -> int:
-        """Number of trials that the sampler has yet to give."""
         return self._study.remaining
 
     def admit(self, limit: int, now_s: float, wall_s: float) -> bool:
-        """Asks the sampler for trials until `limit` are open. Returns whether it gave any.
-
-        Args:
-            limit: maximum number of open trials.
-            now_s: the time on the search's clock.
-            wall_s: the time in seconds since the epoch.
-        """
+        """Asks the sampler for trials until `limit` are open. Returns whether it gave any."""
         # The sampler gets the result of a stopped trial once its run has left the slot.
         leaving = sum(_is_leaving(record) for record in self.records.values())
         open_count, admitted = len(self.open) + leaving, False
@@ -153,13 +146,7 @@ class TrialTracker:
         refused: Mapping[int, frozenset[int]],
         paused_in: Mapping[int, frozenset[int]],
     ) -> list[TrialView]:
-        """Returns the policy's views of the open trials.
-
-        Args:
-            preemptible: trial in a slot -> whether it can be suspended.
-            refused: trial -> slots it must not be given.
-            paused_in: trial -> slots in which it is paused.
-        """
+        """Returns the policy's views of the open trials; the arguments map trials to what differs from the defaults."""
         records = self.open
         views = [
             self._view(
@@ -212,15 +199,7 @@ class TrialTracker:
         )
 
     def start(self, record: TrialRecord, slot: int, agent: str, score: float | None, kind: str = "") -> int:
-        """Stores that a run is about to start, before anything happens; returns its number.
-
-        Args:
-            record: the trial.
-            slot: number of its slot.
-            agent: name of the slot's agent.
-            score: the policy's score; None without comparison.
-            kind: kind of the slot.
-        """
+        """Stores that a run is about to start, before anything happens; returns its number."""
         run = record.runs
         record.runs += 1
         record.reports = self._received[record.number] = 0
@@ -272,12 +251,9 @@ class TrialTracker:
         return stopped
 
     def receive_output(self, record: TrialRecord, piece: TrialOutput, *, is_last: bool = False) -> bool:
-        """Applies output of a run; each byte counts once, however often it is sent.
+        """Applies output of a run; each byte counts once, however often it is sent. Stopped trials may still print.
 
-        Args:
-            record: the trial; a stopped one may still print.
-            piece: the output.
-            is_last: whether missing output before it will never arrive.
+        If `is_last`, missing output before it will never arrive.
 
         Returns:
             False, with nothing applied, if output before it is missing that the slot still has.
@@ -295,7 +271,6 @@ class TrialTracker:
         return True
 
     def output_received(self, record: TrialRecord) -> int:
-        """Returns the received bytes of output of a trial's newest run."""
         if record.number not in self._output_received:
             self._output_received[record.number] = self._store.output_received(record.number, record.runs - 1)
         return self._output_received[record.number]
@@ -351,10 +326,7 @@ class TrialTracker:
     def why_hopeless(self, record: TrialRecord, end: RunEnd, is_only_agent: Callable[[], bool]) -> str:
         """Returns why a trial need not be retried after a failed run; empty if it may succeed.
 
-        Args:
-            record: the trial, before `run_ended`.
-            end: of its run.
-            is_only_agent: returns whether no other agent could run it.
+        Call it before `run_ended`; `is_only_agent` returns whether no other agent could run the trial.
         """
         if (end.exit_code or 0) <= 0:
             return ""
@@ -375,14 +347,7 @@ class TrialTracker:
         return end.checkpoint is not None and end.step > failed_from
 
     def run_ended(self, record: TrialRecord, end: RunEnd, wall_s: float, *, is_hopeless: bool = False) -> RetryAction:
-        """Ends a run; its trial ends too, or waits for another slot.
-
-        Args:
-            record: the trial.
-            end: of its run.
-            wall_s: seconds since the epoch.
-            is_hopeless: whether a failed trial is not retried.
-        """
+        """Ends a run; its trial ends too, or waits for a slot. If `is_hopeless`, a failed trial is not retried."""
         progressed = self._has_progressed(record, end)
         self.set_checkpoint(record, end.checkpoint, end.step)
         news = self._objective.unapplied(record, end.last)
@@ -500,12 +465,10 @@ def _is_leaving(record: TrialRecord) -> bool:
 
 
 def _study_attributes(record: TrialRecord) -> dict[str, Any]:
-    """Returns a trial's attributes for users of Optuna's tools."""
     return {"state": str(record.state), "checkpoint": record.checkpoint}
 
 
 def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
-    """Returns the script's arguments in a trial: common ones and parameters."""
     before, after = words_of(spec.flags, trial.parameters)
     return (*before, *spec.arguments, *after)
 

@@ -23,8 +23,7 @@ from executor.trial_reports import RunReports
 from framework.policies.trials.interface import PolicySettings, Reading, TrialView
 from framework.policies.trials.losses import LossHistory
 from framework.policies.trials.new_readings import NewReadings
-from framework.policies.trials.progress import LIMIT as LOWEST
-from framework.policies.trials.progress import Progress
+from framework.policies.trials.progress import MAX_KEPT_LOSSES, Progress
 from framework.search.objective import MAX_REPORTS, Objective, thin
 from framework.search.records import TrialRecord, TrialState, ValueKind
 
@@ -313,11 +312,11 @@ def test_what_policies_compare_trials_by_is_not_disturbed() -> None:
 
 def test_a_fall_is_measured_with_few_losses() -> None:
     progress = Progress()
-    readings = [reading(step) for step in range(1, 3 * LOWEST)]
+    readings = [reading(step) for step in range(1, 3 * MAX_KEPT_LOSSES)]
     progress.update(TrialView(0, 0.0, readings, [0]))
-    assert len(progress._losses) <= LOWEST
-    half = loss_at(3 * LOWEST // 2)
-    assert progress.recent_fall() == pytest.approx(half - loss_at(3 * LOWEST - 1), rel=0.01)
+    assert len(progress._losses) <= MAX_KEPT_LOSSES
+    half = loss_at(3 * MAX_KEPT_LOSSES // 2)
+    assert progress.recent_fall() == pytest.approx(half - loss_at(3 * MAX_KEPT_LOSSES - 1), rel=0.01)
 
 
 def test_what_has_ended_needs_no_readings(begin: Any) -> None:

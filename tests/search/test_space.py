@@ -60,7 +60,7 @@ def test_a_parameter_is_read_as_meant(text: str, parameter: Parameter) -> None:
         ("lr=0.1:0.9:lgo", "did you mean 'log'"),
         ("lr=0.1:0.9:int", "whole numbers"),
         ("lr=1:2:3:4", "'3' says nothing of a range"),
-        ("lr=1e999,1", "nobody can train with"),
+        ("lr=1e999,1", "cannot be used for training"),
         ("lr=1:1e999", "has no end"),
         ("lr=0.1,0.1", "has the value 0.1 twice"),
         ("flag=true,1", "twice"),

@@ -26,7 +26,6 @@ class TaskNeeds:
     ps: Amounts = NOTHING
 
     def of(self, workers: int, ps: int) -> Amounts:
-        """Returns the resources of that many tasks together."""
         return plus(plus(NOTHING, self.worker, workers), self.ps, ps)
 
 
@@ -36,11 +35,8 @@ class JobView:
 
     Attributes:
         id: its position in the order of arrival.
-        user: its owner.
-        arrival_s: time of arrival.
         needs: resources of its tasks.
         chief: resources needed once, whatever the size.
-        requested: workers requested by the user.
         min_workers: with fewer workers it waits.
         max_workers: equals `min_workers` if the job's size is fixed.
         min_ps: minimum parameter servers, if it can use any.
@@ -73,7 +69,6 @@ class JobView:
     change_s: float
 
     def seconds_left(self, counts: Counts) -> float:
-        """Returns the estimated remaining time with these counts."""
         workers, ps = counts
         return self.samples_left / float(self.samples_per_s[max(1, ps) - 1, workers - 1])
 
@@ -97,10 +92,6 @@ class Allocate(Protocol):
     def __call__(self, jobs: Sequence[JobView], total: Amounts, limits: Limits = ...) -> Allocation:
         """Allocates resources to jobs.
 
-        Args:
-            jobs: all unfinished jobs.
-            total: resources of all machines.
-            limits: maximum shares of users.
 
         Returns:
             The jobs that run, each within its minimum and maximum. Beside what is kept, they need no more than `total`.
@@ -173,4 +164,4 @@ def fits(need: Amounts, have: Amounts) -> bool:
 
 def share_of(need: Amounts, total: Amounts) -> float:
     """Returns the dominant share: the largest share of any resource."""
-    return max((wanted / there for wanted, there in zip(need, total, strict=True) if there), default=0.0)
+    return max((amount / available for amount, available in zip(need, total, strict=True) if available), default=0.0)

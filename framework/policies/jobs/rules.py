@@ -26,9 +26,9 @@ def marginal_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_L
 def relative_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
     """Like `marginal_gain`, but saved time counts as a share of the time needed at minimum size.
 
-    A task saves a long job more seconds than a short one, so `marginal_gain` makes short jobs wait for long ones, which
-    harms the mean completion time. Here the length cancels out: tasks go where they speed up a job by the largest
-    factor, and no estimate of convergence is needed. Close to proportional fairness (Kelly, 1997).
+    A task saves a long job more seconds than a short one, so `marginal_gain` makes short jobs wait, which harms the
+    mean completion time. Here tasks go where they speed up a job by the largest factor, without estimates of
+    convergence. Close to proportional fairness (Kelly, 1997).
     """
     weights = [1 / max(job.seconds_left(job.one_to_one(job.min_workers)), MIN_REMAINING_S) for job in jobs]
     return _by_gain(jobs, total, limits, weights)
@@ -53,12 +53,12 @@ def _by_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits, weights: S
         )
         for job, weight in zip(jobs, weights, strict=True)
     ]
-    of_name = allocate(online, total, limits)
+    by_name = allocate(online, total, limits)
     by_id = {job.id: job for job in jobs}
     counts = {
-        job.id: (of_name[str(job.id)][0], min(of_name[str(job.id)][1], job.max_ps))
+        job.id: (by_name[str(job.id)][0], min(by_name[str(job.id)][1], job.max_ps))
         for job in jobs
-        if str(job.id) in of_name
+        if str(job.id) in by_name
     }
     counts = drop_unprofitable_changes(jobs, counts, total)
     return dict(sorted(counts.items(), key=lambda item: share_of(by_id[item[0]].need(item[1]), total)))
@@ -72,14 +72,14 @@ def drop_unprofitable_changes(
     A larger size does not pay if it saves less time than the change costs; a smaller one, if no other job needs what it
     frees.
     """
-    of_id, counts = {job.id: job for job in jobs}, dict(allocation)
+    by_id, counts = {job.id: job for job in jobs}, dict(allocation)
     left = total
     for id_, wanted in counts.items():
-        left = plus(left, of_id[id_].need(wanted), -1)
-    changes = [id_ for id_, wanted in counts.items() if of_id[id_].now[0] and wanted != of_id[id_].now]
+        left = plus(left, by_id[id_].need(wanted), -1)
+    changes = [id_ for id_, wanted in counts.items() if by_id[id_].now[0] and wanted != by_id[id_].now]
     # Jobs that would grow most come first: they free what others need to keep their size.
-    for id_ in sorted(changes, key=lambda one: -share_of(of_id[one].need(counts[one]), total)):
-        job = of_id[id_]
+    for id_ in sorted(changes, key=lambda one: -share_of(by_id[one].need(counts[one]), total)):
+        job = by_id[id_]
         more = plus(job.need(job.now), job.need(counts[id_]), -1)
         if fits(more, left) and job.seconds_left(job.now) - job.seconds_left(counts[id_]) <= job.change_s:
             left = plus(left, more, -1)
@@ -106,10 +106,9 @@ def fair(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) ->
 def tetris(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
     """Tetris (Grandl et al., SIGCOMM 2014, section 3.3): packing combined with shortest remaining time.
 
-    A job's score is the alignment of one worker and ps with the total (inner product of shares) minus its remaining
-    work (remaining time at the requested size x dominant share), weighted so that both terms count equally on average.
-    In the order of scores, jobs first get what they request; then the rest is given out in the same order, one worker
-    and ps at a time while the estimated speed rises.
+    Score: alignment of one worker and ps with the total (inner product of shares) minus remaining work (time at the
+    requested size x dominant share), weighted so that both count equally on average. By score, jobs get what they
+    request; then one more worker and ps at a time while the estimated speed rises.
     """
 
     def remaining(job: JobView) -> float:
@@ -118,7 +117,7 @@ def tetris(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) 
 
     def alignment(job: JobView) -> float:
         need = job.need(job.one_to_one(1))
-        return sum(wanted / there for wanted, there in zip(need, total, strict=True) if there)
+        return sum(amount / available for amount, available in zip(need, total, strict=True) if available)
 
     weight = sum(map(alignment, jobs)) / max(sum(map(remaining, jobs)), 1e-12)
     ordered = sorted(jobs, key=lambda job: (weight * remaining(job) - alignment(job), job.id))

@@ -12,14 +12,8 @@ from solver.jobs.free_capacity import NOTHING, Amounts
 def user_limits(jobs: Sequence[JobView], total: Amounts, weight: Callable[[str], float]) -> dict[str, float]:
     """Computes weighted dominant resource fairness between users (Ghodsi et al., NSDI 2011), in whole tasks.
 
-    Repeatedly gives one more worker and ps to the user with the smallest ratio of dominant share to weight, among those
-    with a job that can use them and fits; of the user's jobs, to the one with the smallest share. Other users get what
-    a user cannot use.
-
-    Args:
-        jobs: all unfinished jobs.
-        total: resources of all machines.
-        weight: user -> weight, above 0.
+    Repeatedly gives one more worker and ps to the user with the smallest ratio of dominant share to weight (above 0),
+    among those with a job that can use them and fits; of the user's jobs, to the one with the smallest share.
 
     Returns:
         User -> maximum dominant share of the user's jobs together; empty if there is only one user.

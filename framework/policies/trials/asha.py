@@ -53,14 +53,13 @@ class AshaPolicy:
     """ASHA (Li et al., 'A System for Massively Parallel Hyperparameter Tuning', MLSys 2020, Algorithm 2), with
     suspension.
 
-    Rung k is at `quantum_s` x 4^k seconds of training. Trials of a rung are compared by their loss when they reached
-    it. A slot goes, in this order, to: a trial preempted on the way to its rung; one among the best quarter of its
-    rung, highest rung first; a trial that never ran; and, where ASHA would be done, the best suspended one: highest
-    rung, then lowest loss. So all trials finish, the best first. The running trial continues if it is the chosen one.
-    Trials are not bound to slots.
+    Rung k is at `quantum_s` x 4^k seconds of training, where trials are compared by their loss. A slot goes, in this
+    order, to: a trial preempted on the way to its rung; one among the best quarter of its rung, highest rung first; one
+    that never ran; and, where ASHA would be done, the best suspended one: highest rung, then lowest loss. So all trials
+    finish, the best first. Trials are not bound to slots.
 
-    NaN and infinite losses are never promoted; a trial that reports one is compared immediately and ranks last. A trial
-    that reports nothing reaches no rung and keeps running. One that cannot be suspended continues to its next rung.
+    Diverged trials are compared immediately, never promoted, and rank last. A trial that reports nothing, or cannot be
+    suspended, continues.
     """
 
     name = "asha"
@@ -114,7 +113,6 @@ class AshaPolicy:
         insort(self._rungs[progress.level].losses, (progress.loss, trial_id))
 
     def _time_s(self, level: int) -> float:
-        """Returns the seconds of training at which a rung is."""
         return self._quantum_s * float(ETA**level)
 
     def _keep_running(self, trial: TrialView) -> bool:

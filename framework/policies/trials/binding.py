@@ -14,15 +14,13 @@ Rank = Callable[[TrialView], Any]
 class Binding:
     """Binds trials to slots.
 
-    As in the paper, a trial goes to the slot with the fewest bound trials, if that has fewer than `jobs_per_slot`; ties
-    go to a slot in which its process is paused, then to the lowest number. Otherwise it waits in a queue in order of
-    arrival. When a trial ends, the first in the queue that may use the slot takes its place.
+    As in the paper, a trial goes to the slot with the fewest bound trials, if fewer than `jobs_per_slot`; ties go to a
+    slot in which it is paused, then to the lowest number. Other trials wait in a queue in order of arrival.
 
     Not specified by the paper:
-        * Trials of a removed or refused slot wait in the queue, at its front as they arrived before the others.
-        * No slot idles while another has a trial to spare. An idle slot takes waiting trials from the slot with the
-          most bound ones: at least one, and more until the other has at most one more. The policy's rank decides which.
-          (Trials carry their checkpoints with them.)
+        * Trials of a removed or refused slot wait at the queue's front, as they arrived first.
+        * An idle slot takes waiting trials from the slot with the most bound ones: at least one, and more until the
+          other has at most one more. The policy's rank decides which.
 
     Args:
         jobs_per_slot: maximum number of trials bound to a slot (the paper's G_thres).
@@ -39,17 +37,9 @@ class Binding:
         return {}
 
     def bound_to(self, slot: int) -> Sequence[int]:
-        """Returns the trials of a slot in the order of binding."""
         return self._bound[slot]
 
     def update(self, trials: Mapping[int, TrialView], slots: Sequence[SlotView], rank: Rank) -> None:
-        """Follows what has happened since the last call.
-
-        Args:
-            trials: the trials that have not ended, by number.
-            slots: all slots, by number.
-            rank: decides which trials an idle slot takes from another.
-        """
         by_id = {slot.id: slot for slot in slots}
         for trial_id, slot_id in list(self._slot_of.items()):
             if not _belongs(trials.get(trial_id), by_id.get(slot_id)):

@@ -17,8 +17,6 @@ class CurrentQuantum:
     """The quantum of a running trial.
 
     Attributes:
-        trial: its number.
-        since_s: start of its slice.
         ends_s: end of the quantum, which starts when the slot is filled, so that starting does not count.
     """
 
@@ -35,7 +33,6 @@ class BoundPolicy(ABC):
     trial that the binding moves to another slot (`Binding.migrating`) yields to any that waits.
 
     Args:
-        settings: settings of the search.
         binding: binds trials to slots; by default as in the paper 'Hermes'.
     """
 
@@ -89,7 +86,6 @@ class BoundPolicy(ABC):
         return choice
 
     def quantum_s(self, trial: TrialView) -> float:
-        """Returns how long a trial runs before it is compared with others."""
         return self.settings.quantum_s
 
     @abstractmethod
@@ -97,5 +93,4 @@ class BoundPolicy(ABC):
         """Returns the sort key of a trial, unique among trials; the greatest runs."""
 
     @abstractmethod
-    def choice(self, trial: TrialView, candidates: Sequence[TrialView]) -> Choice:
-        """Describes why a trial is the best of the candidates."""
+    def choice(self, trial: TrialView, candidates: Sequence[TrialView]) -> Choice: ...

@@ -20,9 +20,7 @@ if TYPE_CHECKING:  # numpy is slow to import, and commands that only print help 
 GOAL_DISTANCE_SHARE = 0.03
 """Expected distance of the goal below the best loss, as a share of the best trial's decrease so far."""
 STALLED_PATIENCE = 6
-"""A stalled trial is worth as much in a quantum per this many times its training time, as a trial at the best loss that
-falls by s per quantum is in one quantum.
-"""
+"""The floor of the speed is 1 / this, per training time in quanta."""
 REPLACEMENT_MARGIN = 1.3
 """Minimum ratio of a trial's worth to that of the trial it preempts."""
 RUNGS_SHARE = 0.15
@@ -38,48 +36,32 @@ _MAX_DISTANCE = 1e12
 
 
 class DikePolicy:
-    """Runs the trials with the greatest chance per second of reaching the goal. docs/policies.md explains it.
+    """Runs the trials with the greatest chance per second of reaching the goal; docs/policies.md derives it.
 
-    The goal, the loss with which the search would be content, is unknown. It is assumed to lie an exponentially
-    distributed distance below the best loss reported by any trial, ended ones included; the mean s of this distance is
-    3% of the best trial's decrease from the median first loss. A trial at a s above the best loss whose loss falls by v
-    s per second decreases by another y s in (a + y) / v seconds, and meets the goal on the way with probability 1 -
-    exp(-y). The greatest ratio of the two is v / (1 + a + z) (an index as in Gittins, 'Bandit Processes and Dynamic
-    Allocation Indices', J. R. Stat. Soc. B 41, 1979, section 4). The speed of a loss depends much on the learning rate
-    and says little about the final loss, so it counts with its square root:
+    The goal is an unknown loss below the best one that any trial, ended ones included, has reported. Its distance is
+    exponentially distributed with mean s = 3% of the best trial's decrease from the median first loss. A trial's index
+    (Gittins, J. R. Stat. Soc. B 41, 1979, section 4) at a s above the best loss, with speed v (geometric mean since its
+    start and over the second half of its time, per quantum), is
 
         worth = sqrt(v) / (1 + a + z), where exp(z) = 1 + a + z
 
-    v is the geometric mean of the trial's speed since its start and in the second half of its time, per quantum.
-    sqrt(v) counts as at least (1 + a) quanta / (6 x training time). This floor falls as 1 / time, so stalled trials
-    share their slots in slices of doubling length, and late starters get their chance.
+    The square root is there because speed depends on the learning rate more than it predicts the final loss. sqrt(v) is
+    at least (1 + a) quanta / (6 x training time), so that stalled trials share slots in slices of doubling length.
 
-    * Trials are bound to no slot. At the end of a quantum the trial of greatest worth takes the slot; to preempt
-      another it must be worth 1.3 times as much.
-    * A trial that is paused in some slots resumes there instantly and must be started anywhere else, so elsewhere its
-      worth is divided by 1.3 and by 1 + start time / quantum.
-    * With several kinds of slots, worth is multiplied by the trial's relative speed in the slot, and running trials
-      change slots where that increases the sum over all slots (`Migration`).
-    * A low early loss does not always predict a low final one. So once each trial has had a slice, the rungs of `asha`
-      choose the trial of 15% of the quanta; if it runs already it stays where it is.
-    * A trial without a slice precedes all others. One that ran without reporting is assumed to have trained for its
-      quanta, at the median first loss.
-    * The lowest loss so far counts, so noise and divergence look like stalling. A trial whose newest loss is NaN or
-      infinite ranks last and runs only if no other can; its earlier losses are ignored.
-    * Apart from diverged trials none starves: one that was passed over 40 times the number of trials runs for a
-      quantum, which takes at most 2.5% of the slots.
-    * A trial that cannot be suspended continues.
-    * If all remaining times are known, no trial is left to run alone at the end. The search can end when the longest
-      trial can, or when the slots together have done all remaining work, whichever is later (McNaughton, 'Scheduling
-      with Deadlines and Loss Functions', Management Science 6(1), 1959). A trial that, by waiting for the next
-      decision, would end after the former and more than 2% after the latter, runs now, and the rungs choose none.
-      Diverged trials do not count. Not with several kinds of slots.
-    * With trials of an earlier search, worth is the geometric mean of the above and the chance that these predict
-      (`EarlierTrials`).
+    * Trials are bound to no slot. Preempting another trial takes 1.3 times its worth.
+    * Elsewhere than where it is paused, a trial must be started: its worth is divided by 1.3 and by 1 + start time /
+      quantum.
+    * With several kinds of slots, worth is multiplied by relative speed, and running trials move (`Migration`).
+    * Once each trial has had a slice, the rungs of `asha` choose the trial of 15% of the quanta; a running one stays in
+      its slot.
+    * Trials without a slice come first. One that ran without reporting is assumed to be at the median first loss.
+    * The lowest loss so far counts. Diverged trials rank last, and their earlier losses are ignored. Any other trial
+      that was passed over 40 times the number of trials runs for a quantum, which takes at most 2.5% of the slots.
+    * If all remaining times are known and slots are equal, a trial that would delay the end of the search by more than
+      2% of the optimum (McNaughton, Management Science 6(1), 1959) runs now. Diverged trials do not count.
+    * With trials of an earlier search, worth is the geometric mean of the above and the chance by `EarlierTrials`.
 
     Args:
-        settings: the length of a quantum, and what switches cost.
-        patience: see `STALLED_PATIENCE`.
         rungs_share: share of quanta for which the rungs choose the trial.
         earlier: trials of an earlier search; None for none.
     """
@@ -168,11 +150,7 @@ class DikePolicy:
         """Assigns trials to slots, best first: to the slot a trial is in, else an empty one, else that of the worst
         trial.
 
-        Args:
-            slots: slot -> running trial that may be replaced, None if empty.
-            waiting: trials that can be given a slot.
-            trials: all trials.
-            urgent: trials that must run now, in this order.
+        `slots` maps to the running trial that may be replaced, or None. `urgent` trials run now, in this order.
         """
         running = {trial.id: frozenset([slot]) for slot, trial in slots.items() if trial is not None}
         paused_in = running | {trial.id: trial.paused_in for trial in waiting}
@@ -250,7 +228,7 @@ class DikePolicy:
         return sorted(urgent, key=lambda trial: (trial not in held, -left_s[trial]))
 
     def _choose_by_rungs(self, trials: Sequence[TrialView], quanta: int) -> dict[int, str]:
-        """Returns the rungs' choices among that many quanta, with reasons; none before each trial has had a slice."""
+        """Returns the rungs' share of that many quanta: trials with reasons; none before each trial has had a slice."""
         sound = [trial for trial in trials if not self.progress[trial.id].is_diverged]
         if not sound or not all(trial.slices or trial.readings for trial in trials):
             return {}

@@ -75,10 +75,9 @@ class _Curves:
 class EarlierTrials:
     """Predicts trials of this search from those of another.
 
-    The future of a trial is distributed as that of the quarter of earlier trials with the most similar losses. Over all
-    periods, the greatest ratio of chance to time counts, as in a Gittins index ('Bandit Processes and Dynamic
-    Allocation Indices', J. R. Stat. Soc. B 41, 1979). Ages are samples trained on, as the searches may have run on
-    different machines; steps if batch sizes are unknown.
+    The future of a trial is distributed as that of the quarter of earlier trials with the most similar losses; the
+    greatest ratio of chance to time counts, as in a Gittins index (J. R. Stat. Soc. B 41, 1979). Ages are samples, as
+    the searches may have run on different machines; steps if batch sizes are unknown.
 
     Args:
         trials: at least two.
@@ -106,12 +105,8 @@ class EarlierTrials:
         """Trial -> step of the last prediction, and its result."""
 
     def chance(self, trial: TrialView, quantum_s: float, given_s: float = 0.0) -> float:
-        """Returns the chance per quantum of reaching the goal; above 0.
-
-        Args:
-            trial: the trial.
-            quantum_s: seconds of a quantum.
-            given_s: time it has run, for trials without reports.
+        """Returns the chance per quantum of reaching the goal, above 0; `given_s` is the run time if there are no
+        reports.
         """
         if not trial.readings:
             # All earlier trials are equally likely.

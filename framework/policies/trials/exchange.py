@@ -22,10 +22,8 @@ class Mover:
     """A trial that may change its slot.
 
     Attributes:
-        id: its number.
         performance: kind of slot -> performance.
         cost: cost of a move, in units of performance.
-        refused: slots it must not be given.
         is_ready: whether it can move immediately; others run and must be suspended first.
     """
 
@@ -37,12 +35,7 @@ class Mover:
 
 
 def min_move_gain(settings: PolicySettings, *, runs: bool) -> float:
-    """Returns the minimum gain for moving a started trial, as a share of its mean speed.
-
-    Args:
-        settings: quantum, and what moves cost.
-        runs: whether the trial must be suspended for it.
-    """
+    """Returns the minimum gain for moving a started trial, as a share of its mean speed."""
     cost_s = settings.move_s + (settings.switch_s if runs else 0.0)
     return MIN_GAIN_SHARE + cost_s / (PAYBACK_QUANTA * settings.quantum_s)
 
@@ -67,9 +60,8 @@ class Exchange:
         self._slots_of = {kind: frozenset(slot for slot in kinds if kinds[slot] == kind) for kind in kinds.values()}
 
     def balance(self) -> None:
-        """Moves ready trials from the fullest slots to the emptiest while they differ by more than one.
-
-        Picks the trial that gains most, or loses least.
+        """Moves the ready trials that gain most from the fullest slots to the emptiest while they differ by more than
+        one.
         """
         while True:
             fewest = self._emptiest(self._counts)
@@ -102,9 +94,9 @@ class Exchange:
     def exchange_rings(self) -> None:
         """Exchanges among any number of trials until none gains, which maximizes the sum.
 
-        Trials move along a ring of kinds, each to the slot of the next; or along a path from a slot with one trial more
-        to one with one fewer. Slots of one kind are interchangeable, so without a ring of positive gain no other
-        assignment with equal counts has a greater sum (as for a minimum-cost flow without a negative cycle).
+        Trials move along a ring of kinds, or a path from a slot with one trial more to one with one fewer. Slots of one
+        kind are interchangeable, so without a ring of positive gain the sum is maximal for equal counts (as for a
+        minimum-cost flow without a negative cycle).
         """
         while True:
             gains, movers = self._best_steps()
@@ -141,7 +133,6 @@ class Exchange:
         return gains, movers
 
     def _rotate(self, ring: Sequence[str | None], movers: Mapping[_Step, int]) -> None:
-        """Moves each trial of the ring to the next place."""
         moves = {
             (start, end): movers[start, end]
             for start, end in zip(ring, [*ring[1:], ring[0]], strict=True)

@@ -42,12 +42,8 @@ PAPER = MetaRules(relative=False, rings=False, explores=False, by_ratio=False, w
 class MetaScheduler(Binding):
     """Binds trials to slots, and exchanges them between slots of different kinds.
 
-    Regardless of kinds, slots differ by at most one trial. On an arrival, an end, a newly measured speed or an
-    imbalance, trials change slots (`Exchange`): waiting ones immediately, running ones once suspended.
-
-    Args:
-        settings: quantum, trials per slot, and what moves cost.
-        rules: rules of the exchange.
+    Slots differ by at most one trial. On an arrival, an end, a new measurement or an imbalance, waiting trials move
+    immediately, running ones once suspended (`Exchange`).
     """
 
     def __init__(self, settings: PolicySettings, rules: MetaRules) -> None:
@@ -125,18 +121,14 @@ class MetaScheduler(Binding):
 class Hermes2Policy(ScoredPolicy):
     """`HermesPolicy` in each slot, with a meta scheduler that exchanges trials between slots of different kinds.
 
-    With slots of one kind it equals `HermesPolicy`. Not specified by the paper, or improved:
-        * Performances are multiples of the trial's mean over the kinds. Samples/s are comparable for trials of one
-          model only; otherwise Eq. 2 would give the fast kind to the trial with the smallest samples.
-        * More than two trials may change slots together, so that the sum of the performances is maximal.
-        * Unmeasured speeds count as faster than estimated, by the estimate's uncertainty (`SpeedEstimates`): so trials
-          rotate until every kind of trial has been measured on every kind of slot.
+    With slots of one kind it equals `HermesPolicy`. Not specified by the paper, or improved (`MetaRules`):
+        * Performances are relative to the trial's mean over the kinds: samples/s are comparable within one model only,
+          and Eq. 2 would give the fast kind to the trial with the smallest samples.
+        * Any number of trials may change slots together, so that the sum of the performances is maximal.
+        * Unmeasured speeds count as faster than estimated, so that every kind of trial is measured on every kind of
+          slot.
         * A move of a started trial must gain 2% of its mean speed, and pay its cost within ten quanta.
         * An idle slot takes over a trial that runs on a slower one (`Decision.suspends`).
-
-    Args:
-        settings: settings of the search.
-        rules: rules of the meta scheduler; None for the defaults.
     """
 
     name = "hermes2"

@@ -90,7 +90,6 @@ class Choice:
     """A trial chosen for a slot, and why.
 
     Attributes:
-        trial: its number.
         reason: a few words for people, such as `first slice` or `fastest convergence`.
         score: what trials were compared by (convergence, expected time, ...), greater is better; None without
             comparison.
@@ -134,12 +133,9 @@ class Policy(Protocol):
     name: str
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """Decides which trial runs in which slot.
+        """Decides which trial runs in which slot, given all trials that have not ended and all slots, both by number.
 
-        Args:
-            now_s: the time on any monotonic clock.
-            trials: all trials that have arrived and not ended, by number.
-            slots: all slots, by number.
+        `now_s` is the time on any monotonic clock.
         """
         ...
 
@@ -183,7 +179,6 @@ class PolicySettings:
         jobs_per_slot: maximum number of trials bound to one slot (the paper's G_thres).
         milestones: longer quanta for trials that have made progress, by ascending decrease.
         quantum_growth: growth of a trial's quantum with each preemption, as a share.
-        seed: seed of random policies.
         switch_s: estimated seconds to replace the trial in a slot.
         move_s: estimated additional seconds if the trial last ran in another slot, as its checkpoint moves.
     """

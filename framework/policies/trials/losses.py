@@ -17,11 +17,8 @@ class Quantum:
     Attributes:
         begin_s: training time at its start.
         length_s: planned seconds of training.
-        opens_slice: whether it is the first of a time slice.
         end_s: training time at its last reading.
         low, high: minimum and maximum loss; undefined unless `is_finite`.
-        count: number of losses.
-        is_finite: whether all losses are finite.
     """
 
     begin_s: float
@@ -40,7 +37,6 @@ class Quantum:
 
     @property
     def is_short(self) -> bool:
-        """Whether it lasted less than half its length."""
         return self.end_s - self.begin_s < self.length_s / 2
 
     def add(self, reading: Reading) -> None:
@@ -51,7 +47,6 @@ class Quantum:
         self.is_finite = self.is_finite and math.isfinite(reading.low) and math.isfinite(reading.high)
 
     def absorb(self, other: Quantum) -> None:
-        """Merges a later quantum into this one."""
         self.end_s = other.end_s
         self.low = min(self.low, other.low)
         self.high = max(self.high, other.high)
@@ -62,13 +57,10 @@ class Quantum:
 class LossHistory:
     """Cuts one trial's readings into quanta; each reading is processed once.
 
-    Slices are cut by training time, so equal readings give equal quanta whenever they are computed (also after `dike
-    tune --resume`). A reading belongs to the quantum that contains the middle of its stretch. The rest at the end of a
-    slice belongs to the quantum before it if it is shorter than half a quantum (suspension takes a moment beyond the
-    quantum), and is a quantum of its own otherwise. Quanta without a reading do not count.
-
-    Args:
-        settings: the length of a quantum, and its growth.
+    Slices are cut by training time, so that equal readings always give equal quanta (also after `dike tune --resume`).
+    A reading belongs to the quantum that contains the middle of its stretch. A rest of less than half a quantum at the
+    end of a slice belongs to the quantum before it, as suspension takes a moment. Quanta without a reading do not
+    count.
     """
 
     def __init__(self, settings: PolicySettings) -> None:

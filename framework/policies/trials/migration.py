@@ -11,15 +11,11 @@ from framework.policies.trials.speeds import SpeedEstimates
 
 
 class Migration:
-    """Moves running trials so that the sum of worth x relative speed over the slots grows.
+    """Moves running trials so that the sum of worth x relative speed over the slots grows (paper 'Hermes-v2', Eq. 2).
 
-    As in the paper 'Hermes-v2' (Eq. 2), but weighted by worth, and only running trials move (`Exchange`). They are
-    suspended and resume in their new slots once these are free. Until then no other move is planned. An idle slot takes
-    a trial from a slower one. A move must pay its cost (`min_move_gain`). With slots of one kind all relative speeds
-    are 1, and nothing moves.
-
-    Args:
-        settings: quantum, and what moves cost.
+    Trials are suspended, and resume in their new slots once these are free; until then no other move is planned. An
+    idle slot takes a trial from a slower one. A move must pay its cost (`min_move_gain`). With slots of one kind
+    nothing moves.
     """
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -79,10 +75,7 @@ class Migration:
     ) -> frozenset[int]:
         """Plans moves, and returns the slots whose trials must be suspended.
 
-        Args:
-            assignment: trial -> slot.
-            movable: running trials that can be suspended.
-            worths: worth per second of each of these on the mean kind; -inf for diverged ones.
+        `movable` are running trials that can be suspended, `worths` theirs on the mean kind, -inf for diverged ones.
         """
         greatest = max((worth for worth in worths.values() if math.isfinite(worth)), default=1.0)
         movers = {}

@@ -16,11 +16,7 @@ class NewReadings:
         self._last: Reading | None = None
 
     def new_indices(self, readings: Sequence[Reading]) -> range:
-        """Returns the indices of readings since the last call.
-
-        Args:
-            readings: all readings of the trial, oldest first.
-        """
+        """Returns the indices of readings since the last call."""
         last, first_new = self._last, self._count
         if last is not None and (first_new > len(readings) or readings[first_new - 1] is not last):
             first_new = bisect_right(readings, last.step, key=lambda reading: reading.step)

@@ -32,7 +32,6 @@ class Progress:
         self._losses: list[float] = []
 
     def update(self, trial: TrialView) -> None:
-        """Applies the new readings."""
         for place in self._new.new_indices(trial.readings):
             reading = trial.readings[place]
             self.train_s = reading.train_s

@@ -15,34 +15,26 @@ MAX_PASSED_OVER_FACTOR = 10
 
 
 class Scorer(Protocol):
-    """Scores one trial by its readings."""
-
     @property
     def score(self) -> float | None:
         """What trials are compared by, greater is better; None if unknown. Never NaN."""
         ...
 
     @property
-    def quantum_s(self) -> float:
-        """Length of its next quantum."""
-        ...
+    def quantum_s(self) -> float: ...
 
-    def update(self, trial: TrialView) -> None:
-        """Applies the new readings."""
-        ...
+    def update(self, trial: TrialView) -> None: ...
 
 
 class ScoredPolicy(BoundPolicy):
     """Runs the trial with the greatest score.
 
-    * Trials without a report have no score and come first: those that never ran, and a running one until its first
-      report, which no other unscored trial preempts.
+    * Trials without a report come first: those that never ran, and a running one until its first report.
     * Ties go to the running trial, then to one that never ran, then to the earliest arrival.
-    * A score of -inf (NaN or infinite losses) comes last: such a trial runs only if no other can.
-    * No trial starves: one passed over 10 x `jobs_per_slot` times gets one quantum regardless of its score.
+    * Diverged trials (score -inf) run only if no other can.
+    * Any other trial that was passed over 10 x `jobs_per_slot` times gets one quantum regardless of its score.
 
     Args:
-        settings: settings of the search.
         scorer: factory for a trial's scorer.
         best: reason given for the best score.
         binding: binds trials to slots; by default as in the paper 'Hermes'.

@@ -18,14 +18,10 @@ MIN_READINGS = 3
 class LossPrediction:
     """Predicts the decrease of one trial's loss in its next quantum.
 
-    As in the paper, two families of curves are fitted to the newest losses, with weights that decay with age: a / (t +
-    b) + c for sublinear convergence (without the paper's quadratic term) and a * exp(-t / b) + c for linear
-    convergence; a and c by weighted least squares for each b of a small grid. The curve of least error predicts. t is
-    training time instead of the paper's iterations, so that trials with steps of different length are comparable. The
-    prediction is normalized by the trial's greatest change of loss between two readings.
-
-    Args:
-        settings: the length of a quantum.
+    As in the paper, two families of curves are fitted to the newest losses, weighted by recency: a / (t + b) + c
+    (sublinear convergence; without the paper's quadratic term) and a * exp(-t / b) + c (linear); a and c by least
+    squares for each b of a small grid. The curve of least error predicts. t is training time, not iterations, so that
+    trials with different steps are comparable. Normalized by the trial's greatest change between two readings.
     """
 
     def __init__(self, settings: PolicySettings) -> None:

@@ -27,13 +27,12 @@ class _Trial:
 class SpeedEstimates:
     """Tracks the measured speeds of all trials, ended ones included, and estimates missing ones.
 
-    * A trial without any measurement: P_G(j) = T(j_t) B(j) / B(j_t), where j_t is the first trial measured on the kind
-      G, T(j_t) its samples/s and B the batch size (Eq. 1).
-    * A trial measured on other kinds only: from each of them by the ratio of the two kinds, the mean over the trials
-      measured on both - over similar ones if there are any: same batch size, and as fast on the kind it was measured
-      on. (Eq. 1 would give the speed of another model.)
-    * If no trial was measured on both, the ratio is that of Eq. 1. A kind without any measurement is assumed as fast as
-      the mean of the others.
+    * Without any measurement of the trial: P_G(j) = T(j_t) B(j) / B(j_t), where j_t is the first trial measured on the
+      kind G, T(j_t) its samples/s and B the batch size (Eq. 1).
+    * Measured on other kinds: by the mean ratio of the two kinds over trials measured on both, preferably similar ones:
+      of the same batch size and speed. (Eq. 1 would give the speed of another model.)
+    * If no trial was measured on both, the ratio is that of Eq. 1. A kind without any measurement counts as the mean of
+      the others.
 
     Args:
         explores: whether estimates are increased by their spread (optimism in the face of uncertainty), so that
