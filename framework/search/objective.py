@@ -15,8 +15,7 @@ from framework.search.records import Mode, TrialRecord, ValueKind
 MAX_STEP = 2**63
 """Larger integers do not fit into database columns."""
 MAX_REPORTS = 2000
-"""Maximum number of reports per trial, in memory and in the database; beyond it neighbours are merged to half as many.
-"""
+"""Maximum number of reports per trial, in memory and in the database; beyond it neighbours are merged to half."""
 
 
 class Objective:

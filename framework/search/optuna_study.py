@@ -103,8 +103,7 @@ class Study:
 
     @classmethod
     def open(cls, url: str, spec: SearchSpec, shared: RDBStorage | None = None) -> Study:
-        """Opens the study of an earlier search, or creates it if that search ended before it could. Arguments as for
-        `create`.
+        """Opens the study of an earlier search, or creates a missing one. Arguments as for `create`.
 
         Raises:
             BadInputError: if the storage cannot be used, or the study of that name is not Dike's.
@@ -193,9 +192,7 @@ class Study:
                 self._study.enqueue_trial(point)
 
     def report(self, number: int, step: int, value: float) -> None:
-        """Stores an intermediate value of a running trial; only some are kept, ever fewer with growing steps
-        (`REPORT_GROWTH`).
-        """
+        """Stores an intermediate value of a running trial; only some are kept (`REPORT_GROWTH`)."""
         if number not in self._reported:
             self._reported[number] = max(self._frozen(number).intermediate_values, default=-1)
         last = self._reported[number]
@@ -459,8 +456,8 @@ def remove_study(url: str, name: str) -> None:
 
 
 class SharedStudies:
-    """Connections to the studies, and the heartbeat of their leases, shared by a service's searches; opened with the
-    first.
+    """Connections to the studies and the heartbeat of their leases, shared by a service's searches; opened on first
+    use.
     """
 
     def __init__(self, url: str, engine: Engine) -> None:

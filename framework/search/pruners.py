@@ -81,8 +81,7 @@ class Pruner:
         self._stop = stop
         self._mode = mode
         self._best: dict[int, tuple[float, int]] = {}
-        """Trial -> its best value, and the index of that value; a later value that is not stored may have been as good.
-        """
+        """Trial -> its best value, and the index of that value or of a later one that is not stored."""
         self._pruner = self._make()
 
     def prune(

@@ -20,8 +20,7 @@ ValueKind = Literal["last", "best"]
 OnFailure = Literal["continue", "abort"]
 Suspend = Literal["auto", "memory", "checkpoint"]
 MAX_FAILURES = 3
-"""Consecutive failures without a new checkpoint after which a trial has failed (as in Hops); fewer if the script itself
-is wrong.
+"""Consecutive failures without a new checkpoint until a trial has failed (as in Hops); fewer for errors of the script.
 """
 _BATCH_SIZE_NAMES = ("batch_size", "batchsize", "batch", "bs")
 
@@ -204,9 +203,7 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
-        """Its state, refined: `starting` before the first step of a run, `restarting 2/3` after a failure, `waiting for
-        slot` while the trial before it leaves the slot.
-        """
+        """Its state, or `starting`, `restarting 2/3` after a failure, `waiting for slot` until another leaves it."""
         is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
         if self.state.has_ended() or is_training:
             return str(self.state)
@@ -296,9 +293,7 @@ class TrialRecord:
 
 
 def ranked(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """Sorts trials: finished ones by value, then others by value, then failed ones and those without a finite value, by
-    number.
-    """
+    """Sorts trials: finished ones by value, others by value, then failed ones and those without a finite value."""
     sign = 1 if mode == "min" else -1
 
     def key(trial: TrialRecord) -> tuple[int, float, int]:

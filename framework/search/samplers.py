@@ -36,9 +36,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def default_sampler(space: Sequence[Parameter], trials: int | None) -> str:
-    """Returns `grid` if all parameters are lists and at most as many trials are requested as there are points, else
-    `tpe`.
-    """
+    """Returns `grid` if all parameters are lists, with at least as many points as requested trials, else `tpe`."""
     is_grid = bool(space) and all(parameter.choices for parameter in space)
     return "grid" if is_grid and (trials is None or trials <= grid_size(space)) else "tpe"
 
@@ -66,9 +64,7 @@ def check_sampler(name: str) -> None:
 
 
 def learns(spec: SearchSpec) -> bool:
-    """Returns whether a search's sampler uses earlier results; it is then asked only for as many trials as can be
-    trained.
-    """
+    """Returns whether a search's sampler uses earlier results, and so is asked for trials as late as possible."""
     from optuna.samplers import BruteForceSampler, GridSampler, QMCSampler, RandomSampler
 
     if spec.sampler == "grid" and not spec.sampler_object:
@@ -122,8 +118,7 @@ def sampler_of(spec: SearchSpec, number: int) -> BaseSampler:
 
 
 def write_object(data: bytes, what: str, folder: str) -> str:
-    """Encodes a pickled object for a search's record, signed with the search's folder, as others may write to the
-    database.
+    """Encodes a pickled object for a search's record, signed, as others may write to the database.
 
     Raises:
         BadInputError: if this account's key cannot be read or created.

@@ -47,8 +47,7 @@ SLOT_KIND = "slot_kind"
 
 
 GPU_GROWTH_ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-"""For processes whose GPU memory is offloaded to the host: TensorFlow and JAX allocate what they need, not everything.
-"""
+"""TensorFlow and JAX allocate GPU memory as needed, so that it can be offloaded to the host."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +340,7 @@ class SlotPool:
     def send_wanted(self, now_s: float) -> None:
         """Sends the desired state to slots that have not acknowledged it."""
         for slot in self.slots:
-            wanted = slot.message_due(now_s)
+            wanted = slot.take_due_message(now_s)
             if wanted is not None:
                 self._outbox.append(Message(slot.task_id, wanted.encode()))
 

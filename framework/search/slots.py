@@ -17,9 +17,7 @@ MEMORY_HINT = "--slot-mem MIB gives each slot more"
 MAX_ACKNOWLEDGED_ENDS = 8
 """Maximum number of recorded run ends acknowledged to a slot; it keeps at most two of its own."""
 ADOPTION_NUMBER_STEP = 1000
-"""Increment of the sequence number when adopting a slot: messages of the previous service may still arrive, numbered at
-most this much above what the slot acknowledged.
-"""
+"""Increment of the sequence number when adopting a slot, above any late message of the previous service."""
 ACKNOWLEDGE_INTERVAL_S = 10.0
 """Interval of acknowledging stored reports, so that the slot can drop them."""
 
@@ -133,9 +131,7 @@ class Slot:
 
     @property
     def missed_executor(self) -> bool:
-        """Whether its executor, shared with other slots, ended before the slot started there; not a failure of the
-        slot.
-        """
+        """Whether its shared executor ended before the slot started there; not a failure of the slot."""
         return self.executor_has_ended and self.mates_seen and not self.executor_seen
 
     @property
@@ -239,18 +235,17 @@ class Slot:
         return ended
 
     def superseded_run(self) -> ActiveRun | None:
-        """Returns the current run, if the slot has acknowledged the newest desired state but neither holds the run nor
-        ended it.
+        """Returns the current run if it was superseded before the slot received it.
 
-        It was superseded before the slot received it.
+        That is, the slot has acknowledged the newest desired state, but neither holds the run nor ended it.
         """
         if self.current is None or self.status is None or not self._is_up_to_date:
             return None
         is_there = self.status.run == self.current.key or any(end.key == self.current.key for end in self.status.ends)
         return None if is_there else self.current
 
-    def message_due(self, now_s: float) -> Wanted | None:
-        """Returns the message to send now; None if it is acknowledged, or was sent a moment ago."""
+    def take_due_message(self, now_s: float) -> Wanted | None:
+        """Returns the message to send now, and marks it as sent; None if acknowledged or sent a moment ago."""
         if self.state is not TaskState.RUNNING or self.inherited or self._wanted.number == 0:
             return None
         runs = self.runs

@@ -104,7 +104,7 @@ def _parse_values(name: str, text: str, where: str) -> Parameter:
         if _is_number(low) and _is_number(high):
             return _range(name, low, high, options, where)
         if _is_number(low) or _is_number(high):
-            raise BadInputError(f"{where}: '{text}' is no range; write {_FORMS}.")
+            raise BadInputError(f"{where}: '{text}' is not a range; write {_FORMS}.")
     return Parameter(name, tuple(_split(text, where)))
 
 
@@ -113,9 +113,9 @@ def _range(name: str, low: Any, high: Any, options: Sequence[str], where: str) -
         if option not in _OPTIONS:
             near = difflib.get_close_matches(option, _OPTIONS, n=1)
             hint = f"did you mean '{near[0]}'?" if near else "a range may be followed by :log and :int."
-            raise BadInputError(f"{where}: '{option}' says nothing of a range; {hint}")
+            raise BadInputError(f"{where}: '{option}' is not an option of a range; {hint}")
     if "int" in options and not (float(low).is_integer() and float(high).is_integer()):
-        raise BadInputError(f"{where}: the bounds of whole numbers are whole numbers, not {low} and {high}.")
+        raise BadInputError(f"{where}: a range with :int needs whole numbers as bounds, not {low} and {high}.")
     return Parameter(name, low=float(low), high=float(high), is_integer="int" in options, log="log" in options)
 
 
@@ -171,7 +171,7 @@ def _check_choices(parameter: Parameter) -> None:
 def _check_range(parameter: Parameter) -> None:
     name, low, high = parameter.name, parameter.low, parameter.high
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise BadInputError(f"The range of '{name}' has no end; give two numbers.")
+        raise BadInputError(f"The range of '{name}' is infinite; give two finite numbers.")
     if low >= high:
         raise BadInputError(f"The range of '{name}' is empty: {low:g} is not below {high:g}.")
     if parameter.is_integer and not (low.is_integer() and high.is_integer()):

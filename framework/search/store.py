@@ -97,7 +97,7 @@ class Store:
             BadInputError: if the name exists or is invalid.
         """
         if not spec.name or len(spec.name) > NAME_LENGTH:
-            raise BadInputError(f"A search's name has 1 to {NAME_LENGTH} letters; choose another --name.")
+            raise BadInputError(f"A search's name must have 1 to {NAME_LENGTH} characters; choose another --name.")
         written = {"spec": write_spec(spec), "options": json.dumps(dict(options or {}))}
         values = {"name": spec.name, "created_s": time.time(), **written}
         with self._transaction() as connection:
@@ -290,8 +290,7 @@ class Store:
             self._write(connection, TRIALS, ("number",), trial_values(record))
 
     def load_losses(self, trial: int | None = None, limit: int | None = None) -> dict[int, list[dict[str, Any]]]:
-        """Returns trial -> its reports, oldest first, in the form of `dike.trial.reports` with the additional key
-        `run`.
+        """Returns trial -> its reports, oldest first, as in `dike.trial.reports` with the additional key `run`.
 
         Args:
             trial: load only this trial.
@@ -427,8 +426,7 @@ def read_trial(
 def _add_losses(
     connection: Connection, search_id: int, trial: int, run: int, reports: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Appends `progress` reports of a run (`dike.trial.reports`), oldest first; steps that are stored already are
-    skipped.
+    """Appends `progress` reports of a run (`dike.trial.reports`), oldest first; stored steps are skipped.
 
     Raises:
         ValueError: if a report is malformed.

@@ -897,7 +897,7 @@ def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart
     slots = SearchState.from_json(state).slots
     restore_runs(stage.search._spec, slots, tracker, stage.store.load_slices(), 0.0, 0.0)
     slots[0].adopt(slot.status)
-    wanted = slots[0].message_due(0.0)
+    wanted = slots[0].take_due_message(0.0)
     assert wanted is not None
     assert (wanted.run, wanted.stop) == (None, True)
     assert trials_to_resume(list(stored(storage).values()), {})[0].slot is None

@@ -142,7 +142,7 @@ def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store:
 
 
 def test_a_policy_that_cannot_learn_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="--learn-from is for --policy dike; 'fifo' uses only"):
+    with pytest.raises(BadInputError, match="--warm-start-from is for --policy dike; 'fifo' uses only"):
         policy_of(search_spec(tmp_path, learn_from=("before",)), store, [], resumed=False, notify=print)
 
 

@@ -168,7 +168,7 @@ def space_of(**changes: Any) -> dict[str, Any]:
         ({"name": "a" * 201}, "name: is of up to 200 letters"),
         ({"script": "/etc/passwd"}, "script: is a path inside the bundle"),
         ({"policy": "nope"}, "There is no policy 'nope'"),
-        ({"learn_from": ["earlier"], "policy": "fifo"}, "--learn-from is for --policy dike"),
+        ({"learn_from": ["earlier"], "policy": "fifo"}, "--warm-start-from is for --policy dike"),
         ({"learn_from": ["a b"]}, "learn_from.0: is of up to 200 letters"),
         ({"sampler": "nope"}, "There is no sampler 'nope'"),
         ({"sampler_object": "x"}, "A service runs no Python objects of its users"),

@@ -150,9 +150,7 @@ class Account:
 
 
 def fits(need: Amounts, have: Amounts) -> bool:
-    """Returns whether every needed resource is available; resources that are not needed may be overcommitted
-    (negative).
-    """
+    """Returns whether every needed resource is available; others may be overcommitted (negative)."""
     # Unrolled, as this is in the inner loop.
     return (
         (need[0] <= have[0] or need[0] <= 0)

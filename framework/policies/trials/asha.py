@@ -11,9 +11,7 @@ from framework.policies.trials.interface import Choice, Decision, PolicySettings
 from framework.policies.trials.new_readings import NewReadings
 
 ETA = 4
-"""The best 1 / ETA of a rung is promoted, and each rung is ETA times as far as the one before (as in the paper's
-experiments).
-"""
+"""The best 1 / ETA of a rung is promoted, and rungs are ETA times further apart (as in the paper's experiments)."""
 REACHED_SHARE = 0.95
 """A rung is reached at this share of its time, as the last report of a slice comes shortly before its end."""
 
@@ -50,8 +48,7 @@ class _Rung:
 
 
 class AshaPolicy:
-    """ASHA (Li et al., 'A System for Massively Parallel Hyperparameter Tuning', MLSys 2020, Algorithm 2), with
-    suspension.
+    """ASHA (Li et al., MLSys 2020, Algorithm 2) that suspends trials instead of ending them.
 
     Rung k is at `quantum_s` x 4^k seconds of training, where trials are compared by their loss. A slot goes, in this
     order, to: a trial preempted on the way to its rung; one among the best quarter of its rung, highest rung first; one
@@ -153,9 +150,7 @@ class AshaPolicy:
         return choice
 
     def _wait_s(self, trial: TrialView) -> float:
-        """Returns the seconds until a running trial may reach its rung, at most a quantum, as its loss may become NaN
-        before.
-        """
+        """Returns the seconds until a running trial may reach its rung, at most a quantum, as it may diverge before."""
         trained_s = trial.readings[-1].train_s if trial.readings else 0.0
         rest_s = self._time_s(self._progress[trial.id].level + 1) - trained_s
         return min(rest_s, self._quantum_s)

@@ -147,8 +147,7 @@ class DikePolicy:
         trials: Sequence[TrialView],
         urgent: Sequence[int],
     ) -> dict[int, Choice]:
-        """Assigns trials to slots, best first: to the slot a trial is in, else an empty one, else that of the worst
-        trial.
+        """Assigns trials to slots, best first: to their own slot, else an empty one, else that of the worst trial.
 
         `slots` maps to the running trial that may be replaced, or None. `urgent` trials run now, in this order.
         """
@@ -241,9 +240,7 @@ class DikePolicy:
         return forced
 
     def worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
-        """Returns trial -> worth (chance per second of reaching the goal) and reason; inf for trials that never ran,
-        -inf for diverged ones.
-        """
+        """Returns trial -> worth (chance per second) and reason; inf for trials that never ran, -inf if diverged."""
         sound = [progress for progress in self.progress.values() if progress.first_loss is not None]
         first = median([progress.first_loss for progress in sound if progress.first_loss is not None] or [0.0])
         best = min((progress.loss for progress in sound if not progress.is_diverged), default=first)

@@ -105,9 +105,7 @@ class EarlierTrials:
         """Trial -> step of the last prediction, and its result."""
 
     def chance(self, trial: TrialView, quantum_s: float, given_s: float = 0.0) -> float:
-        """Returns the chance per quantum of reaching the goal, above 0; `given_s` is the run time if there are no
-        reports.
-        """
+        """Returns the chance per quantum of reaching the goal, above 0; without reports `given_s` is the run time."""
         if not trial.readings:
             # All earlier trials are equally likely.
             return GOAL_QUANTILE * quantum_s / (given_s + quantum_s)

@@ -60,7 +60,7 @@ class Exchange:
         self._slots_of = {kind: frozenset(slot for slot in kinds if kinds[slot] == kind) for kind in kinds.values()}
 
     def balance(self) -> None:
-        """Moves the ready trials that gain most from the fullest slots to the emptiest while they differ by more than
+        """Moves the ready trials that gain most from the fullest to the emptiest slots, until counts differ by at most
         one.
         """
         while True:
@@ -70,8 +70,7 @@ class Exchange:
                 return
 
     def exchange_pairs(self) -> None:
-        """Exchanges pairs as in the paper: trials of the slot with the fewest look for the partner of largest positive
-        gain.
+        """Exchanges trials of the slot with the fewest with their best partners, as in the paper.
 
         The gain is P_Gb(ja) + P_Ga(jb) - P_Ga(ja) - P_Gb(jb) minus the cost of both moves. Repeats until no pair gains.
         """

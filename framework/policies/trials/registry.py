@@ -43,5 +43,5 @@ def check_learning(name: str, learn_from: Sequence[str]) -> None:
     """
     if learn_from and name != DikePolicy.name:
         raise BadInputError(
-            f"--learn-from is for --policy {DikePolicy.name}; '{name}' uses only the trials of its own search."
+            f"--warm-start-from is for --policy {DikePolicy.name}; '{name}' uses only the trials of its own search."
         )
