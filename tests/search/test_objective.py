@@ -76,9 +76,9 @@ class Trial:
             reports = RunReports(spec)
             while data := lines.read(size):
                 reports.feed(data)
-        while taken := reports.losses.take(size)[1]:
+        while taken := reports.losses.apply(size)[1]:
             for report in taken:
-                self._objective.take(self.record, report)
+                self._objective.apply(self.record, report)
 
 
 def undisturbed(way: Way, losses: Sequence[float], value: ValueKind = "last") -> TrialRecord:
@@ -144,7 +144,7 @@ def test_losses_of_batches_count_no_more_once_the_script_reports() -> None:
 def test_trials_are_judged_by_what_the_script_reports_alone(capsys: pytest.CaptureFixture[str]) -> None:
     def judged(*calls: Callable[[TrialRuntime], object]) -> list[list[float]]:
         reports = said(*calls, lambda trial: trial.check_reported(), every_value=True)
-        return [each for report in reports.losses.take(100)[1] for each in report.get("values", ())]
+        return [each for report in reports.losses.apply(100)[1] for each in report.get("values", ())]
 
     batches = [lambda trial, step=step: trial.progress(step, value=0.1, is_reported=False) for step in range(5)]
     assert judged(*batches) == []
@@ -164,7 +164,7 @@ def test_of_very_many_values_the_same_are_left_out_in_each_trial() -> None:
         for step in range(1, 5000):
             trial.progress(step, value=1.0)
 
-    reports = said(fast, every_value=True).losses.take(100)[1]
+    reports = said(fast, every_value=True).losses.apply(100)[1]
     counts = [count for report in reports for count, _, _ in report["values"]]
     assert counts[:2] == [1, 64]
     assert counts[-1] == 5000
@@ -204,9 +204,9 @@ def said(*calls: Callable[[TrialRuntime], object], every_value: bool = False) ->
 def taken(reports: RunReports) -> TrialRecord:
     """What the framework makes of that."""
     record, objective = TrialRecord(0, {}), Objective("loss", "min")
-    for report in reports.losses.take(100)[1]:
-        objective.take(record, report)
-    objective.take(record, objective.unapplied(record, reports.last))
+    for report in reports.losses.apply(100)[1]:
+        objective.apply(record, report)
+    objective.apply(record, objective.unapplied(record, reports.last))
     return record
 
 
@@ -220,8 +220,8 @@ def test_a_last_report_that_has_arrived_is_no_news(kind: ValueKind, losses: list
         )
     )
     record, objective = TrialRecord(0, {}), Objective("loss", "min", kind)
-    for report in reports.losses.take(100)[1]:
-        objective.take(record, report)
+    for report in reports.losses.apply(100)[1]:
+        objective.apply(record, report)
     assert objective.unapplied(record, reports.last).keys() == {"step", "train_s"}
     better = {**reports.last, "value": 0.1, "best": 0.1, "best_step": 1}
     assert objective.unapplied(record, better)["value"] == 0.1
@@ -249,7 +249,7 @@ def long_trained() -> TrialRecord:
     for step in range(1, MANY + 1):
         if step == MANY // 2:
             record.slices.append(len(record.readings))
-        objective.take(record, dataclasses.asdict(reading(step)))
+        objective.apply(record, dataclasses.asdict(reading(step)))
         assert len(record.readings) <= MAX_REPORTS
     return record
 
@@ -288,9 +288,9 @@ def test_policies_look_at_each_reading_once() -> None:
     for step in range(1, MANY + 1):
         record.readings.append(reading(step))
         thin(record)
-        seen[0] += len(often.places(record.readings))
+        seen[0] += len(often.new_indices(record.readings))
         if step % 700 == 0:
-            seen[1] += sum(record.readings[place].count for place in seldom.places(record.readings))
+            seen[1] += sum(record.readings[place].count for place in seldom.new_indices(record.readings))
     assert seen[0] == MANY
     # A reading that was merged with newer ones is looked at with these, a second time.
     assert seen[1] == pytest.approx(MANY - MANY % 700, abs=2 * MANY / MAX_REPORTS * MANY / 700)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # numpy is slow to import, and commands that only print help 
 GOAL_DISTANCE_SHARE = 0.03
 """Expected distance of the goal below the best loss, as a share of the best trial's decrease so far."""
 STALLED_PATIENCE = 6
-"""The floor of the speed is 1 / this, per training time in quanta."""
+"""The lower bound of a trial's sqrt(v) is (1 + a) quanta / (this x training time); see `DikePolicy`."""
 REPLACEMENT_MARGIN = 1.3
 """Minimum ratio of a trial's worth to that of the trial it preempts."""
 RUNGS_SHARE = 0.15
@@ -49,8 +49,8 @@ class DikePolicy:
     at least (1 + a) quanta / (6 x training time), so that stalled trials share slots in slices of doubling length.
 
     * Trials are bound to no slot. Preempting another trial takes 1.3 times its worth.
-    * Elsewhere than where it is paused, a trial must be started: its worth is divided by 1.3 and by 1 + start time /
-      quantum.
+    * A trial that is paused in some slots must be started in others: its worth there is divided by 1.3 and by 1 +
+      start time / quantum.
     * With several kinds of slots, worth is multiplied by relative speed, and running trials move (`Migration`).
     * Once each trial has had a slice, the rungs of `asha` choose the trial of 15% of the quanta; a running one stays in
       its slot.
