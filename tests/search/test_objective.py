@@ -76,7 +76,7 @@ class Trial:
             reports = RunReports(spec)
             while data := lines.read(size):
                 reports.feed(data)
-        while taken := reports.losses.apply(size)[1]:
+        while taken := reports.losses.take(size)[1]:
             for report in taken:
                 self._objective.apply(self.record, report)
 
@@ -144,7 +144,7 @@ def test_losses_of_batches_count_no_more_once_the_script_reports() -> None:
 def test_trials_are_judged_by_what_the_script_reports_alone(capsys: pytest.CaptureFixture[str]) -> None:
     def judged(*calls: Callable[[TrialRuntime], object]) -> list[list[float]]:
         reports = said(*calls, lambda trial: trial.check_reported(), every_value=True)
-        return [each for report in reports.losses.apply(100)[1] for each in report.get("values", ())]
+        return [each for report in reports.losses.take(100)[1] for each in report.get("values", ())]
 
     batches = [lambda trial, step=step: trial.progress(step, value=0.1, is_reported=False) for step in range(5)]
     assert judged(*batches) == []
@@ -164,7 +164,7 @@ def test_of_very_many_values_the_same_are_left_out_in_each_trial() -> None:
         for step in range(1, 5000):
             trial.progress(step, value=1.0)
 
-    reports = said(fast, every_value=True).losses.apply(100)[1]
+    reports = said(fast, every_value=True).losses.take(100)[1]
     counts = [count for report in reports for count, _, _ in report["values"]]
     assert counts[:2] == [1, 64]
     assert counts[-1] == 5000
@@ -204,7 +204,7 @@ def said(*calls: Callable[[TrialRuntime], object], every_value: bool = False) ->
 def taken(reports: RunReports) -> TrialRecord:
     """What the framework makes of that."""
     record, objective = TrialRecord(0, {}), Objective("loss", "min")
-    for report in reports.losses.apply(100)[1]:
+    for report in reports.losses.take(100)[1]:
         objective.apply(record, report)
     objective.apply(record, objective.unapplied(record, reports.last))
     return record
@@ -220,7 +220,7 @@ def test_a_last_report_that_has_arrived_is_no_news(kind: ValueKind, losses: list
         )
     )
     record, objective = TrialRecord(0, {}), Objective("loss", "min", kind)
-    for report in reports.losses.apply(100)[1]:
+    for report in reports.losses.take(100)[1]:
         objective.apply(record, report)
     assert objective.unapplied(record, reports.last).keys() == {"step", "train_s"}
     better = {**reports.last, "value": 0.1, "best": 0.1, "best_step": 1}
