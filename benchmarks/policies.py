@@ -29,7 +29,7 @@ from benchmarks.simulation.families import FAMILIES, draw_family
 from benchmarks.simulation.oracle import OraclePolicy
 from benchmarks.simulation.world import World
 from dike.exceptions import BadInputError
-from framework.policies.trials.dike_policy import PATIENCE, RUNGS_SHARE, DikePolicy
+from framework.policies.trials.dike_policy import RUNGS_SHARE, STALLED_PATIENCE, DikePolicy
 from framework.policies.trials.earlier_trials import EarlierTrials
 from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
 
@@ -216,7 +216,7 @@ def _left_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[
     yield ""
     yield "Which patience, and which share of the quanta for the rungs, would be chosen on all other sets (geometric"
     yield f"mean of the times, {len(CHOICE_SEEDS)} bins, families by seed {CHOICE_FAMILY_SEED}), and what they come to"
-    yield f"on the one left out. `dike` has {PATIENCE:g} and {RUNGS_SHARE:.0%}."
+    yield f"on the one left out. `dike` has {STALLED_PATIENCE:g} and {RUNGS_SHARE:.0%}."
     yield ""
     yield "| left out | chosen on the others: patience, rungs | its time | the best of all |"
     yield "|---|---|---|---|"

@@ -60,7 +60,7 @@ class GaussianProcessPolicy(DikePolicy):
         asked: list[tuple[int, list[float]]] = []
         for trial in trials:
             self._follow(trial)
-            if self.progress[trial.id].is_lost:
+            if self.progress[trial.id].is_diverged:
                 found[trial.id] = (-math.inf, "lost")
             elif not trial.readings:
                 found[trial.id] = (math.inf if not trial.slices else 0.0, "first slice")
@@ -141,7 +141,7 @@ class ToldPolicy(DikePolicy):
         """See `DikePolicy`."""
         found: Worths = {}
         for trial in trials:
-            if self.progress[trial.id].is_lost:
+            if self.progress[trial.id].is_diverged:
                 found[trial.id] = (-math.inf, "lost")
             elif not trial.readings:
                 found[trial.id] = (math.inf if not trial.slices else 0.0, "first slice")

@@ -28,7 +28,7 @@ from executor.trial_run import CONTROL_FD, REPORT_FD, SlotRun
 from executor.zygote import PROGRAM, ForkRequest, Zygote
 from framework.project.entry_point import EntryPoint
 from framework.project.script_facts import script_facts
-from framework.search.slot_pool import GROWING
+from framework.search.slot_pool import GPU_GROWTH_ENVIRONMENT
 
 DEADLINE_S = 120.0
 STILL_S = 1.0
@@ -46,7 +46,9 @@ def slot_environment(variables: Mapping[str, str] = MappingProxyType({}), gpus: 
         variables: besides.
         gpus: the slot's.
     """
-    return process_environment(Setup(LAUNCHER, (), {**(GROWING if gpus else {}), **variables}, gpu_devices=gpus))
+    return process_environment(
+        Setup(LAUNCHER, (), {**(GPU_GROWTH_ENVIRONMENT if gpus else {}), **variables}, gpu_devices=gpus)
+    )
 
 
 class NoDriver:

@@ -36,7 +36,7 @@ def trials(
     from framework.cli.search_tables import best_in_words, how_to_go_on, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
     from framework.search.records import best_trial, trials_to_resume
-    from framework.search.speeds import Speeds
+    from framework.search.speeds import SpeedTracker
     from framework.search.store import Store
 
     options = f"--storage {shlex.quote(storage)}" if storage and storage != os.environ.get(STORAGE_VARIABLE) else ""
@@ -50,7 +50,7 @@ def trials(
         if not search.is_running:
             # A process that was killed has not written down that nothing runs any more.
             records = trials_to_resume(records, {})
-        measured = Speeds(store.load_slices(), {record.number: record for record in records})
+        measured = SpeedTracker(store.load_slices(), {record.number: record for record in records})
     speeds = {record.number: measured.of(record) for record in records}
     if output_format is Format.JSON:
         listed = [{**record.to_json(), "samples_per_s": speeds[record.number]} for record in records]

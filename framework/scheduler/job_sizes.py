@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from framework.policies.jobs.interface import Allocate, Allocation, JobView, TaskNeeds
-from framework.policies.jobs.registry import LEARNING, POLICIES
-from framework.policies.jobs.rules import worth_the_change
+from framework.policies.jobs.registry import NEED_ESTIMATES, POLICIES
+from framework.policies.jobs.rules import drop_unprofitable_changes
 from framework.policies.jobs.users import user_limits
 from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import Amounts, total
@@ -65,7 +65,7 @@ class JobSizes:
 
     def __init__(self, name: str, interval_s: float, weight: Callable[[str], float], sample_runs: int = 0) -> None:
         self.name = name
-        self.sample_runs = sample_runs if name in LEARNING else 0
+        self.sample_runs = sample_runs if name in NEED_ESTIMATES else 0
         self._policy = POLICIES[name]
         self._interval_s = interval_s
         self._weight = weight
@@ -144,7 +144,7 @@ def _decide(
     policy: Allocate, views: Sequence[JobView], capacity: TaskAmounts, weights: Mapping[str, float]
 ) -> Allocation:
     limits = user_limits(views, capacity, weights.__getitem__)
-    return worth_the_change(views, policy(views, capacity, limits), capacity)
+    return drop_unprofitable_changes(views, policy(views, capacity, limits), capacity)
 
 
 def _is_elastic(entry: JobEntry) -> bool:

@@ -1,4 +1,4 @@
-"""The database of searches: where it is, how it is opened, and what is said if it cannot be."""
+"""Locates and opens the database of searches, and translates its errors."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ logger = logging.getLogger(__name__)
 
 STORAGE_VARIABLE = "DIKE_STORAGE"
 DEFAULT_FOLDER = Path(RUNS_FOLDER)
-"""The only folder that is made for a database: another one that is missing is a mistake in its URL."""
+"""The only database folder that is created automatically; any other missing one is a mistake in the URL."""
 BUSY_TIMEOUT_S = 30.0
-"""How long a statement waits for another process that writes to the same SQLite file."""
-AWAY_S = 45.0
-"""How long `wait_for_server` waits for a server: not until slots are taken for silent that could not be heard."""
+"""Maximum wait of a statement for another process that writes to the same SQLite file."""
+SERVER_TIMEOUT_S = 45.0
+"""Maximum wait of `wait_for_server`; shorter than the time after which silent slots are ended."""
 _RETRY_S = 0.5
-_PAUSE_S = 0.01
+_BUSY_RETRY_S = 0.01
 _TABLES_LOCK = 0x64696B65
-"""Number of PostgreSQL's advisory lock under which tables are made."""
+"""PostgreSQL's advisory lock for creating tables."""
 _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
 
 
 def default_storage() -> str:
-    """Where searches are kept if the user does not say: `$DIKE_STORAGE`, else a file under the current folder."""
+    """Returns the default database URL: `$DIKE_STORAGE`, else a file under the current folder."""
     return os.environ.get(STORAGE_VARIABLE) or f"sqlite:///{DEFAULT_FOLDER}/{SEARCHES_FILE}"
 
 
 def parse_url(url: str) -> URL:
-    """Reads a database URL; PostgreSQL's driver is psycopg where none is named.
+    """Parses a database URL; PostgreSQL's default driver is psycopg.
 
     Raises:
-        BadInputError: if it is none.
+        BadInputError: if it is invalid.
     """
     try:
         parsed = make_url(url)
     except ArgumentError:
-        # What is before the last @ may hold a password.
+        # The part before the last @ may contain a password.
         raise BadInputError(
             f"The storage '{url.rpartition('@')[2]}' is not a database URL, such as {_EXAMPLES}."
         ) from None
@@ -72,39 +72,39 @@ def parse_url(url: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """The URL for messages, without password."""
+    """Formats the URL for messages, without password."""
     return url.render_as_string(hide_password=True)
 
 
 def open_database(url: str, *, must_exist: bool = False, private: bool = False, option: str = "--storage") -> Engine:
-    """Opens a database and makes Dike's tables in it where they are missing.
+    """Opens a database, and creates Dike's tables where they are missing.
 
     Args:
-        url: where it is.
-        must_exist: makes neither a database file nor tables.
-        private: a file that is made is for its owner's eyes only.
-        option: where the user says which one.
+        url: its URL.
+        must_exist: create neither a database file nor tables.
+        private: a new file is readable by its owner only.
+        option: the command-line option that names the database, for messages.
 
     Raises:
-        BadInputError: if it cannot be reached, is no database, holds other tables than ours of the same names, or holds
-            no searches although it must.
+        BadInputError: if it cannot be reached, is no database, has other tables of the same names, or lacks searches
+            although it must exist.
     """
     parsed = parse_url(url)
     path = _sqlite_path(parsed)
     if path is not None:
         if must_exist and not path.exists():
             raise BadInputError(
-                f"There is no database of searches at {path}; name the right one with --storage. A search of a "
-                "service is shown by dike jobs NAME, and goes on by dike tune --resume NAME --detach."
+                f"There is no database of searches at {path}; name the right one with --storage. If the search "
+                "belongs to a service, see dike jobs NAME, and resume it with dike tune --resume NAME --detach."
             )
         try:
             if path.parent == DEFAULT_FOLDER:
                 make_private(str(path.parent))
         except OSError as error:
-            raise BadInputError(f"The folder of the storage {path} cannot be made: {error.strerror}.") from error
+            raise BadInputError(f"The folder of the storage {path} cannot be created: {error.strerror}.") from error
         if not path.parent.is_dir():
             raise BadInputError(
-                f"The folder {path.parent} of the database does not exist; make it, or correct {option}."
+                f"The folder {path.parent} of the database does not exist; create it, or correct {option}."
             )
         if private:
             _make_private(path)
@@ -112,7 +112,7 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False, 
         engine = create_engine(parsed, **engine_arguments(parsed))
     except NoSuchModuleError:
         raise BadInputError(
-            f"The storage '{shown(parsed)}' is of a kind that SQLAlchemy does not know; use {_EXAMPLES}."
+            f"The storage '{shown(parsed)}' is of a type that SQLAlchemy does not support; use {_EXAMPLES}."
         ) from None
     except ImportError as error:
         hint = "pip install 'dike[postgresql]'" if parsed.drivername == "postgresql+psycopg" else "install it"
@@ -123,29 +123,29 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False, 
     with storage_errors(parsed):
         if must_exist and not inspect(engine).has_table(SEARCHES.name):
             raise BadInputError(f"The storage {shown(parsed)} holds no searches; name the right one with --storage.")
-        if not _has_our_layout(engine):
+        if not _has_current_schema(engine):
             raise BadInputError(
                 f"The storage {shown(parsed)} was made by another version of Dike, such as one from before 0.1, and "
                 f"cannot be read by this one; name another with {option}."
             )
         if not must_exist:
-            with making_tables(parsed):
+            with table_creation_lock(parsed):
                 METADATA.create_all(engine)
     return engine
 
 
-def _has_our_layout(engine: Engine) -> bool:
-    """Whether the tables of ours that are there have the columns that they would be made with."""
+def _has_current_schema(engine: Engine) -> bool:
+    """Returns whether Dike's existing tables have the expected columns."""
     found = inspect(engine).get_multi_columns(filter_names=list(METADATA.tables))
     columns = {name: {column["name"] for column in there} for (_, name), there in found.items()}
-    # Those of searches are made together; those of a service only where there is one.
+    # Tables of searches are created together; those of a service only if there is one.
     is_whole = SEARCHES.name not in columns or columns.keys() >= set(TABLES)
     return is_whole and all(there == set(METADATA.tables[name].c.keys()) for name, there in columns.items())
 
 
 @contextmanager
-def making_tables(url: URL) -> Iterator[None]:
-    """While it lasts no other process makes tables in this database: two that begin to would be in each other's way."""
+def table_creation_lock(url: URL) -> Iterator[None]:
+    """Locks the creation of tables in this database against other processes."""
     with ExitStack() as stack:
         path = _sqlite_path(url)
         if path is not None:
@@ -161,7 +161,7 @@ def making_tables(url: URL) -> Iterator[None]:
 
 
 def engine_arguments(url: URL) -> dict[str, Any]:
-    """What engines on this database are to be made with, Optuna's included."""
+    """Returns the arguments for engines on this database, Optuna's included."""
     if url.get_backend_name() == "sqlite":
         return {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     if url.get_backend_name() == "postgresql":
@@ -171,11 +171,11 @@ def engine_arguments(url: URL) -> dict[str, Any]:
 
 @contextmanager
 def storage_errors(url: URL) -> Iterator[None]:
-    """Says in one sentence what a database that does not answer says in twenty lines.
+    """Translates errors of the database into one sentence.
 
     Raises:
         StorageUnavailableError: if the database cannot be reached, or cannot write.
-        BadInputError: for every other error of the database.
+        BadInputError: for any other error of the database.
     """
     try:
         yield
@@ -188,20 +188,16 @@ def storage_errors(url: URL) -> Iterator[None]:
 
 
 def wait_for_server(engine: Engine, log: Callable[[str], None]) -> None:
-    """From now on the calling thread waits for a server that takes no connections, as one that is being restarted.
+    """Makes the calling thread wait for a server that refuses connections, such as one that restarts.
 
-    Otherwise, in other threads, and after `AWAY_S`, a connection that is refused is an error.
-
-    Args:
-        engine: the database.
-        log: is told that it waits, and that the server is back.
+    In other threads, and after `SERVER_TIMEOUT_S`, a refused connection is an error.
     """
     waiting_thread = threading.get_ident()
 
     def connect(dialect: Any, _record: object, arguments: Any, named: Any) -> Any:
         if threading.get_ident() != waiting_thread:
             return None
-        until_s = time.monotonic() + AWAY_S
+        until_s = time.monotonic() + SERVER_TIMEOUT_S
         is_away = False
         while True:
             try:
@@ -210,7 +206,7 @@ def wait_for_server(engine: Engine, log: Callable[[str], None]) -> None:
                 if time.monotonic() >= until_s:
                     raise
                 if not is_away:
-                    log(f"the storage {shown(engine.url)} does not answer; waiting up to {AWAY_S:g} s for it")
+                    log(f"the storage {shown(engine.url)} does not answer; waiting up to {SERVER_TIMEOUT_S:g} s for it")
                     is_away = True
                 time.sleep(_RETRY_S)
             else:
@@ -225,15 +221,15 @@ def _sqlite_path(url: URL) -> Path | None:
     if url.get_backend_name() != "sqlite":
         return None
     if not url.database or url.database == ":memory:":
-        raise BadInputError("A search is not kept in memory; name a file, such as sqlite:///searches.db.")
+        raise BadInputError("A search cannot be stored in memory; name a file, such as sqlite:///searches.db.")
     return Path(url.database)
 
 
 def database_files(url: str) -> frozenset[Path]:
-    """The files of an SQLite database, whether they are there or not; none of a server's.
+    """Returns the files of an SQLite database, whether they exist or not; none for a server.
 
-    Only SQLite may open them: at any `close` of a file, the system drops all locks that the process has on it. The next
-    reader then takes the database for one that nobody uses, and deletes the log that the process goes on writing to
+    Only SQLite may open them: when a process closes any descriptor of a file, the system drops all its locks on it. The
+    next reader then treats the database as unused, and deletes the log that the process still writes to
     (https://sqlite.org/howtocorrupt.html, section 2.2).
     """
     path = _sqlite_path(parse_url(url))
@@ -244,12 +240,12 @@ def database_files(url: str) -> frozenset[Path]:
 
 
 def _make_private(path: Path) -> None:
-    """Makes the file if there is none; SQLite gives the files beside it the same mode.
+    """Creates a missing file, readable by its owner; SQLite gives the files beside it the same mode.
 
-    One that is there is not opened (`database_files`).
+    An existing file is not opened (`database_files`).
     """
     with suppress(OSError):
-        # Whatever is wrong, SQLite meets it too, and says so.
+        # SQLite meets and reports the same error.
         with suppress(FileExistsError):
             os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -257,18 +253,18 @@ def _make_private(path: Path) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    # Transactions are begun by _begin_sqlite; the driver's own way takes the write lock too late to wait for it.
+    # _begin_sqlite begins transactions, as the driver takes the write lock too late to wait for it.
     connection.isolation_level = None
-    # Readers then never wait. The mode stays with the file.
+    # With WAL readers never wait. The mode is stored in the file.
     until_s = time.monotonic() + BUSY_TIMEOUT_S
     while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         try:
             connection.execute("PRAGMA journal_mode=WAL").close()
         except sqlite3.OperationalError as error:
-            # Nobody else may be there meanwhile, and SQLite does not wait for that.
+            # The change needs exclusive access, and SQLite does not wait for it.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= until_s:
                 raise
-            time.sleep(_PAUSE_S)
+            time.sleep(_BUSY_RETRY_S)
     connection.execute("PRAGMA foreign_keys=ON").close()
 
 

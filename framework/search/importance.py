@@ -1,4 +1,4 @@
-"""How much each parameter of a search matters for its objective, as Optuna judges that."""
+"""Importance of each parameter of a search for its objective."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialSt
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-LEAST_TRIALS = 5
-"""With fewer finished trials there is nothing to compare."""
-_loading = threading.Lock()
-"""Of two threads that begin to load Optuna's part, neither may meet it half loaded."""
+MIN_TRIALS = 5
+"""Minimum number of finished trials to compare."""
+_import_lock = threading.Lock()
+"""Concurrent first imports of Optuna's module could see it half loaded."""
 
 
 def finished_trials(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials that are compared: finished, with a value."""
     return [
         trial
         for trial in trials
@@ -30,17 +29,12 @@ def finished_trials(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def importances(spec: SearchSpec, trials: Sequence[TrialRecord]) -> dict[str, float]:
-    """The importance of each parameter that all finished trials have, by PED-ANOVA.
+    """Returns the importance of each parameter that all finished trials have, by Optuna's PED-ANOVA.
 
-    Args:
-        spec: the search.
-        trials: its trials.
-
-    Returns:
-        Name -> share of the importance of all, together 1, the greatest first; empty with too few finished trials.
+    The shares sum to 1, the greatest first; empty with too few finished trials.
     """
     compared = finished_trials(trials)
-    if len(compared) < LEAST_TRIALS:
+    if len(compared) < MIN_TRIALS:
         return {}
     names = [name for name in compared[0].parameters if all(name in trial.parameters for trial in compared)]
     known = {parameter.name: parameter for parameter in spec.space}
@@ -51,8 +45,8 @@ def importances(spec: SearchSpec, trials: Sequence[TrialRecord]) -> dict[str, fl
         return {}
     import optuna
 
-    # Where scikit-learn is installed this loads it, 100 MB that most services never need.
-    with _loading:
+    # Loads scikit-learn if it is installed: 100 MB that most services never need.
+    with _import_lock:
         import optuna.importance
 
     with warnings.catch_warnings():
@@ -73,7 +67,7 @@ def importances(spec: SearchSpec, trials: Sequence[TrialRecord]) -> dict[str, fl
 
 
 def _distribution(parameter: Parameter | None, values: Sequence[Value]) -> BaseDistribution:
-    """Of a parameter's values; what the space does not name is described by the values that it had."""
+    """Describes a parameter's values; one that the space does not define is a choice of its observed values."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if parameter is None:

@@ -1,4 +1,4 @@
-"""From what a trial reports to what policies and samplers look at, in bounded memory."""
+"""Turns reports of trials into readings for policies and values for samplers, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from framework.policies.trials.interface import Reading
 from framework.search.records import Mode, TrialRecord, ValueKind
 
 MAX_STEP = 2**63
-"""Databases count no further."""
+"""Larger integers do not fit into database columns."""
 MAX_REPORTS = 2000
-"""Reports of a trial, in memory and in the database; beyond it, neighbours are merged until half as many are left."""
+"""Maximum number of reports per trial, in memory and in the database; beyond it neighbours are merged to half."""
 
 
 class Objective:
-    """Reads a search's objective out of reports (`dike.trial.reports`).
+    """Extracts a search's objective from reports (`dike.trial.reports`).
 
     Args:
         metric: `loss` for the training loss, or the name of another metric.
-        mode: whether the least or the greatest value is best.
-        value: whether a trial's value is the last one it reported, or the best.
+        mode: whether to minimize or maximize.
+        value: whether a trial's value is the last or the best reported.
     """
 
     def __init__(self, metric: str, mode: Mode, value: ValueKind = "last") -> None:
-        self._of_losses = metric == "loss"
+        self._is_training_loss = metric == "loss"
         self._sign = 1.0 if mode == "min" else -1.0
         self._takes_best = value == "best"
 
     def reading(self, report: Mapping[str, Any]) -> Reading | None:
-        """A policy's reading of a `progress` report; None if the objective is not in it.
+        """Returns the reading in a `progress` report; None if it lacks the objective.
 
         Raises:
             ValueError: if the report is malformed.
@@ -42,7 +42,7 @@ class Objective:
             train_s, step = float(report["train_s"]), int(report["step"])
             if not 0 <= step < MAX_STEP:
                 raise ValueError(f"malformed progress report: step {report['step']}")
-            if not self._of_losses:
+            if not self._is_training_loss:
                 if "value" not in report:
                     return None
                 value = self._sign * float(report["value"])
@@ -55,7 +55,7 @@ class Objective:
             raise ValueError(f"malformed progress report: {error!r}") from error
 
     def readings(self, reports: Iterable[Mapping[str, Any]]) -> list[Reading]:
-        """A policy's readings of `progress` reports, without what a run repeats after going back to a checkpoint."""
+        """Returns the readings in `progress` reports, without steps repeated after a return to a checkpoint."""
         found: list[Reading] = []
         for report in reports:
             reading = self.reading(report)
@@ -63,14 +63,10 @@ class Objective:
                 found.append(reading)
         return found
 
-    def take(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
-        """Takes a `progress` report into a trial's record.
+    def apply(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
+        """Applies a `progress` report to a trial's record.
 
-        What is best of it only gets better, also where a run repeats steps after going back to a checkpoint.
-
-        Args:
-            record: is changed. What a run repeats after going back to a checkpoint is left out of its readings.
-            report: the report.
+        Steps repeated after a return to a checkpoint add no reading, and the best value never gets worse.
 
         Raises:
             ValueError: if the report is malformed.
@@ -85,12 +81,12 @@ class Objective:
             record.readings.append(reading)
             thin(record)
         if "value" in report:
-            self._take_value(record, report)
+            self._apply_value(record, report)
 
-    def _take_value(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
+    def _apply_value(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
         try:
             value = float(report["value"])
-            # Before the first value that is finite there is no best one.
+            # Absent before the first finite value.
             best, step = float(report.get("best", value)), int(report.get("best_step", report["step"]))
         except (TypeError, OverflowError) as error:
             raise ValueError(f"malformed progress report: {error!r}") from error
@@ -101,24 +97,24 @@ class Objective:
             record.best_value, record.best_step = best, step
         record.value = record.best_value if self._takes_best and record.best_value is not None else value
 
-    def news_of(self, record: TrialRecord, last: Mapping[str, Any]) -> dict[str, Any]:
-        """What the last report of a run says that has not been taken in, as a report."""
+    def unapplied(self, record: TrialRecord, last: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns, as a report, what the last report of a run adds to the record."""
         report = {"step": record.step, "train_s": record.train_s, **last}
         if report["step"] != record.step:
             return report
-        # It has arrived already; what the end of the script has added to it has not.
+        # The report was applied before the end of the script added to it.
         news = {name: report[name] for name in ("step", "train_s")}
         metrics = {name: x for name, x in report.get("metrics", {}).items() if not _same(record.metrics.get(name), x)}
         if metrics:
             news["metrics"] = metrics
-        if not self._is_known(record, last):
+        if not self._is_applied(record, last):
             news.update({name: last[name] for name in ("value", "best", "best_step", "restated") if name in last})
         if record.loss is None and "loss" in last:
             news.update({name: last[name] for name in ("loss", "low", "high", "last", "count") if name in last})
         return news
 
-    def _is_known(self, record: TrialRecord, last: Mapping[str, Any]) -> bool:
-        """Whether a report would change nothing of a trial's value."""
+    def _is_applied(self, record: TrialRecord, last: Mapping[str, Any]) -> bool:
+        """Returns whether a report would leave a trial's value unchanged."""
         if last.get("value") is None:
             return True
         best = _number(last.get("best"))
@@ -126,14 +122,14 @@ class Objective:
             return _same(record.value, last["value"])
         if last.get("restated"):
             return best == record.best_value and last.get("best_step") == record.best_step
-        # The value is not written down where it is not the best.
+        # A value that is not the best is not stored.
         return not self._sign * best < self._sign * record.best_value
 
 
 def thin(record: TrialRecord) -> None:
-    """Merges neighbours among a trial's readings, if they are too many, so that each stands for equally many losses.
+    """Merges neighbouring readings of a trial with too many, so that each stands for equally many losses.
 
-    The time slices of the trial are numbered anew with them.
+    The indices of its time slices are updated.
     """
     readings = record.readings
     if len(readings) <= MAX_REPORTS:
@@ -144,7 +140,7 @@ def thin(record: TrialRecord) -> None:
 
 
 def even_groups(weights: Sequence[int], count: int) -> list[int]:
-    """Cuts a row of neighbours into about `count` groups of equal weight; where each of these ends."""
+    """Cuts a sequence into about `count` groups of equal weight; returns the end of each."""
     share = math.ceil(sum(weights) / count)
     ends: list[int] = []
     group = 0
@@ -159,7 +155,7 @@ def even_groups(weights: Sequence[int], count: int) -> list[int]:
 
 def _merged(first: Reading, second: Reading) -> Reading:
     count = first.count + second.count
-    # Not the sum of all losses, which may be too large for a number.
+    # The sum of all losses could overflow.
     loss = first.loss * (first.count / count) + second.loss * (second.count / count)
     is_nan = any(map(math.isnan, (first.low, first.high, second.low, second.high)))
     low, high = (math.nan, math.nan) if is_nan else (min(first.low, second.low), max(first.high, second.high))
@@ -167,7 +163,7 @@ def _merged(first: Reading, second: Reading) -> Reading:
 
 
 def _number(stated: Any) -> float | None:
-    """A number of a report, which may be text such as "nan"; None if it is none."""
+    """Converts a reported number, which may be text such as "nan"; None if it is none."""
     try:
         return float(stated)
     except (TypeError, ValueError, OverflowError):
@@ -175,7 +171,7 @@ def _number(stated: Any) -> float | None:
 
 
 def _same(known: float | None, stated: Any) -> bool:
-    """Whether a number of a report is one that is known; NaN is NaN."""
+    """Returns whether a reported number equals a stored one; NaN equals NaN."""
     value = _number(stated)
     if known is None or value is None:
         return False
@@ -183,5 +179,4 @@ def _same(known: float | None, stated: Any) -> bool:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """The value, if it is a number one can compare."""
     return value if value is not None and math.isfinite(value) else None

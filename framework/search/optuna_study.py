@@ -1,7 +1,6 @@
-"""A search as an Optuna study: samplers, and a storage that `optuna-dashboard` opens.
+"""A search as an Optuna study: samplers, and a storage that `optuna-dashboard` can open.
 
-Dike's trial numbers are Optuna's. A trial stays RUNNING in Optuna from the moment it is asked for until it has ended,
-however often it is suspended in between.
+Trial numbers equal Optuna's. A trial is RUNNING in Optuna from `ask` until its end, suspensions included.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-# Not used here. Optuna brings it in with a service's first search: queries of other threads would meet it half loaded.
+# Unused here: otherwise Optuna would import it with a service's first search, while other threads run queries.
 import sqlalchemy.orm  # noqa: F401
 from sqlalchemy import Engine, delete, select
 from sqlalchemy.engine import URL
@@ -28,15 +27,15 @@ from dike.trial.spec import Value
 from framework.scheduler.lease import Heartbeat
 from framework.search.database import (
     engine_arguments,
-    making_tables,
     open_database,
     parse_url,
     storage_errors,
+    table_creation_lock,
     wait_for_server,
 )
-from framework.search.pruners import Judge, parse_stop
+from framework.search.pruners import Pruner, parse_stop
 from framework.search.records import Parameter, SearchSpec
-from framework.search.samplers import is_finite, own_object, sampler_of, sign_states, tries_all, untried_point
+from framework.search.samplers import is_exhaustive, is_finite, load_object, sampler_of, sign_states, untried_point
 
 if TYPE_CHECKING:
     import optuna
@@ -45,19 +44,19 @@ if TYPE_CHECKING:
     from optuna.trial import TrialState
 
 REPORT_GROWTH = 1.15
-"""Each intermediate value comes at a step this much later than the one before: about 100 of them in a million steps."""
+"""Minimum ratio of the steps of consecutive intermediate values: about 100 values in a million steps."""
 MARK = "dike"
-"""Attribute of studies that Dike has made."""
+"""Attribute of studies created by Dike."""
 EXHAUSTED = "dike_exhausted"
-"""Attribute of studies whose sampler has said that it has no more points."""
+"""Attribute of studies whose sampler has no more points."""
 _REPEATING = ("random", "tpe")
-"""Samplers that draw each parameter by itself, without a note in the database, and may draw a point again."""
-_TRIALS_AT_A_TIME = 100
-"""A trial may have some hundred values, and on SQLite nobody else writes while they are removed."""
+"""Samplers that draw each parameter independently, without state in the database, and may repeat a point."""
+_DELETE_BATCH_TRIALS = 100
+"""A trial may have hundreds of values, and SQLite blocks other writers while they are deleted."""
 
 
 class Study:
-    """The study of one search. Made by `create` and `open`.
+    """The study of one search. Created by `create` and `open`.
 
     Raises:
         StorageUnavailableError: by every method, if the database cannot be reached or cannot write.
@@ -70,32 +69,32 @@ class Study:
         self._spec = spec
         self._url = storage.engine.url
         with study_errors(self._url):
-            # One that waits was made by `_avoid_a_repeat`, and not asked for yet.
+            # A WAITING trial was enqueued by `_enqueue_if_repeated`, and not asked for yet.
             known = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
         self._asked = len(known)
-        # Optuna finds a trial by its number by reading all of them.
+        # Cached, as Optuna reads all trials to find one by number.
         self._ids = {trial.number: trial._trial_id for trial in known}
         self._reported: dict[int, int] = {}
         self._is_exhausted = EXHAUSTED in study.user_attrs
-        self._judge = Judge(parse_stop(spec.stop), spec.mode) if spec.stop else None
-        self._ask_space = own_object(spec.space_function, "space", spec) if spec.space_function else None
+        self._pruner = Pruner(parse_stop(spec.stop), spec.mode) if spec.stop else None
+        self._ask_space = load_object(spec.space_function, "space", spec) if spec.space_function else None
         if spec.sampler_object:
             study.sampler = sampler_of(spec, 0)
             if known:
-                # What it drew at random before it would draw again.
+                # Otherwise it would repeat its random draws.
                 study.sampler.reseed_rng()
 
     @classmethod
     def create(cls, url: str, spec: SearchSpec, shared: RDBStorage | None = None) -> Study:
-        """Makes the study of a new search.
+        """Creates the study of a new search.
 
         Args:
-            url: where.
+            url: URL of the database.
             spec: the search.
-            shared: that storage, where somebody else closes it; None to open it.
+            shared: its open storage, owned by the caller; None to open it.
 
         Raises:
-            BadInputError: if the storage cannot be used, or holds a study of that name already.
+            BadInputError: if the storage cannot be used, or has a study of that name already.
         """
         study = cls.open(url, spec, shared)
         if study._asked:
@@ -104,12 +103,7 @@ class Study:
 
     @classmethod
     def open(cls, url: str, spec: SearchSpec, shared: RDBStorage | None = None) -> Study:
-        """Opens the study of an earlier search, or makes it if that search came to an end before it could.
-
-        Args:
-            url: where.
-            spec: the search.
-            shared: see `create`.
+        """Opens the study of an earlier search, or creates a missing one. Arguments as for `create`.
 
         Raises:
             BadInputError: if the storage cannot be used, or the study of that name is not Dike's.
@@ -118,30 +112,27 @@ class Study:
         return cls(_study(storage, spec), spec, storage, is_shared=shared is not None)
 
     def close(self) -> None:
-        """Closes all connections of its own."""
         if not self._is_shared:
             close_storage(self._database)
 
     def wait_for_server(self, log: Callable[[str], None]) -> None:
-        """See `framework.search.database.wait_for_server`."""
         wait_for_server(self._database.engine, log)
 
     def delete(self) -> None:
-        """Removes the study and its trials."""
         with study_errors(self._url):
             self._storage.delete_study(self._study._study_id)
 
     @property
     def remaining(self) -> int:
-        """How many trials can still be asked for."""
+        """Number of trials that can still be asked for."""
         return 0 if self._is_exhausted else max(0, self._spec.trial_count - self._asked)
 
     def ask(self) -> tuple[int, dict[str, Value]]:
-        """A new trial: its number and its parameters.
+        """Creates a trial; returns its number and parameters.
 
-        Points of a grid come in the order in which the user listed the values, the last parameter changing fastest.
-        What is random depends on the seed, the trial's number and the trials told so far, and so is the same after
-        `open`, unless the sampler is the user's own object.
+        Points of a grid follow the order of the listed values, the last parameter changing fastest. Random points
+        depend on the seed, the trial's number and the results so far, and so are the same after `open`, except from a
+        user's own sampler.
 
         Raises:
             ValueError: if none remains.
@@ -151,22 +142,19 @@ class Study:
             raise ValueError("all trials have been asked for")
         number = self._asked
         if self._spec.sampler in _REPEATING and not self._spec.sampler_object and is_finite(self._spec.space):
-            self._avoid_a_repeat(number)
+            self._enqueue_if_repeated(number)
         self._set_sampler(number)
-        with study_errors(self._url), _errors_of(f"sampler {self._spec.sampler}"):
+        with study_errors(self._url), _user_code_errors(f"sampler {self._spec.sampler}"):
             trial = self._study.ask()
             self._asked += 1
             self._ids[trial.number] = trial._trial_id
             parameters = self._suggest(trial)
-            if tries_all(self._study.sampler) and not self._is_exhausted:
-                self._note_last_point(trial.number)
+            if is_exhaustive(self._study.sampler) and not self._is_exhausted:
+                self._detect_exhaustion(trial.number)
             return trial.number, parameters
 
     def asked(self) -> dict[int, dict[str, Value]]:
-        """All trials that have been asked for: number -> parameters.
-
-        A process that was killed may have asked for one of which it has left no other trace.
-        """
+        """Returns number -> parameters of all trials asked for, including one that a killed process did not store."""
         import optuna
 
         asked = {}
@@ -177,14 +165,14 @@ class Study:
                 parameters: dict[str, Value] = dict(frozen.params)
                 is_partial = self._ask_space is not None or len(parameters) < len(self._spec.space)
                 if not frozen.state.is_finished() and is_partial:
-                    # The process was killed between two parameters, or a function may make others of them.
+                    # The process was killed between two parameters, or a function maps them to others.
                     self._set_sampler(frozen.number)
                     parameters = self._suggest(optuna.Trial(self._study, frozen._trial_id))
                 asked[frozen.number] = parameters
         return asked
 
-    def _avoid_a_repeat(self, number: int) -> None:
-        """Makes the next trial one of another point, where the sampler would repeat one of a finite space."""
+    def _enqueue_if_repeated(self, number: int) -> None:
+        """Enqueues another point as the next trial if the sampler would repeat one of a finite space."""
         import optuna
 
         with study_errors(self._url):
@@ -194,17 +182,17 @@ class Study:
         point = untried_point(self._spec, tried, number)
         if point is None or any(one.state.name == "WAITING" for one in trials):
             return
-        # What it will be asked for is drawn ahead, with a sampler that is the same again then.
+        # Draws the point ahead, with a sampler equal to the one used later.
         sampler = sampler_of(self._spec, number)
         frozen = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
         frozen.number = number
-        with study_errors(self._url), _errors_of(f"sampler {self._spec.sampler}"):
+        with study_errors(self._url), _user_code_errors(f"sampler {self._spec.sampler}"):
             draw = functools.partial(sampler.sample_independent, self._study, frozen)
             if tuple(draw(one.name, _distribution(one)) for one in self._spec.space) in tried:
                 self._study.enqueue_trial(point)
 
     def report(self, number: int, step: int, value: float) -> None:
-        """An intermediate value of a trial that has not ended; only some are kept, ever fewer as steps become many."""
+        """Stores an intermediate value of a running trial; only some are kept (`REPORT_GROWTH`)."""
         if number not in self._reported:
             self._reported[number] = max(self._frozen(number).intermediate_values, default=-1)
         last = self._reported[number]
@@ -214,23 +202,23 @@ class Study:
             self._reported[number] = step
 
     def judge(self, number: int, count: int, value: float) -> bool:
-        """Takes a value in that a trial has stated, in a search that stops trials; whether it is to be stopped.
+        """Applies a value in a search that stops trials, and returns whether to stop the trial.
 
         Args:
-            number: which trial; it has not ended.
-            count: how many values it has stated, this one included: what stands in the place of steps, so that trials
-                with batches of different sizes are compared after as many epochs.
+            number: the trial, which has not ended.
+            count: number of values reported, used in place of steps, so that trials with different batch sizes are
+                compared after equal epochs.
             value: the value.
         """
-        assert self._judge is not None
+        assert self._pruner is not None
         self.report(number, count, value)
         is_kept = self._reported[number] == count
         stored = functools.partial(self._frozen, number)
         with study_errors(self._url):
-            return self._judge.is_hopeless(self._study, number, count, value, stored, is_kept=is_kept)
+            return self._pruner.prune(self._study, number, count, value, stored, is_kept=is_kept)
 
     def annotate(self, number: int, attributes: Mapping[str, Any]) -> None:
-        """Attributes of a trial that has not ended, such as its state and its checkpoint, for people who look at it."""
+        """Sets attributes of a running trial, such as its state and checkpoint, for people."""
         with study_errors(self._url):
             for name, value in attributes.items():
                 self._storage.set_trial_user_attr(self._ids[number], name, value)
@@ -244,14 +232,9 @@ class Study:
         stopped: bool = False,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """A trial has ended. Nothing happens if that has been told before.
+        """Ends a trial; no-op if it has ended already.
 
-        Args:
-            number: which.
-            value: its objective; NaN makes it a failure, as Optuna has no place for it.
-            failed: whether it could not be completed.
-            stopped: whether it was ended for good; then it needs no value.
-            attributes: of it, see `annotate`.
+        A NaN value makes it a failure, as Optuna cannot store NaN. A stopped trial needs no value.
         """
         from optuna.trial import TrialState as State
 
@@ -267,16 +250,16 @@ class Study:
         with study_errors(self._url):
             try:
                 if self._spec.sampler_object:
-                    self._tell_sampler(number, state, values)
+                    self._notify_sampler(number, state, values)
             finally:
-                # Else a sampler that fails now would fail in the same way whenever the search is to go on.
+                # Otherwise a sampler that fails now would fail again whenever the search is resumed.
                 self._storage.set_trial_state_values(self._ids[number], state, None if state is State.FAIL else values)
-        if self._judge is not None:
-            self._judge.forget(number)
+        if self._pruner is not None:
+            self._pruner.forget(number)
 
-    def _tell_sampler(self, number: int, state: TrialState, values: list[float] | None) -> None:
-        """What Optuna's own loop does for a sampler; named ones need none of it."""
-        with _errors_of(f"sampler {self._spec.sampler}"):
+    def _notify_sampler(self, number: int, state: TrialState, values: list[float] | None) -> None:
+        """Calls the user's sampler as Optuna's own loop does; named ones do not need it."""
+        with _user_code_errors(f"sampler {self._spec.sampler}"):
             self._after_trial(number, state, values)
 
     def _after_trial(self, number: int, state: TrialState, values: list[float] | None) -> None:
@@ -289,16 +272,16 @@ class Study:
         self._is_exhausted = True
         self._study.set_user_attr(EXHAUSTED, value=True)
 
-    def _note_last_point(self, number: int) -> None:
-        """Finds out, of a sampler that tries each point once, whether the one just asked for was the last.
+    def _detect_exhaustion(self, number: int) -> None:
+        """Detects whether an exhaustive sampler has just given its last point.
 
-        Optuna looks at that when a trial has ended; many may have been asked for by then.
+        Optuna checks this when a trial ends, when more may have been asked for.
         """
         from optuna.samplers import GridSampler
         from optuna.trial import TrialState as State
 
         if not isinstance(self._study.sampler, GridSampler):
-            # It takes trials that still run for done.
+            # It counts running trials as done.
             self._after_trial(number, State.FAIL, None)
         elif number + 1 >= math.prod(map(len, self._frozen(number).system_attrs["search_space"].values())):
             self._set_exhausted()
@@ -310,7 +293,7 @@ class Study:
     def _suggest(self, trial: optuna.Trial) -> dict[str, Value]:
         if self._ask_space is None:
             return {parameter.name: _suggest_one(trial, parameter) for parameter in self._spec.space}
-        with _errors_of("function given as the space"):
+        with _user_code_errors("function given as the space"):
             return _checked_point(self._ask_space(trial), trial)
 
     @property
@@ -320,9 +303,6 @@ class Study:
     def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
         with study_errors(self._url):
             return self._storage.get_trial(self._ids[number])
-
-
-# What the sampler is asked for.
 
 
 def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
@@ -346,7 +326,7 @@ def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
 
 
 def _checked_point(point: object, trial: optuna.Trial) -> dict[str, Value]:
-    """What a function made of a space: its parameters; None for those that it has asked the trial for."""
+    """Validates the result of a space function; None stands for the parameters suggested by the trial."""
     if point is None:
         point = trial.params
     if not isinstance(point, Mapping) or not point:
@@ -378,18 +358,15 @@ def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:
     return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
 
 
-# The storage.
-
-
 def load_optuna() -> None:
-    """Loads what a search uses of Optuna, before there are threads: two that begin to can both meet it half loaded."""
+    """Imports Optuna before threads start, as concurrent imports can see it half loaded."""
     import optuna.exceptions
     import optuna.samplers
     import optuna.storages._rdb.models  # noqa: F401
 
 
 def open_storage(url: str) -> RDBStorage:
-    """Optuna's storage in a database; `close_storage` closes it.
+    """Opens Optuna's storage in a database; close it with `close_storage`.
 
     Raises:
         BadInputError: if it cannot be used.
@@ -400,7 +377,7 @@ def open_storage(url: str) -> RDBStorage:
     parsed = parse_url(url)
     with study_errors(parsed):
         try:
-            with making_tables(parsed):
+            with table_creation_lock(parsed):
                 return RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=engine_arguments(parsed))
         except RuntimeError as error:
             raise BadInputError(
@@ -410,32 +387,26 @@ def open_storage(url: str) -> RDBStorage:
 
 
 def close_storage(storage: RDBStorage) -> None:
-    """Closes all connections."""
     storage.remove_session()
     storage.engine.dispose()
 
 
 @contextmanager
 def study_errors(url: URL) -> Iterator[None]:
-    """`storage_errors`, also for what Optuna makes of an error of the database.
-
-    Raises:
-        StorageUnavailableError: if the database cannot be reached, or cannot write.
-        BadInputError: for every other error of the database.
-    """
+    """`storage_errors`, also for Optuna's wrapper of database errors."""
     from optuna.exceptions import StorageInternalError
 
     with storage_errors(url):
         try:
             yield
         except StorageInternalError as error:
-            # Its message is the same whatever has happened.
+            # Its own message is generic.
             raise error.__cause__ or error from None
 
 
 @contextmanager
-def _errors_of(what: str) -> Iterator[None]:
-    """For code of the user's own that runs in the process of the search.
+def _user_code_errors(what: str) -> Iterator[None]:
+    """Wraps code of the user's that runs in the process of the search.
 
     Raises:
         BadInputError: if it fails.
@@ -453,10 +424,10 @@ def _errors_of(what: str) -> Iterator[None]:
 
 
 def remove_study(url: str, name: str) -> None:
-    """Removes the study of that name with its trials; nothing happens if there is none that Dike has made.
+    """Removes a study of Dike's with its trials; no-op if there is none.
 
     Raises:
-        BadInputError: if the storage cannot be used; some of the trials may be gone then.
+        BadInputError: if the storage cannot be used; some of the trials may be removed.
     """
     from optuna.storages._rdb.models import BaseModel, TrialModel
 
@@ -466,13 +437,14 @@ def remove_study(url: str, name: str) -> None:
             study_id = storage.get_study_id_from_name(name)
             if MARK not in storage.get_study_user_attrs(study_id):
                 return
-            # Optuna would read all of a study in order to remove it, in one go. Trials come after what is theirs.
+            # Optuna would load the whole study and delete it in one transaction. Trials come after rows that refer to
+            # them.
             tables = [table for table in reversed(BaseModel.metadata.sorted_tables) if "trial_id" in table.c]
             with storage.engine.connect() as connection:
                 query = select(TrialModel.trial_id).where(TrialModel.study_id == study_id)
                 trials = connection.execute(query).scalars().all()
-            for first in range(0, len(trials), _TRIALS_AT_A_TIME):
-                some = trials[first : first + _TRIALS_AT_A_TIME]
+            for first in range(0, len(trials), _DELETE_BATCH_TRIALS):
+                some = trials[first : first + _DELETE_BATCH_TRIALS]
                 with storage.engine.begin() as connection:
                     for table in tables:
                         connection.execute(delete(table).where(table.c.trial_id.in_(some)))
@@ -484,14 +456,8 @@ def remove_study(url: str, name: str) -> None:
 
 
 class SharedStudies:
-    """Connections to the studies, and the thread that keeps the leases; nothing of it is there before the first search.
-
-    Args:
-        url: an SQLAlchemy URL.
-        engine: that database, for short writing transactions.
-
-    Attributes:
-        heartbeat: keeps the searches' leases alive.
+    """Connections to the studies and the heartbeat of their leases, shared by a service's searches; opened on first
+    use.
     """
 
     def __init__(self, url: str, engine: Engine) -> None:
@@ -501,7 +467,7 @@ class SharedStudies:
         self.heartbeat = Heartbeat(engine)
 
     def storage(self) -> RDBStorage:
-        """Optuna's storage.
+        """Returns Optuna's storage, and opens it on first use.
 
         Raises:
             BadInputError: if it cannot be used.
@@ -512,6 +478,5 @@ class SharedStudies:
             return self._storage
 
     def close(self) -> None:
-        """Closes the connections to the studies."""
         if self._storage is not None:
             close_storage(self._storage)

@@ -1,4 +1,4 @@
-"""What trials have printed, in the database: the runs of a trial in one piece, thinned in the middle if it is long."""
+"""Output of trials in the database: all runs of a trial in sequence, without the middle if it is long."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from framework.search.tables import OUTPUT, SLICES
 from solver.units import format_bytes
 
 TRIAL_BYTES = 512 * 1024
-"""How much of a trial's output is kept at most."""
+"""Maximum output kept per trial."""
 SEARCH_BYTES = 64 * 2**20
-"""How much of all trials' output together: of many trials less is kept each."""
+"""Maximum output kept of all trials together, divided evenly."""
+# Shares of the limit kept when the middle is removed; the rest is free, so that this is rarely needed.
 _FIRST_SHARE, _LAST_SHARE = 0.25, 0.5
-"""What is kept of the limit when the middle goes; the rest is left free, so that this is seldom needed."""
 
 
 def limit_of(trial_count: int) -> int:
-    """How many bytes are kept of the output of each of so many trials."""
     return min(TRIAL_BYTES, SEARCH_BYTES // trial_count)
 
 
 def task_of(trial: int) -> str:
-    """What a trial is called among the tasks whose output is shown."""
     return f"trial:{trial}"
 
 
 def add_output(connection: Connection, search_id: int, pieces: Sequence[TrialOutput]) -> None:
-    """Adds what trials have printed, in its order, each byte once."""
+    """Stores output of trials, given in order and each byte once."""
     rows = [
         {
             "search_id": search_id,
@@ -50,20 +48,19 @@ def add_output(connection: Connection, search_id: int, pieces: Sequence[TrialOut
 
 
 def kept_bytes(connection: Connection, search_id: int, trial: int) -> int:
-    """How much of a trial's output is there."""
     query = select(func.coalesce(func.sum(OUTPUT.c.bytes), 0)).where(_of_trial(search_id, trial))
     return int(connection.execute(query).scalar_one())
 
 
 def received_bytes(connection: Connection, search_id: int, trial: int, run: int) -> int:
-    """Up to where the output of a run has come."""
-    ours = _of_trial(search_id, trial) & (OUTPUT.c.run == run)
-    query = select(func.coalesce(func.max(OUTPUT.c.offset + OUTPUT.c.bytes), 0)).where(ours)
+    """Returns the offset up to which output of a run is stored."""
+    condition = _of_trial(search_id, trial) & (OUTPUT.c.run == run)
+    query = select(func.coalesce(func.max(OUTPUT.c.offset + OUTPUT.c.bytes), 0)).where(condition)
     return int(connection.execute(query).scalar_one())
 
 
 def thin_output(connection: Connection, search_id: int, trial: int, limit_bytes: int) -> None:
-    """Leaves out the middle of a trial's output, so that less is left than the limit."""
+    """Deletes the middle of a trial's output, so that less than the limit remains."""
     query = select(OUTPUT.c.number, OUTPUT.c.bytes, OUTPUT.c.skipped).where(_of_trial(search_id, trial))
     rows = connection.execute(query.order_by(OUTPUT.c.number)).all()
     first = _fitting([row.bytes for row in rows], limit_bytes * _FIRST_SHARE)
@@ -80,32 +77,27 @@ def thin_output(connection: Connection, search_id: int, trial: int, limit_bytes:
 
 
 def _cut(connection: Connection, number: int, size: int) -> None:
-    """Leaves out all but the last bytes of a piece that is too large by itself."""
-    ours = OUTPUT.c.number == number
-    row = connection.execute(select(OUTPUT).where(ours)).one()
+    """Deletes all but the last bytes of a piece that is too large."""
+    condition = OUTPUT.c.number == number
+    row = connection.execute(select(OUTPUT).where(condition)).one()
     text = row.text.encode()[-size:].decode(errors="ignore")
     gone = row.bytes - size
     values = {"text": text, "offset": row.offset + gone, "bytes": size, "skipped": row.skipped + gone}
-    connection.execute(update(OUTPUT).where(ours).values(values))
+    connection.execute(update(OUTPUT).where(condition).values(values))
 
 
 def load_output(
     connection: Connection, search_id: int, trial: int, *, after: int = 0, limit: int | None = None
 ) -> list[OutputChunk]:
-    """What a trial has printed, oldest first, with lines that say where a run begins and where something is left out.
+    """Returns at most `limit` pieces of a trial's output after the piece numbered `after`, oldest first.
 
-    Args:
-        connection: to the database.
-        search_id: which search.
-        trial: number of the trial.
-        after: only what came after the piece of this number.
-        limit: at most so many pieces; None for all.
+    Additional lines mark the start of each run, and deleted output.
     """
-    ours = select(OUTPUT).where(_of_trial(search_id, trial))
-    rows = connection.execute(ours.where(OUTPUT.c.number > after).order_by(OUTPUT.c.number).limit(limit)).all()
+    condition = select(OUTPUT).where(_of_trial(search_id, trial))
+    rows = connection.execute(condition.where(OUTPUT.c.number > after).order_by(OUTPUT.c.number).limit(limit)).all()
     if not rows:
         return []
-    before = ours.where(OUTPUT.c.number <= after).order_by(OUTPUT.c.number.desc()).limit(1)
+    before = condition.where(OUTPUT.c.number <= after).order_by(OUTPUT.c.number.desc()).limit(1)
     last = connection.execute(before).first() if after else None
     query = select(SLICES.c.run, SLICES.c.agent, SLICES.c.from_step)
     slices = connection.execute(query.where(SLICES.c.search_id == search_id, SLICES.c.trial == trial))
@@ -127,5 +119,5 @@ def _of_trial(search_id: int, trial: int) -> ColumnElement[bool]:
 
 
 def _fitting(sizes: Sequence[int], limit: float) -> int:
-    """How many of the sizes, from the first on, are not more than the limit together."""
+    """Returns how many leading sizes fit into the limit together."""
     return sum(total <= limit for total in itertools.accumulate(sizes))

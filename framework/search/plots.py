@@ -1,4 +1,4 @@
-"""Draws a search: losses of the trials, who held which slot, the best value over time."""
+"""Plots a search: losses of the trials, timeline of the slots, best value over time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEGEND_TRIALS = 12
-"""With more trials than this only the best are named, and the others drawn faintly."""
-NAMED = 5
+MAX_LEGEND_TRIALS = 12
+"""With more trials only the best are labelled, and the others drawn faintly."""
+MAX_NAMED_TRIALS = 5
 SLOT_HEIGHT_INCHES = 0.3
-LABEL_SHARE = 0.025
-"""Slices shorter than this share of the whole time are not labelled."""
-LABEL_HEIGHT = 0.12
-"""Of the height of the last panel: what a label and a little space take."""
+MIN_LABEL_WIDTH_SHARE = 0.025
+"""Slices shorter than this share of the timeline are not labelled."""
+LABEL_HEIGHT_SHARE = 0.12
+"""Height of a label with its margin, as a share of the last panel."""
 LOG_RATIO = 20
-"""Values that differ by more than this factor are drawn by orders of magnitude."""
-LABEL_LENGTH = 48
-DARK = 1.5
-"""Colours with a smaller sum of red, green and blue get white letters."""
-SHORT = 0.25
-"""Stretches of fewer steps than this share of the median are drawn together with the next."""
+"""Ratio of values above which the axis is logarithmic."""
+MAX_LABEL_LENGTH = 48
+DARK_RGB_SUM = 1.5
+"""Colours with a smaller sum of red, green and blue get white labels."""
+SHORT_STRETCH_SHARE = 0.25
+"""Stretches with fewer losses than this share of the median are merged with the next."""
 _GOLDEN = 0.618034
 _FAINT = 0.35
 
@@ -43,19 +43,13 @@ def plot_search(
     reports: Mapping[int, Sequence[Mapping[str, Any]]],
     path: Path,
 ) -> None:
-    """Draws a search into a PNG, SVG or PDF file.
+    """Plots a search into a PNG, SVG or PDF file.
 
-    Args:
-        spec: what was asked for.
-        trials: with their readings.
-        slices: time slices of all trials.
-        reports: trial -> what it reported, as `Store.load_losses` has it.
-        path: the file.
 
     Raises:
         BadInputError: if the file cannot be written.
     """
-    # matplotlib takes a while to load, and most commands draw nothing.
+    # Imported here, as matplotlib loads slowly and most commands draw nothing.
     from solver.drawing.figure_files import check_picture_path, save_figure
 
     check_picture_path(path)
@@ -68,7 +62,6 @@ def draw_search(
     slices: Sequence[SliceRecord],
     reports: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> Figure:
-    """The picture that `plot_search` writes."""
     from solver.drawing.figure_files import new_figure
 
     slots = sorted({record.slot for record in slices})
@@ -76,7 +69,7 @@ def draw_search(
     figure = new_figure(11, 7.6 + height)
     losses, timeline, best = figure.subplots(3, height_ratios=(4, height, 2.4))
     named = _named(spec, trials)
-    # The first colours differ most.
+    # Named trials get the first colours, which differ most.
     by_importance = sorted(trials, key=lambda trial: trial.number not in named)
     colours = {trial.number: _colour(place) for place, trial in enumerate(by_importance)}
     _draw_losses(losses, spec, trials, colours, named)
@@ -85,10 +78,10 @@ def draw_search(
         (at_s, value, trial.number)
         for trial in trials
         for at_s, value in _timed_values(
-            [piece for piece in slices if piece.trial == trial.number], reports.get(trial.number, ())
+            [time_slice for time_slice in slices if time_slice.trial == trial.number], reports.get(trial.number, ())
         )
     ]
-    # Of two reports at the same time the later one counts.
+    # Stable: of two reports at the same time the later one counts.
     timed.sort(key=lambda value: value[0])
     known_s = [record.end_s or record.first_step_s or record.start_s for record in slices]
     end_s = max([*known_s, *(at_s for at_s, _, _ in timed)], default=0.0)
@@ -118,7 +111,7 @@ def _draw_losses(
             alpha=1.0 if stands_out else _FAINT,
             marker="." if len(points) == 1 else None,
         )
-    # Losses fall by orders of magnitude, and one that diverges would flatten all others.
+    # Losses fall by orders of magnitude, and a diverged one would flatten all others.
     if values and min(values) > 0 and max(values) > LOG_RATIO * min(values):
         axes.set_yscale("log")
     axes.set_xlabel("training steps")
@@ -145,12 +138,12 @@ def _draw_slots(
         axes.barh(row[record.slot], width, left=start, height=0.8, color=colour, alpha=_FAINT)
         if trained_s is not None:
             axes.barh(row[record.slot], until_s - trained_s, left=trained_s - begin_s, height=0.8, color=colour)
-        # On what is not pale, where there is room.
+        # Labels the solid part if there is room.
         solid = 0.0 if trained_s is None else until_s - trained_s
-        if solid > LABEL_SHARE * (end_s - begin_s):
+        if solid > MIN_LABEL_WIDTH_SHARE * (end_s - begin_s):
             start, width = until_s - solid - begin_s, solid
-        if width > LABEL_SHARE * (end_s - begin_s):
-            label_colour = "white" if sum(colour) < DARK and width == solid else "black"
+        if width > MIN_LABEL_WIDTH_SHARE * (end_s - begin_s):
+            label_colour = "white" if sum(colour) < DARK_RGB_SUM and width == solid else "black"
             place = (start + width / 2, row[record.slot])
             axes.text(*place, str(record.trial), ha="center", va="center", fontsize=7, color=label_colour)
     kinds = {record.slot: f", {record.kind}" if record.kind else "" for record in slices}
@@ -163,7 +156,6 @@ def _draw_slots(
 def _draw_best(
     axes: Axes, spec: SearchSpec, timed: Sequence[tuple[float, float, int]], whole_s: tuple[float, float]
 ) -> None:
-    """Draws the best value that any trial had until then."""
     sign = 1 if spec.mode == "min" else -1
     times: list[float] = []
     values: list[float] = []
@@ -181,7 +173,7 @@ def _draw_best(
     axes.step([*times, end], [*values, *values[-1:]] if values else [math.nan], where="post", color="black")
     if values and min(values) > 0 and max(values) > LOG_RATIO * min(values):
         axes.set_yscale("log")
-    axes.margins(y=LABEL_HEIGHT)
+    axes.margins(y=LABEL_HEIGHT_SHARE)
     axes.set_xlim(0, end)
     _draw_leaders(axes, leads)
     axes.set_xlabel("seconds (number: trial that takes the lead)")
@@ -189,18 +181,15 @@ def _draw_best(
 
 
 def _draw_leaders(axes: Axes, leads: Sequence[tuple[float, float, int]]) -> None:
-    """Writes who took the lead where, the last ones first; one that would cover another is left out.
-
-    Args:
-        axes: with their limits set.
-        leads: seconds, value and trial.
-    """
+    """Labels changes of the leading trial, the last first, without overlaps."""
     place_in_axes = axes.transScale + axes.transLimits
     taken: list[tuple[float, float]] = []
     shown = []
     for at_s, value, trial in reversed(leads):
         x, y = place_in_axes.transform((at_s, value))
-        if not any(abs(x - other[0]) < LABEL_SHARE and abs(y - other[1]) < LABEL_HEIGHT for other in taken):
+        if not any(
+            abs(x - other[0]) < MIN_LABEL_WIDTH_SHARE and abs(y - other[1]) < LABEL_HEIGHT_SHARE for other in taken
+        ):
             taken.append((x, y))
             shown.append((at_s, value, trial))
     for at_s, value, trial in reversed(shown):
@@ -208,11 +197,11 @@ def _draw_leaders(axes: Axes, leads: Sequence[tuple[float, float, int]]) -> None
 
 
 def _without_short_stretches(readings: Sequence[Reading]) -> list[tuple[int, float]]:
-    """Step and mean loss of stretches that can be compared: a run that resumes reports its first step alone."""
+    """Returns step and mean loss of comparable stretches: a resumed run reports its first step alone."""
     finite = [reading for reading in readings if math.isfinite(reading.loss)]
     if not finite:
         return []
-    least = SHORT * median(reading.count for reading in finite)
+    least = SHORT_STRETCH_SHARE * median(reading.count for reading in finite)
     stretches: list[list[Reading]] = [[]]
     for reading in finite:
         if sum(part.count for part in stretches[-1]) >= least:
@@ -227,32 +216,32 @@ def _without_short_stretches(readings: Sequence[Reading]) -> list[tuple[int, flo
 
 
 def _timed_values(slices: Sequence[SliceRecord], reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
-    """Wall-clock time and the trial's best value until then, for its reports whose time slice is known."""
-    pieces = {piece.run: piece for piece in slices}
+    """Yields wall-clock time and the trial's best value so far, for reports whose time slice is known."""
+    slices_by_run = {time_slice.run: time_slice for time_slice in slices}
     steps = [report["step"] for report in reports]
     for report in reports:
-        piece = pieces.get(report["run"])
-        # Before the first value that is finite there is no best one.
+        time_slice = slices_by_run.get(report["run"])
+        # Absent before the first finite value.
         value = report.get("best", report.get("value"))
-        if value is None or piece is None or piece.first_step_s is None:
+        if value is None or time_slice is None or time_slice.first_step_s is None:
             continue
-        before = bisect_right(steps, piece.from_step) - 1
+        before = bisect_right(steps, time_slice.from_step) - 1
         begin_train_s = reports[before]["train_s"] if before >= 0 else 0.0
-        yield piece.first_step_s + report["train_s"] - begin_train_s, value
+        yield time_slice.first_step_s + report["train_s"] - begin_train_s, value
 
 
 def _named(spec: SearchSpec, trials: Sequence[TrialRecord]) -> set[int]:
-    if len(trials) <= LEGEND_TRIALS:
+    if len(trials) <= MAX_LEGEND_TRIALS:
         return {trial.number for trial in trials}
-    return {trial.number for trial in best_trials(trials, spec.mode)[:NAMED]}
+    return {trial.number for trial in best_trials(trials, spec.mode)[:MAX_NAMED_TRIALS]}
 
 
 def _label(trial: TrialRecord) -> str:
     values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.parameters.values())
     label = f"{trial.number}: " + ", ".join(map("=".join, zip(trial.parameters, values, strict=True)))
-    return label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 3]}..."
+    return label if len(label) <= MAX_LABEL_LENGTH else f"{label[: MAX_LABEL_LENGTH - 3]}..."
 
 
 def _colour(place: int) -> tuple[float, float, float]:
-    """Any number of colours; neighbours are far from each other on the colour circle."""
+    """Returns any number of colours, with neighbours far apart on the colour circle."""
     return colorsys.hsv_to_rgb(place * _GOLDEN % 1, 0.55 + 0.3 * (place % 2), 0.85 - 0.2 * (place // 2 % 2))

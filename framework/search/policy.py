@@ -1,4 +1,4 @@
-"""A search's policy, and what it is told from the database: what a move costs, and the trials of earlier searches."""
+"""Creates a search's policy with what the database knows: measured migration cost, and earlier trials."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dike.exceptions import BadInputError
 from framework.policies.trials.dike_policy import DikePolicy
-from framework.policies.trials.earlier_trials import FEWEST, EarlierTrial, EarlierTrials
+from framework.policies.trials.earlier_trials import MIN_EARLIER_TRIALS, EarlierTrial, EarlierTrials
 from framework.policies.trials.interface import Policy
 from framework.policies.trials.registry import check_learning, make_policy
 from framework.scheduler.journal import StorageUnavailableError
@@ -15,8 +15,8 @@ from framework.search.objective import Objective
 from framework.search.records import SearchSpec, SliceRecord, TrialState
 from framework.search.store import Store
 
-MOST_LOSSES = 200
-"""Of each earlier trial, evenly chosen."""
+MAX_LOSSES_PER_TRIAL = 200
+"""Maximum number of losses per earlier trial, evenly chosen."""
 
 
 def policy_of(
@@ -27,17 +27,12 @@ def policy_of(
     resumed: bool,
     notify: Callable[[str], None],
 ) -> Policy:
-    """The policy of a search that begins or goes on.
+    """Creates the policy of a new or resumed search; `notify` receives what it learns from.
 
-    Args:
-        spec: the search.
-        store: its database.
-        slices: the time slices it has had.
-        resumed: whether it goes on; then it does so without the searches that nothing can be learned from any more.
-        notify: told what it learns from.
+    A resumed search continues without earlier searches from which nothing can be learned any more.
 
     Raises:
-        BadInputError: if there is no such policy, or nothing can be learned from the searches that are named.
+        BadInputError: if the policy is unknown, or cannot learn from the named searches.
     """
     settings = with_measured_migration_cost(spec.settings, slices)
     check_learning(spec.policy, spec.warm_start_from)
@@ -50,21 +45,18 @@ def policy_of(
     except BadInputError as error:
         if not resumed:
             raise
-        notify(f"it goes on without learning from {_named(spec)}: {error}")
+        notify(f"continues without learning from {_named(spec)}: {error}")
         return make_policy(spec.policy, settings)
     notify(f"learns from {len(earlier)} trials of {_named(spec)}")
     return DikePolicy(settings, earlier=EarlierTrials(earlier))
 
 
 def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
-    """The trials of the searches in `spec.warm_start_from` that were trained to their end.
+    """Returns the finished trials of the searches in `spec.warm_start_from`.
 
-    Args:
-        spec: the search that learns from them.
-        store: the database they are in.
 
     Raises:
-        BadInputError: if there is no such search, it has another objective, or too few of its trials have ended.
+        BadInputError: if a search does not exist, has another objective, or too few trials finished.
     """
     found: list[EarlierTrial] = []
     silent = 0
@@ -78,7 +70,7 @@ def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
                 f"The search '{name}' was for the {other.spec.goal}, and this one is for the {spec.goal}; learn "
                 "from one with the same --metric and --mode."
             )
-        losses = other.load_losses(limit=MOST_LOSSES)
+        losses = other.load_losses(limit=MAX_LOSSES_PER_TRIAL)
         for trial in other.load_trials(readings=False):
             if trial.state is not TrialState.FINISHED:
                 continue
@@ -88,10 +80,11 @@ def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
             else:
                 steps, values = ([getattr(one, name) for one in readings] for name in ("step", "loss"))
                 found.append(EarlierTrial(steps, values, trial.samples_per_step))
-    if len(found) < FEWEST:
+    if len(found) < MIN_EARLIER_TRIALS:
         others = f", {silent} more reported no {spec.metric} on the way" if silent else ""
         raise BadInputError(
-            f"{len(found)} trials of {_named(spec)} were trained to their end{others}; to learn takes {FEWEST}."
+            f"{len(found)} trials of {_named(spec)} were trained to their end{others}; learning needs at least "
+            f"{MIN_EARLIER_TRIALS}."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What ends trials for good where a search is asked to (`--stop`): Optuna's pruners, and a patience as Keras has it."""
+"""Rules that stop trials (`--stop`): Optuna's pruners, and patience as in Keras."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 _KINDS = ("asha", "median", "patience", "threshold")
 _FORMS = "asha, asha=N, median, patience=N or threshold=X"
-MEDIAN_AFTER = 5
-"""So many trials must have finished before others are compared with them; Optuna's own number."""
+MEDIAN_MIN_TRIALS = 5
+"""Finished trials before the median rule applies; Optuna's default."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """What ends trials.
+    """A rule that stops trials.
 
     Attributes:
         kind: asha, median, patience or threshold.
-        number: N or X; None where there is none.
+        number: N or X; None if the rule has none.
     """
 
     kind: str
@@ -38,21 +38,21 @@ class Stop:
 
     @property
     def compares(self) -> bool:
-        """Whether a trial is judged by what others had after as many reports."""
+        """Whether a trial is compared with others after as many reports."""
         return self.kind in ("asha", "median")
 
 
 def parse_stop(text: str) -> Stop:
-    """Reads `asha`, `asha=4`, `median`, `patience=10` or `threshold=2.5`.
+    """Parses `asha`, `asha=4`, `median`, `patience=10` or `threshold=2.5`.
 
     Raises:
-        BadInputError: if it is nothing of that.
+        BadInputError: if the text is none of these.
     """
     kind, equals, value = (part.strip() for part in text.partition("="))
     if kind not in _KINDS:
         near = difflib.get_close_matches(kind, _KINDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"write {_FORMS}."
-        raise BadInputError(f"--stop '{text}' names nothing that stops trials; {hint}")
+        raise BadInputError(f"--stop '{text}' is not a rule that stops trials; {hint}")
     if kind == "median":
         if equals:
             raise BadInputError(f"--stop '{text}': median takes no number; write --stop median.")
@@ -74,22 +74,17 @@ def parse_stop(text: str) -> Stop:
     return Stop(kind, int(value))
 
 
-class Judge:
-    """Says which trials are to be stopped.
-
-    Args:
-        stop: by what rule.
-        mode: whether the least or the greatest value is best.
-    """
+class Pruner:
+    """Decides which trials are stopped."""
 
     def __init__(self, stop: Stop, mode: Mode) -> None:
         self._stop = stop
         self._mode = mode
         self._best: dict[int, tuple[float, int]] = {}
-        """Trial -> its best value and which it was; a later one that is not known may have been as good."""
+        """Trial -> its best value, and the index of that value or of a later one that is not stored."""
         self._pruner = self._make()
 
-    def is_hopeless(
+    def prune(
         self,
         study: optuna.Study,
         number: int,
@@ -99,15 +94,15 @@ class Judge:
         *,
         is_kept: bool,
     ) -> bool:
-        """Whether a trial is to be stopped.
+        """Takes a trial's newest value into account, and returns whether the trial is stopped.
 
         Args:
             study: its study.
             number: its number.
-            count: how many values it has stated.
+            count: number of values reported.
             value: the last of them.
-            stored: gets the trial as the study has it.
-            is_kept: whether it has this value; it keeps the same ones of all trials.
+            stored: loads the trial from the study.
+            is_kept: whether the study stores this value; it stores the same ones of all trials.
         """
         if self._stop.kind == "patience":
             return self._values_without_better(number, count, value, stored) >= (self._stop.number or 1)
@@ -116,7 +111,6 @@ class Judge:
         return is_kept and self._prunes(study, stored())
 
     def forget(self, number: int) -> None:
-        """The trial has ended."""
         self._best.pop(number, None)
 
     def _make(self) -> BasePruner:
@@ -127,9 +121,9 @@ class Judge:
             case "asha":
                 return SuccessiveHalvingPruner(min_resource=int(number or 1))
             case "median":
-                return MedianPruner(n_startup_trials=MEDIAN_AFTER)
+                return MedianPruner(n_startup_trials=MEDIAN_MIN_TRIALS)
             case "patience":
-                # Optuna's goes on for ever with a value that stands still, or is NaN.
+                # Optuna's never stops a trial whose value is constant or NaN.
                 return NopPruner()
         return ThresholdPruner(upper=number) if self._mode == "min" else ThresholdPruner(lower=number)
 
@@ -139,10 +133,10 @@ class Judge:
             return self._pruner.prune(study, trial)
 
     def _values_without_better(self, number: int, count: int, value: float, stored: Callable[[], FrozenTrial]) -> int:
-        """How many values a trial has stated since its best; NaN is the worst, and as good is not better."""
+        """Returns how many values followed a trial's best one; NaN is the worst, and equal is not better."""
         best, at = self._best.get(number, (math.nan, 0))
         if number not in self._best:
-            # The trial may have begun in another process, and the study keeps only some values of a long one.
+            # The trial may have started under another process, and the study stores only some values of a long one.
             known = stored().intermediate_values
             for each in range(1, count):
                 if each not in known:

@@ -1,4 +1,4 @@
-"""A search's data: what was asked for, its trials, their time slices, how it ended."""
+"""Data of a search: its specification, trials, time slices and result."""
 
 from __future__ import annotations
 
@@ -29,29 +29,24 @@ MAX_TRIALS = 100 * MAX_ITEMS
 MAX_EARLIER = 20
 """Searches to warm-start from."""
 MAX_FAILURES = 3
-"""Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
-
-One whose script is wrong itself is given up before.
+"""Consecutive failures without a new checkpoint until a trial has failed (as in Hops); fewer for errors of the script.
 """
 _BATCH_SIZE_NAMES = ("batch_size", "batchsize", "batch", "bs")
 
 
 class TrialState(enum.StrEnum):
-    """Where a trial stands."""
-
     WAITING = "waiting"
-    """Has never run."""
+    """Never ran."""
     RUNNING = "running"
-    """Holds a slot, starting and suspending included."""
+    """Has a slot, also while it starts or is being suspended."""
     SUSPENDED = "suspended"
-    """Has given its slot back, with a checkpoint, or was stopped and goes on from its last one."""
+    """Has no slot; resumes from its last checkpoint or its paused process."""
     FINISHED = "finished"
     STOPPED = "stopped"
-    """Was ended for good by `--stop`, because it did not promise enough; its slot may still be on the way out of it."""
+    """Ended early by `--stop`; its run may still be leaving the slot."""
     FAILED = "failed"
 
     def has_ended(self) -> bool:
-        """Whether it will never run again."""
         return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
 
@@ -63,11 +58,8 @@ class Parameter:
     """One dimension of a search space.
 
     Attributes:
-        name: as the user wrote it.
-        choices: the values it can take; empty for a range.
-        low, high: bounds of a range, both included.
-        is_integer: whether a range holds whole numbers only.
-        log: whether a range is searched by orders of magnitude.
+        low, high: bounds of a range, inclusive.
+        log: whether a range is logarithmic.
     """
 
     name: Text
@@ -213,8 +205,8 @@ class SearchSpec(SearchOptions):
         environment: variables for the trials' processes.
         folder: absolute path of the folder that travels with the script, and in which trials work; empty for the
             script's own.
-        sampler_object: the sampler, pickled and signed (`framework.search.samplers.own_object`); empty for the one that
-            `sampler` names.
+        sampler_object: the sampler, pickled and signed (`framework.search.samplers.load_object`); empty to use
+            `sampler`.
         space_function: a function that asks an Optuna trial for its parameters, in the same way; empty for `space`.
         reads_params: whether the script calls `dike.params`, by its source.
     """
@@ -240,13 +232,12 @@ class SearchSpec(SearchOptions):
 
     @property
     def goal(self) -> str:
-        """What is looked for, in words."""
+        """The objective in words, such as `least training loss`."""
         metric = "training loss" if self.metric == "loss" else self.metric
         return f"{'least' if self.mode == 'min' else 'greatest'} {metric}"
 
     @property
     def entry(self) -> EntryPoint:
-        """The script and what travels with it."""
         script = Path(self.script)
         folder = Path(self.folder) if self.folder else script.parent
         return EntryPoint(script, folder, self.environment.get(MODULE_VARIABLE, ""))
@@ -257,31 +248,26 @@ class TrialRecord:
     """One trial.
 
     Attributes:
-        number: its number in the search, from 0.
-        parameters: name -> value.
-        state: where it stands.
-        runs: how often it has been started.
-        failures: how often a run of it has failed.
-        step: training steps done, as last reported.
-        train_s: seconds trained, as last reported.
-        slot_s: seconds for which it held a slot, starts and saves included.
-        loss: the training loss of its last step; None before the first.
-        value: its objective as it was reported last, or the best of it (`SearchSpec.value`); not negated; None before.
-        best_value, best_step: the best that was ever reported, and after how many steps; None before.
-        metrics: the newest value of each metric.
-        convergence: what the policy last compared it by; None before.
-        checkpoint, checkpoint_step: its newest checkpoint; None before the first.
-        agent, slot: where it last ran; empty and None before.
-        batch_size: samples of one of its steps, as its process has reported; None if it has not.
-        error: why it failed: the end of its output, traceback included; empty if it did not.
-        reports: how many reports of its newest run have been written down.
-        stated, stated_step: how many values of its objective it has stated in a search that stops trials, and the step
-            of the last of them.
-        readings: what the policy sees of it (objective to be minimised), until it has ended.
+        failures: number of consecutive failed runs without a new checkpoint.
+        step: training steps, as last reported.
+        train_s: training time, as last reported.
+        slot_s: time in slots, including start and save.
+        loss: training loss of the last step.
+        value: last or best objective (`SearchSpec.value`), not negated.
+        best_value, best_step: best objective ever reported, and its step.
+        convergence: last score from the policy.
+        checkpoint, checkpoint_step: its newest checkpoint.
+        agent, slot: where it last ran; `slot` is None if it has none now.
+        batch_size: samples per step, as reported by its process.
+        error: why it failed: the end of its output with the traceback; empty if it did not.
+        reports: number of stored reports of its newest run.
+        stated, stated_step: number of objective values reported in a search that stops trials, and the step of the
+            last.
+        readings: readings for the policy (objective to be minimized), until it has ended.
         slices: for each time slice, the number of readings before it.
-        created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
-        retries: how many runs of it in a row have failed when it has not taken a step since; else 0.
-        current: its time slice; None while it holds no slot.
+        created_s, ended_s: seconds since the epoch.
+        retries: consecutive failed runs since its last step.
+        current: its current time slice; None without a slot.
     """
 
     number: int
@@ -316,10 +302,7 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
-        """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure.
-
-        It is `waiting for slot` while another trial is on its way out of the slot.
-        """
+        """Its state, or `starting`, `restarting 2/3` after a failure, `waiting for slot` until another leaves it."""
         is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
         if self.state.has_ended() or is_training:
             return str(self.state)
@@ -330,16 +313,12 @@ class TrialRecord:
         return str(self.state)
 
     def held_s(self, now_s: float) -> float:
-        """For how many seconds it has held slots, the one it holds now included.
-
-        Args:
-            now_s: seconds since the epoch.
-        """
+        """Returns its total time in slots until `now_s`, seconds since the epoch."""
         return self.slot_s + (max(0.0, now_s - self.current.start_s) if self.current is not None else 0.0)
 
     @property
     def samples_per_step(self) -> float:
-        """Its batch size: its parameter of that name, else what its process has reported, else 1."""
+        """Its batch size: the parameter of that name, else as reported by its process, else 1."""
         for name, value in self.parameters.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if name.lower().replace("-", "_") in _BATCH_SIZE_NAMES and is_number and float(value) > 0:
@@ -348,11 +327,11 @@ class TrialRecord:
 
     @property
     def samples(self) -> float:
-        """What it has trained on, as last reported; steps where its batch size is not known."""
+        """Samples trained on; steps if its batch size is unknown."""
         return self.step * self.samples_per_step
 
     def beats(self, other: TrialRecord | None, mode: Mode) -> bool:
-        """Whether its value is better than the other's; NaN, infinities and nothing never win."""
+        """Returns whether its value is better; missing, NaN and infinite values never win."""
         if self.value is None or not math.isfinite(self.value):
             return False
         if other is None or other.value is None or not math.isfinite(other.value):
@@ -360,7 +339,7 @@ class TrialRecord:
         return self.value < other.value if mode == "min" else self.value > other.value
 
     def in_words(self, metric: str) -> str:
-        """Its value, and the best that it ever had where that is another: `loss 0.3, at best 0.2 at step 40`."""
+        """Formats its value, and its best one if different: `loss 0.3, at best 0.2 at step 40`."""
         reached = self.reached()
         if self.value is None:
             return "no value"
@@ -372,12 +351,12 @@ class TrialRecord:
         )
 
     def reached(self) -> tuple[float, int] | None:
-        """The best value that it ever had, and at which step; None before the first that is a number."""
+        """Returns its best value and the step of it; None before the first finite one."""
         return None if self.best_value is None else (self.best_value, self.best_step or 0)
 
     @property
     def not_finite(self) -> dict[str, str]:
-        """Figures that JSON cannot hold, by name or `metrics.NAME` -> `nan`, `inf` or `-inf`."""
+        """Numbers that JSON cannot represent: name or `metrics.NAME` -> `nan`, `inf` or `-inf`."""
         figures = {
             **{name: getattr(self, name) for name in ("loss", "value", "best_value", "convergence")},
             **{f"metrics.{name}": value for name, value in self.metrics.items()},
@@ -385,7 +364,7 @@ class TrialRecord:
         return {name: str(value) for name, value in figures.items() if value is not None and not math.isfinite(value)}
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; numbers that JSON cannot hold are null, and `not_finite` says what they are."""
+        """Converts to JSON values; non-finite numbers are null and listed in `not_finite`."""
         return {
             "number": self.number,
             "parameters": self.parameters,
@@ -413,10 +392,7 @@ class TrialRecord:
 
 
 def ranked(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """Trials in the order of `best_trial`: finished ones by value, then others by value, then those without a value.
-
-    Failed trials, and those whose value is NaN or infinite, come last, by number.
-    """
+    """Sorts trials: finished ones by value, others by value, then failed ones and those without a finite value."""
     sign = 1 if mode == "min" else -1
 
     def key(trial: TrialRecord) -> tuple[int, float, int]:
@@ -428,21 +404,20 @@ def ranked(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
 
 
 def best_trials(trials: Iterable[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """The trials that can be best, the best first: `ranked` without those that have no value or have failed."""
+    """Returns `ranked` without trials that have failed or have no finite value."""
     return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]
 
 
 def best_trial(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
-    """The best trial: of those that have finished the one with the best value, as in Optuna.
+    """Returns the best finished trial, as in Optuna; if none has finished, the best that has not failed.
 
-    If none has finished with a number, it is the best of the others that have not failed. All tables, messages, the
-    page, the REST API and `dike export` take this one.
+    All tables, messages, the page, the REST API and `dike export` use this definition.
     """
     return next(iter(best_trials(trials, mode)), None)
 
 
 def _ever_best(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
-    """The trial that ever had the best value (`TrialRecord.reached`), whose checkpoints are kept, too."""
+    """Returns the trial with the best value ever (`TrialRecord.reached`), whose checkpoints are kept, too."""
     best: tuple[float, int, TrialRecord] | None = None
     sign = 1 if mode == "min" else -1
     for trial in trials:
@@ -457,21 +432,17 @@ class SliceRecord:
     """One time slice: a run of a trial in a slot.
 
     Attributes:
-        trial, run: which.
-        slot: number of the slot.
-        agent: name of its agent.
-        kind: what the slot computes on (`framework.search.slot_pool.kind_of`); empty where that is not known.
-        start_s, end_s: wall-clock times, from the decision to the slot being free; None while it runs.
-        first_step_s: when it took its first step; None if it never did.
-        reason, convergence: why the policy chose it, and by what figure.
-        from_step, to_step: steps done before and after.
-        outcome: how it ended (see `executor.trial_messages.RunEnd.outcome`); `lost` if its slot went with it; empty
-            while it runs.
-        suspend_s: seconds from the request to suspend to the slot being free; None without request.
-        samples_per_s: how fast it trained; None where too little was reported.
-        rss_bytes, cpu, gpu_mem_bytes, gpu_utilisation: the most it used; None where nobody could tell.
-        process: `new`, or `continued` if the trial's process had stayed in memory and went on; empty before the first
-            step, and where it was not written down.
+        trial, run: number of the trial, and of its run.
+        kind: kind of the slot (`framework.search.slot_pool.kind_of`); empty if unknown.
+        start_s, end_s: from the decision until the slot was free, seconds since the epoch.
+        first_step_s: time of its first step; None if it took none.
+        reason, convergence: why the policy chose it, and its score.
+        from_step, to_step: the trial's steps before and after.
+        outcome: see `executor.trial_messages.RunEnd.outcome`; `lost` if its slot ended first; empty while it runs.
+        suspend_s: seconds from the request to suspend until the slot was free.
+        samples_per_s: its speed; None with too few reports.
+        rss_bytes, cpu, gpu_mem_bytes, gpu_utilisation: maximum use; None if unknown.
+        process: `new`, or `continued` if a paused process resumed; empty before the first step.
     """
 
     trial: int
@@ -498,16 +469,11 @@ class SliceRecord:
 
 @dataclass
 class SearchResult:
-    """What became of a search.
+    """Result of a search.
 
     Attributes:
-        name: the search's name.
-        complete: whether every trial has ended.
-        trials: all trials, by number.
-        mode: whether the least or the greatest value is best.
-        checkpoint_dir: where the checkpoints are.
         failure: why the search ended early; empty if it did not.
-        last_words: what the script said of that, if it is not in `failure`, which others may read.
+        last_words: the script's own message, if it is not in `failure`, which is public.
     """
 
     name: str
@@ -520,26 +486,21 @@ class SearchResult:
 
     @property
     def best(self) -> TrialRecord | None:
-        """See `best_trial`."""
         return best_trial(self.trials, self.mode)
 
-    def dispensable(self, *, may_go_on: bool = True) -> list[TrialRecord]:
-        """The trials whose checkpoints nobody will want: never `leading` ones', nor of those that may still run.
-
-        Args:
-            may_go_on: whether the search may be gone on with.
-        """
+    def dispensable(self, *, may_resume: bool = True) -> list[TrialRecord]:
+        """Returns trials whose checkpoints can be deleted: all but `leading` ones and those that may run again."""
         spared = [id(trial) for trial in self.leading]
-        return [each for each in self.trials if id(each) not in spared and (each.state.has_ended() or not may_go_on)]
+        return [each for each in self.trials if id(each) not in spared and (each.state.has_ended() or not may_resume)]
 
     @property
     def leading(self) -> list[TrialRecord]:
-        """The best trial, and the one that ever had the best value; none that has failed."""
+        """The best trial, and the one with the best value ever; no failed ones."""
         sound = [trial for trial in self.trials if trial.state is not TrialState.FAILED]
         return [trial for trial in (self.best, _ever_best(sound, self.mode)) if trial is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values: what `dike tune --format json` prints, and a service keeps."""
+        """Converts to the JSON values that `dike tune --format json` prints and a service stores."""
         return {
             "name": self.name,
             "complete": self.complete,
@@ -554,12 +515,12 @@ class SearchResult:
 def trials_to_resume(
     records: list[TrialRecord], asked: Mapping[int, dict[str, Value]], live_slots: Collection[int] = ()
 ) -> list[TrialRecord]:
-    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
+    """Returns the trials of an interrupted search, with running ones suspended at their last checkpoints.
 
     Args:
-        records: what was written of them.
-        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
-        live_slots: numbers of slots that may still run; what ran there still does.
+        records: the stored trials.
+        asked: number -> parameters of every trial from the sampler; the last may have no record.
+        live_slots: slots that may still run, and whose runs continue.
     """
     known = {record.number for record in records}
     records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]

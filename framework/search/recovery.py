@@ -1,7 +1,7 @@
-"""What a search hands on to the service after the one that runs it: its slots, and the runs in them.
+"""State of a search that a service hands to its successor: the slots, and the runs in them.
 
-Which run is in which slot is in the trials' records, written before a slot is told; how far it has come the slot says
-itself (`Slot.adopt`). So the state that is handed on is small, and changes only when slots come and go.
+The trials' records, written before a slot is notified, say which run is in which slot; the slot itself reports its
+progress (`Slot.adopt`). So this state is small, and changes only when slots are added or removed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from framework.search.trials import TrialTracker, trial_run
 
 @dataclass(frozen=True)
 class SearchState:
-    """Where a search stands, as a service writes it down.
+    """Persistent state of a running search.
 
     Attributes:
-        began_s: when it began, seconds since the epoch.
-        next_slot: number of the next slot.
-        ending: why it is being ended; None if it is not.
-        cancelled: whether somebody wanted its end.
-        slots: those that may still run.
-        first_slot_s: when it had its first slot since it began, seconds since the epoch; None before.
+        began_s: start of the search, seconds since the epoch.
+        ending: why the search is being ended; None if it is not.
+        cancelled: whether a user cancelled it.
+        slots: slots that may still run.
+        first_slot_s: when it got its first slot since it began, seconds since the epoch; None before.
     """
 
     began_s: float
@@ -40,7 +39,6 @@ class SearchState:
     first_slot_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "began_s": self.began_s,
             "next_slot": self.next_slot,
@@ -52,10 +50,10 @@ class SearchState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SearchState:
-        """Reads what `to_json` wrote.
+        """Parses what `to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: if it is something else.
+            KeyError, TypeError, ValueError: if it is malformed.
         """
         return cls(
             began_s=float(values["began_s"]),
@@ -94,36 +92,40 @@ def _slot(values: Mapping[str, Any]) -> Slot:
     return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
 
 
-def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Collection[int] = ()) -> None:
-    """Ends the time slices that a killed process has left open, when it gave its last sign of life.
+def close_open_slices(store: Store, last_heartbeat_s: float | None, live_slots: Collection[int] = ()) -> None:
+    """Ends the time slices that a killed process left open, at its last heartbeat.
 
     Args:
         store: has the search open.
-        last_sign_s: when that was, seconds since the epoch; None if it never gave one.
-        live_slots: numbers of slots that may still run; slices of runs that are there stay open.
+        last_heartbeat_s: the last heartbeat, seconds since the epoch; None if there was none.
+        live_slots: slots that may still run; slices of their runs stay open.
     """
     trials = {record.number: record for record in store.load_trials(readings=False)}
     left_open = [
-        piece for piece in store.load_slices() if piece.end_s is None and not _lives(piece, trials, live_slots)
+        time_slice
+        for time_slice in store.load_slices()
+        if time_slice.end_s is None and not _is_live(time_slice, trials, live_slots)
     ]
     if not left_open:
         return
     reports = store.load_losses()
-    for piece in left_open:
-        piece.end_s = max(piece.start_s, last_sign_s or piece.start_s)
-        piece.outcome = "lost"
-        of_run = [report for report in reports.get(piece.trial, ()) if report["run"] == piece.run]
+    for time_slice in left_open:
+        time_slice.end_s = max(time_slice.start_s, last_heartbeat_s or time_slice.start_s)
+        time_slice.outcome = "lost"
+        of_run = [report for report in reports.get(time_slice.trial, ()) if report["run"] == time_slice.run]
         rate = rate_of(of_run)
         if rate is not None:
-            piece.to_step = of_run[-1]["step"]
-            piece.samples_per_s = rate * trials[piece.trial].samples_per_step
-        store.save_slice(piece)
+            time_slice.to_step = of_run[-1]["step"]
+            time_slice.samples_per_s = rate * trials[time_slice.trial].samples_per_step
+        store.save_slice(time_slice)
 
 
-def _lives(piece: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
-    trial = trials[piece.trial]
+def _is_live(time_slice: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
+    trial = trials[time_slice.trial]
     holds = trial.state in (TrialState.RUNNING, TrialState.STOPPED)
-    return piece.slot in live_slots and holds and trial.slot == piece.slot and piece.run == trial.runs - 1
+    return (
+        time_slice.slot in live_slots and holds and trial.slot == time_slice.slot and time_slice.run == trial.runs - 1
+    )
 
 
 def restore_runs(
@@ -134,30 +136,21 @@ def restore_runs(
     now_s: float,
     wall_s: float,
 ) -> None:
-    """Puts the runs that the records name back into inherited slots.
-
-    Args:
-        spec: the search.
-        slots: the slots.
-        trials: its trials.
-        slices: all time slices of the search.
-        now_s: the time on the search's clock.
-        wall_s: the time in seconds since the epoch.
-    """
+    """Puts the runs named by the records back into inherited slots."""
     by_id = {slot.id: slot for slot in slots}
-    # Of a run whose end was half written down the slice is closed already; it ends once more.
-    begun = {(piece.trial, piece.run): piece for piece in slices}
+    # If the end of a run was only partly stored, its slice is closed already; the run ends once more.
+    begun = {(time_slice.trial, time_slice.run): time_slice for time_slice in slices}
     for record in trials.all:
         slot = by_id.get(record.slot) if record.slot is not None else None
         if record.state not in (TrialState.RUNNING, TrialState.STOPPED) or slot is None:
             continue
         run = ActiveRun(record, trial_run(spec, record, record.runs - 1), Choice(record.number, "", record.convergence))
-        run.known = record.reports
-        run.known_output = trials.output_received(record)
+        run.stored_reports = record.reports
+        run.stored_output_bytes = trials.output_received(record)
         run.slice = begun.get(run.key)
         trials.speeds.begin_run(*run.key, slot.kind)
         if run.slice is None:
-            # It has not got the slot yet: another run was still being suspended there.
+            # Another run was still being suspended in the slot.
             slot.next = run
             continue
         record.current = run.slice
@@ -165,7 +158,7 @@ def restore_runs(
         run.training = run.slice.first_step_s is not None
         slot.current = run
         if record.state is TrialState.STOPPED:
-            slot.stop()
+            slot.stop_run()
     for slot in by_id.values():
         if slot.current is None:
             slot.current, slot.next = slot.next, None

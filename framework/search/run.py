@@ -1,4 +1,4 @@
-"""Runs a search from its request to its result: records, Mesos, bundle, driver, events."""
+"""Runs a search from request to result: records, Mesos, bundle, driver, events."""
 
 from __future__ import annotations
 
@@ -45,23 +45,20 @@ from framework.search.trials import TrialTracker
 logger = logging.getLogger(__name__)
 
 CANCEL_MARGIN_S = 15.0
-_SAVED = "*run-*-step-*"
-"""Checkpoints and models of best epochs in a trial's folder."""
+_CHECKPOINT_GLOB = "*run-*-step-*"
+"""Checkpoints and best models in a trial's folder."""
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What `dike tune` was asked to do.
+    """A request of `dike tune`.
 
     Attributes:
-        spec: the search; one that goes on is what it was before but for what may change.
-        storage: URL of the database.
         resume: whether the search is in the database already.
-        mesos: where to run it.
         logdir: folder for TensorBoard; None for none.
         constraints: which agents it may use (`framework.scheduler.constraints`).
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
-        options: what of this is not in `spec`, as the user has said it; kept for `--resume`.
+        options: the user's options outside `spec`, stored for `--resume`.
     """
 
     spec: SearchSpec
@@ -78,10 +75,10 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
     """Runs a search to its end.
 
     Raises:
-        BadInputError: if the input cannot be used, or the script does not take it.
-        JobFailedError: if the master ended the framework, a private Mesos broke down, or the database is away for
+        BadInputError: if the input is invalid, or the script rejects it.
+        JobFailedError: if the master ended the framework, a private Mesos failed, or the database was unavailable too
             long.
-        InterruptedByUserError: after Ctrl-C or SIGTERM, when every trial has been suspended.
+        InterruptedByUserError: after Ctrl-C or SIGTERM, once every trial is suspended.
     """
     spec = request.spec
     engine = open_database(request.storage)
@@ -91,7 +88,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
         else:
             store.create_search(spec, request.options)
             try:
-                _refuse_others_trials(spec.checkpoint_dir)
+                _check_folder_unused(spec.checkpoint_dir)
             except BadInputError:
                 store.delete_search()
                 raise
@@ -100,7 +97,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
             return _run_locked(request, store, observer)
         except (StorageUnavailableError, MesosLostError) as error:
             raise JobFailedError(
-                f"{error} Every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
+                f"{error} Every trial is saved up to its last checkpoint; resume with dike tune --resume {spec.name}."
             ) from error
 
 
@@ -120,16 +117,17 @@ def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) 
         except BadInputError:
             trials = [] if request.resume else store.load_trials()
             if not request.resume and not any(one.readings or one.value is not None for one in trials):
-                # The same name is free for the next attempt.
+                # Frees the name for the next attempt.
                 if study is not None:
                     study.delete()
                 store.delete_search()
                 for one in trials:
-                    _forget(Path(spec.checkpoint_dir, f"trial-{one.number}"))
+                    _clear_trial_folder(Path(spec.checkpoint_dir, f"trial-{one.number}"))
             raise
         except KeyboardInterrupt:
             raise InterruptedByUserError(
-                f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
+                f"Interrupted; every trial is saved up to its last checkpoint; resume with "
+                f"dike tune --resume {spec.name}."
             ) from None
 
 
@@ -146,13 +144,13 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
         slices = store.load_slices()
         policy = policy_of(spec, store, slices, resumed=request.resume, notify=observer.notify)
-        stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
+        stops = f"; --stop {spec.stop} stops trials early" if spec.stop else ""
         folder = posixpath.dirname(spec.checkpoint_dir.rstrip("/"))  # which trials may have to make
         container = task_container(request.mesos.image, request.volumes, folder)
         entry = spec.entry
         if not entry.script.is_file():
             raise BadInputError(
-                f"There is no script {entry.script} any more, and the search {spec.name} is not complete."
+                f"The script {entry.script} does not exist any more, and the search {spec.name} is not complete."
             )
         facts = script_facts(entry)
         others = {"loss": "val_loss", "val_loss": "loss"} if facts.validates else {}
@@ -167,7 +165,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         token = bundle.new_token()
         server = stack.enter_context(request.mesos.bundle_server({token: archive}.get, master))
         if request.resume:
-            # With a Mesos that is not there it is not gone on with the next time, and has ended as it did before.
+            # Not before Mesos answers: otherwise the search keeps its former end and options.
             store.change_search(spec, request.options)
             store.reopen_search()
             _end_predecessor(store.framework_id(spec.name), master)
@@ -180,7 +178,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             container=container,
             hand_out_gpus=is_on_this_machine(master),
         )
-        first_slot = max((piece.slot for piece in slices), default=-1) + 1
+        first_slot = max((time_slice.slot for time_slice in slices), default=-1) + 1
         agents = functools.partial(admitted_agents, master, request.constraints)
         elsewhere = "" if request.storage == default_storage() else f" --storage {shlex.quote(request.storage)}"
         job = StandaloneJob(
@@ -198,20 +196,20 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         return search.result
 
 
-def _forget(folder: Path) -> None:
-    """Lets a trial of another search begin in a trial's folder; what it has written and printed stays there."""
+def _clear_trial_folder(folder: Path) -> None:
+    """Removes a trial's record and checkpoints, so that another search can use its folder; outputs stay."""
     (folder / RECORD).unlink(missing_ok=True)
-    for path in folder.glob(_SAVED):
+    for path in folder.glob(_CHECKPOINT_GLOB):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _refuse_others_trials(path: str) -> None:
-    """Sees to it that a new search does not take another's trials for its own, as far as that can be seen from here.
+def _check_folder_unused(path: str) -> None:
+    """Checks, as far as possible from this machine, that a new search does not adopt another's trials.
 
     Raises:
-        BadInputError: if trials have saved something in the folder.
+        BadInputError: if the folder has checkpoints of trials.
     """
-    if next(Path(path).glob(f"trial-*/{_SAVED}"), None) is not None:
+    if next(Path(path).glob(f"trial-*/{_CHECKPOINT_GLOB}"), None) is not None:
         raise BadInputError(
             f"{path} holds trials of another search, which this one would overwrite; choose another --name or "
             "--checkpoint-dir, or remove that folder."
@@ -219,10 +217,10 @@ def _refuse_others_trials(path: str) -> None:
 
 
 def _make_folder(path: str) -> None:
-    """Makes the folder for checkpoints, where the trials run on this machine.
+    """Creates the folder for checkpoints, if trials run on this machine.
 
     Raises:
-        BadInputError: if nothing can be written there.
+        BadInputError: if it is not writable.
     """
     if "://" in path:
         return
@@ -237,7 +235,7 @@ def _make_folder(path: str) -> None:
 
 
 def _end_predecessor(framework_id: str | None, master: LeadingMaster) -> None:
-    """Ends the framework of a `dike tune` that was killed: its slots hold GPUs until Mesos gives it up."""
-    # Runs never write to each other's files, so it does no harm to the trials if this fails.
+    """Ends the framework of a killed `dike tune`, whose slots would use GPUs until Mesos' failover timeout."""
+    # A failure is harmless: runs never write to each other's files.
     if framework_id is not None:
         logger.info("the framework %s of the interrupted search: %s", framework_id, master.teardown(framework_id))

@@ -28,32 +28,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXHAUSTIVE = ("grid", "bruteforce")
-"""These try each point of the space once."""
+"""Samplers that try each point of the space once."""
 _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cmaes": ("cmaes",), "gp": ("scipy", "torch"), "qmc": ("scipy",)}
 )
-"""Sampler -> packages that Optuna imports for it when it is first asked."""
+"""Sampler -> packages that Optuna imports on first use."""
 
 
 def default_sampler(space: Sequence[Parameter], trials: int | None) -> str:
-    """`grid` for lists, unless more trials are asked for than it has points; else `tpe`.
-
-    Args:
-        space: what is searched; empty where a function gives it.
-        trials: number of trials that the user asked for; None if not given.
-    """
+    """Returns `grid` if all parameters are lists, with at least as many points as requested trials, else `tpe`."""
     is_grid = bool(space) and all(parameter.choices for parameter in space)
     return "grid" if is_grid and (trials is None or trials <= grid_size(space)) else "tpe"
 
 
 def check_sampler(name: str) -> None:
-    """Refuses a sampler that there is not, or that cannot be used here.
+    """Checks that a sampler exists and its packages are installed.
 
     Raises:
-        BadInputError: if so; the message names near ones, or the packages that are missing.
+        BadInputError: if not.
     """
     if name == "grid":
-        # Known without Optuna, whose import takes a while.
+        # Avoids the slow import of Optuna.
         return
     names = ["grid", *_classes()]
     if name not in names:
@@ -64,12 +59,12 @@ def check_sampler(name: str) -> None:
     if missing:
         raise BadInputError(
             f"--sampler {name} needs {' and '.join(missing)}, not installed here; pip install {' '.join(missing)}, or "
-            "take another sampler."
+            "choose another sampler."
         )
 
 
 def learns(spec: SearchSpec) -> bool:
-    """Whether a search's sampler looks at the trials before: then it is asked only for as many as can be trained."""
+    """Returns whether a search's sampler uses earlier results, and so is asked for trials as late as possible."""
     from optuna.samplers import BruteForceSampler, GridSampler, QMCSampler, RandomSampler
 
     if spec.sampler == "grid" and not spec.sampler_object:
@@ -77,17 +72,17 @@ def learns(spec: SearchSpec) -> bool:
     return not isinstance(sampler_of(spec, 0), BruteForceSampler | GridSampler | QMCSampler | RandomSampler)
 
 
-def tries_all(sampler: BaseSampler) -> bool:
-    """Whether a sampler tries each point of the space once, and then has no more."""
+def is_exhaustive(sampler: BaseSampler) -> bool:
+    """Returns whether a sampler tries each point of the space once and then has no more."""
     from optuna.samplers import BruteForceSampler, GridSampler
 
     return isinstance(sampler, BruteForceSampler | GridSampler)
 
 
 def describe_sampler(spec: SearchSpec) -> str:
-    """A sampler in words, with how many random points it begins with."""
+    """Describes a sampler in words, with its number of random startup trials."""
     sampler = None if spec.sampler == "grid" and not spec.sampler_object else sampler_of(spec, 0)
-    # Genetic algorithms have a first generation, the others say it in this way.
+    # Genetic algorithms have a first generation instead.
     count = getattr(sampler, "_n_startup_trials", getattr(sampler, "population_size", 0))
     name = f"sampler {spec.sampler}"
     if not count:
@@ -98,17 +93,17 @@ def describe_sampler(spec: SearchSpec) -> str:
 
 
 def sampler_of(spec: SearchSpec, number: int) -> BaseSampler:
-    """The sampler for one trial: a named one is the same whichever process asks.
+    """Creates the sampler for one trial; a named one is the same in any process.
 
     Raises:
-        BadInputError: if the user's own cannot be read back.
+        BadInputError: if the user's own cannot be loaded.
     """
     import numpy as np
     from optuna.exceptions import ExperimentalWarning
     from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler
 
     if spec.sampler_object:
-        own = own_object(spec.sampler_object, "sampler", spec)
+        own = load_object(spec.sampler_object, "sampler", spec)
         if not isinstance(own, BaseSampler):
             raise BadInputError(f"The sampler is a {type(own).__name__}; give a name or an object of optuna.samplers.")
         return own
@@ -123,39 +118,33 @@ def sampler_of(spec: SearchSpec, number: int) -> BaseSampler:
 
 
 def write_object(data: bytes, what: str, folder: str) -> str:
-    """A pickled object as a search's record keeps it: with a signature, since others may write to the database.
-
-    Args:
-        data: the pickled object.
-        what: what it is, for people.
-        folder: of the search, for whose modules it is good.
+    """Encodes a pickled object for a search's record, signed, as others may write to the database.
 
     Raises:
-        BadInputError: if this account's key cannot be written or read.
+        BadInputError: if this account's key cannot be read or created.
     """
     return f"{signature(_signed(what, folder), data)}:{base64.b85encode(data).decode()}"
 
 
-def own_object(text: str, what: str, spec: SearchSpec) -> Any:
-    """An object of the user's out of a search's record. Reading it runs his code, so a service takes none.
+def load_object(text: str, what: str, spec: SearchSpec) -> Any:
+    """Decodes a user's object from a search's record. This runs the user's code, so services never call it.
 
-    Args:
-        text: what `write_object` returned.
-        what: what it is, for people.
-        spec: the search; modules of the user's in its folder are looked for last.
+    The folder of the search is searched last for the user's modules.
 
     Raises:
-        BadInputError: if this account has not written it, or it cannot be read here.
+        BadInputError: if this account did not sign it, or it cannot be loaded.
     """
     given, _, packed = text.rpartition(":")
     try:
         data = base64.b85decode(packed)
     except ValueError:
-        data = b""  # As if it were signed by nobody.
+        data = b""  # fails the check of the signature
     if not hmac.compare_digest(given.encode(), signature(_signed(what, spec.folder), data).encode()):
         raise BadInputError(
             f"The {what} of search '{spec.name}' in the database is a Python object that this account has not written "
-            "on this machine, so it is not run; begin the search anew, or have the account that began it go on with it."
+            "on this machine, so Dike does not load it; "
+            "start a new search, or resume it with the account that "
+            "started it."
         )
     if spec.folder not in sys.path:
         sys.path.append(spec.folder)
@@ -167,7 +156,7 @@ def _signed(what: str, folder: str) -> str:
 
 
 class _SignedPickles:
-    """In the place of `pickle` for Optuna's CMA-ES, which keeps its state in the database, where others may write."""
+    """Replaces `pickle` in Optuna's CMA-ES, which stores its state in the database, where others may write."""
 
     _WHAT = "state of a sampler"
     _LENGTH = 64
@@ -181,18 +170,18 @@ class _SignedPickles:
     def loads(cls, content: bytes) -> Any:
         given, data = content[: cls._LENGTH], content[cls._LENGTH :]
         if not hmac.compare_digest(given, signature(cls._WHAT, data).encode()):
-            logger.warning("the state of a sampler in the database is not of this account; the sampler begins anew")
-            return None  # As if there were none.
+            logger.warning("another account wrote the sampler's state in the database; the sampler starts anew")
+            return None  # no state
         return pickled.loads(data, cls._WHAT)
 
 
 def sign_states() -> None:
-    """Has Optuna read no pickled state of a sampler that others could have written, whoever made the sampler."""
+    """Makes Optuna load pickled sampler states only if this account signed them."""
     import optuna.samplers._cmaes as cmaes
 
     names = vars(cmaes)
     assert names["pickle"].__name__ in ("pickle", _SignedPickles.__name__), (
-        "Optuna keeps the state of CMA-ES in another way"
+        "this version of Optuna stores the state of CMA-ES differently"
     )
     names["pickle"] = _SignedPickles
 
@@ -202,7 +191,7 @@ def _named(name: str, seed: int) -> BaseSampler:
     known = inspect.signature(made).parameters
     options: dict[str, Any] = {"seed": seed}
     if "constant_liar" in known:
-        # Trials that still run count as bad ones, so that those asked for meanwhile do not all go to one place.
+        # Running trials count as bad ones, so that concurrent trials spread out.
         options["constant_liar"] = True
     if "warn_independent_sampling" in known and known["warn_independent_sampling"].default is True:
         options["warn_independent_sampling"] = False
@@ -211,7 +200,7 @@ def _named(name: str, seed: int) -> BaseSampler:
 
 
 def _classes() -> dict[str, Any]:
-    """Those that need nothing to be made, by the name of their class in small letters and without `Sampler`."""
+    """Returns the samplers that need no arguments, by lower-case class name without `Sampler`."""
     import optuna.samplers
 
     found = {}
@@ -225,21 +214,21 @@ def _classes() -> dict[str, Any]:
 
 
 def is_finite(space: Sequence[Parameter]) -> bool:
-    """Whether a space has a grid of all its points."""
+    """Returns whether a grid of all points exists."""
     return bool(space) and all(each.choices or (each.is_integer and not each.log) for each in space)
 
 
 def grid_size(space: Sequence[Parameter]) -> int:
-    """How many points the grid of a space has.
+    """Returns the number of points of a space's grid.
 
     Raises:
-        BadInputError: if there is no grid of it.
+        BadInputError: if a range has no grid.
     """
     return math.prod(map(len, _axes(space)))
 
 
 def grid_point(spec: SearchSpec, number: int) -> dict[str, Value]:
-    """The values of a trial; with fewer trials than points these are some points at random, in the grid's order."""
+    """Returns the values of a trial. With fewer trials than points these are random points, in the grid's order."""
     axes = _axes(spec.space)
     count = math.prod(map(len, axes))
     index = number
@@ -253,12 +242,7 @@ def grid_point(spec: SearchSpec, number: int) -> dict[str, Value]:
 
 
 def untried_point(spec: SearchSpec, tried: Collection[tuple[Value, ...]], number: int) -> dict[str, Value] | None:
-    """A point at random that no trial has; None if there is no other.
-
-    Args:
-        spec: the search.
-        tried: values of the trials so far, in the order of the space.
-        number: the trial's number, on which it depends, as on the seed.
+    """Returns a random point that no trial has; None if all were tried. The trial's number is part of the seed.
 
     Raises:
         BadInputError: if the space is not finite.
@@ -273,7 +257,7 @@ def untried_point(spec: SearchSpec, tried: Collection[tuple[Value, ...]], number
 
 
 def _axes(space: Sequence[Parameter]) -> list[tuple[Value, ...]]:
-    """The values of each parameter in a grid: its choices, or the whole numbers of its range."""
+    """Returns the values of each parameter in a grid: its choices, or the integers of its range."""
     axes: list[tuple[Value, ...]] = []
     for parameter in space:
         if parameter.choices:
@@ -282,7 +266,7 @@ def _axes(space: Sequence[Parameter]) -> list[tuple[Value, ...]]:
             axes.append(tuple(range(int(parameter.low), int(parameter.high) + 1)))
         else:
             raise BadInputError(
-                f"The parameter '{parameter.name}' is a range, of which there is no grid; list its values, or take "
+                f"The parameter '{parameter.name}' is a range, for which there is no grid; list its values, or use "
                 "--sampler tpe with --trials N."
             )
     return axes

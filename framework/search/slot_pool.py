@@ -1,7 +1,7 @@
-"""The slots of a search: launched on Mesos' offers, watched, told what to hold, drained.
+"""The slots of a search: launched on offers, watched, notified, drained.
 
 A slot is a Mesos task that holds one trial at a time (`framework.search.slots`). Slots without GPUs on one agent share
-an executor, so that a trial that is suspended in one of them can go on at once in any other.
+an executor, so that a trial paused in one of them can resume instantly in any other.
 """
 
 from __future__ import annotations
@@ -36,32 +36,31 @@ from solver.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
-SILENCE_S = 60.0
-"""A slot that says nothing for so long, while the master is there, is ended."""
+MAX_SILENCE_S = 60.0
+"""A slot that sends nothing for this long while the master is connected is ended."""
 DRAIN_MARGIN_S = 10.0
-"""How much longer than a suspension the end of a slot may take before it is killed."""
+"""Time that a slot may take to end beyond the suspension, before it is killed."""
 GPU_MODEL = "gpu_model"
-"""The agent's attribute that says what its GPUs are."""
+"""Agent attribute with the model of its GPUs."""
 SLOT_KIND = "slot_kind"
-"""The attribute that tells agents apart whose slots are shares of CPUs, or whose GPUs have no model."""
+"""Agent attribute that distinguishes slots without GPUs, or with GPUs of no stated model."""
 
 
-GROWING = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-"""For processes whose GPU memory goes to the host and back: TensorFlow and JAX take what they need, not all of it."""
+GPU_GROWTH_ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""TensorFlow and JAX allocate GPU memory as needed, so that it can be offloaded to the host."""
 
 
 @dataclass(frozen=True)
 class SlotLaunch:
-    """What every slot of a search is launched with.
+    """What all slots of a search are launched with.
 
     Attributes:
-        spec: the search.
         bundle_url: where executors fetch the script's folder.
         script: path of the script inside the bundle.
         preload: modules for the zygotes.
-        python: interpreter that runs the executor on the agents.
-        container: what slots run in; None for the agent's own file system.
-        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
+        python: interpreter of the executor on the agents.
+        container: container of the slots; None for the agent's file system.
+        hand_out_gpus: whether the framework assigns GPU devices, for agents that neither isolate nor announce them.
     """
 
     spec: SearchSpec
@@ -77,18 +76,13 @@ class SlotPool:
     """All slots of one search.
 
     Args:
-        launch: what slots are launched with.
-        outbox: gets what slots are to be told.
-        observer: who is told.
-        all_agents: lists every agent with all its resources, used or not, or None where that is not known.
-        first_slot: number of the first slot.
-        clock: seconds, monotonic.
-        may_end: whether ending a slot loses nothing of the runs that it is to hold.
-        slots: those that a service before this one has launched.
-        patient: whether slots that no agent there is can ever hold are waited for, instead of being an error.
+        all_agents: lists every agent with all its resources, used or not, or None if unknown.
+        may_end: returns whether ending a slot loses nothing of its current and next runs.
+        slots: slots launched by an earlier service.
+        patient: whether to wait for new agents if none can ever hold a slot, instead of raising an error.
 
     Attributes:
-        is_draining: whether every slot is to give its trial back and end.
+        is_draining: whether every slot is to suspend its trial and end.
         next_slot: number of the next slot.
     """
 
@@ -119,9 +113,9 @@ class SlotPool:
             slot.mates_seen = any(mate.executor_seen for mate in mates)
         self._new: list[Slot] = []
         self._executors: dict[str, Mapping[str, Any]] = {}
-        """Id -> Mesos' ExecutorInfo, as long as slots are in it; whatever else is launched into it carries the same."""
-        self._blamed: dict[str, str] = {}
-        """Executor that has ended -> the task of the slot whose run took most memory."""
+        """Id -> Mesos' ExecutorInfo, as long as slots use it; further slots launched into it must carry the same."""
+        self._largest_task: dict[str, str] = {}
+        """Ended executor -> task of the slot whose run used most memory."""
         self._connection = Connection(observer.notify)
         self._exclusions = Exclusions(self._spec.agent_cooldown_s)
         self._slot_gpus = self._spec.slot_gpus
@@ -139,37 +133,30 @@ class SlotPool:
 
     @property
     def active(self) -> list[Slot]:
-        """Those that have not been told to end."""
+        """The slots that have not been asked to end."""
         return [slot for slot in self.slots if not slot.leaving]
 
     def find(self, task_id: str) -> Slot | None:
-        """The slot of a task, if it has not ended."""
         slot = self._slots.get(task_id)
         return None if slot is None or slot.is_gone else slot
 
     def wanted_tasks(self) -> frozenset[str]:
-        """Ids of the tasks of the slots that may go on; whatever else still runs is ended."""
+        """Returns the tasks of slots that may run; any other task is killed."""
         return frozenset(slot.task_id for slot in self.slots if slot.is_wanted)
 
     # Events.
 
     def subscribed(self) -> None:
-        """The master has taken the framework in, again maybe."""
         self._connection.subscribed()
         for slot in self.slots:
-            # What it said meanwhile has not reached us.
-            slot.heard_s = self._clock()
+            # Messages sent in between are lost.
+            slot.last_message_s = self._clock()
 
     def disconnected(self) -> None:
-        """The connection to the master is gone."""
         self._connection.disconnected()
 
-    def status_update(self, event: events.StatusUpdate) -> Slot | None:
-        """Takes the state of a task in.
-
-        Returns:
-            The slot, if its state has changed.
-        """
+    def apply_task_status(self, event: events.StatusUpdate) -> Slot | None:
+        """Applies a status update; returns the slot if its state has changed."""
         state = TaskState.of(event.state)
         slot = self.find(event.task_id)
         if slot is None:
@@ -180,44 +167,39 @@ class SlotPool:
         slot.state = state
         slot.message = event.status.get("message", "")
         slot.reason = event.status.get("reason", "")
-        slot.heard_s = self._clock()
+        slot.last_message_s = self._clock()
         others = (other for other in self._slots.values() if other is not slot)
         mates = [other for other in others if other.executor_id == slot.executor_id]
         if event.status.get("source") == "SOURCE_EXECUTOR":
-            slot.executor_seen, slot.is_lost = True, False
+            slot.executor_seen, slot.executor_lost = True, False
             for mate in mates:
                 mate.mates_seen = True
-        # Where the master knows that an executor has ended, and a new one has no room, it refuses the slot.
+        # The master rejects the slot if the executor has ended and a new one does not fit.
         is_over = slot.executor_has_ended or state is TaskState.ERROR
         if is_over or (slot.is_gone and not mates):
             self._executors.pop(slot.executor_id, None)
         if slot.executor_has_ended and not slot.missed_executor:
-            if not slot.is_lost:
-                self._blamed[slot.executor_id] = max((slot, *mates), key=lambda one: one.held_bytes).task_id
+            if not slot.executor_lost:
+                self._largest_task[slot.executor_id] = max((slot, *mates), key=lambda one: one.run_bytes).task_id
             for mate in mates:
-                # One that was never reported may still start a new executor of that id.
-                mate.is_lost = mate.executor_seen
+                # A task that was never reported may still start a new executor of that id.
+                mate.executor_lost = mate.executor_seen
         if not changed:
             return None
         self._observer.slot_changed(slot)
         return slot
 
-    def is_to_blame(self, slot: Slot) -> bool:
-        """Whether the end of a slot that is gone may be the doing of its own run, as far as one can tell."""
-        return not slot.executor_has_ended or slot.task_id == self._blamed.get(slot.executor_id)
+    def may_have_caused_end(self, slot: Slot) -> bool:
+        """Returns whether an ended slot's own run may have caused its end, as far as is known."""
+        return not slot.executor_has_ended or slot.task_id == self._largest_task.get(slot.executor_id)
 
     # Launching.
 
     def consider(self, agents: Sequence[AgentOffer], wanted: int, now_s: float) -> Launch | Decline:
-        """Launches slots on offers.
-
-        Args:
-            agents: the offers.
-            wanted: how many more slots there is use for.
-            now_s: the time on the search's clock.
+        """Launches at most `wanted` slots on offers.
 
         Raises:
-            InfeasibleError: if no agent there is can ever hold one, and the search is not patient.
+            InfeasibleError: if no agent can ever hold one, and the search is not patient.
         """
         self._reported_s = now_s
         self._new = []
@@ -240,7 +222,7 @@ class SlotPool:
                 operations[agent.agent_id] = operation
                 self._new += new
         for slot in self._new:
-            slot.heard_s = now_s
+            slot.last_message_s = now_s
         if operations:
             return Launch(operations)
         if not self._slots and wanted > 0:
@@ -248,27 +230,26 @@ class SlotPool:
         return Decline(min([RETRY_OFFERS_S, *self._exclusions.left_s(now_s).values()]))
 
     def launched(self) -> None:
-        """The master has been asked for them; should it not have heard, it will say so."""
+        """Reports launched slots. If the master did not receive the launch, it reports their tasks as lost."""
         for slot in self._new:
             self._observer.slot_changed(slot)
         self._new = []
 
     def report_shortage(self, wanted: int, now_s: float) -> None:
-        """Tells the user why no offer comes, if slots are wanted and none is there.
+        """Reports why no offer arrives, if slots are wanted and none exists.
 
         Raises:
-            InfeasibleError: as `consider`.
+            InfeasibleError: see `consider`.
         """
         if wanted <= 0 or self._slots:
             return
         if now_s - self._reported_s < NO_OFFER_TIMEOUT_S or not self._connection.connected:
             return
         self._reported_s = now_s
-        self._observer.waiting(self._why_never(()) or f"{NO_OFFER} {self._needs}")
+        self._observer.waiting(self._unfit_reason(()) or f"{NO_OFFER} {self._needs}")
 
     @property
     def _needs(self) -> str:
-        """What a slot needs, and what is free."""
         spec = self._spec
         mem = format_bytes(spec.slot_mem_mib * MIB)
         gpus = f", {self._slot_gpus} GPU" if self._slot_gpus else ""
@@ -282,8 +263,8 @@ class SlotPool:
             return
         self._unknown_models.add(model)
         self._observer.notify(
-            f"agent {agent.node} has GPUs '{model}', whose speed Dike does not know; they count as average for trials "
-            "that have not been there"
+            f"agent {agent.node} has GPUs '{model}', whose speed Dike does not know; until measured, it counts "
+            "as average"
         )
 
     def _gpus_of_a_slot(self, agents: Sequence[AgentOffer]) -> int:
@@ -294,26 +275,25 @@ class SlotPool:
         return self._slot_gpus
 
     def _report_unfit(self, agents: Sequence[AgentOffer], now_s: float) -> None:
-        """Nothing could be launched, and there is no slot at all."""
         excluded = [agent.node for agent in agents if self._exclusions.excludes(agent.agent_id, now_s)]
         if excluded:
             self._observer.waiting(
-                f"Offers come only from {', '.join(excluded)}, left out after failures (--agent-cooldown)."
+                f"Offers come only from {', '.join(excluded)}, in cooldown after failures (--agent-cooldown)."
             )
             return
         self._observer.waiting(
-            self._why_never(agents)
+            self._unfit_reason(agents)
             or f"No offer holds a slot of {self._spec.slot_cpus:g} cpus, {self._spec.slot_mem_mib:g} MiB and "
             f"{self._gpus_of_a_slot(agents)} gpus. On offer: {describe_offers(agents)}."
         )
 
     @property
     def _has_run(self) -> bool:
-        """The agents that held slots may only be away for a while."""
+        """Whether there were slots, so that their agents may only be temporarily away."""
         return self.next_slot > self._first_slot
 
     def _agents(self) -> tuple[list[NodeClass] | None, str]:
-        """Those that slots may use, and why there are none if the constraints are to blame."""
+        """Returns the agents that slots may use, and why there are none if the constraints exclude all."""
         try:
             return self._all_agents(), ""
         except InfeasibleError as error:
@@ -321,8 +301,8 @@ class SlotPool:
                 raise
             return None, str(error)
 
-    def _why_never(self, agents: Sequence[AgentOffer]) -> str:
-        """Why no agent there is can ever hold a slot; empty if one can, or that is not known.
+    def _unfit_reason(self, agents: Sequence[AgentOffer]) -> str:
+        """Returns why no agent can ever hold a slot; empty if one can, or if unknown.
 
         Raises:
             InfeasibleError: if none can, and the search is not patient.
@@ -340,76 +320,74 @@ class SlotPool:
             return str(error)
         return ""
 
-    # What is done by time.
+    # Periodic tasks.
 
     def end_unresponsive(self, now_s: float) -> None:
-        """Ends slots that nothing has been heard of for long."""
         for slot in self.slots:
-            is_silent = slot.state is TaskState.RUNNING and now_s - slot.heard_s >= SILENCE_S
+            is_silent = slot.state is TaskState.RUNNING and now_s - slot.last_message_s >= MAX_SILENCE_S
             if is_silent and slot.is_wanted and self._connection.connected:
-                self._observer.notify(f"slot {slot.id} on {slot.node} has said nothing for {SILENCE_S:g} s: ending it")
+                self._observer.notify(
+                    f"slot {slot.id} on {slot.node} has sent nothing for {MAX_SILENCE_S:g} s; Dike ends it"
+                )
                 slot.is_wanted = False
 
     def end_idle(self) -> None:
-        """Ends slots that hold nothing, so that Mesos has their GPUs back (paper 'Hops')."""
+        """Ends empty slots, so that Mesos gets their GPUs back (paper 'Hops')."""
         for slot in self.slots:
             if slot.is_up and slot.current is None:
-                slot.leave()
+                slot.request_end()
 
     def send_wanted(self, now_s: float) -> None:
-        """Tells each slot what it is to hold, where it does not know."""
+        """Sends the desired state to slots that have not acknowledged it."""
         for slot in self.slots:
-            wanted = slot.message_due(now_s)
+            wanted = slot.take_due_message(now_s)
             if wanted is not None:
                 self._outbox.append(Message(slot.task_id, wanted.encode()))
 
-    # Agents that are left out after failures.
+    # Cooldown of agents after failures.
 
     @property
     def excludes_agents(self) -> bool:
-        """Whether offers of some agent are not taken at the moment."""
         return self._exclusions.count(self._clock()) > 0
 
     def excluded_agents(self) -> dict[str, float]:
-        """Id of each agent that is left out -> for how many seconds it still is."""
+        """Returns the id of each agent in its cooldown -> remaining seconds."""
         return self._exclusions.left_s(self._clock())
 
     def is_only_agent(self, slot: Slot) -> bool:
-        """Whether there is no agent but a slot's, those that are left out aside."""
+        """Returns whether no other agent than the slot's is available."""
         now_s = self._clock()
         nodes, _ = self._agents()
         left_out = self._exclusions.count(now_s) + (not self._exclusions.excludes(slot.agent_id, now_s))
         return nodes is not None and len(nodes) <= left_out
 
     def replace(self, slot: Slot) -> bool:
-        """Ends a slot, unless something would be lost with it; those to come share no executor with it.
-
-        Returns:
-            Whether it ends.
-        """
+        """Ends a slot unless that loses something; later slots do not share its executor. Returns whether it ends."""
         if not self.endable([slot]):
             return False
         self._executors.pop(slot.executor_id, None)
-        slot.leave()
+        slot.request_end()
         return True
 
     def exclude_agent(self, slot: Slot, reason: str) -> None:
-        """Takes no offers of a slot's agent for a while, and ends its slots there, if there is another agent.
+        """Starts the cooldown of a slot's agent and ends its slots there, if there is another agent.
 
-        A trial that cannot be saved stays there.
+        Trials that cannot be suspended stay there.
         """
         if self.is_only_agent(slot):
-            self._observer.notify(f"{reason} on {slot.node}; there is no other agent to go to")
+            self._observer.notify(f"{reason} on {slot.node}; there is no other agent")
             return
         self._exclusions.exclude(slot.agent_id, self._clock())
-        self._observer.notify(f"{reason}: agent {slot.node} is left out for {self._spec.agent_cooldown_s:g} s")
+        self._observer.notify(
+            f"{reason}; Dike launches nothing on agent {slot.node} for {self._spec.agent_cooldown_s:g} s"
+        )
         for other in self.endable(other for other in self.slots if other.agent_id == slot.agent_id):
-            other.leave()
+            other.request_end()
 
     # Draining.
 
     def endable(self, slots: Iterable[Slot]) -> list[Slot]:
-        """Those of some slots that can end together, nothing being lost that no checkpoint holds."""
+        """Returns those slots that can end together without losing a run that has no checkpoint."""
         staying = {slot.id: slot for slot in self.slots if slot.is_up and slot.is_wanted}
         ending = []
         for slot in filter(self._may_end, slots):
@@ -420,44 +398,35 @@ class SlotPool:
         return ending
 
     def vacate(self, slots: Iterable[Slot]) -> None:
-        """Makes slots end, as soon as their runs are suspended."""
+        """Ends slots for another job, once their runs are suspended."""
         for slot in slots:
             self._observer.notify(f"slot {slot.id} on {slot.node} makes room for another job")
-            slot.leave()
+            slot.request_end()
 
     def drain(self) -> None:
-        """Wants all slots to end, as soon as their runs are suspended."""
+        """Ends all slots, once their runs are suspended."""
         self.is_draining = True
         self._draining_since_s = self._clock()
         for slot in self.slots:
-            slot.leave()
+            slot.request_end()
 
     def end_overdue(self, now_s: float) -> None:
-        """Wants the slots no more that were to end and have not."""
+        """Kills slots that were to end and have not."""
         patience_s = self._spec.suspend_timeout_s + DRAIN_MARGIN_S
         for slot in self.slots:
-            # A slot that has never come up cannot be told to end.
+            # A slot that is not running cannot receive messages.
             if now_s - self._draining_since_s >= patience_s or slot.state is not TaskState.RUNNING:
                 slot.is_wanted = False
 
 
 def can_keep(key: RunKey, staying: Sequence[Slot], ending: Slot) -> bool:
-    """Whether slots keep a suspended run that no checkpoint holds, if another ends.
-
-    Args:
-        key: the run.
-        staying: those that stay.
-        ending: the other one.
-    """
+    """Returns whether the remaining slots keep a paused run that has no checkpoint when another slot ends."""
     here = [slot for slot in staying if key in slot.paused]
     if not here:
         return False
-    # Each may get a run as large as the largest.
-    largest = max(slot.held_bytes for slot in (ending, *here))
+    # Assumes that each gets a run as large as the largest.
+    largest = max(slot.run_bytes for slot in (ending, *here))
     return ending.unsaved_bytes + len(here) * largest <= FULL_SHARE * sum(slot.memory_bytes for slot in here)
-
-
-# From an offer to the slots on it.
 
 
 def slots_on(
@@ -470,17 +439,17 @@ def slots_on(
     there: Sequence[Slot],
     executors: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[Slot], dict[str, Any]]:
-    """As many slots as an agent's offers hold.
+    """Builds at most `limit` slots of `gpus` GPUs each that fit into an agent's offers, numbered from `first_id`.
 
     Args:
-        launch: what to launch.
+        launch: what slots are launched with.
         agent: its offers.
         gpus: GPUs of a slot.
         first_id: number of the first slot.
-        limit: at most this many.
-        used_devices: GPU devices that other slots on that machine hold, for an agent that does not announce its own.
+        limit: maximum number of slots.
+        used_devices: GPU devices of other slots on that machine, for an agent that does not announce its own.
         there: the search's slots on that agent, by number.
-        executors: id -> Mesos' ExecutorInfo of those that more slots can be launched into.
+        executors: id -> Mesos' ExecutorInfo of executors that can take more slots.
 
     Returns:
         The slots, and Mesos' LAUNCH operation for them.
@@ -489,7 +458,7 @@ def slots_on(
     spec = launch.spec
     stays = spec.suspend != "checkpoint"
     cpus = _at_least(spec.slot_cpus, "cpus", pool, gpus)
-    # What trials hold on a GPU goes to the host's memory while they are suspended.
+    # A paused trial's GPU memory is offloaded to host memory.
     mem_mib = _at_least(spec.slot_mem_mib, "mem", pool, gpus) if stays else spec.slot_mem_mib
     used = set(used_devices)
     executors = dict(executors)
@@ -498,7 +467,7 @@ def slots_on(
     while len(slots) < limit:
         number = first_id + len(slots)
         task_id = f"{spec.name}.slot-{number}"
-        # What nothing stands still in has nothing to share.
+        # Without paused processes slots have no reason to share an executor.
         others = [*there, *slots] if stays and not gpus else []
         staying = (one for one in others if one.is_wanted and not one.leaving)
         executor_id = next((one.executor_id for one in staying if one.executor_id in executors), task_id)
@@ -539,7 +508,7 @@ def slots_on(
 
 
 def _at_least(asked: float, name: str, pool: ResourcePool, gpus: int) -> float:
-    """A slot's CPUs or memory: its GPUs' even share of what is on offer, if that is more than what was asked for."""
+    """Returns a slot's CPUs or memory: what was requested, but at least its GPUs' even share of the offer."""
     offered = pool.scalar("gpus")
     if not gpus or offered < gpus:
         return asked
@@ -548,10 +517,10 @@ def _at_least(asked: float, name: str, pool: ResourcePool, gpus: int) -> float:
 
 
 def check_ever_fits(spec: SearchSpec, gpus: int, nodes: Sequence[NodeClass] | None) -> None:
-    """Refuses a slot that no agent could hold even if it were empty.
+    """Checks that some agent could hold a slot if it were empty.
 
     Raises:
-        InfeasibleError: if none could; the message says what the agents have.
+        InfeasibleError: if none could; the message lists the agents' resources.
     """
     if not nodes:
         return
@@ -585,10 +554,10 @@ def _task_info(
         bundle_url=launch.bundle_url,
         script=launch.script,
         preload=launch.preload,
-        environment={**(GROWING if slot.gpu_devices and slot.memory_bytes else {}), **spec.environment},
+        environment={**(GPU_GROWTH_ENVIRONMENT if slot.gpu_devices and slot.memory_bytes else {}), **spec.environment},
         cpus=cpus,
         most_mem_mib=mem_mib,
-        # Where Mesos isolates GPUs a slot sees its own; one without any must not see others'.
+        # If Mesos isolates GPUs, a slot sees its own. A slot without GPUs must not see any.
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
         suspend_timeout_s=spec.suspend_timeout_s,
         always_pause=spec.suspend == "memory" and bool(slot.gpu_devices),
@@ -606,13 +575,10 @@ def _task_info(
 
 
 def kind_of(attributes: Mapping[str, str], gpus: int) -> str:
-    """What a slot on an agent computes on; empty where the agent does not say.
+    """Returns the kind of a slot on an agent with these attributes; empty if the agent does not state it.
 
-    Models of GPUs are read as the solver reads them, so that `Tesla V100-SXM2-16GB` and `v100` are one.
-
-    Args:
-        attributes: the agent's, as text.
-        gpus: GPUs of the slot; without any their model says nothing of it.
+    Models of GPUs are normalized as in the solver, so that `Tesla V100-SXM2-16GB` and `v100` are equal. Without GPUs in
+    the slot their model is ignored.
     """
     model = attributes.get(GPU_MODEL, "").strip() if gpus else ""
     if model:
@@ -622,17 +588,12 @@ def kind_of(attributes: Mapping[str, str], gpus: int) -> str:
 
 
 def is_unknown_model(attributes: Mapping[str, str]) -> bool:
-    """Whether an agent's GPUs are of a model whose speed is in no table of ours."""
     model = attributes.get(GPU_MODEL, "").strip()
     return bool(model) and not known_hardware().knows(model)
 
 
 class SearchSizing:
-    """Of a search, which needs one slot to begin with.
-
-    Args:
-        spec: the search.
-    """
+    """Resources needed to start a search: one slot."""
 
     is_gang = False
 
@@ -640,14 +601,12 @@ class SearchSizing:
         self._spec = spec
 
     def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
-        """One slot."""
         gpus = self._spec.slot_gpus
         if gpus is None:
             gpus = 1 if any(node.gpus for node in nodes) else 0
         return (TaskNeed("slot", 1, self._spec.slot_cpus, self._spec.slot_mem_mib, gpus=float(gpus)),)
 
     def fit(self, nodes: Nodes) -> FitResult:
-        """The first agent that holds a slot."""
         (slot,) = self.needs(nodes)
         short = {node.name: slot.missing(capacity(node)) for node in nodes}
         for name, missing in short.items():

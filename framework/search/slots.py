@@ -11,16 +11,15 @@ from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
 from framework.policies.trials.interface import Choice, SlotView
 from framework.search.records import SliceRecord, TrialRecord
 
-REPEAT_S = 1.0
-"""How often a slot is told what it is to hold until it has answered."""
-MORE_MEMORY = "--slot-mem MIB gives each slot more"
-KNOWN_ENDS = 8
-"""How many recorded ends a slot is reminded of; it keeps no more than two of its own."""
-STRIDE = 1000
-"""What a service before this one has told a slot last may arrive after its death, under a number that much above what
-the slot knows at most."""
-CONFIRM_S = 10.0
-"""How often a slot is told which reports have been written down, so that it need not keep them."""
+RESEND_INTERVAL_S = 1.0
+"""Interval of sending the desired state to a slot until it acknowledges."""
+MEMORY_HINT = "--slot-mem MIB gives each slot more"
+MAX_ACKNOWLEDGED_ENDS = 8
+"""Maximum number of recorded run ends acknowledged to a slot; it keeps at most two of its own."""
+ADOPTION_NUMBER_STEP = 1000
+"""Increment of the sequence number when adopting a slot, above any late message of the previous service."""
+ACKNOWLEDGE_INTERVAL_S = 10.0
+"""Interval of acknowledging stored reports, so that the slot can drop them."""
 
 
 @dataclass
@@ -28,16 +27,12 @@ class ActiveRun:
     """A run that a slot holds or is to hold next.
 
     Attributes:
-        record: its trial.
-        order: what the executor is sent.
-        choice: why it was chosen.
         since_s: when it got the slot, on the search's clock; None while another run is still being suspended there.
-        slice: its time slice; None for as long.
-        training: whether it has taken its first step.
+        slice: its time slice; None as long as `since_s`.
         before_step: the trial's step when it got the slot.
-        known: how many of its reports have been written down, and
-        confirmed: how many of these its slot has been told of.
-        known_output: how many bytes of its output have been written down.
+        stored_reports: number of its stored reports.
+        acknowledged_reports: number of these acknowledged to the slot.
+        stored_output_bytes: bytes of its stored output.
     """
 
     record: TrialRecord
@@ -47,9 +42,9 @@ class ActiveRun:
     slice: SliceRecord | None = None
     training: bool = False
     before_step: int | None = None
-    known: int = 0
-    confirmed: int = 0
-    known_output: int = 0
+    stored_reports: int = 0
+    acknowledged_reports: int = 0
+    stored_output_bytes: int = 0
 
     @property
     def key(self) -> RunKey:
@@ -61,30 +56,25 @@ class Slot:
     """One slot.
 
     Attributes:
-        id: its number in the search.
         task_id: Mesos' id of its task.
-        agent_id, node, address: where it is: for Mesos, for people, and its host or IP address.
-        gpu_devices: device indices it was given; empty if none.
-        kind: what it computes on (`framework.search.slot_pool.kind_of`); empty where that is not known.
-        state: the last state Mesos reported.
-        message, reason: what came with it.
+        agent_id, node, address: its agent: Mesos' id, display name, and host name or IP address.
+        kind: kind of the slot (`framework.search.slot_pool.kind_of`); empty if unknown.
+        state: last state from Mesos.
+        message, reason: of that state.
         executor_seen: whether its executor ever reported it.
-        current: the run that holds it; None if it is empty.
-        next: the run that gets it when the current one is out; None if there is none. If the slot is told to end first,
-            the run is given back then.
-        leaving: whether it has been told to end.
-        is_wanted: whether it may go on, or end by itself; otherwise its task is killed.
-        has_trained: whether a run has ever taken a step in it.
-        status: what it last said of itself; None before.
-        heard_s: when that was, on the search's clock.
-        inherited: whether it was launched by a service before this one, and has not been heard of since.
-        memory_bytes: its memory, if processes of suspended trials may stay in it; else 0.
-        likely: the runs whose processes stand still and that it can go on with, the likeliest to go on first.
-        executor_id: Mesos' id of its executor, which other slots of the search on its agent may share; where none is
-            given, the task's own id.
-        hosts_executor: whether what its executor has for itself is a part of its share.
+        next: the run it gets when the current one has left; dropped if the slot is asked to end first.
+        leaving: whether it has been asked to end.
+        is_wanted: whether its task may run; otherwise it is killed.
+        has_trained: whether any run took a step in it.
+        last_message_s: time of its last message, on the search's clock.
+        inherited: whether an earlier service launched it, and it has sent no status since.
+        memory_bytes: its memory, if processes may be paused in it; else 0.
+        likely: paused runs that it can resume, the likeliest first.
+        executor_id: Mesos' id of its executor, which slots of the search on one agent may share; by default the task's
+            id.
+        hosts_executor: whether its resources include the executor's own.
         mates_seen: whether its executor ever reported another slot.
-        is_lost: whether its executor is known to have ended, and its own end is still to be said.
+        executor_lost: whether its executor has ended and the end of its own task is still to be reported.
     """
 
     id: int
@@ -104,15 +94,15 @@ class Slot:
     is_wanted: bool = True
     has_trained: bool = False
     status: SlotStatus | None = None
-    heard_s: float = 0.0
+    last_message_s: float = 0.0
     inherited: bool = False
     memory_bytes: int = 0
     likely: tuple[RunKey, ...] = ()
     executor_id: str = ""
     hosts_executor: bool = True
     mates_seen: bool = False
-    is_lost: bool = False
-    _stops: bool = False
+    executor_lost: bool = False
+    _stops_run: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
     _let_go: tuple[RunKey, ...] = ()
@@ -123,12 +113,11 @@ class Slot:
 
     @property
     def is_up(self) -> bool:
-        """Whether it can hold a trial: its executor runs and it is not about to end."""
-        return self.state is TaskState.RUNNING and not (self.leaving or self.inherited or self.is_lost)
+        """Whether it can hold a trial."""
+        return self.state is TaskState.RUNNING and not (self.leaving or self.inherited or self.executor_lost)
 
     @property
     def runs(self) -> list[ActiveRun]:
-        """The run that holds it, and the one that is to be next."""
         return [run for run in (self.current, self.next) if run is not None]
 
     @property
@@ -137,158 +126,154 @@ class Slot:
 
     @property
     def executor_has_ended(self) -> bool:
-        """Whether it ended with its executor, and so with all slots of that."""
+        """Whether it ended with its executor, and so with all slots of that executor."""
         return ended_with_executor(self.state, self.reason)
 
     @property
     def missed_executor(self) -> bool:
-        """Whether its executor, which has had other slots, ended before it came there: nobody's failure."""
+        """Whether its shared executor ended before the slot started there; not a failure of the slot."""
         return self.executor_has_ended and self.mates_seen and not self.executor_seen
 
     @property
     def suspending(self) -> bool:
-        """Whether its current run is to be suspended."""
         return self.current is not None and (self._wanted.run is None or self._wanted.run.key != self.current.key)
 
     @property
     def preemptible(self) -> bool:
-        """Whether its current run can be saved, and so suspended."""
+        """Whether its current run can be suspended to a checkpoint."""
         return self.status is not None and self.status.run == self._current_key and self.status.preemptible
 
     @property
     def pausable(self) -> bool:
-        """Whether its current run can at least be suspended in memory."""
+        """Whether its current run can at least be paused in memory."""
         return self.status is not None and self.status.run == self._current_key and self.status.pausable
 
     @property
     def paused(self) -> tuple[RunKey, ...]:
-        """Suspended runs whose processes it can go on with; other slots may list them too."""
+        """Paused runs that it can resume; slots that share an executor list the same ones."""
         return () if self.status is None else self.status.paused
 
     @property
     def unsaved(self) -> tuple[RunKey, ...]:
-        """Those of them that no checkpoint holds."""
+        """Paused runs without a checkpoint."""
         return () if self.status is None else self.status.unsaved
 
     @property
     def unsaved_bytes(self) -> int:
-        """Memory of the runs that no checkpoint holds."""
         return 0 if self.status is None else self.status.unsaved_bytes
 
     @property
-    def held_bytes(self) -> int:
-        """Memory of its run, with what that shares with others; 0 where nothing is known."""
+    def run_bytes(self) -> int:
+        """Memory of its run, including shared memory; 0 if unknown."""
         return 0 if self.status is None else self.status.usage.rss_bytes or 0
 
     def view(self) -> SlotView:
-        """What a policy sees of it."""
         if self.current is None:
             return SlotView(self.id, kind=self.kind)
         since_s = self.current.since_s or 0.0
         busy = self.suspending or not self.current.training
         return SlotView(self.id, self.current.record.number, since_s, busy, self.kind)
 
-    def hold(self, run: ActiveRun | None) -> None:
-        """Wants this run in the slot and no other; None: none at all."""
+    def request_run(self, run: ActiveRun | None) -> None:
+        """Requests this run in the slot and no other; None for an empty slot."""
         if self.current is None:
             self.current = run
         else:
             self.next = run
         self._want(run.order if run is not None else None)
 
-    def leave(self) -> None:
-        """Wants the slot to end, as soon as its run is suspended."""
+    def request_end(self) -> None:
+        """Requests the end of the slot once its run is suspended."""
         if not self.leaving:
             self.leaving = True
             self._want(None)
 
-    def stop(self) -> None:
-        """Wants its current run to end, even if it cannot be suspended: its trial will never run again."""
-        self._stops = True
+    def stop_run(self) -> None:
+        """Requests the end of its current run even if it cannot be suspended: its trial never runs again."""
+        self._stops_run = True
         self._want(self.next.order if self.next is not None else None)
 
     def let_go(self, runs: Iterable[RunKey]) -> None:
-        """Nobody will go on with the processes of these suspended runs, in this slot or another."""
-        told = tuple(key for key in runs if key not in self._let_go)
-        if told:
-            self._let_go = (*(key for key in self._let_go if key in self.paused), *told)
+        """Discards paused runs that will not be resumed in any slot."""
+        new = tuple(key for key in runs if key not in self._let_go)
+        if new:
+            self._let_go = (*(key for key in self._let_go if key in self.paused), *new)
             self._want(self._wanted.run)
 
     def adopt(self, status: SlotStatus) -> None:
-        """An inherited slot has said how it is: from now on it is told what to hold, under numbers new to it.
+        """Takes over an inherited slot on its first status, with sequence numbers above the earlier service's.
 
-        With that it sends again what its run has reported meanwhile, which has reached nobody.
+        The slot then resends the reports of its run that no service received.
         """
         self.inherited = False
-        run = None if self.leaving else self.next or (None if self._stops else self.current)
-        self._wanted = Wanted(status.number + STRIDE)
+        run = None if self.leaving else self.next or (None if self._stops_run else self.current)
+        self._wanted = Wanted(status.number + ADOPTION_NUMBER_STEP)
         self._want(run.order if run is not None else None)
 
-    def ask_again(self) -> None:
-        """Reports or output of its runs are missing: it is to send all that has not been written down."""
-        if self._knows_all:
+    def request_resend(self) -> None:
+        """Requests all reports and output that are not stored, as some are missing."""
+        if self._is_up_to_date:
             self._want(self._wanted.run)
 
     def run_ended(self, end: RunEnd) -> ActiveRun | None:
-        """Takes the end of a run in: the next one, if there is one, becomes the current.
+        """Applies the end of a run; the next run becomes the current one.
 
         Returns:
-            The run that ended; None if it is not ours, or its end is known already.
+            The run that ended; None if it is unknown, or its end was applied before.
         """
         if end.key in self._ends:
             return None
-        self._ends = (*self._ends, end.key)[-KNOWN_ENDS:]
+        self._ends = (*self._ends, end.key)[-MAX_ACKNOWLEDGED_ENDS:]
         ended = None
         if self.current is not None and self.current.key == end.key:
             ended, self.current, self.next = self.current, self.next, None
-            self._stops = False
+            self._stops_run = False
         elif self.next is not None and self.next.key == end.key:
             ended, self.next = self.next, None
         wanted = self._wanted.run
         self._want(None if wanted is None or wanted.key == end.key else wanted)
         return ended
 
-    def unknown_run(self) -> ActiveRun | None:
-        """The current run, if the slot knows the newest wish and yet neither holds that run nor has seen its end.
+    def superseded_run(self) -> ActiveRun | None:
+        """Returns the current run if it was superseded before the slot received it.
 
-        It was superseded before the slot had heard of it.
+        That is, the slot has acknowledged the newest desired state, but neither holds the run nor ended it.
         """
-        if self.current is None or self.status is None or not self._knows_all:
+        if self.current is None or self.status is None or not self._is_up_to_date:
             return None
         is_there = self.status.run == self.current.key or any(end.key == self.current.key for end in self.status.ends)
         return None if is_there else self.current
 
-    def message_due(self, now_s: float) -> Wanted | None:
-        """What has to be sent to the slot now; None if it knows, or was told a moment ago."""
+    def take_due_message(self, now_s: float) -> Wanted | None:
+        """Returns the message to send now, and marks it as sent; None if acknowledged or sent a moment ago."""
         if self.state is not TaskState.RUNNING or self.inherited or self._wanted.number == 0:
             return None
         runs = self.runs
-        pause_s = REPEAT_S
-        if self._knows_all:
-            if all(run.known <= run.confirmed for run in runs):
+        pause_s = RESEND_INTERVAL_S
+        if self._is_up_to_date:
+            if all(run.stored_reports <= run.acknowledged_reports for run in runs):
                 return None
-            pause_s = CONFIRM_S
+            pause_s = ACKNOWLEDGE_INTERVAL_S
         if self._sent_s is not None and now_s - self._sent_s < pause_s:
             return None
         self._sent_s = now_s
         for run in runs:
-            run.confirmed = run.known
+            run.acknowledged_reports = run.stored_reports
         return dataclasses.replace(
             self._wanted,
-            acknowledged_reports=tuple((*run.key, run.known) for run in runs),
-            acknowledged_output=tuple((*run.key, run.known_output) for run in runs),
+            acknowledged_reports=tuple((*run.key, run.stored_reports) for run in runs),
+            acknowledged_output=tuple((*run.key, run.stored_output_bytes) for run in runs),
             resume_order=self.likely,
         )
 
     def failure(self) -> str:
-        """Why it ended, in one sentence."""
         seen = self.executor_seen or self.mates_seen
-        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, more_memory=MORE_MEMORY)
+        why = why_ended(self.state, self.message, self.reason, executor_seen=seen, more_memory=MEMORY_HINT)
         return f"slot {self.id} {self.state.verb} on {self.node}: {why}"
 
     @property
-    def _knows_all(self) -> bool:
-        """Whether it has heard what it was told last."""
+    def _is_up_to_date(self) -> bool:
+        """Whether it has acknowledged the newest desired state."""
         return self.status is not None and self.status.number >= self._wanted.number
 
     @property
@@ -301,37 +286,32 @@ class Slot:
             run,
             self.leaving,
             self._ends,
-            stop=self._stops,
+            stop=self._stops_run,
             memory_bytes=self.memory_bytes,
             evict=self._let_go,
         )
         self._sent_s = None
 
 
-def at_home(
-    runs: Mapping[int, Choice], slots: Mapping[int, Slot], homes: Mapping[int, Collection[int]]
+def prefer_paused(
+    runs: Mapping[int, Choice], slots: Mapping[int, Slot], paused_in: Mapping[int, Collection[int]]
 ) -> dict[int, Choice]:
-    """Gives trials the slots in which their processes stand still, where that changes nothing else.
+    """Moves chosen trials to slots in which they are paused, if that changes nothing else.
 
-    A trial that a policy has put into another slot of the same kind comes to one of its own if that is empty, or
-    changes places with the one that was to begin there.
-
-    Args:
-        runs: slot -> the trial that a policy wants there.
-        slots: those that it was asked for.
-        homes: trial -> the slots in which its process stands still.
+    A trial that a policy put into another slot of the same kind moves to such a slot if it is empty, or swaps with the
+    trial that was to start there.
     """
     given = dict(runs)
 
     def is_here(slot: int, choice: Choice) -> bool:
-        """Whether it must not be moved: it runs in the slot, or stands still there."""
+        """Returns whether it must stay, as it runs or is paused in the slot."""
         held = slots[slot].current
-        return (held is not None and held.record.number == choice.trial) or slot in homes.get(choice.trial, ())
+        return (held is not None and held.record.number == choice.trial) or slot in paused_in.get(choice.trial, ())
 
     for slot_id, choice in sorted(runs.items()):
         if given[slot_id] is not choice or is_here(slot_id, choice):
             continue
-        for home in sorted(homes.get(choice.trial, ())):
+        for home in sorted(paused_in.get(choice.trial, ())):
             other = given.get(home)
             is_free = slots[home].current is None if other is None else not is_here(home, other)
             if is_free and slots[home].kind == slots[slot_id].kind:

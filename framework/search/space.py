@@ -1,4 +1,4 @@
-"""Reads search spaces: `--param name=a,b,c`, `--param name=1e-5:1e-1:log`, or a YAML file of such."""
+"""Parses search spaces: `--param name=a,b,c`, `--param name=1e-5:1e-1:log`, or a YAML file of these."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dike.trial.spec import Value
 from framework.search.records import Parameter
 from solver.strict_yaml import load_yaml
 
-# Hydra's names have dots, and '+' in front of what a configuration does not have yet.
+# Hydra's names have dots, and a leading '+' for new keys.
 _NAME = re.compile(r"\+{0,2}[A-Za-z_][A-Za-z0-9_./@-]*")
-# A number with leading zeros is a name for people, and stays as it was typed.
+# A number with leading zeros is an identifier, and stays text.
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.?[0-9]+)([eE][+-]?[0-9]+)?")
 _FIELD = re.compile(r'\s*(?:"([^"]*)"|([^",]*))\s*(,|$)')
@@ -29,12 +29,12 @@ _FORMS = "NAME=A,B,C or NAME=LOW:HIGH with :log or :int behind it"
 
 
 def parse_parameter(text: str) -> Parameter:
-    """Reads `name=a,b,c`, `name=0.1:0.9`, `name=1e-5:1e-1:log`, `name=2:8:int` or `name=2:64:int:log`.
+    """Parses `name=a,b,c`, `name=0.1:0.9`, `name=1e-5:1e-1:log`, `name=2:8:int` or `name=2:64:int:log`.
 
-    Values are whole numbers, numbers, `true` and `false`, or text; in double quotes they are text.
+    Values are integers, floats, `true`, `false` or text; quoted values are text.
 
     Raises:
-        BadInputError: if it is nothing of that.
+        BadInputError: if the text is none of these.
     """
     name, equals, values = text.partition("=")
     name = name.strip()
@@ -51,7 +51,7 @@ def read_space(path: Path) -> tuple[Parameter, ...]:
     """Reads a space from YAML: a mapping from names to a list of values, a range as text (`1e-5:1e-1:log`) or a value.
 
     Raises:
-        BadInputError: if the file cannot be read or something in it is wrong.
+        BadInputError: if the file cannot be read or is malformed.
     """
     tree, _ = load_yaml(path, "space file")
     if not isinstance(tree, yaml.MappingNode) or not tree.value:
@@ -62,10 +62,10 @@ def read_space(path: Path) -> tuple[Parameter, ...]:
 
 
 def check_space(space: Sequence[Parameter]) -> None:
-    """Refuses a space that cannot be searched.
+    """Validates a search space.
 
     Raises:
-        BadInputError: if it is empty, or a parameter is wrong.
+        BadInputError: if it is empty, or a parameter is invalid.
     """
     if not space:
         raise BadInputError("The search space is empty; name a parameter, as in --param lr=0.1,0.01.")
@@ -77,7 +77,7 @@ def check_space(space: Sequence[Parameter]) -> None:
                 f"{name!r} cannot be the name of a parameter: a name is letters, digits and _-./@, a letter first."
             )
         if (spelled := name.replace("-", "_")) in seen:
-            raise BadInputError(f"The parameter '{name}' is given twice; give all its values at once.")
+            raise BadInputError(f"The parameter '{name}' is given twice; give all its values together.")
         seen.add(spelled)
         if parameter.choices:
             _check_choices(parameter)
@@ -86,7 +86,7 @@ def check_space(space: Sequence[Parameter]) -> None:
 
 
 def parse_value(text: str) -> Value:
-    """A value as typed: a whole number, a number, `true` or `false`, else text."""
+    """Converts text to an integer, float or boolean if possible."""
     if text in _BOOLEANS:
         return _BOOLEANS[text]
     if _INTEGER.fullmatch(text):
@@ -104,7 +104,7 @@ def _parse_values(name: str, text: str, where: str) -> Parameter:
         if _is_number(low) and _is_number(high):
             return _range(name, low, high, options, where)
         if _is_number(low) or _is_number(high):
-            raise BadInputError(f"{where}: '{text}' is no range; write {_FORMS}.")
+            raise BadInputError(f"{where}: '{text}' is not a range; write {_FORMS}.")
     return Parameter(name, tuple(_split(text, where)))
 
 
@@ -113,9 +113,9 @@ def _range(name: str, low: Any, high: Any, options: Sequence[str], where: str) -
         if option not in _OPTIONS:
             near = difflib.get_close_matches(option, _OPTIONS, n=1)
             hint = f"did you mean '{near[0]}'?" if near else "a range may be followed by :log and :int."
-            raise BadInputError(f"{where}: '{option}' says nothing of a range; {hint}")
+            raise BadInputError(f"{where}: '{option}' is not an option of a range; {hint}")
     if "int" in options and not (float(low).is_integer() and float(high).is_integer()):
-        raise BadInputError(f"{where}: the bounds of whole numbers are whole numbers, not {low} and {high}.")
+        raise BadInputError(f"{where}: a range with :int needs whole numbers as bounds, not {low} and {high}.")
     return Parameter(name, low=float(low), high=float(high), is_integer="int" in options, log="log" in options)
 
 
@@ -135,7 +135,7 @@ def _split(text: str, where: str) -> list[Value]:
 
 
 def _from_yaml(name: str, node: yaml.Node, path: Path) -> Parameter:
-    """Reads a value as `--param` would: YAML itself takes 1e-5 for text, 2:8 for 128 and `on` for true."""
+    """Parses a value as `--param` would, as YAML reads 1e-5 as text, 2:8 as 128 and `on` as true."""
     where = f"{path}, line {node.start_mark.line + 1}"
     if isinstance(node, yaml.ScalarNode) and ":" in node.value:
         return _parse_values(name, node.value, where)
@@ -146,7 +146,7 @@ def _from_yaml(name: str, node: yaml.Node, path: Path) -> Parameter:
     for item in nodes:
         if not isinstance(item, yaml.ScalarNode) or item.tag == _YAML_NULL:
             raise BadInputError(f"{where}: '{name}' takes numbers, true, false and text, nothing else.")
-        # Plain text has no style; what is quoted is text.
+        # A plain scalar has no style; quoted scalars are text.
         values.append(item.value if item.style else parse_value(item.value))
     return Parameter(name, tuple(values))
 
@@ -159,8 +159,10 @@ def _check_choices(parameter: Parameter) -> None:
     seen = set()
     for value in parameter.choices:
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadInputError(f"The parameter '{parameter.name}' has the value {value}, which nobody can train with.")
-        # True equals 1 and 1 equals 1.0: samplers could not tell them apart.
+            raise BadInputError(
+                f"The parameter '{parameter.name}' has the value {value}, which cannot be used for training."
+            )
+        # True equals 1 and 1 equals 1.0, so samplers cannot distinguish them.
         if value in seen:
             raise BadInputError(f"The parameter '{parameter.name}' has the value {value!r} twice; leave one out.")
         seen.add(value)
@@ -169,7 +171,7 @@ def _check_choices(parameter: Parameter) -> None:
 def _check_range(parameter: Parameter) -> None:
     name, low, high = parameter.name, parameter.low, parameter.high
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise BadInputError(f"The range of '{name}' has no end; give two numbers.")
+        raise BadInputError(f"The range of '{name}' is infinite; give two finite numbers.")
     if low >= high:
         raise BadInputError(f"The range of '{name}' is empty: {low:g} is not below {high:g}.")
     if parameter.is_integer and not (low.is_integer() and high.is_integer()):

@@ -1,6 +1,6 @@
-"""Keeps searches in a database: what was asked for, the trials, their time slices, their losses.
+"""Stores searches in a database: specification, trials, time slices, losses, output.
 
-Only the process that runs a search writes it (`Store.lock`). Each method is one short transaction, durable in the end.
+Only the process that runs a search writes it (`Store.lock`). Each method is one short transaction, durable on return.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class SearchSummary:
     """A search in the list of searches.
 
     Attributes:
-        spec: what was asked for.
-        created_s, ended_s: wall-clock times, seconds since the epoch; None while it has not ended.
+        spec: its specification.
+        created_s, ended_s: seconds since the epoch; `ended_s` is None until it ends.
         failure: why it ended early; empty if it did not.
         is_running: whether a process runs it now.
-        states: how many of its trials are in which state.
+        states: state -> number of trials.
     """
 
     spec: SearchSpec
@@ -62,15 +62,15 @@ class SearchSummary:
 
 
 class Store:
-    """A database of searches, and one search in it once `create_search` or `open_search` has been called.
+    """A database of searches, and one open search in it after `create_search` or `open_search`.
 
     Args:
         url: an SQLAlchemy URL.
-        must_exist: whether to refuse a database without searches instead of making one.
-        engine: that database, opened already by whoever closes it; None to open it.
+        must_exist: whether to reject a database without searches instead of creating one.
+        engine: that database, if it is open already, owned by the caller.
 
     Raises:
-        BadInputError: if the database cannot be used; every method may.
+        BadInputError: by any method, if the database cannot be used.
     """
 
     def __init__(self, url: str, *, must_exist: bool = False, engine: Engine | None = None) -> None:
@@ -83,27 +83,21 @@ class Store:
         self._output_kept: dict[int, int] = {}
 
     def close(self) -> None:
-        """Closes all connections."""
         self._engine.dispose()
 
     @property
     def spec(self) -> SearchSpec:
-        """What was asked for in the open search."""
         assert self._spec is not None, "no search has been opened"
         return self._spec
 
     def create_search(self, spec: SearchSpec, options: Mapping[str, Any] | None = None) -> None:
-        """Begins a search.
-
-        Args:
-            spec: what is asked for.
-            options: with which options of `dike tune` besides, as JSON values; `options` tells them.
+        """Creates a search, with the options of `dike tune` outside its specification as JSON values.
 
         Raises:
-            BadInputError: if there is one of that name.
+            BadInputError: if the name exists or is invalid.
         """
         if not spec.name or len(spec.name) > NAME_LENGTH:
-            raise BadInputError(f"A search's name has 1 to {NAME_LENGTH} letters; choose another --name.")
+            raise BadInputError(f"A search's name must have 1 to {NAME_LENGTH} characters; choose another --name.")
         written = {"spec": write_spec(spec), "options": json.dumps(dict(options or {}))}
         values = {"name": spec.name, "created_s": time.time(), **written}
         with self._transaction() as connection:
@@ -111,44 +105,43 @@ class Store:
                 key = connection.execute(insert(SEARCHES).values(values)).inserted_primary_key
             except IntegrityError:
                 raise BadInputError(
-                    f"There is a search '{spec.name}' already; go on with it by --resume {spec.name}, or choose "
+                    f"There is a search '{spec.name}' already; resume it with --resume {spec.name}, or choose "
                     "another --name."
                 ) from None
         assert key is not None
         self._search_id, self._spec = key[0], spec
 
     def open_search(self, name: str) -> SearchSpec:
-        """Opens a search, to read it or to go on with it.
+        """Opens a search, to read or resume it.
 
         Raises:
-            BadInputError: if there is none of that name.
+            BadInputError: if it does not exist.
         """
         with self._reading() as connection:
             row = connection.execute(select(SEARCHES.c.id, SEARCHES.c.spec).where(SEARCHES.c.name == name)).first()
         if row is None:
             raise BadInputError(
-                f"There is no search '{name}' here; {self.hint(name)} A service's is shown by dike jobs {name}, and "
-                f"goes on by dike tune --resume {name} --detach."
+                f"There is no search '{name}' here; {self.hint(name)} If it belongs to a service, see "
+                f"dike jobs {name}, and resume it with dike tune --resume {name} --detach."
             )
         self._search_id, self._spec = row.id, read_spec(name, row.spec)
         return self._spec
 
     def has_search(self, name: str) -> bool:
-        """Whether there is one of that name."""
         with self._reading() as connection:
             return connection.execute(select(SEARCHES.c.id).where(SEARCHES.c.name == name)).first() is not None
 
     def hint(self, name: str) -> str:
-        """What to say to whom names a search that is not there."""
+        """Suggests existing searches in place of a missing one."""
         with self._reading() as connection:
             near = difflib.get_close_matches(name, connection.execute(select(SEARCHES.c.name)).scalars(), n=1)
         return f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
 
     def other_search(self, name: str) -> Store:
-        """Another search of this database, to be read; it is closed with this one.
+        """Opens another search of this database for reading; it shares this store's connections.
 
         Raises:
-            BadInputError: if there is none of that name.
+            BadInputError: if it does not exist.
         """
         other = copy.copy(self)
         other._lease = None
@@ -156,7 +149,7 @@ class Store:
         return other
 
     def searches(self, *names: str) -> list[SearchSummary]:
-        """All searches, or those of these names, oldest first."""
+        """Returns all searches, or those of these names, oldest first."""
         named = SEARCHES.c.name.in_(names) if names else true()
         counted = select(TRIALS.c.search_id, TRIALS.c.state, func.count()).group_by(TRIALS.c.search_id, TRIALS.c.state)
         counted = counted.where(TRIALS.c.search_id.in_(select(SEARCHES.c.id).where(named)))
@@ -180,17 +173,12 @@ class Store:
 
     @contextmanager
     def lock(self, name: str, heartbeat: Heartbeat | None = None, last_sign_s: float | None = None) -> Iterator[None]:
-        """Makes this process the only one that runs the search, while the context lasts (`Lease`).
+        """Acquires the exclusive lease to run the search, for the duration of the context (arguments: `Lease`).
 
-        From then on each writing method raises `JobFailedError` if another process has taken the search over.
-
-        Args:
-            name: the search.
-            heartbeat: see `Lease`.
-            last_sign_s: see `Lease.release`.
+        Meanwhile each writing method raises `JobFailedError` if another process has taken the lease.
 
         Raises:
-            BadInputError: if another process runs it; the message says which.
+            BadInputError: if another process runs it; the message names it.
         """
         lease = Lease(
             self._writing_engine, LeasedRow(SEARCHES, self._id_of(name), f"search '{name}'"), heartbeat=heartbeat
@@ -206,66 +194,59 @@ class Store:
                 lease.release(last_sign_s)
 
     def set_framework_id(self, name: str, framework_id: str | None) -> None:
-        """Writes down under which id the search is known to Mesos, so that a successor can take its tasks over."""
+        """Stores the search's framework id of Mesos, with which a successor can take over its tasks."""
         with self._transaction() as connection:
             connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(framework_id=framework_id))
 
     def framework_id(self, name: str) -> str | None:
-        """The id written down last; None if there is none."""
         with self._reading() as connection:
             return connection.execute(select(SEARCHES.c.framework_id).where(SEARCHES.c.name == name)).scalar()
 
     def last_heartbeat_s(self, name: str) -> float | None:
-        """When the process that runs the search, or did, gave its last sign of life, by the database's clock."""
+        """Returns the last heartbeat of the process that runs or ran the search, by the database's clock."""
         with self._reading() as connection:
             return connection.execute(select(SEARCHES.c.heartbeat_s).where(SEARCHES.c.name == name)).scalar()
 
     def finish_search(self, failure: str = "") -> None:
-        """Writes down that the search is over.
-
-        Args:
-            failure: why it ended early; empty if every trial has ended.
-        """
+        """Marks the search as ended, with the reason if it ended early."""
         with self._transaction() as connection:
             values = {"ended_s": time.time(), "failure": failure}
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
 
     @property
     def options(self) -> dict[str, Any]:
-        """With which options beside the specification the search was begun, or gone on with last."""
+        """Options outside the specification with which the search was last started or resumed."""
         with self._reading() as connection:
             text = connection.execute(select(SEARCHES.c.options).where(SEARCHES.c.id == self._require_id())).scalar()
         return dict(json.loads(text or "{}"))
 
     def change_search(self, spec: SearchSpec, options: Mapping[str, Any]) -> None:
-        """Goes on with the open search in another way; its name and what is searched stay."""
+        """Replaces specification and options of the open search; its name and space must not change."""
         written = {"spec": write_spec(spec), "options": json.dumps(dict(options))}
         with self._transaction() as connection:
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._require_id()).values(written))
         self._spec = spec
 
     def reopen_search(self) -> None:
-        """Writes down that the search goes on, however it has ended before."""
         with self._transaction() as connection:
             values = {"ended_s": None, "failure": ""}
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
 
     def delete_search(self) -> None:
-        """Removes the search, because nothing came of it."""
         with self._transaction() as connection:
             for table in (OUTPUT, LOSSES, SLICES, TRIALS):
                 connection.execute(delete(table).where(table.c.search_id == self._require_id()))
             connection.execute(delete(SEARCHES).where(SEARCHES.c.id == self._require_id()))
 
     def save_trial(self, record: TrialRecord) -> None:
-        """Writes a trial as it is now; its readings and slices have methods of their own."""
+        """Stores a trial, without readings and slices."""
         self._save(TRIALS, ("number",), trial_values(record))
 
     def load_trials(self, *, readings: bool = True) -> list[TrialRecord]:
-        """All trials of the search by number.
+        """Returns all trials of the search by number.
 
         Args:
-            readings: whether with readings and slices, which may take seconds where there are many.
+            readings: whether to load readings and slices, which may take seconds.
         """
         objective = Objective(self.spec.metric, self.spec.mode, self.spec.value)
         with self._reading() as connection:
@@ -283,18 +264,17 @@ class Store:
         return found
 
     def save_slice(self, record: SliceRecord) -> None:
-        """Writes a time slice as it is now: as it begins, and as it has ended."""
         self._save(SLICES, ("trial", "run"), slice_values(record))
 
     def load_slices(self) -> list[SliceRecord]:
-        """All time slices of the search, in the order in which they began."""
+        """Returns all time slices of the search, in order of their start."""
         with self._reading() as connection:
             return self._load_slices(connection)
 
     def save_progress(self, record: TrialRecord, reports: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-        """Writes a trial as it is now, and what its runs have reported since the last time; all or nothing.
+        """Stores a trial and its new reports in one transaction.
 
-        What an earlier run has reported for the same steps stays.
+        Reports of earlier runs for the same steps are kept.
 
         Args:
             record: the trial.
@@ -310,17 +290,17 @@ class Store:
             self._write(connection, TRIALS, ("number",), trial_values(record))
 
     def load_losses(self, trial: int | None = None, limit: int | None = None) -> dict[int, list[dict[str, Any]]]:
-        """Trial -> its reports, oldest first, in the form of `dike.trial.reports` with the key `run` besides.
+        """Returns trial -> its reports, oldest first, as in `dike.trial.reports` with the additional key `run`.
 
         Args:
-            trial: only of this one; None for all.
-            limit: at most so many of each trial, evenly chosen, the last among them; None for all.
+            trial: load only this trial.
+            limit: maximum number per trial, evenly chosen, including the last.
         """
         with self._reading() as connection:
             return _load_losses(connection, self._require_id(), trial, limit)
 
     def add_output(self, pieces: Sequence[TrialOutput]) -> None:
-        """Keeps what runs have printed, in its order, each byte once; of long output the middle is left out."""
+        """Appends output of runs, each byte once; of long output the middle is deleted."""
         limit = output.limit_of(self.spec.trial_count)
         trials = {piece.trial for piece in pieces}
         with self._transaction() as connection:
@@ -336,19 +316,18 @@ class Store:
                 self._output_kept[trial] = kept
 
     def trial_state(self, trial: int) -> TrialState | None:
-        """Where a trial stands; None if there is none of that number yet."""
-        ours = (TRIALS.c.search_id == self._require_id()) & (TRIALS.c.number == trial)
+        """Returns the state of a trial; None if it does not exist yet."""
+        condition = (TRIALS.c.search_id == self._require_id()) & (TRIALS.c.number == trial)
         with self._reading() as connection:
-            state = connection.execute(select(TRIALS.c.state).where(ours)).scalar()
+            state = connection.execute(select(TRIALS.c.state).where(condition)).scalar()
         return None if state is None else TrialState(state)
 
     def output_received(self, trial: int, run: int) -> int:
-        """How many bytes of a run's output have been kept, or left out."""
+        """Returns how many bytes of a run's output have been stored or deleted."""
         with self._reading() as connection:
             return output.received_bytes(connection, self._require_id(), trial, run)
 
     def load_output(self, trial: int, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
-        """What a trial has printed; see `framework.search.output.load_output`."""
         with self._reading() as connection:
             return output.load_output(connection, self._require_id(), trial, after=after, limit=limit)
 
@@ -394,15 +373,14 @@ class Store:
 
 
 def write_spec(spec: SearchSpec) -> str:
-    """A search's specification as text."""
     return json.dumps(dataclasses.asdict(spec))
 
 
 def read_spec(name: str, text: str) -> SearchSpec:
-    """Reads what `write_spec` wrote.
+    """Parses what `write_spec` returned.
 
     Raises:
-        BadInputError: if another version of Dike wrote it, which has other fields.
+        BadInputError: if another version of Dike wrote it, with other fields.
     """
     try:
         return _SPEC.validate_python(json.loads(text))
@@ -414,33 +392,24 @@ def read_spec(name: str, text: str) -> SearchSpec:
 
 
 def trial_values(record: TrialRecord) -> dict[str, Any]:
-    """A trial's columns; its readings and slices have tables of their own."""
+    """Returns a trial's columns, without readings and slices, which have tables of their own."""
     values = {name: getattr(record, name) for name in _TRIAL_COLUMNS}
     texts = {"parameters": json.dumps(record.parameters), "metrics": json.dumps(record.metrics)}
     return {**values, **texts, "state": record.state.value}
 
 
 def slice_values(record: SliceRecord) -> dict[str, Any]:
-    """A time slice's columns."""
     return {name: getattr(record, name) for name in _SLICE_COLUMNS}
 
 
 def read_slice(row: RowMapping) -> SliceRecord:
-    """The time slice in a row."""
     return SliceRecord(**{name: row[name] for name in _SLICE_COLUMNS})
 
 
 def read_trial(
     row: RowMapping, objective: Objective, reports: Sequence[Mapping[str, Any]], from_steps: Sequence[int]
 ) -> TrialRecord:
-    """The trial in a row.
-
-    Args:
-        row: the row.
-        objective: what its readings are of.
-        reports: what it reported, oldest first.
-        from_steps: for each of its time slices, the steps done before.
-    """
+    """Builds a trial from its row, its reports (oldest first), and the steps before each of its time slices."""
     values = {name: row[name] for name in _TRIAL_COLUMNS}
     texts = {name: json.loads(row[name]) for name in ("parameters", "metrics")}
     record = TrialRecord(**{**values, **texts, "state": TrialState(row["state"])})
@@ -451,50 +420,46 @@ def read_trial(
     return record
 
 
-# Losses: every report at first, merged evenly as they become many.
+# Losses: one row per report, merged evenly beyond a maximum.
 
 
 def _add_losses(
     connection: Connection, search_id: int, trial: int, run: int, reports: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Adds `progress` reports of a run (`dike.trial.reports`), oldest first; steps that are there already are left out.
+    """Appends `progress` reports of a run (`dike.trial.reports`), oldest first; stored steps are skipped.
 
     Raises:
         ValueError: if a report is malformed.
     """
-    ours = _losses_of(search_id, trial)
+    condition = _losses_of(search_id, trial)
     loss_step = case((LOSSES.c.count > 0, LOSSES.c.step))
-    last = select(func.max(LOSSES.c.number), func.max(LOSSES.c.step), func.max(loss_step), func.count()).where(ours)
+    last = select(func.max(LOSSES.c.number), func.max(LOSSES.c.step), func.max(loss_step), func.count()).where(
+        condition
+    )
     last_number, last_step, last_loss_step, count = connection.execute(last).one()
     rows = [_loss_row(run, report) for report in reports]
-    # A step may be reported twice: its loss, then the results of the epoch that it ends.
+    # A step may be reported twice: its loss, then the results of the epoch.
     rows = [row for row in rows if last_step is None or row["step"] >= last_step]
     rows = [row for row in rows if not row["count"] or last_loss_step is None or row["step"] > last_loss_step]
     if not rows:
         return
     _insert_losses(connection, search_id, trial, rows, 0 if last_number is None else last_number + 1)
     if count + len(rows) > MAX_REPORTS:
-        stored = connection.execute(select(LOSSES).where(ours).order_by(LOSSES.c.number)).mappings().all()
-        connection.execute(delete(LOSSES).where(ours))
+        stored = connection.execute(select(LOSSES).where(condition).order_by(LOSSES.c.number)).mappings().all()
+        connection.execute(delete(LOSSES).where(condition))
         _insert_losses(connection, search_id, trial, merge_losses([dict(row) for row in stored], MAX_REPORTS // 2), 0)
 
 
 def _load_losses(
     connection: Connection, search_id: int, trial: int | None = None, limit: int | None = None
 ) -> dict[int, list[dict[str, Any]]]:
-    """Trial -> its reports, oldest first, with the key `run` besides.
-
-    Args:
-        connection: to the database.
-        search_id: which search.
-        trial: only of this trial; None for all.
-        limit: at most so many reports of each trial, evenly chosen, the last among them; None for all.
-    """
-    ours = LOSSES.c.search_id == search_id if trial is None else _losses_of(search_id, trial)
-    statement = select(LOSSES).where(ours).order_by(LOSSES.c.trial, LOSSES.c.number)
+    condition = LOSSES.c.search_id == search_id if trial is None else _losses_of(search_id, trial)
+    statement = select(LOSSES).where(condition).order_by(LOSSES.c.trial, LOSSES.c.number)
     if limit is not None:
-        # Numbers count up from 0 without gaps.
-        lasts = select(LOSSES.c.trial, func.max(LOSSES.c.number).label("number")).where(ours).group_by(LOSSES.c.trial)
+        # Numbers are consecutive from 0.
+        lasts = (
+            select(LOSSES.c.trial, func.max(LOSSES.c.number).label("number")).where(condition).group_by(LOSSES.c.trial)
+        )
         last = lasts.subquery()
         stride = last.c.number // limit + 1
         statement = statement.join(last, last.c.trial == LOSSES.c.trial)
@@ -514,9 +479,9 @@ def _load_losses(
 
 
 def merge_losses(rows: Sequence[LossRow], limit: int) -> list[LossRow]:
-    """Merges neighbours so that about `limit` rows are left that stand for equally many reports each.
+    """Merges neighbours into about `limit` rows that stand for equally many reports each.
 
-    A merged row says of both together what each said: the mean, least and greatest loss, and the newest of the rest.
+    A merged row has the mean, minimum and maximum loss, and the newest of everything else.
     """
     ends = even_groups([row["reports"] for row in rows], limit)
     return [functools.reduce(_merged, rows[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
@@ -557,7 +522,7 @@ def _loss_row(run: int, report: Mapping[str, Any]) -> LossRow:
 
 
 def _loss(value: float | None) -> float:
-    """A loss that was reported; a database that knows no NaN has NULL for it."""
+    """Replaces NULL, from databases without NaN, by NaN."""
     return math.nan if value is None else float(value)
 
 

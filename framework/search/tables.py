@@ -1,4 +1,4 @@
-"""The tables of searches. They stand beside Optuna's in one database; docs/search-database.md describes them."""
+"""Tables of searches, in one database with Optuna's; docs/search-database.md describes them."""
 
 from __future__ import annotations
 
@@ -21,34 +21,30 @@ METADATA = MetaData()
 
 
 class _UnconvertedFloat(Float[float]):
-    """Leaves values as they are on the way into the database."""
+    """Passes values to the database unchanged."""
 
-    def bind_processor(self, dialect: Dialect) -> None:
-        """None: nothing is done to values."""
+    def bind_processor(self, dialect: Dialect) -> None: ...
 
 
 class Number(TypeDecorator[float]):
-    """A float that may be infinite or not a number.
+    """A float that may be infinite or NaN.
 
-    SQLite turns NaN into NULL, so it gets it as text, which it sorts behind all numbers as PostgreSQL sorts NaN.
-    Databases that know neither NaN nor infinities get NULL.
+    SQLite turns NaN into NULL, so these are stored as text there, which sorts after all numbers, as NaN does in
+    PostgreSQL. Databases without NaN and infinities store NULL.
     """
 
     impl = Float(53)
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The type in this kind of database."""
         return dialect.type_descriptor(_UnconvertedFloat(53) if dialect.name == "sqlite" else Float(53))
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> Any:
-        """The value as the database takes it."""
         if value is None or math.isfinite(value) or dialect.name == "postgresql":
             return value
         return repr(float(value)) if dialect.name == "sqlite" else None
 
     def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
-        """The value as it was."""
         return None if value is None else float(value)
 
 
@@ -62,14 +58,14 @@ SEARCHES = Table(
     Column("ended_s", Float(53)),
     Column("failure", Text, nullable=False, default=""),
     Column("framework_id", String(NAME_LENGTH)),
-    # With which options beside its specification `dike tune` runs it, as JSON.
+    # Options of `dike tune` outside the specification, as JSON.
     Column("options", Text, nullable=False),
     *lease_columns(),
 )
 
 
 def _key(name: str) -> tuple[Column[Any], Column[Any]]:
-    """What the rows of a search have in front: the search, and a number in it."""
+    """Returns the leading key columns: the search, and a number in it."""
     return (
         Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
         Column(name, Integer, primary_key=True, autoincrement=False),
@@ -77,7 +73,7 @@ def _key(name: str) -> tuple[Column[Any], Column[Any]]:
 
 
 def _columns(record: type, without: Collection[str]) -> list[Column[Any]]:
-    """Columns of a record's fields, less these and the lists, which have tables of their own."""
+    """Returns columns for a record's fields, except these and lists, which have tables of their own."""
     hints = typing.get_type_hints(record)
     columns = []
     for field in dataclasses.fields(record):
@@ -94,7 +90,7 @@ _TYPES: dict[Any, type[TypeEngine[Any]]] = {
     float: Number,
     float | None: Number,
 }
-"""Everything else is text: names, states, and what is kept as JSON."""
+"""All other types are text: names, states, and JSON."""
 
 TRIALS = Table("dike_trials", METADATA, *_key("number"), *_columns(TrialRecord, ("number", "current")))
 
@@ -121,26 +117,26 @@ LOSSES = Table(
     Column("value", Number),
     Column("best", Number),
     Column("metrics", Text, nullable=False),
-    # How many reports have been merged into this row.
+    # Number of reports merged into this row.
     Column("reports", Integer, nullable=False),
 )
 
 OUTPUT = Table(
     "dike_trial_output",
     METADATA,
-    # SQLite counts by itself only in a key that is an INTEGER.
+    # SQLite only autoincrements INTEGER keys.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), nullable=False),
     Column("trial", Integer, nullable=False),
     Column("run", Integer, nullable=False),
-    # How many bytes of the run's output came before it, and how many it has.
+    # Bytes of the run's output before this piece, and in it.
     Column("offset", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
-    # How many bytes right before it are not kept.
+    # Bytes deleted right before this piece.
     Column("skipped", BigInteger, nullable=False),
     Column("text", Text, nullable=False),
     Index("dike_trial_output_by_trial", "search_id", "trial", "number"),
 )
 
 TABLES = tuple(METADATA.tables)
-"""The names of these tables; those of services, too, are in `METADATA` where they are known."""
+"""Names of these tables; `METADATA` also gets those of a service once its modules are imported."""

@@ -1,6 +1,6 @@
-"""Writes a search for TensorBoard: a run for each trial, with its losses and metrics by step and its hyper-parameters.
+"""Writes a search for TensorBoard: a run for each trial, with losses and metrics by step and hyper-parameters.
 
-TensorFlow is not needed for it. TensorBoard's HPARAMS page compares trials by `objective`, which each has at its end.
+Does not need TensorFlow. The HPARAMS page compares trials by `objective`, written at the end of each.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _END_TAG = "_hparams_/session_end_info"
 
 
 class TensorBoardLog:
-    """The event files of one search. A disk that is full ends the log, not the search.
+    """The event files of one search. A full disk stops the log, not the search.
 
     Args:
         logdir: folder of the runs `trial-0`, `trial-1`, ...
         spec: the search.
 
     Raises:
-        BadInputError: if the folder cannot be made.
+        BadInputError: if the folder cannot be created.
     """
 
     def __init__(self, logdir: Path, spec: SearchSpec) -> None:
         try:
             logdir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInputError(f"The folder {logdir} for TensorBoard cannot be made: {error.strerror}.") from error
-        # Done now, as it takes seconds where PyTorch is installed, which tensorboardX then imports.
+            raise BadInputError(f"The folder {logdir} for TensorBoard cannot be created: {error.strerror}.") from error
+        # Imported early, as it takes seconds if PyTorch is installed, which tensorboardX imports.
         importlib.import_module("tensorboardX")
         self._logdir = logdir
         self._metric = spec.metric
@@ -51,13 +51,13 @@ class TensorBoardLog:
         self._is_broken = False
 
     def reported(self, trial: TrialRecord, reports: Sequence[Mapping[str, Any]]) -> None:
-        """Writes what a run of a trial has reported: contents of `progress` reports (`dike.trial.reports`)."""
+        """Writes contents of `progress` reports (`dike.trial.reports`)."""
         if not reports:
             return
         self._write(trial, int(reports[0]["step"]), [(int(report["step"]), _scalars(report)) for report in reports])
 
     def run_ended(self, trial: TrialRecord) -> None:
-        """A run is over, and perhaps the trial with it; its file is closed until the trial runs again."""
+        """Closes the file of a run, after the objective if the trial has ended."""
         if trial.state.has_ended():
             values = {} if trial.value is None else {OBJECTIVE: trial.value}
             self._write(trial, trial.step, [(trial.step, values)], end=True)
@@ -66,7 +66,6 @@ class TensorBoardLog:
             writer.close()
 
     def close(self) -> None:
-        """Closes all files."""
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
@@ -88,7 +87,7 @@ class TensorBoardLog:
             writer.flush()
         except OSError as error:
             self._is_broken = True
-            logger.warning("no more is written for TensorBoard: %s", error)
+            logger.warning("cannot write for TensorBoard any more: %s", error)
 
     def _open(self, trial: TrialRecord, step: int) -> EventsWriter:
         from tensorboardX import summary
@@ -100,7 +99,7 @@ class TensorBoardLog:
         self._files += 1
         writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{self._files}")
         self._writers[trial.number] = writer
-        # From here on what earlier files say is void: a trial that goes on from a checkpoint repeats steps.
+        # Invalidates later steps in earlier files: a trial that resumes from a checkpoint repeats steps.
         start = Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
         writer.write_event(start)
         experiment, session, _ = summary.hparams(trial.parameters, dict.fromkeys((OBJECTIVE, self._metric), 0.0))

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from framework.scheduler.journal import ServiceLeaseLostError
 from framework.scheduler.lease import Lease, LeasedRow
-from framework.search.database import database_files, making_tables, open_database, parse_url, storage_errors
+from framework.search.database import database_files, open_database, parse_url, storage_errors, table_creation_lock
 from framework.search.optuna_study import SharedStudies
 from framework.service.tables import SERVICES
 
@@ -41,7 +41,7 @@ class ServiceDatabase:
         self._lease: Lease | None = None
         self._joint = threading.local()
         self.shared = SharedStudies(url, self._writing_engine)
-        with making_tables(self._parsed), self.transaction() as connection:
+        with table_creation_lock(self._parsed), self.transaction() as connection:
             if connection.execute(select(SERVICES.c.id)).first() is None:
                 connection.execute(insert(SERVICES).values(id=_SERVICE))
 

@@ -169,7 +169,7 @@ class Checkpoints:
         result = SearchResult(spec.name, False, trials, spec.mode, spec.checkpoint_dir)
         sizes = [
             self._remove_if_old(folder, f"trial-{trial.number}")
-            for trial in result.dispensable(may_go_on=may_go_on)
+            for trial in result.dispensable(may_resume=may_go_on)
             if f"trial-{trial.number}" in there
         ]
         removed = [size for size in sizes if size is not None]

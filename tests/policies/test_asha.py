@@ -34,7 +34,7 @@ def test_the_highest_rung_is_looked_at_first() -> None:
 
 def test_where_asha_would_be_done_the_best_paused_trial_goes_on() -> None:
     trials = [paused(0, 10.0, 1.0), paused(1, 40.0, 4.0), paused(2, 40.0, 3.0)]
-    assert choice(*trials) == Choice(2, "best of the paused", -3.0)
+    assert choice(*trials) == Choice(2, "best of the suspended", -3.0)
 
 
 def test_losses_that_are_no_numbers_are_never_promoted_and_run_last() -> None:
@@ -43,7 +43,7 @@ def test_losses_that_are_no_numbers_are_never_promoted_and_run_last() -> None:
     assert choice(*broken, paused(4, 10.0, 5.0)).trial == 4
     mended = [replace(trial, readings=[*trial.readings, Reading(50.0, 2, 1.0, 1.0, 1.0)]) for trial in broken]
     assert choice(*mended, TrialView(4, 0.0)).trial == 4
-    assert choice(*broken) == Choice(0, "nothing else can run")
+    assert choice(*broken) == Choice(0, "no other trial can run")
 
 
 def test_a_trial_runs_from_rung_to_rung() -> None:
@@ -65,7 +65,7 @@ def test_a_trial_that_lost_its_slot_goes_on_to_its_rung_first() -> None:
     assert policy.decide(0.0, [TrialView(0, 0.0, readings, [0])], [SlotView(0)]).runs[0].trial == 0
     readings.append(Reading(25.0, 25, 1.0, 1.0, 1.0))
     back = policy.decide(20.0, [TrialView(0, 0.0, readings, [0, 1]), *others], [SlotView(1)])
-    assert back.runs[1] == Choice(0, "goes on to its rung", -1.0)
+    assert back.runs[1] == Choice(0, "continues to its rung", -1.0)
 
 
 def test_slots_are_given_to_the_best_that_do_not_refuse_them() -> None:

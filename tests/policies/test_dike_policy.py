@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from framework.policies.trials.dike_policy import MARGIN, DikePolicy, way_beyond
+from framework.policies.trials.dike_policy import REPLACEMENT_MARGIN, DikePolicy, gittins_offset
 from framework.policies.trials.interface import Decision, PolicySettings, Reading, SlotView, TrialView
 from framework.policies.trials.progress import Progress
 from tests.policies.world import PlannedSlot, PlannedTrial, World, violations
@@ -28,9 +28,9 @@ def running(view: TrialView, preemptible: bool = True) -> TrialView:
     return TrialView(view.id, 0.0, view.readings, view.slices, runnable=False, preemptible=preemptible)
 
 
-def at_home(view: TrialView, *slots: int) -> TrialView:
+def paused_in(view: TrialView, *slots: int) -> TrialView:
     """Its process stands still in these slots."""
-    return replace(view, homes=frozenset(slots))
+    return replace(view, paused_in=frozenset(slots))
 
 
 def first_chosen(*trials: TrialView) -> int:
@@ -49,7 +49,7 @@ def after_a_quantum(trials: Sequence[TrialView], slots: Sequence[SlotView]) -> D
 
 @pytest.mark.parametrize("above", [0.0, 0.3, 4.0, 1e3])
 def test_the_way_beyond_has_the_greatest_ratio_of_chance_and_time(above: float) -> None:
-    beyond = way_beyond(above)
+    beyond = gittins_offset(above)
     assert math.exp(beyond) == pytest.approx(1 + above + beyond)
     if above:
         ways = np.linspace(0, 20, 200_001)
@@ -138,7 +138,7 @@ def test_a_trial_is_replaced_only_by_one_that_is_worth_more_by_a_margin() -> Non
     better = trial(1, 5.0, 1.0)
     scores = [DikePolicy(SETTINGS).decide(0.0, [held, better], [SlotView(n) for n in (0, 1)]).runs[n] for n in (0, 1)]
     worth = {choice.trial: choice.score or 0.0 for choice in scores}
-    assert worth[1] > MARGIN * worth[0]
+    assert worth[1] > REPLACEMENT_MARGIN * worth[0]
     assert after_a_quantum([running(held), better], [SlotView(0, trial=0)]).runs[0].trial == 1
 
 
@@ -160,7 +160,7 @@ def test_the_rungs_name_the_trial_of_one_quantum_of_eight() -> None:
 
     named = chosen(trial(1, 5.0, *[4.0] * 20))
     assert {trial for trial, _ in named[:7] + named[8:15]} == {0}
-    assert (named[7], named[15]) == ((1, "best of the paused"), (1, "goes on to its rung"))
+    assert (named[7], named[15]) == ((1, "best of the suspended"), (1, "continues to its rung"))
     assert 1 not in {trial for trial, _ in chosen(trial(1, 5.0, *[4.0] * 20, math.nan))}
 
 
@@ -185,20 +185,20 @@ def test_one_whose_process_stands_still_in_another_slot_must_be_worth_more_by_a_
     slots = [SlotView(0), SlotView(1)]
     runs = DikePolicy(SETTINGS).decide(0.0, [best, other], slots).runs
     worth = {choice.trial: choice.score or 0.0 for choice in runs.values()}
-    assert worth[1] < worth[0] < MARGIN * worth[1]
-    assert first_chosen(at_home(best, 1), at_home(other, 0)) == 1
-    assert first_chosen(at_home(best, 1, 2), at_home(other, 0, 2)) == 1
-    assert first_chosen(at_home(best, 1), other) == 1
-    assert first_chosen(at_home(best, 1), at_home(other, 1)) == 0
-    assert first_chosen(at_home(best, 0, 1), at_home(other, 0, 1)) == 0
-    assert first_chosen(at_home(best, 1), trial(1, 5.0, 4.0)) == 0
-    decision = DikePolicy(SETTINGS).decide(0.0, [at_home(best, 1), at_home(other, 0)], slots)
+    assert worth[1] < worth[0] < REPLACEMENT_MARGIN * worth[1]
+    assert first_chosen(paused_in(best, 1), paused_in(other, 0)) == 1
+    assert first_chosen(paused_in(best, 1, 2), paused_in(other, 0, 2)) == 1
+    assert first_chosen(paused_in(best, 1), other) == 1
+    assert first_chosen(paused_in(best, 1), paused_in(other, 1)) == 0
+    assert first_chosen(paused_in(best, 0, 1), paused_in(other, 0, 1)) == 0
+    assert first_chosen(paused_in(best, 1), trial(1, 5.0, 4.0)) == 0
+    decision = DikePolicy(SETTINGS).decide(0.0, [paused_in(best, 1), paused_in(other, 0)], slots)
     assert {slot: choice.trial for slot, choice in decision.runs.items()} == {0: 1, 1: 0}
 
 
 def test_of_the_slots_in_which_a_process_stands_still_it_gets_an_empty_one_first() -> None:
     """Then that of the worst trial."""
-    best = at_home(trial(3, 5.0, 0.5), 0, 1, 2)
+    best = paused_in(trial(3, 5.0, 0.5), 0, 1, 2)
     held = [running(trial(0, 5.0, 2.0)), running(trial(1, 5.0, 5.0))]
     for third, expected in ((SlotView(2), {0: 0, 1: 1, 2: 3}), (SlotView(2, 9, busy=True), {0: 0, 1: 3})):
         decision = after_a_quantum([*held, best], [SlotView(0, trial=0), SlotView(1, trial=1), third])
@@ -211,8 +211,8 @@ def test_to_be_started_in_another_slot_counts_by_its_share_of_a_quantum(switch_s
     best, other = trial(0, 5.0, 2.0, 1.0), trial(1, 5.0, 2.0, 1.05)
     worths = DikePolicy(settings).decide(0.0, [best, other], [SlotView(0), SlotView(1)]).runs
     worth = {choice.trial: choice.score or 0.0 for choice in worths.values()}
-    assert 1.1 * MARGIN * worth[1] < worth[0] < 2 * MARGIN * worth[1]
-    decision = DikePolicy(settings).decide(0.0, [at_home(best, 1), at_home(other, 0)], [SlotView(0)])
+    assert 1.1 * REPLACEMENT_MARGIN * worth[1] < worth[0] < 2 * REPLACEMENT_MARGIN * worth[1]
+    decision = DikePolicy(settings).decide(0.0, [paused_in(best, 1), paused_in(other, 0)], [SlotView(0)])
     assert decision.runs[0].trial == chosen
 
 
@@ -228,9 +228,9 @@ def test_progress_is_that_of_the_lowest_loss() -> None:
     progress = Progress()
     readings = [Reading(10.0 * n, n, loss, loss, loss) for n, loss in enumerate([4.0, math.nan, 3.0, 5.0, 2.0], 1)]
     progress.update(TrialView(0, 0.0, readings[:2], [0]))
-    assert progress.is_lost
+    assert progress.is_diverged
     progress.update(TrialView(0, 0.0, readings, [0]))
-    assert (progress.first_loss, progress.loss, progress.train_s, progress.is_lost) == (4.0, 2.0, 50.0, False)
+    assert (progress.first_loss, progress.loss, progress.train_s, progress.is_diverged) == (4.0, 2.0, 50.0, False)
     assert progress.recent_fall() == 4.0 - 2.0, "at 25 s the lowest was 4"
 
 
@@ -330,7 +330,7 @@ def test_a_trial_that_would_end_last_runs_in_time() -> None:
     assert decided(3600.0, 3600.0, 8.0) == {0: 0, 1: 1}, "it would be first to end"
     assert decided(55.0, None, 100.0) == {0: 0, 1: 1}, "nobody knows"
     assert decided(55.0, 55.0, 100.0, bad=replace(bad, refused=frozenset([1]))) == {0: 2, 1: 1}, "where it may"
-    assert decided(55.0, 55.0, 100.0, bad=at_home(bad, 0)) == {0: 0, 1: 2}, "not where the best one is"
+    assert decided(55.0, 55.0, 100.0, bad=paused_in(bad, 0)) == {0: 0, 1: 2}, "not where the best one is"
     two_kinds = [SlotView(0, 0, kind="k80"), SlotView(1, 1, kind="v100")]
     assert decided(55.0, 55.0, 100.0, slots=two_kinds) == {0: 0, 1: 1}, "slots differ"
     assert decided(55.0, 55.0, 100.0, bad=replace(bad, speeds={"k80": 1.0})) == {0: 0, 1: 1}, "slots differed before"

@@ -77,14 +77,14 @@ def test_a_broken_trial_comes_after_one_whose_loss_rises(value: float) -> None:
     broken = TrialView(0, 0.0, [Reading(10.0, 100, value, value, value)], [0], runnable=False)
     rising = TrialView(1, 0.0, [Reading(at_s, int(at_s), at_s, at_s, at_s) for at_s in (10.0, 20.0)], [0])
     assert at_the_end_of_a_quantum(broken, rising) == Choice(1, "fastest convergence", pytest.approx(-10.0))
-    assert at_the_end_of_a_quantum(broken) == Choice(0, "no other waits"), "but it runs when nothing else can"
+    assert at_the_end_of_a_quantum(broken) == Choice(0, "no other trial waits"), "but it runs when nothing else can"
 
 
 def test_a_trial_passed_over_too_often_gets_one_quantum() -> None:
     falling = PlannedTrial(lambda train_s: 100.0 - train_s, length_s=100_000.0)
     flat = [PlannedTrial(lambda train_s: 1.0, length_s=100_000.0) for _ in range(2)]
     world = World(HermesPolicy(FIXED), [falling, *flat], [PlannedSlot()]).run(until_s=5000.0)
-    aged = [start for start in world.starts if start.reason == "waited long"]
+    aged = [start for start in world.starts if start.reason == "passed over too often"]
     assert Counter(start.trial for start in aged).keys() == {1, 2}
     share = (world.train_s(1) + world.train_s(2)) / world.now_s
     assert 0.02 < share < 0.1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.simulation.jobs.scheduler import scheduler_named
 from framework.policies.jobs.interface import Allocate, Allocation, JobView, TaskNeeds, share_of
 from framework.policies.jobs.registry import POLICIES
-from framework.policies.jobs.rules import worth_the_change
+from framework.policies.jobs.rules import drop_unprofitable_changes
 from framework.policies.jobs.users import user_limits
 from framework.service.options import AllocationName
 from solver.jobs.free_capacity import NOTHING, Amounts, plus
@@ -97,7 +97,7 @@ def taken(jobs: list[JobView], counts: Allocation, user: str | None = None) -> A
 def test_a_round_keeps_to_the_rules(policy: Allocate, jobs: list[JobView], weights: dict[str, float]) -> None:
     limits = user_limits(jobs, TOTAL, weights.__getitem__)
     given_out = policy(jobs, TOTAL, limits)
-    counts = worth_the_change(jobs, given_out, TOTAL)
+    counts = drop_unprofitable_changes(jobs, given_out, TOTAL)
     for allocation in (given_out, counts):
         assert all(used <= there for used, there in zip(taken(jobs, allocation), TOTAL, strict=True))
         for job in jobs:
@@ -206,9 +206,9 @@ def test_a_change_is_worth_more_than_its_pause_under_each_policy() -> None:
     """36 s are left with two workers, 9 s with eight."""
     ending = simple(0, "ada", now=(2, 0), samples_left=72.0)
     for policy in POLICIES.values():
-        assert worth_the_change([ending], policy([ending], TOTAL), TOTAL) == {0: (2, 0)}
+        assert drop_unprofitable_changes([ending], policy([ending], TOTAL), TOTAL) == {0: (2, 0)}
     longer = dataclasses.replace(ending, samples_left=math.ceil(72.0 * 1.2))
-    assert worth_the_change([longer], POLICIES["drf"]([longer], TOTAL), TOTAL) == {0: (8, 0)}
+    assert drop_unprofitable_changes([longer], POLICIES["drf"]([longer], TOTAL), TOTAL) == {0: (8, 0)}
 
 
 def test_the_simulator_plays_these_very_objects() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from framework.policies.trials.interface import TrialView
-from framework.policies.trials.speeds import DOUBT, SpeedEstimates
+from framework.policies.trials.speeds import PRIOR_LOG_STD, SpeedEstimates
 
 
 def estimates(*trials: tuple[float, dict[str, float]], explores: bool = False) -> SpeedEstimates:
@@ -58,7 +58,7 @@ def test_what_is_uncertain_counts_as_faster_and_the_less_so_the_more_is_known() 
     known = [(32.0, {"k80": 10.0**number, "v100": 4 * 10.0**number}) for number in range(1, 9)]
     for count in (1, 3, 8):
         speeds = estimates(*known[:count], (32.0, {"k80": 1.0}), explores=True)
-        expected = 4 * math.exp(DOUBT / math.sqrt(1 + count))
+        expected = 4 * math.exp(PRIOR_LOG_STD / math.sqrt(1 + count))
         assert speeds.performance(count, ["k80", "v100"])["v100"] == pytest.approx(expected)
         assert speeds.performance(count, ["k80", "v100"])["k80"] == 1.0
 

@@ -17,13 +17,13 @@ from executor.slot_order import SlotOrder
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun, Usage
 from framework.mesos import events
 from framework.policies.trials.interface import Choice
-from framework.search.controller import MAX_BARREN
+from framework.search.controller import MAX_FAILED_EXECUTORS
 from framework.search.optuna_study import Study
 from framework.search.records import MAX_FAILURES, SearchResult, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import SearchState, restore_runs
-from framework.search.slots import ActiveRun, Slot, at_home
+from framework.search.slots import ActiveRun, Slot, prefer_paused
 from framework.search.store import Store
-from framework.search.trials import MAX_LOSSES, TrialTracker, trial_arguments
+from framework.search.trials import MAX_LOST_RUNS, TrialTracker, trial_arguments
 from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, fail, node, search_spec, stored
 
 
@@ -111,7 +111,7 @@ def test_a_trial_whose_process_is_gone_and_that_could_not_be_saved_begins_anew(b
     stage.tick(QUANTUM_S + 0.1)
     order = slot.wanted.run
     assert (order.key, order.trial.resume_from) == ((0, 1), None)
-    assert "trial 0 begins anew: its process is gone, and it could not be saved" in stage.watcher.notes
+    assert "trial 0 starts anew: its paused process is gone, and it has no checkpoint" in stage.watcher.notes
     suspend_in_memory_alone(slot)
     train_unsaved(slot)
     slot.report(1, 3.0)
@@ -328,9 +328,9 @@ def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] 
 def test_a_trial_is_given_the_slot_where_its_process_stands_still(
     slots: list[Slot], wanted: dict[int, int], given: dict[int, int]
 ) -> None:
-    homes = {trial: [slot.id for slot in slots if (trial, 2) in slot.paused] for trial in (7, 8)}
+    paused_in = {trial: [slot.id for slot in slots if (trial, 2) in slot.paused] for trial in (7, 8)}
     runs = {slot: Choice(trial, "") for slot, trial in wanted.items()}
-    found = at_home(runs, {slot.id: slot for slot in slots}, homes)
+    found = prefer_paused(runs, {slot.id: slot for slot in slots}, paused_in)
     assert {slot: choice.trial for slot, choice in found.items()} == given
 
 
@@ -348,7 +348,7 @@ def test_an_older_run_that_stands_still_is_no_place_to_go_on(begin: Any) -> None
             stage.tick(QUANTUM_S)
             slot.end("suspended", checkpoint="/c/b", step=1)
     listed = [(0, ((0, 0),)), (1, ((0, 1),))]
-    assert stage.search._homes(listed) == {0: frozenset([1])}
+    assert stage.search._paused_in(listed) == {0: frozenset([1])}
 
 
 def test_the_next_run_waits_until_the_slot_is_free(begin: Any) -> None:
@@ -513,7 +513,7 @@ def test_failures_cost_first_the_executor_then_the_agent_then_the_trial(begin: A
     slot = stage.offer(cpus=1)[0]
     fail(stage, slot)
     slot.update("TASK_FINISHED")
-    assert any("agent-0 is left out for 100 s" in note for note in stage.watcher.notes)
+    assert any("launches nothing on agent agent-0 for 100 s" in note for note in stage.watcher.notes)
     assert stage.offer(cpus=1) == []
     slot = stage.offer(cpus=1, first=1)[0]
     fail(stage, slot)
@@ -588,8 +588,8 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(begin: Any, error: s
     assert (stage.trials[0].state, stage.trials[0].runs) == (TrialState.FAILED, 1)
     assert error in stage.trials[0].error
     assert stage.watcher.notes == [
-        f"trial 0 failed on agent-0: {error}; its output: dike logs s --trial 0 --storage X; its end is kept in "
-        "/c/run-0.log; it is not tried again: it would fail in the same way again"
+        f"trial 0 failed on agent-0: {error}; its output: dike logs s --trial 0 --storage X; the end of it is also in "
+        "/c/run-0.log; Dike does not retry it: it would fail in the same way again"
     ]
 
 
@@ -703,7 +703,7 @@ def test_a_trial_goes_on_elsewhere_when_its_slot_is_lost(begin: Any, storage: st
 
 def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
     stage = begin(trials=1)
-    for attempt in range(MAX_LOSSES):
+    for attempt in range(MAX_LOST_RUNS):
         slot = stage.offer(cpus=1, first=attempt)[0]
         slot.train()
         slot.update("TASK_FAILED", message="executor terminated")
@@ -714,7 +714,7 @@ def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
 def test_the_end_of_an_executor_is_held_against_the_trial_with_most_memory(begin: Any, first: int) -> None:
     stage = begin(trials=2)
     ended = {"source": "SOURCE_AGENT", "message": "its container had too much memory"}
-    for attempt in range(MAX_LOSSES):
+    for attempt in range(MAX_LOST_RUNS):
         slots = sorted(stage.offer(cpus=2, first=attempt), key=lambda slot: slot.wanted.run.trial.number)
         for slot, rss_bytes in zip(slots, (1000, 2000), strict=True):
             slot.train()
@@ -744,7 +744,7 @@ def test_a_slot_that_took_too_much_memory_says_which_option_gives_it_more(begin:
 
 def test_such_a_trial_ends_a_search_that_is_to_end_with_the_first_failure(begin: Any) -> None:
     stage = begin(trials=2, max_slots=1, on_failure="abort")
-    for attempt in range(MAX_LOSSES):
+    for attempt in range(MAX_LOST_RUNS):
         slot = stage.offer(cpus=1, first=attempt)[0]
         slot.train()
         slot.update("TASK_FAILED", message="executor terminated")
@@ -756,7 +756,7 @@ def test_such_a_trial_ends_a_search_that_is_to_end_with_the_first_failure(begin:
 
 def test_a_trial_that_gets_on_between_its_losses_is_not_given_up(begin: Any) -> None:
     stage = begin(trials=1)
-    for attempt in range(MAX_LOSSES + 1):
+    for attempt in range(MAX_LOST_RUNS + 1):
         slot = stage.offer(cpus=1, first=attempt)[0]
         slot.train()
         slot.say(checkpoint=f"/c/run-{attempt}-step-7", checkpoint_step=7 * (attempt + 1))
@@ -765,11 +765,11 @@ def test_a_trial_that_gets_on_between_its_losses_is_not_given_up(begin: Any) -> 
 
 
 def test_slots_that_never_train_anything_end_the_search(begin: Any) -> None:
-    stage = begin(trials=MAX_BARREN)
-    for attempt in range(MAX_BARREN):
+    stage = begin(trials=MAX_FAILED_EXECUTORS)
+    for attempt in range(MAX_FAILED_EXECUTORS):
         assert not stage.search.done
         # They have one process, and end with it.
-        for slot in stage.offer(cpus=MAX_BARREN, first=attempt):
+        for slot in stage.offer(cpus=MAX_FAILED_EXECUTORS, first=attempt):
             slot.update("TASK_FAILED", message="the zygote cannot start")
     stage.tick(0.1)
     assert stage.search.done
@@ -897,7 +897,7 @@ def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart
     slots = SearchState.from_json(state).slots
     restore_runs(stage.search._spec, slots, tracker, stage.store.load_slices(), 0.0, 0.0)
     slots[0].adopt(slot.status)
-    wanted = slots[0].message_due(0.0)
+    wanted = slots[0].take_due_message(0.0)
     assert wanted is not None
     assert (wanted.run, wanted.stop) == (None, True)
     assert trials_to_resume(list(stored(storage).values()), {})[0].slot is None

@@ -54,8 +54,8 @@ sys.exit(repr(errors) if errors else 0)
     [
         ("searches.db", "not a database URL"),
         ("postgresql:/u:secret@db/x", "The storage 'db/x' is not a database URL"),
-        ("unknown://x/y", "of a kind that SQLAlchemy does not know"),
-        ("sqlite://", "not kept in memory"),
+        ("unknown://x/y", "of a type that SQLAlchemy does not support"),
+        ("sqlite://", "cannot be stored in memory"),
         ("sqlite:///FOLDER/none/searches.db", "/none of the database does not exist"),
         ("sqlite:///FOLDER", "cannot be used: unable to open database file"),
         ("sqlite:///FOLDER/text", "cannot be used: file is not a database"),

@@ -23,8 +23,7 @@ from executor.trial_reports import RunReports
 from framework.policies.trials.interface import PolicySettings, Reading, TrialView
 from framework.policies.trials.losses import LossHistory
 from framework.policies.trials.new_readings import NewReadings
-from framework.policies.trials.progress import LIMIT as LOWEST
-from framework.policies.trials.progress import Progress
+from framework.policies.trials.progress import MAX_KEPT_LOSSES, Progress
 from framework.search.objective import MAX_REPORTS, Objective, thin
 from framework.search.records import TrialRecord, TrialState, ValueKind
 
@@ -79,7 +78,7 @@ class Trial:
                 reports.feed(data)
         while taken := reports.losses.take(size)[1]:
             for report in taken:
-                self._objective.take(self.record, report)
+                self._objective.apply(self.record, report)
 
 
 def undisturbed(way: Way, losses: Sequence[float], value: ValueKind = "last") -> TrialRecord:
@@ -206,8 +205,8 @@ def taken(reports: RunReports) -> TrialRecord:
     """What the framework makes of that."""
     record, objective = TrialRecord(0, {}), Objective("loss", "min")
     for report in reports.losses.take(100)[1]:
-        objective.take(record, report)
-    objective.take(record, objective.news_of(record, reports.last))
+        objective.apply(record, report)
+    objective.apply(record, objective.unapplied(record, reports.last))
     return record
 
 
@@ -222,11 +221,11 @@ def test_a_last_report_that_has_arrived_is_no_news(kind: ValueKind, losses: list
     )
     record, objective = TrialRecord(0, {}), Objective("loss", "min", kind)
     for report in reports.losses.take(100)[1]:
-        objective.take(record, report)
-    assert objective.news_of(record, reports.last).keys() == {"step", "train_s"}
+        objective.apply(record, report)
+    assert objective.unapplied(record, reports.last).keys() == {"step", "train_s"}
     better = {**reports.last, "value": 0.1, "best": 0.1, "best_step": 1}
-    assert objective.news_of(record, better)["value"] == 0.1
-    assert objective.news_of(record, {**better, "restated": True})["best"] == 0.1
+    assert objective.unapplied(record, better)["value"] == 0.1
+    assert objective.unapplied(record, {**better, "restated": True})["best"] == 0.1
 
 
 MANY = 5 * MAX_REPORTS
@@ -250,7 +249,7 @@ def long_trained() -> TrialRecord:
     for step in range(1, MANY + 1):
         if step == MANY // 2:
             record.slices.append(len(record.readings))
-        objective.take(record, dataclasses.asdict(reading(step)))
+        objective.apply(record, dataclasses.asdict(reading(step)))
         assert len(record.readings) <= MAX_REPORTS
     return record
 
@@ -289,9 +288,9 @@ def test_policies_look_at_each_reading_once() -> None:
     for step in range(1, MANY + 1):
         record.readings.append(reading(step))
         thin(record)
-        seen[0] += len(often.places(record.readings))
+        seen[0] += len(often.new_indices(record.readings))
         if step % 700 == 0:
-            seen[1] += sum(record.readings[place].count for place in seldom.places(record.readings))
+            seen[1] += sum(record.readings[place].count for place in seldom.new_indices(record.readings))
     assert seen[0] == MANY
     # A reading that was merged with newer ones is looked at with these, a second time.
     assert seen[1] == pytest.approx(MANY - MANY % 700, abs=2 * MANY / MAX_REPORTS * MANY / 700)
@@ -313,11 +312,11 @@ def test_what_policies_compare_trials_by_is_not_disturbed() -> None:
 
 def test_a_fall_is_measured_with_few_losses() -> None:
     progress = Progress()
-    readings = [reading(step) for step in range(1, 3 * LOWEST)]
+    readings = [reading(step) for step in range(1, 3 * MAX_KEPT_LOSSES)]
     progress.update(TrialView(0, 0.0, readings, [0]))
-    assert len(progress._losses) <= LOWEST
-    half = loss_at(3 * LOWEST // 2)
-    assert progress.recent_fall() == pytest.approx(half - loss_at(3 * LOWEST - 1), rel=0.01)
+    assert len(progress._losses) <= MAX_KEPT_LOSSES
+    half = loss_at(3 * MAX_KEPT_LOSSES // 2)
+    assert progress.recent_fall() == pytest.approx(half - loss_at(3 * MAX_KEPT_LOSSES - 1), rel=0.01)
 
 
 def test_what_has_ended_needs_no_readings(begin: Any) -> None:

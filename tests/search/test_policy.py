@@ -12,7 +12,7 @@ import pytest
 
 from dike.exceptions import BadInputError
 from framework.policies.trials.dike_policy import DikePolicy
-from framework.policies.trials.earlier_trials import FEWEST
+from framework.policies.trials.earlier_trials import MIN_EARLIER_TRIALS
 from framework.policies.trials.interface import SlotView, TrialView
 from framework.search.objective import Objective
 from framework.search.policy import earlier_trials, policy_of
@@ -36,7 +36,7 @@ def curve(falls: Any, steps: int = STEPS) -> list[float]:
     return [falls(step) for step in range(1, steps + 1)]
 
 
-CURVES = [curve(falls) for falls, count in ((falls_late, 3), (flattens, FEWEST - 3)) for _ in range(count)]
+CURVES = [curve(falls) for falls, count in ((falls_late, 3), (flattens, MIN_EARLIER_TRIALS - 3)) for _ in range(count)]
 
 
 @pytest.fixture
@@ -87,7 +87,9 @@ def test_several_searches_count_together_and_each_once(store: Store, tmp_path: P
     for name, curves in (("one", CURVES[:3]), ("two", CURVES[3:])):
         add_search(store, search_spec(tmp_path, name=name), curves)
     assert len(earlier_trials(learning(tmp_path, "one", "two", "one"), store)) == len(CURVES)
-    with pytest.raises(BadInputError, match=f"3 trials of one were trained to their end; .* takes {FEWEST}"):
+    with pytest.raises(
+        BadInputError, match=f"3 trials of one were trained to their end; .* at least {MIN_EARLIER_TRIALS}"
+    ):
         earlier_trials(learning(tmp_path, "one"), store)
 
 
@@ -130,7 +132,7 @@ def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store:
         policy_of(learning(tmp_path, "befor"), store, [], resumed=False, notify=print)
     told: list[str] = []
     assert chosen(store, learning(tmp_path, "befor"), resumed=True, told=told) == 1
-    assert "goes on without learning from befor: There is no search 'befor'" in told[0]
+    assert "continues without learning from befor: There is no search 'befor'" in told[0]
     assert chosen(store, learning(tmp_path, "before"), resumed=True, told=told) == 0
     assert told[1:] == [f"learns from {len(CURVES)} trials of before"]
     # Somebody has made another search of that name.
@@ -140,7 +142,7 @@ def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store:
 
 
 def test_a_policy_that_cannot_learn_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="--warm-start-from is for --policy dike; 'fifo' uses its own search only"):
+    with pytest.raises(BadInputError, match="--warm-start-from is for --policy dike; 'fifo' uses only"):
         policy_of(search_spec(tmp_path, warm_start_from=("before",)), store, [], resumed=False, notify=print)
 
 

@@ -309,7 +309,7 @@ def test_who_leads_in_the_picture_is_who_leads_in_the_table(url: str) -> None:
             ]
             add_losses(store, number, run, reports)
             for report in reports:
-                objective.take(records[number], report)
+                objective.apply(records[number], report)
         for record in records:
             store.save_trial(record)
         trials, reports_of = store.load_trials(), store.load_losses()

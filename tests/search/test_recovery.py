@@ -52,7 +52,7 @@ def test_a_search_that_cannot_go_on_has_ended_as_before(tmp_path: Path, storage:
         store.create_search(spec)
         store.finish_search("it was to end after 5 s")
         before = store.searches()
-        with pytest.raises(BadInputError, match="no script"):
+        with pytest.raises(BadInputError, match="does not exist any more"):
             run_search(SearchRequest(spec, storage, resume=True), SearchObserver())
         assert [(found.failure, found.ended_s) for found in store.searches()] == [
             (before[0].failure, before[0].ended_s)

@@ -19,11 +19,11 @@ from framework.scheduler.agents import no_matching_agent_error
 from framework.scheduler.job import Need, Preemptible
 from framework.scheduler.reconciler import INITIAL_RETRY_S
 from framework.scheduler.records import JobState
-from framework.search.controller import MAX_BARREN
+from framework.search.controller import MAX_FAILED_EXECUTORS
 from framework.search.records import TrialState
 from framework.search.recovery import SearchState
-from framework.search.slot_pool import SILENCE_S, slots_on
-from framework.search.slots import CONFIRM_S, REPEAT_S
+from framework.search.slot_pool import MAX_SILENCE_S, slots_on
+from framework.search.slots import ACKNOWLEDGE_INTERVAL_S, RESEND_INTERVAL_S
 from solver import NodeClass
 from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, fail, node, stored
 
@@ -75,8 +75,8 @@ def test_slots_come_and_go_in_an_executor_and_what_it_has_for_itself_counts_once
     assert [amounts(info["resources"]) for info in stage.mesos.accepted] == [part, whole, part, whole]
     assert stage.scheduler.job("s").tasks["s.slot-3"].executor_id == "s.slot-0"
     # Nobody joins those that are to leave, nor an executor that all have left.
-    third.slot.leave()
-    fourth.slot.leave()
+    third.slot.request_end()
+    fourth.slot.request_end()
     fifth = stage.offer(cpus=1)[0]
     for slot in (third, fourth, fifth):
         slot.update("TASK_FINISHED")
@@ -118,7 +118,7 @@ def test_whoever_comes_too_late_for_an_executor_starts_another_one(
     late = PlayedSlot(stage, stage.search.slots[1])
     late.update(state, **status)
     assert not any("not installed" in note or "left out" in note for note in stage.watcher.notes)
-    assert not stage.search._barren
+    assert not stage.search._failed_executors
     stage.offer(cpus=1)
     assert executors(stage) == ["s.slot-0", "s.slot-0", "s.slot-2"]
 
@@ -126,7 +126,7 @@ def test_whoever_comes_too_late_for_an_executor_starts_another_one(
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_the_end_of_an_executor_is_one_failure(begin: Any, is_seen: bool) -> None:
     stage = begin(nodes=[node("agent-0"), node("agent-1"), node("agent-2")], trials=2)
-    for attempt in range(MAX_BARREN):
+    for attempt in range(MAX_FAILED_EXECUTORS):
         assert not stage.search.done
         stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(attempt, cpus=2),)))
         stage.tick(1.0)
@@ -139,8 +139,8 @@ def test_the_end_of_an_executor_is_one_failure(begin: Any, is_seen: bool) -> Non
     stage.tick(0.1)
     assert stage.search.done
     assert ("not installed" in stage.search.result.failure) is not is_seen
-    left_out = [note for note in stage.watcher.notes if "an executor could not be started there" in note]
-    assert len(left_out) == (0 if is_seen else MAX_BARREN)
+    left_out = [note for note in stage.watcher.notes if "an executor did not start" in note]
+    assert len(left_out) == (0 if is_seen else MAX_FAILED_EXECUTORS)
 
 
 def test_max_slots_bounds_them(begin: Any) -> None:
@@ -186,13 +186,13 @@ def test_a_lost_message_is_repeated_until_the_slot_has_answered(begin: Any) -> N
     stage = begin()
     slot = stage.offer(cpus=1)[0]
     stage.mesos.messages.clear()
-    stage.tick(REPEAT_S / 2)
+    stage.tick(RESEND_INTERVAL_S / 2)
     assert not stage.mesos.messages
-    stage.tick(REPEAT_S)
+    stage.tick(RESEND_INTERVAL_S)
     assert slot.wanted.run is not None
     slot.train()
     stage.mesos.messages.clear()
-    stage.tick(2 * REPEAT_S)
+    stage.tick(2 * RESEND_INTERVAL_S)
     assert not stage.mesos.messages
 
 
@@ -246,7 +246,7 @@ def test_silence_while_the_master_was_away_is_not_held_against_slots(begin: Any)
     slot = stage.offer(cpus=1)[0]
     slot.train()
     stage.scheduler.handle(events.Disconnected())
-    stage.tick(SILENCE_S + 10)
+    stage.tick(MAX_SILENCE_S + 10)
     stage.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))
     stage.tick(0.1)
     assert stage.mesos.killed == []
@@ -287,9 +287,9 @@ def test_a_silent_slot_is_killed(begin: Any) -> None:
     stage = begin(trials=1)
     slot = stage.offer(cpus=1)[0]
     slot.train()
-    stage.tick(SILENCE_S - 1)
+    stage.tick(MAX_SILENCE_S - 1)
     slot.say()
-    stage.tick(SILENCE_S - 1)
+    stage.tick(MAX_SILENCE_S - 1)
     assert stage.mesos.killed == []
     stage.tick(2)
     assert stage.mesos.killed == ["s.slot-0"]
@@ -463,7 +463,7 @@ def test_reports_that_were_lost_on_their_way_are_sent_again(begin: Any, storage:
     slot.make(2, 0.5)
     slot.report(3, 0.25)
     assert stage.trials[0].step == 1
-    stage.tick(REPEAT_S)
+    stage.tick(RESEND_INTERVAL_S)
     assert slot.wanted.acknowledged_reports == ((0, 0, 1),)
     slot.send_reports(first=1)
     assert [reading.step for reading in stage.trials[0].readings] == [1, 2, 3]
@@ -496,12 +496,12 @@ def test_a_slot_is_told_now_and_then_what_it_need_not_keep(begin: Any) -> None:
     slot.train()
     slot.report(1, 1.0)
     stage.mesos.messages.clear()
-    stage.tick(CONFIRM_S / 2)
+    stage.tick(ACKNOWLEDGE_INTERVAL_S / 2)
     assert not stage.mesos.messages
-    stage.tick(CONFIRM_S)
+    stage.tick(ACKNOWLEDGE_INTERVAL_S)
     assert slot.wanted.acknowledged_reports == ((0, 0, 1),)
     stage.mesos.messages.clear()
-    stage.tick(CONFIRM_S)
+    stage.tick(ACKNOWLEDGE_INTERVAL_S)
     assert not stage.mesos.messages, "nothing has come since"
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from framework.policies.trials.interface import PolicySettings
-from framework.search.migration_cost import LEAST_COUNT, with_measured_migration_cost
+from framework.search.migration_cost import MIN_RUNS, with_measured_migration_cost
 from framework.search.records import Parameter, SliceRecord, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import close_open_slices
 from framework.search.slot_pool import kind_of
-from framework.search.speeds import LEAST_S, Speeds
+from framework.search.speeds import MIN_TRAINING_S, SpeedTracker
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
 from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, search_spec, stored
@@ -58,7 +58,7 @@ def test_a_batch_size_is_a_parameter_or_reported(
 
 def test_a_speed_is_that_between_the_first_and_the_last_report_of_each_run() -> None:
     trial = TrialRecord(3, {"batch_size": 10})
-    speeds = Speeds((), {3: trial})
+    speeds = SpeedTracker((), {3: trial})
     speeds.begin_run(3, 0, "k80")
     # What comes before the first report, such as the making of the graph, counts for nothing.
     for step, train_s in ((1, 30.0), (5, 32.0), (21, 40.0)):
@@ -81,14 +81,14 @@ def test_a_speed_is_that_between_the_first_and_the_last_report_of_each_run() -> 
 
 def test_too_short_a_training_says_nothing() -> None:
     trial = TrialRecord(0, {})
-    speeds = Speeds((), {0: trial})
+    speeds = SpeedTracker((), {0: trial})
     speeds.begin_run(0, 0, "k80")
     speeds.add_report(trial, 0, 1, 1.0)
     assert speeds.of(trial) == {}
-    speeds.add_report(trial, 0, 2, 1.0 + LEAST_S / 2)
+    speeds.add_report(trial, 0, 2, 1.0 + MIN_TRAINING_S / 2)
     assert speeds.of(trial) == {}
-    speeds.add_report(trial, 0, 3, 1.0 + 2 * LEAST_S)
-    assert speeds.of(trial) == {"k80": pytest.approx(1 / LEAST_S)}
+    speeds.add_report(trial, 0, 3, 1.0 + 2 * MIN_TRAINING_S)
+    assert speeds.of(trial) == {"k80": pytest.approx(1 / MIN_TRAINING_S)}
 
 
 def two_kinds(tmp_path: Path, storage: str) -> SearchStage:
@@ -174,11 +174,11 @@ def slices(moved: int, stayed: int) -> list[SliceRecord]:
 
 def test_what_a_move_costs_is_measured_once_there_are_enough() -> None:
     settings = PolicySettings(move_s=0.5)
-    in_memory = [dataclasses.replace(piece, process="continued") for piece in slices(LEAST_COUNT, LEAST_COUNT)]
+    in_memory = [dataclasses.replace(piece, process="continued") for piece in slices(MIN_RUNS, MIN_RUNS)]
     assert with_measured_migration_cost(settings, in_memory) == settings
-    assert with_measured_migration_cost(settings, slices(LEAST_COUNT, LEAST_COUNT)).move_s == pytest.approx(1.25)
-    assert with_measured_migration_cost(settings, slices(LEAST_COUNT, LEAST_COUNT - 1)) == settings
-    assert with_measured_migration_cost(settings, slices(LEAST_COUNT - 1, LEAST_COUNT)) == settings
+    assert with_measured_migration_cost(settings, slices(MIN_RUNS, MIN_RUNS)).move_s == pytest.approx(1.25)
+    assert with_measured_migration_cost(settings, slices(MIN_RUNS, MIN_RUNS - 1)) == settings
+    assert with_measured_migration_cost(settings, slices(MIN_RUNS - 1, MIN_RUNS)) == settings
     assert with_measured_migration_cost(settings, []) == settings
 
 

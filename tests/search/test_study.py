@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 
 from dike.exceptions import BadInputError
 from dike.trial import pickled
-from framework.search.importance import LEAST_TRIALS, importances
+from framework.search.importance import MIN_TRIALS, importances
 from framework.search.optuna_study import Study
 from framework.search.pruners import parse_stop
 from framework.search.records import Parameter, SearchSpec, TrialRecord
@@ -252,7 +252,7 @@ def test_the_parameter_that_decides_is_the_most_important(mode: str) -> None:
     assert found["lr"] > found["new"]
     assert found["optimizer"] < 0.1
     assert sum(found.values()) == pytest.approx(1)
-    assert importances(spec, trials[:LEAST_TRIALS]) == {}
+    assert importances(spec, trials[:MIN_TRIALS]) == {}
 
 
 def test_the_sampler_follows_from_the_space() -> None:
@@ -444,7 +444,7 @@ def test_an_object_that_another_account_has_stored_is_not_read_back(
     changed = own.partition(":")[0] + ":" + base64.b85encode(data + b" ").decode()
     for kept in (signed_by_another, unsigned, other_use, other_folder, changed, f":{unsigned}", "ä:ä", "x"):
         spec = spec_of(GRID, "tpe", 6, **{field: kept})
-        with pytest.raises(BadInputError, match=rf"^The {what} of search 's' .* is not run; begin the search anew"):
+        with pytest.raises(BadInputError, match=rf"^The {what} of search 's' .* does not load it; start a new search"):
             Study.open(url, spec)
     assert not ran.exists()
     key = tmp_path / "other" / "dike" / "signing-key"
@@ -480,7 +480,7 @@ def test_the_state_of_cma_es_in_the_database_is_read_if_it_is_this_accounts(
     for _ in range(15):
         number, point = study.ask()
         study.tell(number, float(point["x"]) ** 2 + float(point["y"]) ** 2, failed=False)
-    assert "begins anew" not in caplog.text
+    assert "starts anew" not in caplog.text
     engine = create_engine(url)
     with engine.begin() as connection:
         kept = "SELECT count(*) FROM trial_system_attributes WHERE key LIKE 'cma:optimizer:%'"
@@ -493,7 +493,7 @@ def test_the_state_of_cma_es_in_the_database_is_read_if_it_is_this_accounts(
     number, _ = study.ask()
     study.tell(number, 1.0, failed=False)
     assert not ran.exists()
-    assert "the state of a sampler in the database is not of this account" in caplog.text
+    assert "another account wrote the sampler's state in the database" in caplog.text
 
 
 @pytest.mark.parametrize(

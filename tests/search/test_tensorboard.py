@@ -121,13 +121,13 @@ def test_a_disk_that_takes_no_more_ends_the_log_only(tmp_path: Path, caplog: pyt
     log.reported(TrialRecord(0, {"lr": 0.1}), [report(1, 1.0)])
     log.reported(TrialRecord(1, {"lr": 0.1}), [report(1, 1.0)])
     log.close()
-    assert "no more is written for TensorBoard" in caplog.text
+    assert "cannot write for TensorBoard any more" in caplog.text
     assert not (tmp_path / "trial-1").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInputError, match="for TensorBoard cannot be made"):
+    with pytest.raises(BadInputError, match="for TensorBoard cannot be created"):
         TensorBoardLog(tmp_path / "file" / "logs", SPEC)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
-from framework.search.speeds import Speeds
+from framework.search.speeds import SpeedTracker
 from framework.search.store import Store
 from tests.running import run_dike
 
@@ -61,7 +61,7 @@ def test_trials_are_measured_on_both_kinds_of_slots(tmp_path: Path, policy: str)
     assert max(speeds["slow"]) <= 1 / 0.1
     assert max(speeds["fast"]) <= 1 / 0.02
     assert statistics.median(speeds["fast"]) > 2 * statistics.median(speeds["slow"])
-    measured = Speeds(slices, {trial.number: trial for trial in trials})
+    measured = SpeedTracker(slices, {trial.number: trial for trial in trials})
     by_trial = [measured.of(trial) for trial in trials]
     assert all(by_trial)
     # A trial that the machine kept from its steps for a moment may have been slow on both.

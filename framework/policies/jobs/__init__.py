@@ -1,1 +1,1 @@
-"""How many workers and parameter servers each of many training jobs gets."""
+"""Policies that give each of many training jobs its number of workers and parameter servers."""

@@ -1,4 +1,4 @@
-"""What a policy of jobs sees and says, and the account that it keeps of what is left."""
+"""The interface of policies for training jobs, and the account of resources they allocate from."""
 
 from __future__ import annotations
 
@@ -11,52 +11,43 @@ from solver.calibration.nnls import Floats
 from solver.jobs.free_capacity import NOTHING, Amounts, plus
 
 Counts = tuple[int, int]
-"""Workers and parameter servers of a job; no parameter servers where it adds gradients up by all-reduce."""
+"""Workers and parameter servers of a job; no parameter servers with all-reduce."""
 Allocation = dict[int, Counts]
-"""Counts of the jobs that run, by their ids, in the order in which they are to be placed."""
+"""Job id -> counts, of the jobs that run, in the order of placement."""
 Limits = Mapping[str, float]
-"""User -> dominant share of all resources that the user's jobs may hold together; nobody else has a limit."""
+"""User -> maximum dominant share of all resources for the user's jobs together; users not listed have no limit."""
 
 
 @dataclass(frozen=True)
 class TaskNeeds:
-    """What the tasks of a job take.
-
-    Attributes:
-        worker: each worker.
-        ps: each parameter server; nothing where the job has none.
-    """
+    """Resources of one worker and of one parameter server (`NOTHING` if the job has none)."""
 
     worker: Amounts
     ps: Amounts = NOTHING
 
     def of(self, workers: int, ps: int) -> Amounts:
-        """What so many take together."""
         return plus(plus(NOTHING, self.worker, workers), self.ps, ps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """What a policy sees of a job.
+    """A job as a policy sees it.
 
     Attributes:
-        id: its place in the order of arrival.
-        user: whose it is.
-        arrival_s: when it came.
-        needs: what its tasks take.
-        chief: what else it takes once, whatever its size.
-        requested: workers that the user asks for.
-        min_workers: fewest workers; with fewer it waits.
-        max_workers: most workers; a job whose size is fixed has no others than `min_workers`.
-        min_ps: fewest parameter servers, if it has any use for them.
-        max_ps: most parameter servers; 0 where there are none.
-        now: what it has; (0, 0) where it waits.
-        kept: what it has and cannot be without, since it cannot be stopped; (0, 0) where it can.
-        samples_left: those that it is believed to need still.
-        samples_per_s: speeds that are believed: [ps - 1, workers - 1], for all numbers up to the most.
-        young: whether little is known of it yet.
-        waited: rounds in a row in which it had nothing.
-        change_s: for how long it does not train when its tasks change.
+        id: its position in the order of arrival.
+        needs: resources of its tasks.
+        chief: resources needed once, whatever the size.
+        min_workers: with fewer workers it waits.
+        max_workers: equals `min_workers` if the job's size is fixed.
+        min_ps: minimum parameter servers, if it can use any.
+        max_ps: maximum parameter servers; 0 if it can use none.
+        now: current counts; (0, 0) while it waits.
+        kept: current counts that cannot be taken from it, as it cannot be stopped; (0, 0) if it can.
+        samples_left: estimated samples until it converges.
+        samples_per_s: estimated speeds, indexed [ps - 1, workers - 1], up to the maxima.
+        young: whether little is known about it yet.
+        waited: consecutive rounds in which it got nothing.
+        change_s: seconds of training lost when its tasks change.
     """
 
     id: int
@@ -78,53 +69,48 @@ class JobView:
     change_s: float
 
     def seconds_left(self, counts: Counts) -> float:
-        """How long it is believed to take with so many tasks."""
         workers, ps = counts
         return self.samples_left / float(self.samples_per_s[max(1, ps) - 1, workers - 1])
 
     def one_to_one(self, workers: int) -> Counts:
-        """So many workers and as many parameter servers, if it has any use for them."""
+        """Returns counts with as many parameter servers as workers, within the job's bounds."""
         return workers, min(max(workers, self.min_ps, self.kept[1]), self.max_ps)
 
     @property
     def least(self) -> Counts:
-        """With fewer it does not run."""
+        """Minimum counts with which it runs."""
         return self.one_to_one(max(self.min_workers, self.kept[0]))
 
     def need(self, counts: Counts) -> Amounts:
-        """What so many tasks take."""
+        """Returns the resources of these counts, with the chief."""
         return plus(self.needs.of(*counts), self.chief) if counts[0] else NOTHING
 
 
 class Allocate(Protocol):
-    """A policy. It knows no clock and keeps nothing from one round to the next: the same jobs get the same."""
+    """A policy: a pure function of the jobs, without clock or memory, so that equal inputs give equal allocations."""
 
     def __call__(self, jobs: Sequence[JobView], total: Amounts, limits: Limits = ...) -> Allocation:
-        """Shares resources out.
+        """Allocates resources to jobs.
 
-        Args:
-            jobs: all that are not finished.
-            total: resources of all machines.
-            limits: what users may hold.
 
         Returns:
-            The jobs that run. Together they take no more than there is, beside what is kept; each has its least at
-            least and its most at most. Whoever holds nothing may begin with one job, whatever the limit.
+            The jobs that run, each within its minimum and maximum. Beside what is kept, they need no more than `total`.
+            A user without resources may start one job regardless of the limit.
         """
 
 
 class Account:
-    """What has been given out in a round, and what is left.
+    """What is allocated in a round, and what is free.
 
     Args:
-        jobs: the jobs; what they keep is given out already.
+        jobs: the jobs; what they keep is allocated from the start.
         total: resources of all machines.
-        limits: what users may hold.
+        limits: maximum shares of users.
 
     Attributes:
-        counts: what each job has so far.
-        left: what is left of everything; below 0 where jobs keep more than there is.
-        held: user -> what the user's jobs have.
+        counts: counts allocated to each job so far.
+        left: free resources; negative if jobs keep more than there is.
+        used: user -> resources of the user's jobs.
     """
 
     def __init__(self, jobs: Sequence[JobView], total: Amounts, limits: Limits) -> None:
@@ -132,27 +118,27 @@ class Account:
         self._limits = limits
         self.counts: Allocation = {}
         self.left = total
-        self.held: dict[str, Amounts] = {}
+        self.used: dict[str, Amounts] = {}
         for job in jobs:
             if job.kept[0]:
                 self.give(job, job.kept)
 
     def fits(self, job: JobView, counts: Counts) -> bool:
-        """Whether the job can have these instead of what it has so far."""
-        more, held = self._more(job, counts), self.held.get(job.user, NOTHING)
+        """Returns whether these counts fit the free resources and the user's limit, in place of what the job has."""
+        more, used = self._more(job, counts), self.used.get(job.user, NOTHING)
         if not fits(more, self.left):
             return False
-        return held == NOTHING or share_of(plus(held, more), self._total) <= self._limits.get(job.user, math.inf)
+        return used == NOTHING or share_of(plus(used, more), self._total) <= self._limits.get(job.user, math.inf)
 
     def give(self, job: JobView, counts: Counts) -> None:
-        """Gives the job these instead of what it has so far."""
+        """Replaces the job's allocation by these counts."""
         more = self._more(job, counts)
         self.left = plus(self.left, more, -1)
-        self.held[job.user] = plus(self.held.get(job.user, NOTHING), more)
+        self.used[job.user] = plus(self.used.get(job.user, NOTHING), more)
         self.counts[job.id] = counts
 
     def give_next(self, job: JobView) -> Counts | None:
-        """Gives the job a worker and a ps more, or its least; None if it cannot use them or there is no room."""
+        """Gives the job one more worker and ps, or its minimum; returns None if it cannot use them or lacks room."""
         following = job.one_to_one(max(self.counts.get(job.id, (0, 0))[0] + 1, job.min_workers))
         if following[0] > job.max_workers or not self.fits(job, following):
             return None
@@ -164,8 +150,8 @@ class Account:
 
 
 def fits(need: Amounts, have: Amounts) -> bool:
-    """Whether there is that much of every resource; of what is not needed there may be less than nothing."""
-    # Asked so often that a loop would be felt.
+    """Returns whether every needed resource is available; others may be overcommitted (negative)."""
+    # Unrolled, as this is in the inner loop.
     return (
         (need[0] <= have[0] or need[0] <= 0)
         and (need[1] <= have[1] or need[1] <= 0)
@@ -175,5 +161,5 @@ def fits(need: Amounts, have: Amounts) -> bool:
 
 
 def share_of(need: Amounts, total: Amounts) -> float:
-    """Share of the dominant resource: the one of which `need` is the largest part."""
-    return max((wanted / there for wanted, there in zip(need, total, strict=True) if there), default=0.0)
+    """Returns the dominant share: the largest share of any resource."""
+    return max((amount / available for amount, available in zip(need, total, strict=True) if available), default=0.0)

@@ -1,4 +1,4 @@
-"""The policies by name."""
+"""The policies for training jobs by name."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ POLICIES: dict[str, Allocate] = {
     "tetris": tetris,
     "fifo": first_come,
 }
-LEARNING = ("dike", "optimus", "tetris")
-"""Those that ask how fast a job is and how far it has to go."""
+NEED_ESTIMATES = ("dike", "optimus", "tetris")
+"""Policies that need estimates of a job's speed and remaining samples."""

@@ -1,4 +1,4 @@
-"""The policies: Optimus', Dike's own, dominant resource fairness, Tetris and first come, first served."""
+"""Policies for training jobs: Optimus, Dike's own, dominant resource fairness, Tetris, and first come, first served."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from framework.policies.jobs.interface import Account, Allocation, JobView, Limi
 from solver.jobs.free_capacity import Amounts, plus
 from solver.online import OnlineJob, allocate
 
-SHORTEST_S = 1.0
-"""No job counts as if it had less time left."""
+MIN_REMAINING_S = 1.0
+"""Lower bound of a job's remaining time when gains are weighted by it."""
 NO_LIMITS: Limits = {}
 
 
 def marginal_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
-    """Optimus' (section 4.1), on what is believed: tasks go where they save most seconds per unit of what they take.
+    """Optimus (section 4.1) on estimates: adds tasks where they save most seconds per unit of resources.
 
-    Small jobs are placed first (section 4.2). A job keeps its size where a larger one would not save what the change
-    costs, and where nobody needs what a smaller one would set free.
+    Small jobs are placed first (section 4.2). A job keeps its size if a larger one would not save the cost of the
+    change, or if no other job needs what a smaller one would free.
     """
     return _by_gain(jobs, total, limits, [1.0] * len(jobs))
 
 
 def relative_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
-    """As `marginal_gain`, but what is saved counts as a share of the time that its least size would need.
+    """Like `marginal_gain`, but saved time counts as a share of the time needed at minimum size.
 
-    A task saves a long job more seconds than a short one, so `marginal_gain` lets short jobs wait for long ones, which
-    the mean completion time does not reward. Here the length cancels out: tasks go where they make a job faster by the
-    largest factor, and no estimate of convergence is needed. It is close to proportional fairness (Kelly, 1997).
+    A task saves a long job more seconds than a short one, so `marginal_gain` makes short jobs wait, which harms the
+    mean completion time. Here tasks go where they speed up a job by the largest factor, without estimates of
+    convergence. Close to proportional fairness (Kelly, 1997).
     """
-    weights = [1 / max(job.seconds_left(job.one_to_one(job.min_workers)), SHORTEST_S) for job in jobs]
+    weights = [1 / max(job.seconds_left(job.one_to_one(job.min_workers)), MIN_REMAINING_S) for job in jobs]
     return _by_gain(jobs, total, limits, weights)
 
 
@@ -53,31 +53,33 @@ def _by_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits, weights: S
         )
         for job, weight in zip(jobs, weights, strict=True)
     ]
-    of_name = allocate(online, total, limits)
+    by_name = allocate(online, total, limits)
     by_id = {job.id: job for job in jobs}
     counts = {
-        job.id: (of_name[str(job.id)][0], min(of_name[str(job.id)][1], job.max_ps))
+        job.id: (by_name[str(job.id)][0], min(by_name[str(job.id)][1], job.max_ps))
         for job in jobs
-        if str(job.id) in of_name
+        if str(job.id) in by_name
     }
-    counts = worth_the_change(jobs, counts, total)
+    counts = drop_unprofitable_changes(jobs, counts, total)
     return dict(sorted(counts.items(), key=lambda item: share_of(by_id[item[0]].need(item[1]), total)))
 
 
-def worth_the_change(jobs: Sequence[JobView], allocation: Mapping[int, tuple[int, int]], total: Amounts) -> Allocation:
-    """The allocation, but jobs keep the size that they have where another one is not worth the change.
+def drop_unprofitable_changes(
+    jobs: Sequence[JobView], allocation: Mapping[int, tuple[int, int]], total: Amounts
+) -> Allocation:
+    """Returns the allocation with the current size for jobs whose change does not pay.
 
-    That is where a larger one would not save the time that the change costs, and where nobody needs what a smaller one
-    would set free.
+    A larger size does not pay if it saves less time than the change costs; a smaller one, if no other job needs what it
+    frees.
     """
-    of_id, counts = {job.id: job for job in jobs}, dict(allocation)
+    by_id, counts = {job.id: job for job in jobs}, dict(allocation)
     left = total
     for id_, wanted in counts.items():
-        left = plus(left, of_id[id_].need(wanted), -1)
-    changes = [id_ for id_, wanted in counts.items() if of_id[id_].now[0] and wanted != of_id[id_].now]
-    # Those that would grow most set free what others need to stay as they are.
-    for id_ in sorted(changes, key=lambda one: -share_of(of_id[one].need(counts[one]), total)):
-        job = of_id[id_]
+        left = plus(left, by_id[id_].need(wanted), -1)
+    changes = [id_ for id_, wanted in counts.items() if by_id[id_].now[0] and wanted != by_id[id_].now]
+    # Jobs that would grow most come first: they free what others need to keep their size.
+    for id_ in sorted(changes, key=lambda one: -share_of(by_id[one].need(counts[one]), total)):
+        job = by_id[id_]
         more = plus(job.need(job.now), job.need(counts[id_]), -1)
         if fits(more, left) and job.seconds_left(job.now) - job.seconds_left(counts[id_]) <= job.change_s:
             left = plus(left, more, -1)
@@ -88,8 +90,8 @@ def worth_the_change(jobs: Sequence[JobView], allocation: Mapping[int, tuple[int
 def fair(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
     """Dominant resource fairness (Ghodsi et al., NSDI 2011, Algorithm 1), work-conserving.
 
-    Again and again the job with the least dominant share gets a worker and a ps more, of those that can use them and
-    for which there is room.
+    Repeatedly gives one more worker and ps to the job with the smallest dominant share, among those that can use them
+    and fit.
     """
     account = Account(jobs, total, limits)
     heap = [(share_of(job.need(job.kept), total), job.arrival_s, job.id, job) for job in jobs]
@@ -102,12 +104,11 @@ def fair(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) ->
 
 
 def tetris(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
-    """Tetris' (Grandl et al., SIGCOMM 2014, section 3.3): packing and the shortest remaining time together.
+    """Tetris (Grandl et al., SIGCOMM 2014, section 3.3): packing combined with shortest remaining time.
 
-    A job's score is the alignment of what a worker and a ps take with what there is (the inner product of shares), plus
-    the negative remaining work (time left with the requested size x its dominant share), weighed so that both count
-    alike on average. By score jobs get what was requested; what is left then goes to them by the same order, a worker
-    and a ps at a time as long as that is believed to make the job faster.
+    Score: alignment of one worker and ps with the total (inner product of shares) minus remaining work (time at the
+    requested size x dominant share), weighted so that both count equally on average. By score, jobs get what they
+    request; then one more worker and ps at a time while the estimated speed rises.
     """
 
     def remaining(job: JobView) -> float:
@@ -116,7 +117,7 @@ def tetris(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) 
 
     def alignment(job: JobView) -> float:
         need = job.need(job.one_to_one(1))
-        return sum(wanted / there for wanted, there in zip(need, total, strict=True) if there)
+        return sum(amount / available for amount, available in zip(need, total, strict=True) if available)
 
     weight = sum(map(alignment, jobs)) / max(sum(map(remaining, jobs)), 1e-12)
     ordered = sorted(jobs, key=lambda job: (weight * remaining(job) - alignment(job), job.id))
@@ -135,9 +136,9 @@ def tetris(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) 
 
 
 def first_come(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
-    """Each gets what it has requested, in the order of arrival, and keeps it; who does not fit makes others wait.
+    """Gives each job what it requests, in order of arrival, until it ends. A job that does not fit blocks later ones.
 
-    Who would exceed the user's limit makes the user's other jobs wait.
+    A job that would exceed its user's limit blocks only the user's other jobs.
     """
     account = Account([], total, limits)
     for job in jobs:

@@ -1,4 +1,4 @@
-"""How much of the cluster the jobs of each user get together, by the users' weights."""
+"""Shares of the cluster for users, by their weights."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ from solver.jobs.free_capacity import NOTHING, Amounts
 
 
 def user_limits(jobs: Sequence[JobView], total: Amounts, weight: Callable[[str], float]) -> dict[str, float]:
-    """Weighted dominant resource fairness between users (Ghodsi et al., NSDI 2011), in whole tasks.
+    """Computes weighted dominant resource fairness between users (Ghodsi et al., NSDI 2011), in whole tasks.
 
-    Again and again the user with the smallest dominant share over weight gets a worker and a ps more, of those who have
-    a job that can use them and for which there is room; of the user's jobs the one with the smallest share gets them.
-    What a user cannot use the others get.
-
-    Args:
-        jobs: all that are not finished.
-        total: resources of all machines.
-        weight: user -> weight, above 0.
+    Repeatedly gives one more worker and ps to the user with the smallest ratio of dominant share to weight (above 0),
+    among those with a job that can use them and fits; of the user's jobs, to the one with the smallest share.
 
     Returns:
-        User -> dominant share that the user's jobs may hold together; empty where there is one user.
+        User -> maximum dominant share of the user's jobs together; empty if there is only one user.
     """
     users = sorted({job.user for job in jobs})
     if len(users) < 2:
@@ -30,7 +24,7 @@ def user_limits(jobs: Sequence[JobView], total: Amounts, weight: Callable[[str],
     account = Account(jobs, total, {})
 
     def share(user: str) -> float:
-        return share_of(account.held.get(user, NOTHING), total)
+        return share_of(account.used.get(user, NOTHING), total)
 
     queues: dict[str, list[tuple[float, float, int, JobView]]] = {user: [] for user in users}
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Asynchronous successive halving that pauses instead of killing."""
+"""Asynchronous successive halving that suspends trials instead of ending them."""
 
 from __future__ import annotations
 
@@ -11,53 +11,52 @@ from framework.policies.trials.interface import Choice, Decision, PolicySettings
 from framework.policies.trials.new_readings import NewReadings
 
 ETA = 4
-"""Of so many trials in a rung the best is promoted; rungs are so many times further apart (the paper's experiments)."""
-REACHED = 0.95
-"""A rung is reached at this share of its time, as the last report comes a moment before a slice's end."""
+"""The best 1 / ETA of a rung is promoted, and rungs are ETA times further apart (as in the paper's experiments)."""
+REACHED_SHARE = 0.95
+"""A rung is reached at this share of its time, as the last report of a slice comes shortly before its end."""
 
-_HOPELESS, _PAUSED, _NEW, _PROMOTABLE, _INTERRUPTED = range(5)
-_REASONS = ("nothing else can run", "best of the paused", "first slice", "promoted", "goes on to its rung")
+_DIVERGED, _SUSPENDED, _NEW, _PROMOTABLE, _INTERRUPTED = range(5)
+_REASONS = ("no other trial can run", "best of the suspended", "first slice", "promoted", "continues to its rung")
 
 
 @dataclass
 class _Progress:
-    """How far a trial has come.
+    """Progress of a trial.
 
     Attributes:
-        level: the highest rung it has reached; -1 before the first.
-        loss: its loss there; inf if that was no finite number.
-        aim: the rung to which it was last let run; None before.
-        new: tells which of its readings have not been looked at.
+        level: highest rung reached; -1 before the first.
+        loss: its loss there; inf if it was not finite.
+        target: rung it was last allowed to run to; None before.
+        new: finds its new readings.
     """
 
     level: int = -1
     loss: float = math.inf
-    aim: int | None = None
+    target: int | None = None
     new: NewReadings = field(default_factory=NewReadings)
 
 
 @dataclass
 class _Rung:
-    """The losses of all trials that have reached a rung, ended ones included, ascending."""
+    """Losses of all trials that reached a rung, ended ones included, ascending."""
 
     losses: list[tuple[float, int]] = field(default_factory=list)
 
     def promotes(self, loss: float, trial: int) -> bool:
-        """Whether a trial is among the best 1 / `ETA` of the rung."""
+        """Returns whether a trial is among the best 1 / `ETA` of the rung."""
         return math.isfinite(loss) and bisect_left(self.losses, (loss, trial)) < len(self.losses) // ETA
 
 
 class AshaPolicy:
-    """ASHA (Li et al., 'A System for Massively Parallel Hyperparameter Tuning', MLSys 2020, Algorithm 2), with pauses.
+    """ASHA (Li et al., MLSys 2020, Algorithm 2) that suspends trials instead of ending them.
 
-    Rung k is at `quantum_s` x 4^k seconds of training. A trial that has reached its rung is compared there by the loss
-    it then reported, and a slot is given to, in this order: a trial that lost its slot on the way to its rung; one that
-    is among the best quarter of its rung, the highest rung first; a trial that never ran; and, where ASHA would be
-    done, the best paused one: of the highest rung, of the least loss. So all trials finish, the best first. The running
-    trial goes on if it is that one. Trials are not bound to slots.
+    Rung k is at `quantum_s` x 4^k seconds of training, where trials are compared by their loss. A slot goes, in this
+    order, to: a trial preempted on the way to its rung; one among the best quarter of its rung, highest rung first; one
+    that never ran; and, where ASHA would be done, the best suspended one: highest rung, then lowest loss. So all trials
+    finish, the best first. Trials are not bound to slots.
 
-    NaN and infinite losses are never promoted; a trial that reports one is compared at once and comes last. One that
-    reports nothing reaches no rung and runs on. One that cannot be suspended goes on to its next rung.
+    Diverged trials are compared immediately, never promoted, and rank last. A trial that reports nothing, or cannot be
+    suspended, continues.
     """
 
     name = "asha"
@@ -68,7 +67,6 @@ class AshaPolicy:
         self._progress: dict[int, _Progress] = {}
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         self.follow(trials)
         by_id = {trial.id: trial for trial in trials}
         waiting = {trial.id: trial for trial in trials if trial.runnable}
@@ -80,7 +78,7 @@ class AshaPolicy:
             if best is not None:
                 runs[slot.id] = self.start(waiting.pop(best.id))
         for slot, trial in running:
-            if self._is_on_its_way(trial):
+            if self._keep_running(trial):
                 continue
             best = trial
             if trial.preemptible:
@@ -94,14 +92,14 @@ class AshaPolicy:
         return Decision(runs, now_s + min(waits_s) if waits_s else None)
 
     def follow(self, trials: Sequence[TrialView]) -> None:
-        """Notes which rungs the trials have reached since the last call; forgets those that are gone."""
+        """Records the rungs reached since the last call, and forgets ended trials."""
         known = self._progress
         self._progress = {trial.id: known.get(trial.id) or _Progress() for trial in trials}
         for trial in trials:
             progress = self._progress[trial.id]
-            for place in progress.new.places(trial.readings):
+            for place in progress.new.new_indices(trial.readings):
                 reading = trial.readings[place]
-                while reading.train_s >= REACHED * self._time_s(progress.level + 1):
+                while reading.train_s >= REACHED_SHARE * self._time_s(progress.level + 1):
                     self._reached(trial.id, progress, reading)
 
     def _reached(self, trial_id: int, progress: _Progress, reading: Reading) -> None:
@@ -112,53 +110,51 @@ class AshaPolicy:
         insort(self._rungs[progress.level].losses, (progress.loss, trial_id))
 
     def _time_s(self, level: int) -> float:
-        """Seconds of training at which a rung is."""
         return self._quantum_s * float(ETA**level)
 
-    def _is_on_its_way(self, trial: TrialView) -> bool:
-        """Whether a running trial has yet to reach the rung it runs to."""
+    def _keep_running(self, trial: TrialView) -> bool:
+        """Sets a missing target, and returns whether a running trial has yet to reach its target rung."""
         progress = self._progress[trial.id]
-        if progress.aim is None:
-            progress.aim = progress.level + 1
-        return progress.level < progress.aim and not _is_lost(trial)
+        if progress.target is None:
+            progress.target = progress.level + 1
+        return progress.level < progress.target and not _is_diverged(trial)
 
     def _best(self, candidates: Iterable[TrialView], slot: SlotView) -> TrialView | None:
         allowed = (trial for trial in candidates if slot.id not in trial.refused)
         return max(allowed, key=self.rank, default=None)
 
     def rank(self, trial: TrialView) -> tuple[int, int, float, bool, int]:
-        """What trials are compared by, the greatest first; all are to have been followed."""
+        """Returns the sort key of a trial, greatest first; `follow` must have seen it."""
         progress = self._progress[trial.id]
-        return self._standing(trial), progress.level, -progress.loss, not trial.runnable, -trial.id
+        return self._priority(trial), progress.level, -progress.loss, not trial.runnable, -trial.id
 
-    def _standing(self, trial: TrialView) -> int:
+    def _priority(self, trial: TrialView) -> int:
         progress = self._progress[trial.id]
-        if _is_lost(trial):
-            return _HOPELESS
-        if progress.aim is not None and progress.level < progress.aim:
+        if _is_diverged(trial):
+            return _DIVERGED
+        if progress.target is not None and progress.level < progress.target:
             return _INTERRUPTED
         if progress.level < 0:
             return _NEW
         if self._rungs[progress.level].promotes(progress.loss, trial.id):
             return _PROMOTABLE
-        return _PAUSED
+        return _SUSPENDED
 
     def start(self, trial: TrialView) -> Choice:
-        """Lets a trial run to its next rung; why."""
+        """Sets a trial's target to its next rung, and returns why it runs."""
         progress = self._progress[trial.id]
         score = -progress.loss if math.isfinite(progress.loss) else None
-        choice = Choice(trial.id, _REASONS[self._standing(trial)], score)
-        if progress.aim is None or progress.level >= progress.aim:
-            progress.aim = progress.level + 1
+        choice = Choice(trial.id, _REASONS[self._priority(trial)], score)
+        if progress.target is None or progress.level >= progress.target:
+            progress.target = progress.level + 1
         return choice
 
     def _wait_s(self, trial: TrialView) -> float:
-        """Seconds until a running trial may have reached its rung, a quantum at most: its loss may become NaN."""
+        """Returns the seconds until a running trial may reach its rung, at most a quantum, as it may diverge before."""
         trained_s = trial.readings[-1].train_s if trial.readings else 0.0
         rest_s = self._time_s(self._progress[trial.id].level + 1) - trained_s
         return min(rest_s, self._quantum_s)
 
 
-def _is_lost(trial: TrialView) -> bool:
-    """Whether a trial's newest loss is NaN or infinite."""
+def _is_diverged(trial: TrialView) -> bool:
     return bool(trial.readings) and not math.isfinite(trial.readings[-1].loss)

@@ -1,4 +1,4 @@
-"""Which slot a trial belongs to (paper 'Hermes', Algorithms 1 and 2)."""
+"""Binding of trials to slots (paper 'Hermes', Algorithms 1 and 2)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ from typing import Any
 from framework.policies.trials.interface import SlotView, TrialView
 
 Rank = Callable[[TrialView], Any]
-"""What trials are compared by; the greatest runs first."""
+"""Sort key of trials; the greatest runs first."""
 
 
 class Binding:
     """Binds trials to slots.
 
-    As in the paper, a trial goes to the slot with the fewest bound trials, if fewer than `trials_per_slot` are bound to
-    it; of equal ones to one where its process stands still, else to the one with the lowest number. If there is none it
-    waits in the queue, which is in order of arrival. A trial that ends makes place for the first of the queue that may
-    use the slot.
+    As in the paper, a trial goes to the slot with the fewest bound trials, if fewer than `trials_per_slot`; ties go to
+    a slot in which it is paused, then to the lowest number. Other trials wait in a queue in order of arrival.
 
-    What the paper leaves open:
-        * The trials of a slot that is gone, or that they refuse, wait in the queue; having arrived before the others,
-          they stand at its front.
-        * No slot idles while another has a trial too many. A slot without a trial that can run takes trials that wait
-          at the slot to which most are bound, one at least, and on until the other has at most one more; those first
-          that the policy would run first. (Trials carry their checkpoints with them.)
+    Not specified by the paper:
+        * Trials of a removed or refused slot wait at the queue's front, as they arrived first.
+        * An idle slot takes waiting trials from the slot with the most bound ones: at least one, and more until the
+          other has at most one more. The policy's rank decides which.
 
     Args:
-        trials_per_slot: how many trials are bound to a slot at most (the paper's G_thres).
+        trials_per_slot: maximum number of trials bound to a slot (the paper's G_thres).
     """
 
     def __init__(self, trials_per_slot: int) -> None:
@@ -36,22 +32,14 @@ class Binding:
         self._bound: dict[int, list[int]] = {}
 
     @property
-    def leaving(self) -> Mapping[int, int]:
-        """Running trials that are to go on in another slot -> that slot; here there are none."""
+    def migrating(self) -> Mapping[int, int]:
+        """Running trials that are to move -> their new slot; always empty here."""
         return {}
 
     def bound_to(self, slot: int) -> Sequence[int]:
-        """The trials of a slot, in the order in which they came to it."""
         return self._bound[slot]
 
     def update(self, trials: Mapping[int, TrialView], slots: Sequence[SlotView], rank: Rank) -> None:
-        """Follows what has happened since the last call.
-
-        Args:
-            trials: the trials that have not ended, by number.
-            slots: all slots there are, by number.
-            rank: decides which trials an idle slot takes from another.
-        """
         by_id = {slot.id: slot for slot in slots}
         for trial_id, slot_id in list(self._slot_of.items()):
             if not _belongs(trials.get(trial_id), by_id.get(slot_id)):
@@ -73,7 +61,7 @@ class Binding:
             if trial.id in self._slot_of or not trial.runnable:
                 continue
             open_slots = [
-                (len(bound), slot_id not in trial.homes, slot_id)
+                (len(bound), slot_id not in trial.paused_in, slot_id)
                 for slot_id, bound in self._bound.items()
                 if len(bound) < self._jobs_per_slot and slot_id not in trial.refused
             ]
@@ -81,14 +69,14 @@ class Binding:
                 self._bind(trial.id, min(open_slots)[-1])
 
     def _fill_idle(self, trials: Mapping[int, TrialView], slots: Sequence[SlotView], rank: Rank) -> None:
-        """Lets slots without a trial that can run take one from others."""
+        """Moves waiting trials to slots that have no runnable one."""
         if not any(trial.runnable for trial in trials.values()):
             return
         for slot in slots:
             if self._is_idle(slot, trials):
-                self._relieve_others(slot, trials, {slot.id: slot for slot in slots}, rank)
+                self._take_over(slot, trials, {slot.id: slot for slot in slots}, rank)
 
-    def _relieve_others(
+    def _take_over(
         self, idle: SlotView, trials: Mapping[int, TrialView], slots: Mapping[int, SlotView], rank: Rank
     ) -> None:
         taken = self._bound[idle.id]
@@ -121,7 +109,7 @@ class Binding:
 
 
 def _belongs(trial: TrialView | None, slot: SlotView | None) -> bool:
-    """Whether a trial that was bound to a slot still is: both are there, and it waits or runs nowhere else."""
+    """Returns whether a bound trial still belongs to its slot: both exist, and it does not wait or run elsewhere."""
     if trial is None or slot is None:
         return False
     if slot.trial == trial.id or slot.busy:

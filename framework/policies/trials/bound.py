@@ -1,4 +1,4 @@
-"""What the policies that bind trials to slots share: when a slot's quantum is over, and between whom it chooses."""
+"""Base of policies that bind trials to slots: quanta, and the choice among a slot's trials."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from framework.policies.trials.interface import Choice, Decision, PolicySettings
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The quantum that a trial is in.
+class CurrentQuantum:
+    """The quantum of a running trial.
 
     Attributes:
-        trial: its number.
-        since_s: when its slice began.
-        ends_s: when the quantum is over; it begins when the slot has been filled, so that starting does not count.
+        ends_s: end of the quantum, which starts when the slot is filled, so that starting does not count.
     """
 
     trial: int
@@ -28,15 +26,14 @@ class Turn:
 
 
 class BoundPolicy(ABC):
-    """Chooses, slot by slot, among the trials bound to the slot (`Binding`).
+    """Chooses, for each slot separately, among the trials bound to it (`Binding`).
 
-    A slot that is empty gets the trial of the greatest rank. When the quantum of a running trial is over it is compared
-    with those that wait, if it can be suspended: it goes on if its rank is the greatest. The same if nobody waits: then
-    a new quantum begins. One that the binding wants in another slot (`Binding.leaving`) makes place for who waits.
+    An empty slot gets the trial of greatest rank. At the end of its quantum a running trial that can be suspended is
+    compared with the waiting ones and continues if its rank is the greatest, or if none waits, for a new quantum. A
+    trial that the binding moves to another slot (`Binding.migrating`) yields to any that waits.
 
     Args:
-        settings: what the search tells its policy.
-        binding: which trial belongs to which slot; without it as in the paper 'Hermes'.
+        binding: binds trials to slots; by default as in the paper 'Hermes'.
     """
 
     name: str
@@ -44,37 +41,36 @@ class BoundPolicy(ABC):
     def __init__(self, settings: PolicySettings, binding: Binding | None = None) -> None:
         self.settings = settings
         self.passed_over: dict[int, int] = {}
-        """Trial -> how often another was chosen in its slot since it last was."""
+        """Trial -> how often another was chosen in its slot since its last slice."""
         self._binding = binding or Binding(settings.trials_per_slot)
-        self._turns: dict[int, Turn] = {}
+        self._current: dict[int, CurrentQuantum] = {}
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         by_id = {trial.id: trial for trial in trials}
         if len(self.passed_over) > len(trials):
             self.passed_over = {trial: times for trial, times in self.passed_over.items() if trial in by_id}
         self._binding.update(by_id, slots, self.rank)
         runs: dict[int, Choice] = {}
-        turns: dict[int, Turn] = {}
+        current: dict[int, CurrentQuantum] = {}
         for slot in slots:
             if slot.busy:
                 continue
             running = by_id.get(slot.trial) if slot.trial is not None else None
             if running is not None:
-                turn = self._turns.get(slot.id)
-                if turn is None or (turn.trial, turn.since_s) != (running.id, slot.since_s):
-                    turn = Turn(running.id, slot.since_s, now_s + self.quantum_s(running))
-                if now_s >= turn.ends_s:
-                    turn = Turn(running.id, slot.since_s, now_s + self.quantum_s(running))
+                quantum = self._current.get(slot.id)
+                if quantum is None or (quantum.trial, quantum.since_s) != (running.id, slot.since_s):
+                    quantum = CurrentQuantum(running.id, slot.since_s, now_s + self.quantum_s(running))
+                if now_s >= quantum.ends_s:
+                    quantum = CurrentQuantum(running.id, slot.since_s, now_s + self.quantum_s(running))
                     if running.preemptible:
                         waiting = self._waiting(slot, by_id)
-                        leaves = waiting and running.id in self._binding.leaving
-                        runs[slot.id] = self._choose(waiting if leaves else [*waiting, running])
-                turns[slot.id] = turn
+                        migrates = waiting and running.id in self._binding.migrating
+                        runs[slot.id] = self._choose(waiting if migrates else [*waiting, running])
+                current[slot.id] = quantum
             elif slot.trial is None and (waiting := self._waiting(slot, by_id)):
                 runs[slot.id] = self._choose(waiting)
-        self._turns = turns
-        ends_s = [turn.ends_s for turn in turns.values() if math.isfinite(turn.ends_s)]
+        self._current = current
+        ends_s = [quantum.ends_s for quantum in current.values() if math.isfinite(quantum.ends_s)]
         return Decision(runs, min(ends_s, default=None))
 
     def _waiting(self, slot: SlotView, trials: Mapping[int, TrialView]) -> list[TrialView]:
@@ -90,13 +86,11 @@ class BoundPolicy(ABC):
         return choice
 
     def quantum_s(self, trial: TrialView) -> float:
-        """How long a trial runs before it is compared with others."""
         return self.settings.quantum_s
 
     @abstractmethod
     def rank(self, trial: TrialView) -> Any:
-        """What trials are compared by; no two have the same."""
+        """Returns the sort key of a trial, unique among trials; the greatest runs."""
 
     @abstractmethod
-    def choice(self, trial: TrialView, candidates: Sequence[TrialView]) -> Choice:
-        """Says why a trial is the best of the candidates."""
+    def choice(self, trial: TrialView, candidates: Sequence[TrialView]) -> Choice: ...

@@ -10,7 +10,7 @@ from framework.policies.trials.interface import Choice, TrialView
 
 
 class FifoPolicy(BoundPolicy):
-    """Runs the trials of each slot in order of arrival, each to its end; one that lost its slot comes first."""
+    """Runs the trials of each slot to their ends, in order of arrival; a preempted trial keeps its position."""
 
     name = "fifo"
 
@@ -21,4 +21,4 @@ class FifoPolicy(BoundPolicy):
         return math.inf
 
     def choice(self, trial: TrialView, candidates: Sequence[TrialView]) -> Choice:
-        return Choice(trial.id, "first come")
+        return Choice(trial.id, "first come, first served")

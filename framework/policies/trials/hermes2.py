@@ -1,4 +1,4 @@
-"""Hermes on slots of different kinds (paper 'Hermes-v2')."""
+"""Hermes for slots of different kinds (paper 'Hermes-v2')."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from framework.policies.trials.binding import Binding, Rank
-from framework.policies.trials.exchange import Exchange, Mover, share_of_move
+from framework.policies.trials.exchange import Exchange, Mover, min_move_gain
 from framework.policies.trials.interface import Decision, PolicySettings, SlotView, TrialView
 from framework.policies.trials.losses import LossHistory
 from framework.policies.trials.scored import ScoredPolicy
@@ -16,15 +16,15 @@ from framework.policies.trials.speeds import SpeedEstimates
 
 @dataclass(frozen=True)
 class MetaRules:
-    """How the meta scheduler compares and exchanges trials.
+    """Rules of the meta scheduler for comparing and exchanging trials.
 
     Attributes:
-        relative: whether performances count as multiples of the trial's mean over the kinds, or as samples/s.
-        rings: whether any number of trials may change places at once, or two.
-        explores: whether a kind that a trial has not run on counts as faster than estimated, by the estimate's doubt.
-        by_ratio: whether a trial that has been measured somewhere is estimated elsewhere from that, or by Eq. 1.
-        weighs_costs: whether a move of a trial that has started must pay what it costs, or only gain.
-        takes_over: whether a slot that would stand idle takes over a trial that runs on a slower one.
+        relative: performances are multiples of the trial's mean over the kinds, else samples/s.
+        rings: any number of trials may change slots together, else two.
+        explores: an unmeasured kind counts as faster than estimated, by the estimate's uncertainty.
+        by_ratio: a trial measured somewhere is estimated elsewhere from that, else by Eq. 1.
+        weighs_costs: a move of a started trial must pay its cost, else only gain.
+        takes_over: an idle slot takes over a trial that runs on a slower one.
     """
 
     relative: bool = True
@@ -36,19 +36,14 @@ class MetaRules:
 
 
 PAPER = MetaRules(relative=False, rings=False, explores=False, by_ratio=False, weighs_costs=False, takes_over=False)
-"""Eq. 1 and 2 and nothing else."""
+"""Eq. 1 and 2 only."""
 
 
 class MetaScheduler(Binding):
     """Binds trials to slots, and exchanges them between slots of different kinds.
 
-    Whatever the kinds are, no slot has two trials more than another. On an arrival, an end, a newly measured speed, or
-    where slots are out of balance, trials change places (`Exchange`). A trial that waits moves at once, one that runs
-    when it has been suspended.
-
-    Args:
-        settings: quantum, trials per slot, and what moves cost.
-        rules: see there.
+    Slots differ by at most one trial. On an arrival, an end, a new measurement or an imbalance, waiting trials move
+    immediately, running ones once suspended (`Exchange`).
     """
 
     def __init__(self, settings: PolicySettings, rules: MetaRules) -> None:
@@ -56,61 +51,60 @@ class MetaScheduler(Binding):
         self._rules = rules
         self._settings = settings
         self._speeds = SpeedEstimates(explores=rules.explores, by_ratio=rules.by_ratio)
-        self._leaving: dict[int, int] = {}
+        self._migrating: dict[int, int] = {}
         self._planned_for: tuple[object, ...] = ()
 
     @property
-    def leaving(self) -> Mapping[int, int]:
-        """Running trials that are to go on in another slot -> that slot."""
-        return self._leaving
+    def migrating(self) -> Mapping[int, int]:
+        """Running trials that are to move -> their new slot."""
+        return self._migrating
 
     def update(self, trials: Mapping[int, TrialView], slots: Sequence[SlotView], rank: Rank) -> None:
-        """See `Binding.update`."""
         self._speeds.update(trials.values())
         kinds = {slot.id: slot.kind for slot in slots}
         running = {slot.trial for slot in slots if slot.trial is not None and not slot.busy}
-        for trial_id, slot_id in list(self._leaving.items()):
+        for trial_id, slot_id in list(self._migrating.items()):
             trial = trials.get(trial_id)
             stays = trial_id in running and trial is not None and not trial.preemptible
             if trial is None or slot_id not in kinds or slot_id in trial.refused or stays:
-                del self._leaving[trial_id]
+                del self._migrating[trial_id]
             elif trial.runnable:
-                del self._leaving[trial_id]
+                del self._migrating[trial_id]
                 self._bind(trial_id, slot_id)
         super().update(trials, slots, rank)
-        self._leaving = {trial: slot for trial, slot in self._leaving.items() if trial in self._slot_of}
+        self._migrating = {trial: slot for trial, slot in self._migrating.items() if trial in self._slot_of}
         if len(set(kinds.values())) > 1 and self._slot_of:
             self._plan(trials, running, kinds)
-            # A trial that was to start where nothing runs may have changed places with one that still runs.
+            # A trial that was to start in an idle slot may have been exchanged with one that still runs.
             self._fill_idle(trials, slots, rank)
 
     def _plan(self, trials: Mapping[int, TrialView], running: Set[int], kinds: Mapping[int, str]) -> None:
-        homes = self._slot_of | self._leaving
+        assignment = self._slot_of | self._migrating
         able = {
             trial_id
-            for trial_id in homes
+            for trial_id in assignment
             if trials[trial_id].runnable or (trial_id in running and trials[trial_id].preemptible)
         }
-        if (homes, kinds, self._speeds.measured, able) == self._planned_for:
+        if (assignment, kinds, self._speeds.measured, able) == self._planned_for:
             return
         movers = {
             trial_id: self._mover(trials[trial_id], list(dict.fromkeys(kinds.values()))) for trial_id in sorted(able)
         }
-        exchange = Exchange(kinds, homes, movers)
+        exchange = Exchange(kinds, assignment, movers)
         exchange.balance()
         if self._rules.rings:
             exchange.exchange_rings()
         else:
             exchange.exchange_pairs()
-        for trial_id, slot_id in exchange.homes.items():
+        for trial_id, slot_id in exchange.assignment.items():
             if trials[trial_id].runnable:
                 if slot_id != self._slot_of[trial_id]:
                     self._bind(trial_id, slot_id)
             elif slot_id == self._slot_of[trial_id]:
-                self._leaving.pop(trial_id, None)
+                self._migrating.pop(trial_id, None)
             else:
-                self._leaving[trial_id] = slot_id
-        self._planned_for = (exchange.homes, kinds, self._speeds.measured, able)
+                self._migrating[trial_id] = slot_id
+        self._planned_for = (exchange.assignment, kinds, self._speeds.measured, able)
 
     def _mover(self, trial: TrialView, kinds: Sequence[str]) -> Mover:
         if self._rules.relative:
@@ -120,26 +114,21 @@ class MetaScheduler(Binding):
             mean = fmean(performance.values())
         cost = 0.0
         if trial.slices and self._rules.weighs_costs:
-            cost = mean * share_of_move(self._settings, runs=not trial.runnable)
+            cost = mean * min_move_gain(self._settings, runs=not trial.runnable)
         return Mover(trial.id, performance, cost, trial.refused, trial.runnable)
 
 
 class Hermes2Policy(ScoredPolicy):
-    """Hermes in each slot; a meta scheduler that exchanges trials between slots of different kinds above them.
+    """`HermesPolicy` in each slot, with a meta scheduler that exchanges trials between slots of different kinds.
 
-    In a slot the trial that converges fastest runs, quantum by quantum, as `HermesPolicy` has it. Where all slots are
-    of one kind it is `HermesPolicy`. Decided here, where the paper leaves it open or something else is better:
-        * Performances count as multiples of the trial's mean over the kinds. Samples/s compare trials of one model
-          only; of others Eq. 2 would give the fast kind to whoever has the smallest samples.
-        * More than two trials may change places at once, so that the sum of the performances is the greatest there is.
-        * What nobody has measured counts as faster than estimated, by the doubt of the estimate (`SpeedEstimates`): so
-          trials go round until every kind of trial has been measured on every kind of slot.
-        * A move of a trial that has started must gain 2% of its mean speed, and what it costs within ten quanta.
-        * A slot that would stand idle takes over a trial that runs on a slower one (`Decision.suspends`).
-
-    Args:
-        settings: what the search tells its policy.
-        rules: others than these.
+    With slots of one kind it equals `HermesPolicy`. Not specified by the paper, or improved (`MetaRules`):
+        * Performances are relative to the trial's mean over the kinds: samples/s are comparable within one model only,
+          and Eq. 2 would give the fast kind to the trial with the smallest samples.
+        * Any number of trials may change slots together, so that the sum of the performances is maximal.
+        * Unmeasured speeds count as faster than estimated, so that every kind of trial is measured on every kind of
+          slot.
+        * A move of a started trial must gain 2% of its mean speed, and pay its cost within ten quanta.
+        * An idle slot takes over a trial that runs on a slower one (`Decision.suspends`).
     """
 
     name = "hermes2"
@@ -150,7 +139,6 @@ class Hermes2Policy(ScoredPolicy):
         super().__init__(settings, LossHistory, "fastest convergence", self._meta)
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         decision = super().decide(now_s, trials, slots)
         if not self._rules.takes_over:
             return decision
@@ -158,7 +146,7 @@ class Hermes2Policy(ScoredPolicy):
         suspends = frozenset(
             slot.id
             for slot in slots
-            if not slot.busy and slot.trial is not None and self._meta.leaving.get(slot.trial) in idle
+            if not slot.busy and slot.trial is not None and self._meta.migrating.get(slot.trial) in idle
         )
         if not suspends:
             return decision

@@ -1,7 +1,7 @@
-"""What a policy sees of a search and what it answers.
+"""The interface of policies for trials, used in real searches (`framework.search`) and simulated ones.
 
-The same objects decide in a real search (`framework.search`) and in virtual time (`benchmarks.simulation`). A policy
-decides for all slots at once; one that binds trials to slots, as the paper 'Hermes' does, keeps the binding itself.
+A policy decides for all slots together. One that binds trials to slots, as in the paper 'Hermes', stores the binding
+itself.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from solver.described import MAX_ITEMS, UserOption
 
 @dataclass(frozen=True)
 class Reading:
-    """What a trial reported of a stretch of its training.
+    """Aggregated losses of one stretch of a trial's training.
 
     Attributes:
-        train_s: seconds the trial had trained in all its slices when the stretch ended; time spent suspended, starting
-            or restoring does not count.
-        step: training steps it had done then.
-        loss: mean of the losses of the stretch, or what stands for a loss: an objective to be maximised comes negated.
-            NaN and infinities are passed on as they are.
-        low, high: least and greatest loss of the stretch; NaN if one of its losses was.
-        count: how many losses the stretch holds, at least 1.
+        train_s: training time of the trial at the end of the stretch, over all slices; suspension, start and restore do
+            not count.
+        step: training steps at that time.
+        loss: mean loss of the stretch, or the objective, negated if it is maximized; may be NaN or infinite.
+        low, high: minimum and maximum loss; NaN if any loss was NaN.
+        count: number of losses, at least 1.
     """
 
     train_s: float
@@ -46,17 +45,17 @@ class TrialView:
     Attributes:
         id: its number, unique in the search; trials arrive in the order of their numbers.
         arrived_s: when it entered the search, on the policy's clock.
-        readings: all it has reported, oldest first; the older ones are merged as they become many.
-        slices: for each time slice it has had, the current one included, the number of readings before it.
-        runnable: whether it can be given a slot now; a trial in the middle of a suspension or a start is not, nor is
-            one that is running.
-        preemptible: whether it can be suspended; it is said of running trials and believed of others.
-        refused: slots it must not be given: its process stands still in others, and no checkpoint holds it; or it has
-            failed there.
-        homes: the slots in which its process stands still, and would go on at once; empty if it has to be started.
-        batch_size: samples of one of its steps; 1 where that is not known.
-        speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
-        left_s: seconds of training that it is believed to have left; None where nothing tells.
+        readings: everything reported, oldest first; older readings are merged as they become many.
+        slices: for each time slice, the current one included, the number of readings before it.
+        runnable: whether it can be given a slot now; false while it runs, starts or is being suspended.
+        preemptible: whether it can be suspended; exact for running trials, an assumption for others.
+        refused: slots it must not be given: its paused process is elsewhere and no checkpoint exists, or it failed
+            there.
+        paused_in: slots in which it could resume instantly, as its process is paused there; empty if it must be
+            started.
+        batch_size: samples per step; 1 if unknown.
+        speeds: kind of slot -> measured samples/s; kinds on which it never ran are missing.
+        left_s: estimated remaining training time; None if unknown.
     """
 
     id: int
@@ -66,7 +65,7 @@ class TrialView:
     runnable: bool = True
     preemptible: bool = True
     refused: frozenset[int] = frozenset()
-    homes: frozenset[int] = frozenset()
+    paused_in: frozenset[int] = frozenset()
     batch_size: float = 1.0
     speeds: Mapping[str, float] = field(default_factory=dict)
     left_s: float | None = None
@@ -74,15 +73,15 @@ class TrialView:
 
 @dataclass(frozen=True)
 class SlotView:
-    """A slot: one GPU, or a share of CPUs, that holds one running trial.
+    """A slot: one GPU, or a share of CPUs, that holds at most one running trial.
 
     Attributes:
         id: its number, unique in the search.
         trial: the trial that runs in it; None if it is empty.
-        since_s: when that trial's slice began, on the policy's clock.
-        busy: whether it is being emptied or filled at the moment; a policy leaves it alone, and is asked again when
-            that is over.
-        kind: what it computes on, such as `v100`; slots of one kind are equally fast. Empty where that is not known.
+        since_s: start of that trial's slice, on the policy's clock.
+        busy: whether its trial is being started or suspended; a policy must not touch it, and is called again
+            afterwards.
+        kind: type of hardware, such as `v100`; slots of one kind are equally fast. Empty if unknown.
     """
 
     id: int
@@ -94,12 +93,12 @@ class SlotView:
 
 @dataclass(frozen=True)
 class Choice:
-    """Why a trial was given a slot.
+    """A trial chosen for a slot, and why.
 
     Attributes:
-        trial: its number.
         reason: a few words for people, such as `first slice` or `fastest convergence`.
-        score: what it was compared by (convergence, expected time, ...), greater is better; None without comparison.
+        score: what trials were compared by (convergence, expected time, ...), greater is better; None without
+            comparison.
     """
 
     trial: int
@@ -109,13 +108,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy wants now.
+    """A policy's desired assignment of trials to slots.
 
     Attributes:
-        runs: slot -> the trial that is to hold it from now on. Naming the trial that runs there lets it go on; a slot
-            that is not named keeps what it has, and stays empty if it has nothing.
-        wake_at_s: when to ask again if nothing happens before; None if only an event can change the answer.
-        suspends: slots whose trial is to be suspended with none in its place; once it is out it can be given any slot.
+        runs: slot -> trial to run there. The trial that runs there already continues; slots that are not listed are
+            unchanged.
+        wake_at_s: when to call the policy again if nothing happens before; None if only an event can change the
+            decision.
+        suspends: slots whose trial is suspended without a successor; once suspended it can be given any slot.
     """
 
     runs: Mapping[int, Choice] = field(default_factory=dict)
@@ -126,36 +126,34 @@ class Decision:
 class Policy(Protocol):
     """Decides which trials run.
 
-    `decide` is called when a trial arrives or ends, or may refuse other slots than before, when a slot comes, goes, or
-    has been emptied or filled, and at the time it asked for. It must not:
+    `decide` is called when a trial arrives or ends or its `refused` changes, when a slot is added, removed, emptied or
+    filled, and at `Decision.wake_at_s`. It must not:
         * give one trial two slots, or a busy slot anything;
-        * name a trial that is neither runnable nor running in that very slot (trials do not hop from one slot to
-          another while they run), or that refuses the slot;
-        * replace or suspend a running trial that is not preemptible, or both vacate a slot and give it a trial.
-    Given the same calls it gives the same answers; what is random in it comes from a seed.
+        * name a trial that is neither runnable nor running in that very slot (running trials do not move), or that
+          refuses the slot;
+        * replace or suspend a running trial that is not preemptible, or both suspend a slot's trial and give it
+          another.
+    Equal sequences of calls give equal decisions; randomness is seeded.
     """
 
     name: str
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """Which trial is to hold which slot.
+        """Decides which trial runs in which slot, given all trials that have not ended and all slots, both by number.
 
-        Args:
-            now_s: the time, on any clock that only moves forward.
-            trials: all trials that have arrived and not ended, by number.
-            slots: all slots there are, by number.
+        `now_s` is the time on any monotonic clock.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Milestone:
-    """From some decrease of a trial's loss on, its quantum is longer (paper 'Hermes', section 4.1.2).
+    """A decrease of a trial's loss from which on its quantum is longer (paper 'Hermes', section 4.1.2).
 
     Attributes:
-        decrease: share of its first loss that a trial has to have lost, between 0 and 1.
-        quantum_s: its quantum from then on, in seconds; None: as `times` says.
-        times: how many times as long as the search's quantum it is from then on.
+        decrease: decrease as a share of the first loss, between 0 and 1.
+        quantum_s: quantum from then on, in seconds; None: `times` applies.
+        times: quantum from then on, as a multiple of the search's.
     """
 
     decrease: Annotated[float, Field(gt=0, le=1)]
@@ -163,21 +161,21 @@ class Milestone:
     times: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1.0
 
     def __str__(self) -> str:
-        """As `--milestones` has it: `50%:2x` or `50%:20s`."""
+        """Formats it as `--milestones` takes it: `50%:2x` or `50%:20s`."""
         length = f"{self.times:g}x" if self.quantum_s is None else f"{self.quantum_s:g}s"
         return f"{100 * self.decrease:g}%:{length}"
 
     def length_s(self, quantum_s: float) -> float:
-        """The quantum from then on, where the search's is `quantum_s`; both in seconds."""
+        """Returns the quantum from then on, in seconds."""
         return self.times * quantum_s if self.quantum_s is None else self.quantum_s
 
 
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<length>\d+(\.\d+)?)(?P<unit>[sx]?)")
 PANEL = "Which trials run first, and which are stopped"
 MILESTONES = (Milestone(0.5, times=2.0), Milestone(0.75, times=4.0))
-"""Where the quantum of `hermes` grows unless it is told otherwise."""
+"""Default milestones of `hermes`."""
 QUANTUM_GROWTH = 0.25
-"""By this share it grows with each preemption."""
+"""Default growth of a quantum with each preemption, as a share."""
 
 
 def read_milestones(text: str) -> tuple[Milestone, ...]:
@@ -201,16 +199,15 @@ def read_milestones(text: str) -> tuple[Milestone, ...]:
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What a search tells its policy; each policy takes what concerns it.
+    """Settings of a search for its policy; each policy uses those that concern it.
 
     Attributes:
         quantum_s: seconds between two decisions on a slot.
-        trials_per_slot: how many trials are bound to one slot at most (the paper's G_thres).
-        milestones: longer quanta for trials that have come far, by ascending decrease.
-        quantum_growth: by this share a trial's quantum grows with each preemption.
-        seed: for policies with something random in them.
-        switch_s: seconds that replacing a trial on a slot takes, as far as is known.
-        move_s: how many seconds more it takes if the trial ran in another slot before: its checkpoint moves.
+        trials_per_slot: maximum number of trials bound to one slot (the paper's G_thres).
+        milestones: longer quanta for trials that have made progress, by ascending decrease.
+        quantum_growth: growth of a trial's quantum with each preemption, as a share.
+        switch_s: estimated seconds to replace the trial in a slot.
+        move_s: estimated additional seconds if the trial last ran in another slot, as its checkpoint moves.
     """
 
     quantum_s: Annotated[

@@ -1,4 +1,4 @@
-"""A trial's losses quantum by quantum, and how fast they fall (paper 'Hermes', Algorithm 3)."""
+"""A trial's losses per quantum, and their convergence (paper 'Hermes', Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from framework.policies.trials.new_readings import NewReadings
 
 @dataclass(slots=True)
 class Quantum:
-    """What a trial reported of one quantum of its training.
+    """Losses of one quantum of a trial's training.
 
     Attributes:
-        begin_s: seconds the trial had trained when it began.
-        length_s: seconds of training it is to last.
-        opens_slice: whether it is the first of a time slice.
-        end_s: seconds the trial had trained at its last reading.
-        low, high: least and greatest loss; of no meaning if not `is_finite`.
-        count: how many losses.
-        is_finite: whether all of them are finite.
+        begin_s: training time at its start.
+        length_s: planned seconds of training.
+        end_s: training time at its last reading.
+        low, high: minimum and maximum loss; undefined unless `is_finite`.
     """
 
     begin_s: float
@@ -35,16 +32,14 @@ class Quantum:
 
     @property
     def loss(self) -> float:
-        """Its representative loss, (max + min) / 2."""
+        """The representative loss, (max + min) / 2."""
         return self.low / 2 + self.high / 2
 
     @property
     def is_short(self) -> bool:
-        """Whether it has lasted less than half its length."""
         return self.end_s - self.begin_s < self.length_s / 2
 
     def add(self, reading: Reading) -> None:
-        """Takes a reading in."""
         self.end_s = reading.train_s
         self.low = min(self.low, reading.low)
         self.high = max(self.high, reading.high)
@@ -52,7 +47,6 @@ class Quantum:
         self.is_finite = self.is_finite and math.isfinite(reading.low) and math.isfinite(reading.high)
 
     def absorb(self, other: Quantum) -> None:
-        """Takes a later quantum in."""
         self.end_s = other.end_s
         self.low = min(self.low, other.low)
         self.high = max(self.high, other.high)
@@ -61,16 +55,12 @@ class Quantum:
 
 
 class LossHistory:
-    """Follows one trial's readings; each is looked at once.
+    """Cuts one trial's readings into quanta; each reading is processed once.
 
-    A slice is cut into quanta by training time, so the same readings give the same quanta whenever they are asked for
-    (after `dike tune --resume`, too). A reading belongs to the quantum in which the middle of its stretch lies. What is
-    left at the end of a slice belongs to the quantum before it if it is shorter than half a quantum (a trial is
-    suspended a moment after its quantum is over) and counts as a quantum otherwise; quanta without a reading do not
+    Slices are cut by training time, so that equal readings always give equal quanta (also after `dike tune --resume`).
+    A reading belongs to the quantum that contains the middle of its stretch. A rest of less than half a quantum at the
+    end of a slice belongs to the quantum before it, as suspension takes a moment. Quanta without a reading do not
     count.
-
-    Args:
-        settings: the length of a quantum, and how it grows.
     """
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -85,20 +75,20 @@ class LossHistory:
 
     @property
     def score(self) -> float | None:
-        """Its convergence: how fast the losses of the last quantum fell; None before the first reading.
+        """Convergence: how fast the losses of the last quantum fell; None before the first reading.
 
-        C(i) = (loss(i-1) - loss(i)) / number of losses of quantum i, where loss is the representative one, and
-        C(0) = (max - min) / number of losses. C(i) is -inf if a loss of quantum i was NaN or infinite; a quantum after
-        such a one is counted like the first. Negative where losses rise.
+        C(i) = (loss(i-1) - loss(i)) / number of losses of quantum i, with representative losses, and C(0) = (max - min)
+        / number of losses. C(i) is -inf if a loss of quantum i was NaN or infinite; the quantum after it is treated
+        like the first. Negative where losses rise.
         """
         return self._score
 
     @property
     def quantum_s(self) -> float:
-        """How long its next quantum is to last.
+        """Length of its next quantum.
 
-        What the highest milestone says that it has come to, and `quantum_growth` of it more for each preemption. Its
-        decrease is that from its first quantum's loss to the lowest of a quantum, as a share of the first.
+        It is given by the highest milestone reached, and grows by `quantum_growth` with each preemption. The decrease
+        is that from the first quantum's loss to the lowest of any quantum, as a share of the first.
         """
         length_s = self._settings.quantum_s
         if self._first_loss:
@@ -112,8 +102,7 @@ class LossHistory:
         return length_s * (1 + self._settings.quantum_growth * preemptions)
 
     def update(self, trial: TrialView) -> None:
-        """Takes in what is new."""
-        new = self._new.places(trial.readings)
+        new = self._new.new_indices(trial.readings)
         if not new:
             return
         for index in new:

@@ -1,4 +1,4 @@
-"""Follows what a trial reports."""
+"""Finds the new readings of a trial."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from framework.policies.trials.interface import Reading
 
 
 class NewReadings:
-    """Tells which readings of one trial are new; the older ones may have been merged in the meantime."""
+    """Finds the readings of one trial that are new, although older ones may have been merged in between."""
 
     def __init__(self) -> None:
         self._count = 0
         self._last: Reading | None = None
 
-    def places(self, readings: Sequence[Reading]) -> range:
-        """Where those are that have come since the last call.
-
-        Args:
-            readings: all that the trial has reported, oldest first.
-        """
+    def new_indices(self, readings: Sequence[Reading]) -> range:
+        """Returns the indices of readings since the last call."""
         last, first_new = self._last, self._count
         if last is not None and (first_new > len(readings) or readings[first_new - 1] is not last):
             first_new = bisect_right(readings, last.step, key=lambda reading: reading.step)

@@ -1,4 +1,4 @@
-"""The policies by name."""
+"""The policies for trials by name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
     policy.name: policy
     for policy in (DikePolicy, HermesPolicy, Hermes2Policy, FifoPolicy, RoundRobinPolicy, SlaqPolicy, AshaPolicy)
 }
-"""Name -> what makes the policy; one object serves one search."""
+"""Name -> factory; each search has its own policy object."""
 
 
 def make_policy(name: str, settings: PolicySettings) -> Policy:
-    """A new policy for one search.
+    """Creates a policy for one search.
 
     Raises:
-        BadInputError: if there is none of that name.
+        BadInputError: if the name is unknown.
     """
     if name not in POLICIES:
         near = difflib.get_close_matches(name.lower(), POLICIES, n=1)
@@ -36,14 +36,12 @@ def make_policy(name: str, settings: PolicySettings) -> Policy:
 
 
 def check_learning(name: str, warm_start_from: Sequence[str]) -> None:
-    """Refuses a policy that is to learn from other searches and cannot.
-
-    Args:
-        name: of the policy.
-        warm_start_from: names of searches.
+    """Checks that the policy can learn from other searches if any are named.
 
     Raises:
-        BadInputError: if it is one.
+        BadInputError: if it cannot.
     """
     if warm_start_from and name != DikePolicy.name:
-        raise BadInputError(f"--warm-start-from is for --policy {DikePolicy.name}; '{name}' uses its own search only.")
+        raise BadInputError(
+            f"--warm-start-from is for --policy {DikePolicy.name}; '{name}' uses only the trials of its own search."
+        )

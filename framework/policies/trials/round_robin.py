@@ -1,4 +1,4 @@
-"""Each in turn."""
+"""Round robin."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from framework.policies.trials.interface import Choice, TrialView
 
 
 class RoundRobinPolicy(BoundPolicy):
-    """Time slicing as in 'Gandiva' (OSDI 2018): each trial of a slot in turn, for a quantum.
+    """Time slicing as in 'Gandiva' (OSDI 2018): the trials of a slot run in rotation, for one quantum each.
 
-    The turn is with the trial that has been passed over most often since its last one; of equal ones with one that
-    never ran, then with the one that arrived first. The running one goes on if it is alone.
+    Next is the trial that was passed over most often since its last slice; ties go to trials that never ran, then to
+    the earliest arrival. A trial that is alone continues.
     """
 
     name = "rr"
@@ -21,4 +21,4 @@ class RoundRobinPolicy(BoundPolicy):
         return trial.runnable, self.passed_over.get(trial.id, 0), not trial.slices, -trial.id
 
     def choice(self, trial: TrialView, candidates: Sequence[TrialView]) -> Choice:
-        return Choice(trial.id, "in turn" if trial.slices else "first slice")
+        return Choice(trial.id, "in rotation" if trial.slices else "first slice")

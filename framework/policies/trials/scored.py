@@ -1,4 +1,4 @@
-"""What the policies that compare trials by a figure share: who comes first, ties, and that nobody starves."""
+"""Base of policies that rank trials by a score: ties, missing scores, and protection from starvation."""
 
 from __future__ import annotations
 
@@ -10,44 +10,34 @@ from framework.policies.trials.binding import Binding
 from framework.policies.trials.bound import BoundPolicy
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 
-PATIENCE = 10
-"""A trial passed over this many times `trials_per_slot` times gets a quantum."""
+MAX_PASSED_OVER_FACTOR = 10
+"""A trial that was passed over this many times `trials_per_slot` gets a quantum regardless of its score."""
 
 
 class Scorer(Protocol):
-    """Follows the readings of one trial."""
-
     @property
     def score(self) -> float | None:
-        """What it is compared by, greater is better; None if nothing is known. Never NaN."""
+        """What trials are compared by, greater is better; None if unknown. Never NaN."""
         ...
 
     @property
-    def quantum_s(self) -> float:
-        """How long its next quantum is to last."""
-        ...
+    def quantum_s(self) -> float: ...
 
-    def update(self, trial: TrialView) -> None:
-        """Takes in what is new."""
-        ...
+    def update(self, trial: TrialView) -> None: ...
 
 
 class ScoredPolicy(BoundPolicy):
     """Runs the trial with the greatest score.
 
-    * A trial that has reported nothing yet has no score and comes before all that have one: trials that never ran, and
-      a running one until its first report, which is not interrupted for another that is unknown.
-    * Of equal trials the running one goes on; then one that never ran comes first, then the one that arrived first.
-    * A score of -inf (NaN or infinite losses) comes last: such a trial runs if nothing else can.
-    * Nobody starves: a trial that has been passed over 10 x `trials_per_slot` times gets one quantum, at any score.
-      With G trials at a slot, at most G - 1 of 10 G quanta go this way: less than a tenth is what justice may cost
-      here. A trial whose newest loss is NaN or infinite has no claim to it.
+    * Trials without a report come first: those that never ran, and a running one until its first report.
+    * Ties go to the running trial, then to one that never ran, then to the earliest arrival.
+    * Diverged trials (score -inf) run only if no other can.
+    * Any other trial that was passed over 10 x `trials_per_slot` times gets one quantum regardless of its score.
 
     Args:
-        settings: what the search tells its policy.
-        scorer: makes what follows a trial.
-        best: what the best score is called.
-        binding: which trial belongs to which slot; without it as in the paper 'Hermes'.
+        scorer: factory for a trial's scorer.
+        best: reason given for the best score.
+        binding: binds trials to slots; by default as in the paper 'Hermes'.
     """
 
     def __init__(
@@ -61,10 +51,9 @@ class ScoredPolicy(BoundPolicy):
         self._new_scorer = scorer
         self._best = best
         self._scorers: dict[int, Scorer] = {}
-        self._limit = PATIENCE * settings.trials_per_slot
+        self._limit = MAX_PASSED_OVER_FACTOR * settings.trials_per_slot
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         known = self._scorers
         self._scorers = {trial.id: known.get(trial.id) or self._new_scorer(self.settings) for trial in trials}
         for trial in trials:
@@ -89,13 +78,13 @@ class ScoredPolicy(BoundPolicy):
         if score is None:
             reason = "no report yet" if trial.slices else "first slice"
         elif self._overdue(trial):
-            reason = "waited long"
+            reason = "passed over too often"
         else:
-            reason = self._best if len(candidates) > 1 else "no other waits"
+            reason = self._best if len(candidates) > 1 else "no other trial waits"
         return Choice(trial.id, reason, score if score is not None and math.isfinite(score) else None)
 
     def _overdue(self, trial: TrialView) -> int:
-        """How often a trial has been passed over, once that is too often; 0 before."""
+        """Returns how often a trial was passed over if that exceeds the limit, else 0."""
         passed_over = self.passed_over.get(trial.id, 0)
         if passed_over < self._limit or (trial.readings and not math.isfinite(trial.readings[-1].loss)):
             return 0

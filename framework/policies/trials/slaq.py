@@ -10,22 +10,18 @@ from framework.policies.trials.new_readings import NewReadings
 from framework.policies.trials.scored import ScoredPolicy
 
 WINDOW = 20
-"""So many of the newest readings are fitted."""
-LEAST = 3
-"""With fewer readings no curve is fitted."""
+"""Number of newest readings to fit."""
+MIN_READINGS = 3
+"""Minimum number of readings for a fit."""
 
 
 class LossPrediction:
-    """How far one trial's loss will fall in its next quantum.
+    """Predicts the decrease of one trial's loss in its next quantum.
 
-    As in the paper two families of curves are fitted to the newest losses, the newer the heavier:
-    a / (t + b) + c for sublinear convergence (the paper's quadratic term is left out) and a * exp(-t / b) + c for
-    linear convergence; a and c by weighted least squares for each b of a small grid. The curve with the least error
-    predicts. t is training time in place of the paper's iterations, so trials with steps of different length can be
-    compared. What it predicts is normalised by the greatest change of loss between two readings of the trial so far.
-
-    Args:
-        settings: the length of a quantum.
+    As in the paper, two families of curves are fitted to the newest losses, weighted by recency: a / (t + b) + c
+    (sublinear convergence; without the paper's quadratic term) and a * exp(-t / b) + c (linear); a and c by least
+    squares for each b of a small grid. The curve of least error predicts. t is training time, not iterations, so that
+    trials with different steps are comparable. Normalized by the trial's greatest change between two readings.
     """
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -37,15 +33,14 @@ class LossPrediction:
 
     @property
     def score(self) -> float | None:
-        """The normalised fall predicted for the next quantum; negative where the loss will rise.
+        """The normalized decrease predicted for the next quantum; negative where the loss will rise.
 
-        None with less than three readings, -inf if the newest loss is NaN or infinite, 0 where no curve can be fitted.
+        None with fewer than three readings, -inf if the newest loss is NaN or infinite, 0 if no curve can be fitted.
         """
         return self._score
 
     def update(self, trial: TrialView) -> None:
-        """Takes in what is new."""
-        new = self._new.places(trial.readings)
+        new = self._new.new_indices(trial.readings)
         if not new:
             return
         for reading in trial.readings[new.start :]:
@@ -58,9 +53,9 @@ class LossPrediction:
         if not math.isfinite(self._recent[-1][1]):
             return -math.inf
         points = [point for point in self._recent if math.isfinite(point[1])]
-        if len(self._recent) < LEAST:
+        if len(self._recent) < MIN_READINGS:
             return None if len(points) == len(self._recent) else 0.0
-        if len(points) < LEAST or not self._greatest_change:
+        if len(points) < MIN_READINGS or not self._greatest_change:
             return 0.0
         span_s = points[-1][0] - points[0][0]
         lowest = min(loss for _, loss in points)
@@ -68,17 +63,17 @@ class LossPrediction:
         if span_s <= 0 or not all(map(math.isfinite, heights)):
             return 0.0
         times = [(time_s - points[0][0]) / span_s for time_s, _ in points]
-        # Late: who only names the policies needs no numpy.
+        # Imported here, as listing the policies needs no numpy.
         from framework.policies.trials.slaq_curves import predicted_fall
 
         return predicted_fall(times, heights, self.quantum_s / span_s)
 
 
 class SlaqPolicy(ScoredPolicy):
-    """Trials are bound to slots (`Binding`); in each slot the one runs whose loss will fall most in the next quantum.
+    """Binds trials to slots (`Binding`); in each slot the one with the greatest predicted decrease of loss runs.
 
-    SLAQ gives out cores, and one at least to each job; here a slot goes to one trial at a time, and `ScoredPolicy` sees
-    to it that nobody starves.
+    SLAQ allocates cores, at least one to each job; here one trial at a time has the slot, and `ScoredPolicy` prevents
+    starvation.
     """
 
     name = "slaq"

@@ -6,21 +6,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 DECAY = 0.9
-"""Weight of a reading, as a share of the weight of the next one."""
+"""Weight of a reading relative to the next one."""
 SHAPES = np.geomspace(0.05, 20.0, 40)
-"""Offsets and time constants that are tried, as shares of the time that the readings span."""
+"""Grid of offsets and time constants, as shares of the time that the readings span."""
 
 
 def predicted_fall(times: ArrayLike, losses: ArrayLike, ahead: float) -> float:
-    """How far the curve that fits best falls beyond its last point.
+    """Returns the decrease of the best fitting curve beyond its last point.
 
     Args:
         times: from 0 to 1, ascending, shape `(n,)`.
         losses: shape `(n,)`.
-        ahead: how far beyond 1.
+        ahead: time beyond 1.
 
     Returns:
-        The fall, in units of `losses`; 0 if the losses do not change.
+        The decrease, in units of `losses`; 0 if the losses are constant.
     """
     times, losses = np.asarray(times), np.asarray(losses)
     weights = DECAY ** np.arange(len(times) - 1, -1, -1)

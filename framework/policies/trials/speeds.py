@@ -1,4 +1,4 @@
-"""How fast a trial trains on each kind of slot: measured, or estimated (paper 'Hermes-v2', Eq. 1)."""
+"""Speed of a trial on each kind of slot: measured, or estimated (paper 'Hermes-v2', Eq. 1)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from statistics import fmean
 
 from framework.policies.trials.interface import TrialView
 
-ALIKE = 0.1
-"""Trials of one batch size whose speeds on a kind differ by no more than this share are taken for equally fast."""
-DOUBT = 0.5
-"""How far off, as the standard deviation of a logarithm, an estimate is believed to be before anything tells."""
+SAME_SPEED_TOLERANCE = 0.1
+"""Trials of one batch size whose speeds on a kind differ by at most this share count as equally fast."""
+PRIOR_LOG_STD = 0.5
+"""Prior standard deviation of the logarithm of an estimate."""
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """What is known of a trial, ended or not: its batch size, its samples/s by kind of slot, and their logarithms."""
+    """Batch size of a trial, its samples/s by kind of slot, and their logarithms."""
 
     batch_size: float
     speeds: Mapping[str, float]
@@ -25,20 +25,19 @@ class _Trial:
 
 
 class SpeedEstimates:
-    """Follows the measured speeds of all trials, ended ones included, and estimates those that are missing.
+    """Tracks the measured speeds of all trials, ended ones included, and estimates missing ones.
 
-    * A trial that has been measured nowhere: P_G(j) = T(j_t) B(j) / B(j_t), where j_t is the first trial that was
-      measured on the kind G, T(j_t) its samples/s and B the batch size (Eq. 1).
-    * A trial that has been measured on other kinds only: from each of them by the ratio of the two kinds, that is the
-      mean over the trials that were measured on both - over those that are like it, if there are such: of the same
-      batch size and as fast on the kind it was measured on. (Eq. 1 would give the speed of another model.)
-    * Where no trial was measured on both, the ratio is that of Eq. 1; a kind that nobody was measured on is taken to be
-      as fast as the mean of the others.
+    * Without any measurement of the trial: P_G(j) = T(j_t) B(j) / B(j_t), where j_t is the first trial measured on the
+      kind G, T(j_t) its samples/s and B the batch size (Eq. 1).
+    * Measured on other kinds: by the mean ratio of the two kinds over trials measured on both, preferably similar ones:
+      of the same batch size and speed. (Eq. 1 would give the speed of another model.)
+    * If no trial was measured on both, the ratio is that of Eq. 1. A kind without any measurement counts as the mean of
+      the others.
 
     Args:
-        explores: whether what is only estimated counts as faster, by the spread of what the estimate stands on
-            (optimism in the face of uncertainty), so that it is worth a trial.
-        by_ratio: whether the second and third rule count; else Eq. 1 is for all that is not measured.
+        explores: whether estimates are increased by their spread (optimism in the face of uncertainty), so that
+            unmeasured kinds are tried.
+        by_ratio: whether the second and third rule apply; otherwise Eq. 1 estimates everything unmeasured.
     """
 
     def __init__(self, *, explores: bool = True, by_ratio: bool = True) -> None:
@@ -46,21 +45,20 @@ class SpeedEstimates:
         self._ratios_count = by_ratio
         self._trials: dict[int, _Trial] = {}
         self._first: dict[str, tuple[float, float]] = {}
-        self._found: dict[tuple[int, str], float] = {}
-        """Estimates that hold until something new is measured."""
+        self._estimates: dict[tuple[int, str], float] = {}
+        """Estimates, valid until a new speed is measured."""
         self._relative: dict[tuple[int, tuple[str, ...]], dict[str, float]] = {}
-        """Multiples of the mean over kinds; they hold as long."""
+        """Multiples of the mean over kinds, valid equally long."""
         self.measured = 0
-        """How many speeds have been measured."""
+        """Number of measured speeds."""
 
     def update(self, trials: Iterable[TrialView]) -> None:
-        """Takes in what is new."""
         for trial in trials:
             known = self._trials.get(trial.id)
             if known is not None and (trial.speeds, trial.batch_size) == (known.speeds, known.batch_size):
                 continue
             logs = {kind: math.log(speed) for kind, speed in trial.speeds.items() if 0 < speed < math.inf}
-            self._found.clear()
+            self._estimates.clear()
             self._relative.clear()
             self.measured += len(logs) - (0 if known is None else len(known.logs))
             self._trials[trial.id] = _Trial(trial.batch_size, dict(trial.speeds), logs)
@@ -68,16 +66,16 @@ class SpeedEstimates:
                 self._first.setdefault(kind, (trial.speeds[kind], trial.batch_size))
 
     def performance(self, trial: int, kinds: Sequence[str]) -> dict[str, float]:
-        """P_G of a trial for each kind G, samples a second."""
+        """Returns P_G of a trial for each kind G, in samples/s."""
         known = self._trials[trial]
         found: dict[str, float] = {}
         for kind in kinds:
             if kind in known.logs:
                 found[kind] = math.exp(known.logs[kind])
             elif known.logs and self._ratios_count:
-                if (trial, kind) not in self._found:
-                    self._found[trial, kind] = self._by_ratio(known, kind)
-                found[kind] = self._found[trial, kind]
+                if (trial, kind) not in self._estimates:
+                    self._estimates[trial, kind] = self._by_ratio(known, kind)
+                found[kind] = self._estimates[trial, kind]
             elif kind in self._first:
                 speed, batch_size = self._first[kind]
                 found[kind] = speed * known.batch_size / batch_size
@@ -86,7 +84,7 @@ class SpeedEstimates:
         return {kind: found.get(kind, average) for kind in kinds}
 
     def relative(self, trial: int, kinds: Sequence[str]) -> Mapping[str, float]:
-        """P_G of a trial for each kind G, as a multiple of its mean over the kinds."""
+        """Returns P_G of a trial for each kind G, as a multiple of its mean over the kinds."""
         key = trial, tuple(kinds)
         if key not in self._relative:
             performance = self.performance(trial, kinds)
@@ -95,7 +93,7 @@ class SpeedEstimates:
         return self._relative[key]
 
     def _by_ratio(self, known: _Trial, kind: str) -> float:
-        """Estimates a speed from those on other kinds; NaN if there is nothing to go by."""
+        """Estimates a speed from those on other kinds; NaN if there are no data."""
         estimates = []
         for other, log in known.logs.items():
             ratio, spread = self._ratio(known, other, kind)
@@ -104,22 +102,23 @@ class SpeedEstimates:
         return math.exp(fmean(estimates)) if estimates else math.nan
 
     def _ratio(self, known: _Trial, other: str, kind: str) -> tuple[float, float]:
-        """Logarithm of how many times as fast as on `other` a trial is on `kind`, and its standard deviation."""
+        """Returns the logarithm of the speed on `kind` relative to `other`, and its standard deviation."""
         both = [trial for trial in self._trials.values() if other in trial.logs and kind in trial.logs]
-        alike = [
+        similar = [
             trial
             for trial in both
-            if trial.batch_size == known.batch_size and abs(trial.logs[other] - known.logs[other]) <= ALIKE
+            if trial.batch_size == known.batch_size
+            and abs(trial.logs[other] - known.logs[other]) <= SAME_SPEED_TOLERANCE
         ]
-        if alike:
-            return fmean(trial.logs[kind] - trial.logs[other] for trial in alike), 0.0
+        if similar:
+            return fmean(trial.logs[kind] - trial.logs[other] for trial in similar), 0.0
         ratios = [trial.logs[kind] - trial.logs[other] for trial in both]
         if ratios:
             mean = fmean(ratios)
             scatter = sum((ratio - mean) ** 2 for ratio in ratios)
-            # The doubt counts as one observation more, which keeps one or two trials from settling the matter.
-            return mean, math.sqrt((DOUBT**2 + scatter) / (1 + len(ratios)))
+            # The prior counts as one more observation, so that one or two trials do not determine the spread.
+            return mean, math.sqrt((PRIOR_LOG_STD**2 + scatter) / (1 + len(ratios)))
         if kind not in self._first or other not in self._first:
-            return math.nan, DOUBT
+            return math.nan, PRIOR_LOG_STD
         (fast, batch), (slow, other_batch) = self._first[kind], self._first[other]
-        return math.log(fast / batch) - math.log(slow / other_batch), DOUBT
+        return math.log(fast / batch) - math.log(slow / other_batch), PRIOR_LOG_STD

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 
 from framework.scheduler.records import JobKind, JobRecord
-from framework.search.importance import LEAST_TRIALS, finished_trials, importances
+from framework.search.importance import MIN_TRIALS, finished_trials, importances
 from framework.search.records import SearchSpec, TrialRecord, best_trial, ranked
 from framework.search.store import Store
 from framework.search.trials import train_command
@@ -104,11 +104,11 @@ def get_importance(service: Service, user: SignedIn, record: Job) -> ImportanceV
     found = [] if store is None else store.load_trials(readings=False)
     compared = len(finished_trials(found))
     if not is_of(record, user):
-        return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances={})
+        return ImportanceView(trials=compared, needed=MIN_TRIALS, importances={})
     request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
     shares = importances(request.to_spec(), found)
-    return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances=shares)
+    return ImportanceView(trials=compared, needed=MIN_TRIALS, importances=shares)
 
 
 def opened_search(service: Backend, record: JobRecord) -> Store | None:
