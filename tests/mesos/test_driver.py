@@ -372,9 +372,9 @@ def test_an_agent_is_not_taken_for_a_master(mesos: EmbeddedCluster) -> None:
 
 
 def test_a_zookeeper_entry_is_read(tmp_path: Path) -> None:
-    from framework.mesos.master import _Found
+    from framework.mesos.master import _DetectorCallbacks
 
-    found = _Found()
+    found = _DetectorCallbacks()
     found.onNewMasterDetectedMessage(b"not json")
     assert not found.changed.is_set()
     found.onNewMasterDetectedMessage(b'{"address": {"ip": "10.0.0.1", "port": 5050}}')

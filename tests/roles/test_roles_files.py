@@ -124,7 +124,7 @@ def test_losses_of_a_plain_task_are_smoothed_and_those_of_a_trial_are_not(smooth
         for epoch in range(2):
             for batch in range(4):
                 reports.step_done(before + 4 * epoch + batch + 1, 0.0 if batch == 0 else 1.0)
-            reports.epoch_done({"loss": 1.0}, is_all=True)
+            reports.epoch_done({"loss": 1.0}, is_complete=True)
     second = [0.75 if smooths else 0.0, 1.0, 1.0, 1.0]
     assert runtime.losses == [*(0.0, 1.0, 1.0, 1.0), *second] * 2
 

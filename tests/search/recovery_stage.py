@@ -134,7 +134,7 @@ class Book(Journal):
         self.state: str | None = None
 
     def record_intent(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
-        self.changed(tasks, {job_id: state})
+        self.record_changes(tasks, {job_id: state})
 
     def record_changes(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
         self._survives()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -138,7 +139,7 @@ def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, scr
 def test_goes_on_with_a_search_that_was_killed(watched: WatchedPage, service: ServiceProcess, tmp_path: Path) -> None:
     asked = search_request(search_spec(tmp_path, name="resumed"), COUNTING.name, ())
     with service.client() as client:
-        client.submit_request(asked.model_copy(update={"constraints": ["rack:IS:none"]}), pack(COUNTING))
+        client.submit_request(dataclasses.replace(asked, constraints=("rack:IS:none",)), pack(COUNTING))
         client.kill("resumed")
         client.wait_for_end("resumed", print)
         page = watched.enter(service.token)
