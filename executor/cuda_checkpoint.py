@@ -2,7 +2,7 @@
 
 The driver does that for a process of any library (cuCheckpointProcess*, Linux, drivers from 570 on); its CUDA calls
 wait meanwhile. It is reached through `cuda.core`, which the extra `cuda` installs. It takes seconds for gigabytes, and
-may fail either way (docs/suspend-resume.md, "GPU memory").
+may fail either way (docs/suspend-resume.md, "On a GPU").
 """
 
 from __future__ import annotations

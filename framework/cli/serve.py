@@ -139,7 +139,7 @@ def serve_command(
     """Runs the jobs of many users.
 
     Keeps one Mesos framework registered, and runs on it what is submitted. How to install, upgrade and debug a service
-    is in docs/operations.md.
+    is in docs/service.md.
     """
     from framework.scheduler.session import sigterm_as_interrupt
     from framework.service.api.front import ApiFront

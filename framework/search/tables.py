@@ -1,4 +1,4 @@
-"""The tables of searches. They stand beside Optuna's in one database; docs/search-database.md describes them."""
+"""The tables of searches. They stand beside Optuna's in one database; docs/files.md describes them."""
 
 from __future__ import annotations
 
