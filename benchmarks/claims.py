@@ -105,7 +105,7 @@ def measure() -> Iterator[str]:
     yield "One row a claim. *Bounded*: it holds here, on other hardware or other data than the paper's, which limits"
     yield "what it says. Figures are those of the command named, on the machine that its result names; most are read"
     yield "from what is kept of it. Speeds of plans are the step-time model's. What Dike has taken from each paper:"
-    yield "[solver](../../docs/solver.md) (Dike, Optimus), [policies](../../docs/policies.md) (Hermes, Hermes-v2,"
+    yield "[planner](../../docs/planner.md) (Dike, Optimus), [policies](../../docs/policies.md) (Hermes, Hermes-v2,"
     yield "Optimus), [service](../../docs/service.md) (Hops)."
     yield ""
     yield "| # | paper | claim | its figure | ours | verdict | why | command |"

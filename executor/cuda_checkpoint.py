@@ -2,7 +2,7 @@
 
 It works for a process of any library (cuCheckpointProcess*, Linux, driver 570 or newer), whose CUDA calls block
 meanwhile. The driver is called through `cuda.core` (extra `cuda`). A gigabyte takes about a second; either direction
-may fail (docs/suspend-resume.md, "GPU memory").
+may fail (docs/suspend-resume.md, "On a GPU").
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def described_fields(described: type) -> Mapping[str, DescribedField]:
 
 def _described(described: type, hints: Mapping[str, Any]) -> Iterator[DescribedField]:
     for one in dataclasses.fields(described):
-        metadata = getattr(hints[one.name], "__metadata__", ())
+        field_type, metadata = _plain(hints[one.name])
         option = next((item for item in metadata if isinstance(item, UserOption)), None)
         if option is None:
             continue
@@ -111,7 +111,7 @@ def _described(described: type, hints: Mapping[str, Any]) -> Iterator[DescribedF
         yield DescribedField(
             one.name,
             option,
-            _without_none(typing.get_args(hints[one.name])[0]),
+            field_type,
             made,
             next((bound.ge for bound in bounds if hasattr(bound, "ge")), None),
             next((bound.le for bound in bounds if hasattr(bound, "le")), None),
@@ -119,10 +119,17 @@ def _described(described: type, hints: Mapping[str, Any]) -> Iterator[DescribedF
         )
 
 
-def _without_none(hint: Any) -> Any:
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
-    return hint
+def _plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type without None and what annotates it, and the annotations."""
+    metadata: tuple[Any, ...] = ()
+    while True:
+        if typing.get_origin(hint) is Annotated:
+            metadata = (*hint.__metadata__, *metadata)
+            hint = typing.get_args(hint)[0]
+        elif typing.get_origin(hint) in (Union, types.UnionType):
+            (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
+        else:
+            return hint, metadata
 
 
 def values_of(described: type, source: object) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class _Layout:
 
 
 def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Evaluation:
-    """Predicts what a placement reaches (docs/solver.md, 'Step time').
+    """Predicts what a placement reaches (docs/planner.md, 'Step time').
 
     Args:
         scenario: the model on the cluster.

@@ -1,7 +1,7 @@
 """One plain task: the script in one process without a parameter server, as `python` runs it.
 
 It is what a user compares every other option with. No network and no server take part in its step: what it computes,
-what prepares its samples, and Python's own share of a step (docs/solver.md, 'One plain task').
+what prepares its samples, and Python's own share of a step (docs/planner.md, 'One plain task').
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a training step takes: the model the options are compared by (docs/solver.md, 'Step time')."""
+"""How long a training step takes: the model the options are compared by (docs/planner.md, 'Step time')."""
 
 from __future__ import annotations
 

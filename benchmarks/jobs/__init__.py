@@ -22,7 +22,7 @@ def measure() -> Iterator[str]:
     yield f"{sampling_s:g} s more for sample runs before its first round if the policy asks how fast it is"
     yield "(dike, optimus, tetris). These know of jobs what is learned from noisy losses and speeds while they"
     yield "run. What is simulated, what the policies are and what is assumed:"
-    yield "[here](../../docs/simulate-jobs.md)."
+    yield "[here](../simulate-jobs.md)."
     yield ""
     for case in CASES.values():
         yield f"* **{case.name}**: {case.text}"

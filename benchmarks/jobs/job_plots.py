@@ -64,7 +64,7 @@ def measure() -> Iterator[str]:
     shortest_h, *_, longest_h = sorted(_alone_s(job) / HOUR_S for job in jobs)
     yield f"{WORKLOAD.jobs} jobs of the models of all-reduce, {WORKLOAD.per_hour:g} an hour on average, on {gpus} GPUs:"
     yield f"those of seed {SEED}, which take {shortest_h:.1f} to {longest_h:.1f} hours with one worker, and which the"
-    yield "pictures in [docs/policies.md](../../docs/policies.md#training-jobs) show."
+    yield "pictures in [docs/policies.md](../../docs/policies.md#policies-for-training-jobs) show."
     yield f"x: as a multiple of {REFERENCE}' mean completion time; in the last column by seed, {len(SEEDS)} seeds."
     yield ""
     yield "| policy | mean completion, h | x | makespan, h | GPUs in use | resizes | x of all seeds |"

@@ -2,7 +2,7 @@
 
 Eq. 1 sums bytes over all pairs of tasks and knows neither cards nor balance; parameter servers piled on one machine
 cost it nothing. A step waits for the busiest card instead. With S_i shard bytes and a_i of n workers on machine i, M
-bytes in all, gradients and variables cross its card in both directions (docs/solver.md, 'Step time'):
+bytes in all, gradients and variables cross its card in both directions (docs/planner.md, 'Step time'):
 
     T_i = 2 max(S_i (n - a_i), a_i (M - S_i)) / speed_i         minimise max_i T_i, then Eq. 1
 

@@ -60,7 +60,7 @@ def measure() -> Iterator[str]:
     yield "most 4 trials bound to a GPU. A trial is *good* if it comes 90% of the way from the median first loss to the"
     yield "final loss of the best 2% (OGBG: 98%, as all of its trials come 90% of the way). Quantum: 1% of the median"
     yield "length of a curve; overhead of putting a trial on a GPU: 1.5 s, at most a tenth of the quantum. The *oracle*"
-    yield "knows the curves. AlexNet's seconds are evaluations. What is simulated: [here](../../docs/simulate.md)."
+    yield "knows the curves. AlexNet's seconds are evaluations. What is simulated: [here](../simulate.md)."
     yield ""
     yield "Under `hermes` the quantum grows at milestones of the loss and with each preemption, as the paper says"
     yield "(section 4.1.2; [the figures are ours](../../docs/policies.md#hermes)); *fixed quantum*: without that."

@@ -1,4 +1,4 @@
-"""Tables of searches, in one database with Optuna's; docs/search-database.md describes them."""
+"""Tables of searches, in one database with Optuna's; docs/files.md describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a service. They stand beside those of searches in one database; docs/operations.md describes them."""
+"""The tables of a service. They stand beside those of searches in one database; docs/service.md describes them."""
 
 from __future__ import annotations
 

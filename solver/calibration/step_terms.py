@@ -1,6 +1,6 @@
 """A placement's step time as a function of factors on its terms, so that measurements can say what the factors are.
 
-Each factor stretches one term of `docs/solver.md`, 'Step time'; all 1, it is what `solver.evaluation` predicts.
+Each factor stretches one term of `docs/planner.md`, 'Step time'; all 1, it is what `solver.evaluation` predicts.
 
 Asynchronous workers make X* steps a second, the optimum of a linear program (`solver.async_rates`). It is linear in the
 workers' own rates and in the speeds of the links as long as the same limits bind. Its derivatives by the own rates come

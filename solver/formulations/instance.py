@@ -140,7 +140,7 @@ def traffic_bytes(instance: Instance, assignment: Assignment) -> float:
 
 
 def network_s(instance: Instance, assignment: Assignment) -> float:
-    """Seconds the busiest network card takes: 2 max(S_i (n - a_i), a_i (M - S_i)) / speed (docs/solver.md)."""
+    """Seconds the busiest network card takes: 2 max(S_i (n - a_i), a_i (M - S_i)) / speed (docs/planner.md)."""
     stored, workers = _stored(instance, assignment), counted(assignment.workers)
     speed = {name: kind.network_bytes_per_s for kind in instance.kinds for name in kind.names}
     return max(

@@ -40,7 +40,7 @@ class _File(StrictModel):
 
 
 def read_jobs(path: Path, load_profile: Callable[[str, int | None], ModelProfile]) -> tuple[Job, ...]:
-    """Reads a file of jobs; `docs/many-jobs.md` has the format.
+    """Reads a file of jobs; `docs/planning.md` has the format.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""Plans many jobs at once: docs/many-jobs.md."""
+"""Plans many jobs at once: docs/planner.md."""
 
 from __future__ import annotations
 

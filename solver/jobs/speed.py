@@ -1,7 +1,7 @@
 """How fast a job is with p parameter servers and w workers, spread evenly over the fewest machines that hold them.
 
 Optimus (EuroSys 2018, section 4.3, theorem 1) places a job on the fewest machines with equal counts on each. For equal
-machines the step-time model (docs/solver.md, 'Step time') then knows four groups of machines at most, and is computed
+machines the step-time model (docs/planner.md, 'Step time') then knows four groups of machines at most, and is computed
 here for all (p, w) at once. With k machines, w = a k + r and p = b k + s: r machines have a worker more and s machines
 a ps more, which are others as long as r + s <= k. The busiest network card is in one of the groups. Shards count as
 equal on a card, but the largest decides how much a ps sends at most and how long it updates.

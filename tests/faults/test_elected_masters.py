@@ -12,6 +12,8 @@ import pytest
 from dike.exceptions import DikeError
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
+from framework.project import bundle
+from framework.project.entry_point import find_entry_point
 from framework.scheduler.mesos_access import MesosAccess
 from framework.training.observer import JobObserver
 from framework.training.run import RunRequest, run_training
@@ -108,11 +110,13 @@ class Notes(JobObserver):
 
 
 def test_dike_run_goes_on_under_the_next_master(stage: FaultStage) -> None:
+    entry = find_entry_point(SCRIPTS / "counting_job.py")
     request = RunRequest(
-        SCRIPTS / "counting_job.py",
-        (str(ENDLESS), "0.05", str(stage.folder / "diary.txt")),
-        profile(),
-        MesosAccess(master=stage.cluster.master),
+        entry=entry,
+        archive=bundle.pack(entry.script, entry.folder),
+        arguments=(str(ENDLESS), "0.05", str(stage.folder / "diary.txt")),
+        profile=profile(),
+        mesos=MesosAccess(master=stage.cluster.master),
         checkpoint_dir=str(stage.folder / "checkpoints"),
         max_workers=2,
         environment={"PYTHONPATH": f"{SCRIPTS}{os.pathsep}{ROOT}"},

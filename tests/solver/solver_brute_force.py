@@ -1,4 +1,4 @@
-"""Tries every placement of an option, with the formulas of docs/solver.md written down a second time."""
+"""Tries every placement of an option, with the formulas of docs/planner.md written down a second time."""
 
 from __future__ import annotations
 

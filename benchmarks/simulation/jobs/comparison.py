@@ -57,7 +57,7 @@ class Sources:
             )
         folders = () if tables is None else sorted(path.parent for path in tables.glob("*/placements.csv"))
         if tables is not None and not folders:
-            raise BadInputError(f"There is no MODEL/placements.csv in {tables}; see docs/simulate-jobs.md.")
+            raise BadInputError(f"There is no MODEL/placements.csv in {tables}; see benchmarks/simulate-jobs.md.")
         files = () if profiles is None else sorted(profiles.glob("*.json"))
         if profiles is not None and not files:
             raise BadInputError(f"There is no saved profile (.json) in {profiles}; make one by 'dike profile'.")

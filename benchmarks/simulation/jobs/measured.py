@@ -162,17 +162,17 @@ def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
     except OSError as error:
         raise BadInputError(f"The table {path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInputError(f"The table {path} is no CSV file in UTF-8; see docs/simulate-jobs.md.") from error
+        raise BadInputError(f"The table {path} is no CSV file in UTF-8; see benchmarks/simulate-jobs.md.") from error
     for line, row in enumerate(rows, 2):
         wrong = [name for name in columns if not _is_count(row.get(name))]
         wrong += [name for name in ("local_bsz", "step_time") if not _is_number(row.get(name), above_0=True)]
         wrong += [name for name in ("sync_time",) if not _is_number(row.get(name))]
         if wrong:
             raise BadInputError(
-                f"Line {line} of {path} has no usable number in column '{wrong[0]}'; see docs/simulate-jobs.md."
+                f"Line {line} of {path} has no usable number in column '{wrong[0]}'; see benchmarks/simulate-jobs.md."
             )
     if not rows:
-        raise BadInputError(f"The table {path} is empty; see docs/simulate-jobs.md.")
+        raise BadInputError(f"The table {path} is empty; see benchmarks/simulate-jobs.md.")
     return rows
 
 

@@ -26,7 +26,7 @@ HIDDEN_SIGMA = 0.25
 
 
 class StepTimes:
-    """Speeds by the step-time model, docs/solver.md.
+    """Speeds by the step-time model, docs/planner.md.
 
     Args:
         profile: the model; whatever its API, its workers run the script themselves, without a chief.
