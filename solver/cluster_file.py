@@ -89,7 +89,7 @@ _NETWORK_PARTS: dict[str, type[StrictModel]] = {"pairs": _Pair, "links": _Links,
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Reads a cluster file; `docs/solver.md` has the format.
+    """Reads a cluster file; `docs/planning.md` has the format.
 
     Raises:
         BadInputError: if it cannot be read or something in it is wrong; names the file and the line.
@@ -112,7 +112,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def read_network(path: Path) -> Network:
-    """Reads a network file; `docs/solver.md` has the format.
+    """Reads a network file; `docs/planning.md` has the format.
 
     Raises:
         BadInputError: if it cannot be read or something in it is wrong; names the file and the line.

@@ -1,1 +1,1 @@
-"""Roles of the processes of a training job, for all libraries. See docs/roles.md."""
+"""Roles of the processes of a training job, for all libraries. See docs/training-jobs.md."""

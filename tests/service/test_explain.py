@@ -300,7 +300,7 @@ def test_a_plan_of_the_users_wants_its_own_agents() -> None:
     plan = make_plan(plan_request(spec(max_workers=1), (node("a", 4.0),)))
     sizing = TrainingSizing(spec(plan=plan))
     assert sizing.fit((node("a", 4.0), node("b", 4.0))).nodes == {"a"}
-    assert "wants agent a; the agents are b" in sizing.fit((node("b", 4.0),)).problem
+    assert "needs agent a; the agents are b" in sizing.fit((node("b", 4.0),)).problem
     assert "which is" in sizing.fit((node("a", 0.1),)).problem
     assert {need.name for need in sizing.needs(())} == {"worker", "ps"}
 

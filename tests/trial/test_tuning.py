@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -412,9 +411,9 @@ def run_search(folder: Path, source: str, *arguments: str) -> subprocess.Complet
 
 @pytest.mark.mesos
 def test_the_space_of_the_documentation_is_a_function(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "tuning-api.md").read_text()
-    (example,) = re.findall(r"\n\n((?:    .*\n|\n)*    def space\(trial\):\n(?:    .*\n|\n)*)", text)
-    done = run_search(tmp_path, textwrap.dedent(example))
+    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    (example,) = (code for code in re.findall(r"(?ms)^```python\n(.*?)^```", text) if "def space(trial)" in code)
+    done = run_search(tmp_path, example)
     lines = done.stdout.splitlines()
     assert len(lines) == 6
     assert all(("'sgd'" in line) == ("'momentum'" in line) for line in lines)
