@@ -15,7 +15,7 @@ from pathlib import Path
 
 import framework
 import solver
-from benchmarks.load.played_service import USERS, played_service
+from benchmarks.load.fake_service import USERS, fake_service
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
 from framework.search.store import Store
 
@@ -56,7 +56,7 @@ def measure() -> Iterator[str]:
     yield ""
     yield "| command | CPU seconds | wanted |"
     yield "|---|---|---|"
-    with tempfile.TemporaryDirectory(prefix="dike-commands-") as made, played_service(1, cpus_of_agent=8) as service:
+    with tempfile.TemporaryDirectory(prefix="dike-commands-") as made, fake_service(1, cpus_of_agent=8) as service:
         folder = Path(made)
         cache = {"DIKE_CACHE": str(folder / "cache")}
         for _ in range(JOBS):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.load.played_service import PlayedService, played_service
+from benchmarks.load.fake_service import FakeService, fake_service
 
 TITLE = "A service under steady load"
 MINUTES = 60
@@ -31,7 +31,7 @@ class Sample:
 
 def measure() -> Iterator[str]:
     """Lines of a Markdown page."""
-    with played_service(AGENTS, cpus_of_agent=8) as service:
+    with fake_service(AGENTS, cpus_of_agent=8) as service:
         samples = list(_samples(service))
     late = [sample for sample in samples if sample.minute >= WARM_UP_MINUTES]
     growth, _ = np.polyfit([sample.minute / 60 for sample in late], [sample.memory_mib for sample in late], 1)
@@ -64,7 +64,7 @@ def halves(late: Sequence[Sample]) -> Iterator[str]:
     )
 
 
-def _samples(service: PlayedService) -> Iterator[Sample]:
+def _samples(service: FakeService) -> Iterator[Sample]:
     """One sample a minute."""
     begun = time.monotonic()
     jobs = 0

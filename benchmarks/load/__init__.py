@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-from benchmarks.load.played_service import PlayedService, played_service
+from benchmarks.load.fake_service import FakeService, fake_service
 from framework.service.api.client import ServiceClient
 
 TITLE = "A service under load"
@@ -41,7 +41,7 @@ class Timings:
 
 def measure() -> Iterator[str]:
     """Lines of a Markdown page."""
-    with played_service(AGENTS, cpus_of_agent=8) as service:
+    with fake_service(AGENTS, cpus_of_agent=8) as service:
         yield from _describe(service)
         yield ""
         alone = [_placement(service, service.client) for _ in range(SINGLE_JOBS)]
@@ -62,7 +62,7 @@ def measure() -> Iterator[str]:
         yield from burst
 
 
-def _describe(service: PlayedService) -> Iterator[str]:
+def _describe(service: FakeService) -> Iterator[str]:
     daemons = [service.cluster.master_pid, *(agent.pid for agent in service.cluster.agents)]
     yield (
         f"{len(daemons) - 1} agents of 8 CPUs each on this one machine, so that Mesos itself and the jobs' executors "
@@ -70,7 +70,7 @@ def _describe(service: PlayedService) -> Iterator[str]:
     )
 
 
-def _burst(service: PlayedService) -> tuple[list[str], list[float]]:
+def _burst(service: FakeService) -> tuple[list[str], list[float]]:
     """Lines on many jobs at once, and in how many seconds those of another user were placed meanwhile."""
     before_updates, before_mib = _status_updates(service), service.memory_mib()
     timings = Timings()
@@ -108,7 +108,7 @@ def _burst(service: PlayedService) -> tuple[list[str], list[float]]:
     return lines, among_others
 
 
-def _submit_all(service: PlayedService, timings: Timings) -> list[str]:
+def _submit_all(service: FakeService, timings: Timings) -> list[str]:
     with ThreadPoolExecutor(SUBMITTERS) as pool:
 
         def submit(number: int) -> str:
@@ -119,7 +119,7 @@ def _submit_all(service: PlayedService, timings: Timings) -> list[str]:
         return list(pool.map(submit, range(JOBS)))
 
 
-def _look_on(service: PlayedService, timings: Timings, is_over: threading.Event) -> None:
+def _look_on(service: FakeService, timings: Timings, is_over: threading.Event) -> None:
     with service.another_client("load") as client:
         while not is_over.wait(LOOK_EVERY_S):
             page: list[str] = []
@@ -135,7 +135,7 @@ def _first_page(client: ServiceClient) -> list[str]:
     return [] if first is None else [first.id]
 
 
-def _place_others(service: PlayedService, is_over: threading.Event) -> list[float]:
+def _place_others(service: FakeService, is_over: threading.Event) -> list[float]:
     placements = []
     with service.another_client("other") as client:
         while not is_over.is_set():
@@ -143,7 +143,7 @@ def _place_others(service: PlayedService, is_over: threading.Event) -> list[floa
     return placements
 
 
-def _placement(service: PlayedService, client: ServiceClient) -> float:
+def _placement(service: FakeService, client: ServiceClient) -> float:
     """Submits a job, waits for its end; returns the seconds until its tasks were launched."""
     job_id = service.submit(client)
     deadline = time.monotonic() + DEADLINE_S
@@ -154,7 +154,7 @@ def _placement(service: PlayedService, client: ServiceClient) -> float:
     return min(task.launched_s for task in client.tasks(job_id)) - job.submitted_s
 
 
-def _wait_for_all(service: PlayedService) -> dict[str, int]:
+def _wait_for_all(service: FakeService) -> dict[str, int]:
     deadline = time.monotonic() + DEADLINE_S
     while service.open_jobs():
         if time.monotonic() > deadline:
@@ -167,7 +167,7 @@ def _wait_for_all(service: PlayedService) -> dict[str, int]:
     return states
 
 
-def _status_updates(service: PlayedService) -> int:
+def _status_updates(service: FakeService) -> int:
     answer = httpx.get(
         f"http://{service.cluster.master}/metrics/snapshot", auth=service.cluster.access.credentials, trust_env=False
     ).json()

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Literal
 
 from benchmarks.simulation.bins import Bin
-from benchmarks.simulation.played import PlayedSlot, PlayedTrial, UseOfSlots
+from benchmarks.simulation.simulated import SimulatedSlot, SimulatedTrial, UseOfSlots
 from framework.policies.trials.interface import Choice, Policy, TrialView
 
 Until = Literal["end", "target"]
@@ -99,7 +99,7 @@ class World:
         self._now_s = 0.0
         jobs = trials.jobs or (None,) * len(trials.curves)
         self._trials = [
-            PlayedTrial(
+            SimulatedTrial(
                 number,
                 curve,
                 target_s,
@@ -109,7 +109,7 @@ class World:
             for number, (curve, target_s, job) in enumerate(zip(trials.curves, trials.target_s, jobs, strict=True))
         ]
         kinds = settings.kinds or ("",) * settings.slots
-        self._slots = [PlayedSlot(number, kind) for number, kind in enumerate(kinds)]
+        self._slots = [SimulatedSlot(number, kind) for number, kind in enumerate(kinds)]
         self._trial_views: dict[int, TrialView] = {}
         self._slot_views = [slot.view() for slot in self._slots]
         self._events: list[tuple[float, int, _Event, int, int]] = []
@@ -180,7 +180,7 @@ class World:
         self._see_slot(slot)
         return True
 
-    def _end(self, slot: PlayedSlot) -> None:
+    def _end(self, slot: SimulatedSlot) -> None:
         trial = slot.trial
         if trial is None:
             return
@@ -189,7 +189,7 @@ class World:
         self._use.left()
         slot.trial = None
 
-    def _train(self, slot: PlayedSlot, *, ends: bool = False) -> None:
+    def _train(self, slot: SimulatedSlot, *, ends: bool = False) -> None:
         """Lets the trial of a slot come to where it is now; `ends` says that this is its end, rounding or not."""
         trial = slot.trial
         if trial is None or slot.busy:
@@ -251,7 +251,7 @@ class World:
                 f"{self._policy.name} gives slot {slot_id} to trial {choice.trial} at {self._now_s} s, but {wrong}"
             )
 
-    def _fill(self, slot: PlayedSlot, trial: PlayedTrial | None) -> None:
+    def _fill(self, slot: SimulatedSlot, trial: SimulatedTrial | None) -> None:
         """Puts a trial into a slot, or none, after the one that is there."""
         slot.leaving = slot.trial
         if slot.leaving is not None:
@@ -272,9 +272,9 @@ class World:
         self._see_slot(slot)
         self._push(ready_s, _Event.FILLED, slot.id, slot.fills)
 
-    def _see_trial(self, trial: PlayedTrial, *, runnable: bool) -> None:
+    def _see_trial(self, trial: SimulatedTrial, *, runnable: bool) -> None:
         arrived_s = self._trial_views[trial.id].arrived_s
         self._trial_views[trial.id] = trial.view(arrived_s, runnable=runnable)
 
-    def _see_slot(self, slot: PlayedSlot) -> None:
+    def _see_slot(self, slot: SimulatedSlot) -> None:
         self._slot_views[slot.id] = slot.view()

@@ -88,13 +88,13 @@ class Recorded:
 def recording(scheduler: Scheduler, rounds: list[Recorded]) -> Scheduler:
     """The same scheduler; what it decides is added to the list."""
 
-    class Recording(Scheduler):
+    class FakeScheduler(Scheduler):
         def schedule(self, jobs: Sequence[PlacedJob], machines: Machines) -> dict[int, Hosts]:
             decided = scheduler.schedule(jobs, machines)
             rounds.append(Recorded(tuple(jobs), decided))
             return decided
 
-    return Recording(**{name: getattr(scheduler, name) for name in scheduler.__dataclass_fields__})
+    return FakeScheduler(**{name: getattr(scheduler, name) for name in scheduler.__dataclass_fields__})
 
 
 def with_hosts(job_view: PlacedJob, hosts: Hosts) -> PlacedJob:

@@ -31,7 +31,7 @@ def bin_of(lengths_s: Sequence[float], jobs: Sequence[Job], target_s: float = ma
     return Bin(tuple(curves), tuple(targets_s), tuple(jobs))
 
 
-class Scripted:
+class FakePolicy:
     """At each time of the script gives slots to trials, and empties others."""
 
     name = "scripted"
@@ -53,7 +53,7 @@ class Scripted:
 
 
 def test_time_runs_as_fast_as_the_type_lets_the_job() -> None:
-    policy = Scripted({0.0: ({0: 0, 1: 1}, frozenset()), 9.0: ({}, frozenset())})
+    policy = FakePolicy({0.0: ({0: 0, 1: 1}, frozenset()), 9.0: ({}, frozenset())})
     outcome = World(
         bin_of([10.0, 10.0], [TWICE, TENFOLD], target_s=4.0), policy, WorldSettings(2, 1.0, 2.0, kinds=KINDS)
     ).run()
@@ -71,7 +71,7 @@ def test_time_runs_as_fast_as_the_type_lets_the_job() -> None:
 
 
 def test_a_trial_moves_to_a_slot_of_another_type() -> None:
-    policy = Scripted(
+    policy = FakePolicy(
         {0.0: ({0: 0}, frozenset()), 5.0: ({}, frozenset({0})), 6.0: ({1: 0}, frozenset()), 9.0: ({}, frozenset())}
     )
     world = WorldSettings(2, 1.0, 2.5, kinds=KINDS, move_s=1.5)
@@ -98,7 +98,7 @@ def test_a_trial_moves_to_a_slot_of_another_type() -> None:
 )
 def test_only_slots_with_a_trial_can_be_vacated(script: dict[float, tuple[dict[int, int], frozenset[int]]]) -> None:
     with pytest.raises(PolicyViolationError, match="suspends the trial of slot 0"):
-        World(bin_of([10.0], [TWICE]), Scripted(script), WorldSettings(2, 1.0, 2.0, kinds=KINDS)).run()
+        World(bin_of([10.0], [TWICE]), FakePolicy(script), WorldSettings(2, 1.0, 2.0, kinds=KINDS)).run()
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

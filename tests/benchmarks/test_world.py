@@ -28,7 +28,7 @@ def bin_of(lengths_s: Sequence[float], targets_s: Sequence[float]) -> Bin:
     return Bin(tuple(straight(str(place), length) for place, length in enumerate(lengths_s)), tuple(targets_s))
 
 
-class Scripted:
+class FakePolicy:
     """Does what a function says, and remembers what it saw."""
 
     name = "scripted"
@@ -51,15 +51,15 @@ def first_come(now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotVi
 
 def test_a_trial_costs_the_overhead_and_then_its_own_time() -> None:
     trials = bin_of([10, 20, 10], [5, 15, math.inf])
-    outcome = World(trials, Scripted(first_come), WorldSettings(1, 1.0, 2.5)).run()
+    outcome = World(trials, FakePolicy(first_come), WorldSettings(1, 1.0, 2.5)).run()
     assert outcome.reached_s == (6, 1 + 10 + 1 + 15)
     assert outcome.preemptions == 0
-    leaving = World(trials, Scripted(first_come), WorldSettings(1, 1.0, 2.5, until="target")).run()
+    leaving = World(trials, FakePolicy(first_come), WorldSettings(1, 1.0, 2.5, until="target")).run()
     assert leaving.reached_s == (6, 6 + 1 + 15)
 
 
 def test_trials_arrive_one_after_the_other() -> None:
-    policy = Scripted(first_come)
+    policy = FakePolicy(first_come)
     outcome = World(bin_of([10, 10], [10, 10]), policy, WorldSettings(2, 0.0, 5.0, arrival_s=4.0)).run()
     assert outcome.reached_s == (10, 14)
     assert [len(trials) for _, trials, _ in policy.calls[:2]] == [1, 1]
@@ -87,7 +87,7 @@ def test_a_suspended_trial_goes_on_where_it_was_and_reports_what_it_had_not() ->
         views.update((trial.id, trial) for trial in trials)
         return turns(now_s, trials, slots)
 
-    policy = Scripted(decide)
+    policy = FakePolicy(decide)
     outcome = World(bin_of([9, 9], [9, 9]), policy, WorldSettings(1, 1.0, 2.0)).run()
     # Slices of 4 s, of which 1 s is overhead: 3, 3, 3, 3, 3 and the last 3 in turns.
     assert outcome.reached_s == (20, 24)
@@ -103,7 +103,7 @@ def test_a_suspended_trial_goes_on_where_it_was_and_reports_what_it_had_not() ->
 
 
 def test_both_trials_of_a_replacement_are_held_until_it_is_over() -> None:
-    policy = Scripted(alternate(4.0))
+    policy = FakePolicy(alternate(4.0))
     World(bin_of([9, 9, 9], [9, 9, 9]), policy, WorldSettings(1, 1.0, 2.0, arrival_s=0.25)).run()
     now_s, trials, (slot,) = policy.calls[2]
     assert (now_s, slot) == (0.5, SlotView(0, 0, 0.0, busy=True))
@@ -121,7 +121,7 @@ def test_both_trials_of_a_replacement_are_held_until_it_is_over() -> None:
     ],
 )
 def test_impossible_decisions(wrong: dict[int, int], said: str) -> None:
-    policy = Scripted(lambda *_: Decision({slot: Choice(trial, "") for slot, trial in wrong.items()}))
+    policy = FakePolicy(lambda *_: Decision({slot: Choice(trial, "") for slot, trial in wrong.items()}))
     with pytest.raises(PolicyViolationError, match=said):
         World(bin_of([5, 5], [5, 5]), policy, WorldSettings(2, 1.0, 1.0)).run()
 
@@ -143,15 +143,15 @@ def test_decisions_that_come_too_soon(script: dict[int, dict[int, int]], said: s
         return Decision({slot: Choice(trial, "") for slot, trial in runs.items()}, now_s + 0.5)
 
     with pytest.raises(PolicyViolationError, match=said):
-        World(bin_of([5, 5], [5, 5]), Scripted(decide), WorldSettings(2, 1.0, 1.0)).run()
+        World(bin_of([5, 5], [5, 5]), FakePolicy(decide), WorldSettings(2, 1.0, 1.0)).run()
 
 
 def test_a_policy_may_not_leave_all_waiting_nor_ask_for_the_past() -> None:
     for idle in (lambda *_: Decision(), lambda now_s, *_: Decision({}, now_s + 1.0)):
         with pytest.raises(PolicyViolationError, match="leaves 1 trials waiting"):
-            World(bin_of([5], [5]), Scripted(idle), WorldSettings(1, 1.0, 1.0)).run()
+            World(bin_of([5], [5]), FakePolicy(idle), WorldSettings(1, 1.0, 1.0)).run()
     with pytest.raises(PolicyViolationError, match="wants to be asked at"):
-        World(bin_of([5], [5]), Scripted(lambda now_s, *_: Decision({}, now_s)), WorldSettings(1, 1.0, 1.0)).run()
+        World(bin_of([5], [5]), FakePolicy(lambda now_s, *_: Decision({}, now_s)), WorldSettings(1, 1.0, 1.0)).run()
 
 
 def run(name: str, trials: Bin, world: WorldSettings) -> Outcome:

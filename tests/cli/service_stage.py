@@ -27,7 +27,7 @@ DEADLINE_S = 180.0
 TOKENS = {"ann": "ann-has-this-token-of-hers", "bob": "bob-has-that-token-of-his", "eve": "eve-looks-after-it-all"}
 
 
-class ServiceProcess:
+class ServiceStage:
     """`dike serve` on a Mesos of its own, for ann, bob, and eve, who administrates it.
 
     Args:

@@ -25,7 +25,7 @@ from framework.embedded.cluster import EmbeddedCluster
 from framework.scheduler.records import JobKind, JobState
 from framework.service.api.schemas import JobView
 from tests import warm
-from tests.cli.service_stage import DEADLINE_S, ServiceProcess
+from tests.cli.service_stage import DEADLINE_S, ServiceStage
 from tests.running import dike_command
 from tests.training.job_stage import profile
 from tests.waiting import wait_until, whole_lines
@@ -78,13 +78,13 @@ with tf.train.MonitoredTrainingSession() as session:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceStage]:
     folder = tmp_path_factory.mktemp("service")
     (folder / "train.py").write_text(SCRIPT)
     (folder / "profile.json").write_text(profile(Api.GRAPH).dumps())
     with EmbeddedCluster([AgentSpec(resources="cpus:2;mem:4096;disk:4096")]) as cluster:
         cluster.wait_for_agents(60)
-        running = ServiceProcess(folder, cluster.master)
+        running = ServiceStage(folder, cluster.master)
         running.start()
         try:
             yield running
@@ -105,14 +105,14 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
         assert part in sentence
 
 
-def submitted(service: ServiceProcess, *options: str, user: str = "ann") -> str:
+def submitted(service: ServiceStage, *options: str, user: str = "ann") -> str:
     """Submits a job of which nothing can start, and returns its name."""
     done = service.dike(*SUBMIT[:-1], *options, SUBMIT[-1], user=user)
     assert done.returncode == 0, done.stderr
     return re.findall(r"submitted (\S+)", done.stdout)[0]
 
 
-def test_wrong_addresses_and_tokens(service: ServiceProcess, tmp_path: Path) -> None:
+def test_wrong_addresses_and_tokens(service: ServiceStage, tmp_path: Path) -> None:
     refused(service.dike("jobs", "--service", "http://127.0.0.1:1"), "http://127.0.0.1:1", "dike serve", "--service")
     refused(service.dike("jobs", "--service", "127.0.0.1"), "'127.0.0.1'", "http://HOST:PORT")
     refused(service.dike("jobs", DIKE_TOKEN="somebody-else-has-this"), "does not know this token", "--token-file")
@@ -123,7 +123,7 @@ def test_wrong_addresses_and_tokens(service: ServiceProcess, tmp_path: Path) -> 
     assert service.dike("jobs", "--token-file", tmp_path / "token").returncode == 0
 
 
-def test_users_come_and_go_while_the_service_runs(service: ServiceProcess) -> None:
+def test_users_come_and_go_while_the_service_runs(service: ServiceStage) -> None:
     def users(*arguments: str) -> str:
         done = service.dike("users", *arguments, "--users", "users.yaml")
         assert done.returncode == 0, done.stderr
@@ -152,7 +152,7 @@ def test_users_come_and_go_while_the_service_runs(service: ServiceProcess) -> No
     refused(jobs(second), "does not know this token")
 
 
-def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> None:
+def test_a_job_that_waits_is_explained_and_killed(service: ServiceStage) -> None:
     done = service.dike(*SUBMIT)
     job = re.findall(r"submitted (\S+)", done.stdout)[0]
     assert [line.split(": ", 2)[-1].split() for line in done.stdout.splitlines()[-4:]] == [
@@ -200,7 +200,7 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert [one["id"] for one in service.asked("jobs", "--all", "--state", "killed")["jobs"]] == [job]
 
 
-def test_names_of_jobs(service: ServiceProcess) -> None:
+def test_names_of_jobs(service: ServiceStage) -> None:
     jobs = [submitted(service), submitted(service)]
     refused(service.dike("jobs", "train"), "Several jobs begin with 'train'", *jobs)
     refused(service.dike("logs", jobs[0].replace("train", "tarin")), "knows no job", jobs[0])
@@ -212,7 +212,7 @@ def test_names_of_jobs(service: ServiceProcess) -> None:
     assert service.dike("kill", "--wait", *jobs).returncode == 0
 
 
-def test_what_cannot_be_submitted(service: ServiceProcess) -> None:
+def test_what_cannot_be_submitted(service: ServiceStage) -> None:
     options = ("--profile", "profile.json")
     refused(service.dike("submit", *options, "nothing.py"), "nothing.py")
     refused(service.dike("submit", *options, "--constraint", "rack=r1", "train.py"), "rack=r1", "FIELD:OPERATOR:VALUE")
@@ -220,7 +220,7 @@ def test_what_cannot_be_submitted(service: ServiceProcess) -> None:
     refused(service.dike("tune", "--detach", "--master", "a:1", "--param", "lr=1,2", COUNTING), "--detach", "--master")
 
 
-def test_a_run_of_its_own_heeds_constraints(service: ServiceProcess) -> None:
+def test_a_run_of_its_own_heeds_constraints(service: ServiceStage) -> None:
     options = (
         "--master",
         service.master,
@@ -235,7 +235,7 @@ def test_a_run_of_its_own_heeds_constraints(service: ServiceProcess) -> None:
     assert done.stderr.endswith("dike: No agent meets --constraint rack:IS:nowhere.\n")
 
 
-def test_the_agents_are_shown(service: ServiceProcess) -> None:
+def test_the_agents_are_shown(service: ServiceStage) -> None:
     agents = wait_until(lambda: service.asked("agents")["agents"], "the agents")
     assert [agent["total"]["mem"] for agent in agents] == [4096]
     shown = service.dike("agents", COLUMNS="200").stdout
@@ -243,7 +243,7 @@ def test_the_agents_are_shown(service: ServiceProcess) -> None:
     assert "4.0 GiB" in shown
 
 
-def test_one_service_at_a_time(service: ServiceProcess) -> None:
+def test_one_service_at_a_time(service: ServiceStage) -> None:
     options = ("--master", service.master, "--listen", "127.0.0.1:0", "--state", "sqlite:///service.db")
     command = dike_command("serve", *options, "--users", "users.yaml")
     done = warm.run(command, cwd=service.folder, timeout=DEADLINE_S)
@@ -255,7 +255,7 @@ def test_one_service_at_a_time(service: ServiceProcess) -> None:
     assert service.said().index("listening at") < service.said().index("web page at")
 
 
-def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> None:
+def test_a_search_is_handed_over(service: ServiceStage, tmp_path: Path) -> None:
     script = tmp_path / "listening.py"
     # The service is ours and on this machine, so libraries find their folders.
     heard = f"import os\n\nassert os.environ['KERAS_HOME'] == '{tmp_path}'\nopen(os.environ['HEARD'], 'a').write('.')\n"
@@ -317,7 +317,7 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     assert "The job failing failed: " in failed.stderr
 
 
-def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Path) -> None:
+def test_a_search_that_was_killed_goes_on(service: ServiceStage, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
 
     def trained(lr: str) -> list[tuple[str, int]]:
@@ -358,7 +358,7 @@ def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Pat
 
 
 @pytest.mark.tensorflow
-def test_the_python_of_the_document_runs(service: ServiceProcess, tmp_path: Path) -> None:
+def test_the_python_of_the_document_runs(service: ServiceStage, tmp_path: Path) -> None:
     (program,) = re.findall(r"## From Python\n\n((?:(?:    .*)?\n)+)", DOCUMENT.read_text(encoding="utf-8"))
     (tmp_path / "train.py").write_text(SHORT_SCRIPT)
     done = subprocess.run(
@@ -378,7 +378,7 @@ def test_the_python_of_the_document_runs(service: ServiceProcess, tmp_path: Path
     assert "finished" in jobs
 
 
-def test_the_client_from_python(service: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_from_python(service: ServiceStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DIKE_SERVICE", "DIKE_TOKEN"):
         monkeypatch.setenv(name, service.environment("ann")[name])
     script = shutil.copy(COUNTING, tmp_path)
@@ -411,7 +411,7 @@ def test_the_client_from_python(service: ServiceProcess, tmp_path: Path, monkeyp
 
 
 @pytest.mark.tensorflow
-def test_output_is_followed_over_a_restart_of_the_service(service: ServiceProcess, tmp_path: Path) -> None:
+def test_output_is_followed_over_a_restart_of_the_service(service: ServiceStage, tmp_path: Path) -> None:
     go_on, end = tmp_path / "go-on", tmp_path / "end"
     output, said = tmp_path / "output", tmp_path / "said"
     with output.open("w") as stdout, said.open("w") as stderr:

@@ -13,12 +13,12 @@ from solver.cli.output import console, new_table, say
 from tests.waiting import wait_until
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     """Standard output and standard error as one."""
 
 
-def output(rewrite: dict[str, str] | None = None) -> tuple[TaskOutput, Terminal]:
-    terminal = Terminal()
+def output(rewrite: dict[str, str] | None = None) -> tuple[TaskOutput, FakeTerminal]:
+    terminal = FakeTerminal()
 
     def rewritten(line: str) -> str:
         for old, new in (rewrite or {}).items():

@@ -27,14 +27,14 @@ from executor.slot_order import decode_order
 from executor.trial_run import SlotRun
 from executor.trial_slot import TrialSlots
 from executor.zygote import Zygote
-from tests.executor import played_gpu
+from tests.executor import fake_gpu
 
 TASK = "slot-task"
 DRAIN_TIMEOUT_S = 60.0
 """In the place of the product's: nothing is to be missing because the machine has stood still for a moment."""
 
 
-class Edge:
+class FakeDriver:
     """Stands where Mesos' driver would."""
 
     def __init__(self, descriptor: int) -> None:
@@ -59,14 +59,14 @@ class Edge:
             self._out.flush()
 
 
-def obey(edge: Edge, sandbox: Path, holder: JobSlot | TrialSlots, slots: dict[str, Slot]) -> None:
+def obey(driver: FakeDriver, sandbox: Path, holder: JobSlot | TrialSlots, slots: dict[str, Slot]) -> None:
     for line in sys.stdin:
         word, rest, *task = line.split()
         slot = slots[task[0] if task else TASK]
         if word == "launch":
             assert isinstance(holder, TrialSlots)
             (sandbox / rest).mkdir()
-            slots[rest] = holder.add(TaskChannel(edge, rest, sandbox / rest))
+            slots[rest] = holder.add(TaskChannel(driver, rest, sandbox / rest))
         elif word == "wanted":
             slot.receive(rest)
         else:
@@ -93,14 +93,14 @@ def main() -> None:
     if held := os.environ.get("HELD_SAVE"):
         save_outputs = SlotRun.save_outputs
         SlotRun.save_outputs = lambda self: save_outputs(self) and not os.path.exists(held)  # type: ignore[method-assign]
-    if "PLAYED_GPU" in os.environ:
-        played_gpu.install()
-    edge = Edge(os.dup(1))
+    if "FAKE_GPU" in os.environ:
+        fake_gpu.install()
+    driver = FakeDriver(os.dup(1))
     # Where Mesos puts what its executors write.
     os.dup2(os.open(f"{sandbox}/stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-    channel = TaskChannel(edge, TASK, Path(sandbox))
+    channel = TaskChannel(driver, TASK, Path(sandbox))
     holder, slot = make_slot(channel, order, zygote)
-    threading.Thread(target=obey, args=(edge, Path(sandbox), holder, {TASK: slot}), daemon=True).start()
+    threading.Thread(target=obey, args=(driver, Path(sandbox), holder, {TASK: slot}), daemon=True).start()
     holder.run()
 
 

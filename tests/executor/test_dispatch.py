@@ -29,7 +29,7 @@ from executor.slot_order import SlotOrder
 from executor.trial_messages import Wanted, decode_slot_message
 from executor.zygote_pool import warm
 from framework.project import bundle
-from tests.executor.slot_seen import HERE
+from tests.executor.slot_stage import HERE
 from tests.waiting import is_alive, wait_until
 
 TASK = TaskSpec("job", Role.WORKER, 0, {"ps": [], "worker": ["127.0.0.1:2"]}, Api.GRAPH, {})
@@ -40,7 +40,7 @@ DEADLINE_S = 120.0
 UMASK = 0o022
 
 
-class Edge:
+class FakeDriver:
     """Stands where Mesos' driver would."""
 
     def __init__(self) -> None:
@@ -70,23 +70,23 @@ class Edge:
         return b"".join(one.data for one in said if isinstance(one, LogChunk) and one.task_id == task_id).decode()
 
 
-class Executor:
+class ExecutorStage:
     """Our executor in a thread of this process; its tasks' processes are children of this process."""
 
     def __init__(self, sandbox: Path, served: str = "") -> None:
-        self.edge = Edge()
+        self.driver = FakeDriver()
         self.sandbox = sandbox
         self.dispatcher = Dispatcher(sandbox, "executor", served)
-        self.thread = threading.Thread(target=self.dispatcher.main, args=(self.edge,), daemon=True)
+        self.thread = threading.Thread(target=self.dispatcher.main, args=(self.driver,), daemon=True)
 
     def launch(self, **orders: str) -> None:
         for task_id, order in orders.items():
-            self.dispatcher.launchTask(self.edge, {"task_id": {"value": task_id}, "data": order})
+            self.dispatcher.launchTask(self.driver, {"task_id": {"value": task_id}, "data": order})
         if not self.thread.is_alive():
             self.thread.start()
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
-        wait_until(condition, what, said=lambda: f"{self.edge.updates} {self.logs}")
+        wait_until(condition, what, said=lambda: f"{self.driver.updates} {self.logs}")
 
     @property
     def logs(self) -> str:
@@ -131,20 +131,20 @@ def order(bundle_url: str, ways: str, index: int = 0) -> str:
 
 @pytest.mark.parametrize("bad", [encode({"kind": "slot"}), encode([]), encode({"x": 1}), "?"])
 def test_an_order_of_another_version_fails_the_task_and_ends_the_executor(tmp_path: Path, bad: str) -> None:
-    executor = Executor(tmp_path)
+    executor = ExecutorStage(tmp_path)
     executor.launch(task=bad)
     executor.join()
-    (update,) = executor.edge.updates
+    (update,) = executor.driver.updates
     assert update["state"] == "TASK_FAILED"
     assert "another version of Dike" in update["message"]
 
 
 def test_a_shutdown_before_the_first_task_ends_the_executor(tmp_path: Path) -> None:
-    executor = Executor(tmp_path)
-    executor.dispatcher.shutdown(executor.edge)
+    executor = ExecutorStage(tmp_path)
+    executor.dispatcher.shutdown(executor.driver)
     executor.launch()
     executor.join()
-    assert executor.edge.updates == []
+    assert executor.driver.updates == []
 
 
 def test_a_message_says_for_which_task_it_is() -> None:
@@ -162,70 +162,70 @@ def test_a_message_says_for_which_task_it_is() -> None:
 def test_each_task_has_its_own_process_folder_and_end(tmp_path: Path, bundle_url: str) -> None:
     # Those that other tests' processes are forked from.
     before = set(psutil.Process().children())
-    executor = Executor(tmp_path)
-    edge = executor.edge
+    executor = ExecutorStage(tmp_path)
+    driver = executor.driver
     orders = {"trains": order(bundle_url, "train"), "fails": order(bundle_url, "fail", 1), "search": SEARCH}
     executor.launch(**orders)
-    executor.wait_for(lambda: "TASK_FAILED" in edge.states("fails"), "the end of a task")
-    executor.wait_for(lambda: "begins" in edge.output("trains"), "the output of the other")
-    assert edge.states("fails") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FAILED"]
-    assert Outcome.decode(edge.of("fails")[-1]["data"]).exit_code == 3
+    executor.wait_for(lambda: "TASK_FAILED" in driver.states("fails"), "the end of a task")
+    executor.wait_for(lambda: "begins" in driver.output("trains"), "the output of the other")
+    assert driver.states("fails") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FAILED"]
+    assert Outcome.decode(driver.of("fails")[-1]["data"]).exit_code == 3
     assert (tmp_path / "trains" / "stdout").read_text() == "attempt 0 begins\n"
     assert "about to fail" in (tmp_path / "fails" / "stderr").read_text()
     # One that cannot fetch its script fails alone, too.
-    executor.wait_for(lambda: "TASK_FAILED" in edge.states("search"), "the end of the search's task")
-    assert "could not be fetched" in edge.of("search")[-1]["message"]
+    executor.wait_for(lambda: "TASK_FAILED" in driver.states("search"), "the end of the search's task")
+    assert "could not be fetched" in driver.of("search")[-1]["message"]
     # What is said to one task is nobody else's; nonsense is ignored.
-    told = len(edge.messages)
-    executor.dispatcher.frameworkMessage(edge, Addressed("fails", WantedOutput({"stdout": 0}).encode()).encode())
-    executor.dispatcher.frameworkMessage(edge, Addressed("trains", encode({"kind": "other"})).encode())
-    executor.dispatcher.frameworkMessage(edge, Addressed("trains", WantedOutput({"stdout": 0}).encode()).encode())
-    executor.wait_for(lambda: edge.output("trains").count("begins") == 2, "output that is sent again")
-    assert len(edge.messages) == told + 1
+    told = len(driver.messages)
+    executor.dispatcher.frameworkMessage(driver, Addressed("fails", WantedOutput({"stdout": 0}).encode()).encode())
+    executor.dispatcher.frameworkMessage(driver, Addressed("trains", encode({"kind": "other"})).encode())
+    executor.dispatcher.frameworkMessage(driver, Addressed("trains", WantedOutput({"stdout": 0}).encode()).encode())
+    executor.wait_for(lambda: driver.output("trains").count("begins") == 2, "output that is sent again")
+    assert len(driver.messages) == told + 1
     # A task that comes later is taken in.
     executor.launch(later=order(bundle_url, "finish", 2))
-    executor.wait_for(lambda: "TASK_FINISHED" in edge.states("later"), "the end of a later task")
-    executor.dispatcher.killTask(edge, {"value": "trains"})
+    executor.wait_for(lambda: "TASK_FINISHED" in driver.states("later"), "the end of a later task")
+    executor.dispatcher.killTask(driver, {"value": "trains"})
     executor.join()
-    assert edge.states("trains") == ["TASK_STARTING", "TASK_RUNNING", "TASK_KILLED"]
+    assert driver.states("trains") == ["TASK_STARTING", "TASK_RUNNING", "TASK_KILLED"]
     assert set(psutil.Process().children()) <= before
 
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("parent")
 def test_a_task_whose_holder_is_killed_fails_and_leaves_nothing(tmp_path: Path, bundle_url: str) -> None:
-    executor = Executor(tmp_path)
-    edge = executor.edge
+    executor = ExecutorStage(tmp_path)
+    driver = executor.driver
     executor.launch(task=order(bundle_url, "litter"), other=order(bundle_url, "train", 1))
-    executor.wait_for(lambda: "begins" in edge.output("task") and "begins" in edge.output("other"), "both tasks")
+    executor.wait_for(lambda: "begins" in driver.output("task") and "begins" in driver.output("other"), "both tasks")
     left = wait_until(
-        lambda: next((it["pid"] for it in map(_report, edge.messages) if it.get("type") == "left"), None), "litter"
+        lambda: next((it["pid"] for it in map(_report, driver.messages) if it.get("type") == "left"), None), "litter"
     )
     held = next(process for process in executor.dispatcher._processes if "task" in process.tasks)
     assert held._process is not None
     (group,) = held._groups
     os.kill(held._process.pid, signal.SIGKILL)
-    executor.wait_for(lambda: "TASK_FAILED" in edge.states("task"), "the end of the task")
-    assert edge.of("task")[-1]["message"] == "the process that held the task was killed"
+    executor.wait_for(lambda: "TASK_FAILED" in driver.states("task"), "the end of the task")
+    assert driver.of("task")[-1]["message"] == "the process that held the task was killed"
     wait_until(lambda: not any(map(is_alive, (group, left))), "the end of its processes")
-    assert edge.states("other") == ["TASK_STARTING", "TASK_RUNNING"]
-    executor.dispatcher.shutdown(edge)
+    assert driver.states("other") == ["TASK_STARTING", "TASK_RUNNING"]
+    executor.dispatcher.shutdown(driver)
     executor.join()
-    assert edge.states("other")[-1] == "TASK_KILLED"
+    assert driver.states("other")[-1] == "TASK_KILLED"
 
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("parent")
 def test_slots_of_a_search_share_a_process(tmp_path: Path, bundle_url: str) -> None:
     search = SlotOrder("search", bundle_url, "job_script.py", gpu_devices=())
-    executor = Executor(tmp_path)
-    edge, processes = executor.edge, executor.dispatcher._processes
+    executor = ExecutorStage(tmp_path)
+    driver, processes = executor.driver, executor.dispatcher._processes
     other = dataclasses.replace(search, cpus=2.0).encode()
     gpu = dataclasses.replace(search, gpu_devices=(0,)).encode()
     executor.launch(first=search.encode(), second=search.encode(), other=other, gpu_0=gpu, gpu_1=gpu)
-    executor.wait_for(lambda: len(edge.running()) == 5, "all slots")
+    executor.wait_for(lambda: len(driver.running()) == 5, "all slots")
     executor.launch(third=search.encode())
-    executor.wait_for(lambda: "third" in edge.running(), "a slot that comes later")
+    executor.wait_for(lambda: "third" in driver.running(), "a slot that comes later")
     assert sorted(sorted(process.tasks) for process in processes) == [
         ["first", "second", "third"],
         ["gpu_0"],
@@ -234,11 +234,11 @@ def test_slots_of_a_search_share_a_process(tmp_path: Path, bundle_url: str) -> N
     ]
     assert (tmp_path / "second").is_dir()
     # Each ends for itself.
-    executor.dispatcher.killTask(edge, {"value": "first"})
-    executor.wait_for(lambda: "TASK_KILLED" in edge.states("first"), "the end of the first")
+    executor.dispatcher.killTask(driver, {"value": "first"})
+    executor.wait_for(lambda: "TASK_KILLED" in driver.states("first"), "the end of the first")
     leave = Addressed("second", Wanted(1, leave=True).encode()).encode()
-    executor.dispatcher.frameworkMessage(edge, leave)
-    executor.wait_for(lambda: "TASK_FINISHED" in edge.states("second"), "the end of the second")
+    executor.dispatcher.frameworkMessage(driver, leave)
+    executor.wait_for(lambda: "TASK_FINISHED" in driver.states("second"), "the end of the second")
     # One that comes when the process does not hear any more is held by another one, and nobody has lost anything.
     held = next(process for process in processes if "third" in process.tasks)
     assert held.pid is not None
@@ -246,11 +246,11 @@ def test_slots_of_a_search_share_a_process(tmp_path: Path, bundle_url: str) -> N
     executor.launch(late=search.encode())
     executor.wait_for(lambda: "late" in held.tasks, "a slot that nobody hears of")
     os.kill(held.pid, signal.SIGKILL)
-    executor.wait_for(lambda: "late" in edge.running(), "that slot")
-    assert edge.states("third") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FAILED"]
-    executor.dispatcher.shutdown(edge)
+    executor.wait_for(lambda: "late" in driver.running(), "that slot")
+    assert driver.states("third") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FAILED"]
+    executor.dispatcher.shutdown(driver)
     executor.join()
-    assert edge.states("late") == ["TASK_STARTING", "TASK_RUNNING", "TASK_KILLED"]
+    assert driver.states("late") == ["TASK_STARTING", "TASK_RUNNING", "TASK_KILLED"]
 
 
 def _report(message: str) -> dict[str, Any]:
@@ -264,11 +264,11 @@ def test_what_is_in_the_group_of_a_process_ends_with_its_holder(
 ) -> None:
     # As where orphans become another process' children.
     monkeypatch.setattr(Dispatcher, "_kill_orphans", lambda self: None)
-    executor = Executor(tmp_path)
-    edge = executor.edge
+    executor = ExecutorStage(tmp_path)
+    driver = executor.driver
     executor.launch(task=order(bundle_url, "helped"))
     helper = wait_until(
-        lambda: next((it["pid"] for it in map(_report, edge.messages) if it.get("type") == "left"), None), "a helper"
+        lambda: next((it["pid"] for it in map(_report, driver.messages) if it.get("type") == "left"), None), "a helper"
     )
     (process,) = executor.dispatcher._processes
     assert process.pid is not None
@@ -282,16 +282,16 @@ def test_what_is_in_the_group_of_a_process_ends_with_its_holder(
 def test_a_task_that_is_killed_while_others_are_imported_is_never_started(
     tmp_path: Path, bundle_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "ZygotePool", _Never)
-    executor = Executor(tmp_path)
+    monkeypatch.setattr(dispatch, "ZygotePool", FakeZygotes)
+    executor = ExecutorStage(tmp_path)
     executor.launch(task=order(bundle_url, "train"))
-    executor.wait_for(lambda: executor.edge.states("task") == ["TASK_STARTING"], "its start")
-    executor.dispatcher.killTask(executor.edge, {"value": "task"})
+    executor.wait_for(lambda: executor.driver.states("task") == ["TASK_STARTING"], "its start")
+    executor.dispatcher.killTask(executor.driver, {"value": "task"})
     executor.join()
-    assert executor.edge.states("task") == ["TASK_STARTING", "TASK_KILLED"]
+    assert executor.driver.states("task") == ["TASK_STARTING", "TASK_KILLED"]
 
 
-class _Never:
+class FakeZygotes:
     """Zygotes that import for ever."""
 
     watched_fds = pids = ()
@@ -337,10 +337,10 @@ def test_executors_share_what_a_server_has_imported(
         monkeypatch.setenv("MESOS_TASK", f"other {number}")
         sandbox = tmp_path / f"sandbox-{number}"
         sandbox.mkdir()
-        executor = Executor(sandbox, path)
+        executor = ExecutorStage(sandbox, path)
         executor.launch(task=values.encode())
         executor.join()
-        assert executor.edge.states("task") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FINISHED"], executor.logs
+        assert executor.driver.states("task") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FINISHED"], executor.logs
         assert not list(sandbox.glob("zygote-*.out"))
         # What tasks write is for whom the user lets read it; the socket is not.
         assert stat.S_IMODE((sandbox / "task" / "zygote.out").stat().st_mode) == 0o666 & ~UMASK
@@ -351,10 +351,10 @@ def test_executors_share_what_a_server_has_imported(
     process.wait()
     sandbox = tmp_path / "alone"
     sandbox.mkdir()
-    executor = Executor(sandbox, path)
+    executor = ExecutorStage(sandbox, path)
     executor.launch(task=values.encode())
     executor.join()
-    assert executor.edge.states("task")[-1] == "TASK_FINISHED", executor.logs
+    assert executor.driver.states("task")[-1] == "TASK_FINISHED", executor.logs
     assert list(sandbox.glob("zygote-*.out"))
 
 

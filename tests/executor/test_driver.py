@@ -1,4 +1,4 @@
-"""The executor's driver against an agent that misbehaves, played on a bare socket."""
+"""The executor's driver against an agent that misbehaves, fake on a bare socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 DEADLINE_S = 120.0
 
 
-class Agent:
+class FakeAgent:
     """Takes a subscription, refuses the first updates, acknowledges the next ones."""
 
     def __init__(self, refused_updates: int) -> None:
@@ -114,18 +114,18 @@ class Agent:
 
 
 @pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    played = Agent(refused_updates=2)
-    monkeypatch.setenv("MESOS_AGENT_ENDPOINT", played.address)
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
+    fake = FakeAgent(refused_updates=2)
+    monkeypatch.setenv("MESOS_AGENT_ENDPOINT", fake.address)
     monkeypatch.setenv("MESOS_FRAMEWORK_ID", "F")
     monkeypatch.setenv("MESOS_EXECUTOR_ID", "E")
     monkeypatch.setenv("MESOS_CHECKPOINT", "1")
     monkeypatch.setattr(driver_module, "RESEND_INTERVAL_S", 0.1)
-    yield played
-    played.close()
+    yield fake
+    fake.close()
 
 
-class Listening(pymesos.Executor):
+class FakeExecutor(pymesos.Executor):
     def __init__(self) -> None:
         self.heard = threading.Event()
 
@@ -133,17 +133,17 @@ class Listening(pymesos.Executor):
         self.heard.set()
 
 
-def connected_driver(agent: Agent) -> ExecutorDriver:
+def connected_driver(agent: FakeAgent) -> ExecutorDriver:
     """A driver that has done all that it does when it is taken in."""
     agent.tell({"type": "MESSAGE", "message": {"data": ""}})
-    executor = Listening()
+    executor = FakeExecutor()
     driver = ExecutorDriver(executor)
     driver.start()
     wait_until(executor.heard.is_set, "the first message")
     return driver
 
 
-def test_an_update_is_sent_until_it_is_acknowledged(agent: Agent) -> None:
+def test_an_update_is_sent_until_it_is_acknowledged(agent: FakeAgent) -> None:
     driver = connected_driver(agent)
     driver.sendStatusUpdate({"task_id": {"value": "t"}, "state": "TASK_FINISHED"})
     assert driver.wait_for_acknowledgements(DEADLINE_S)
@@ -153,7 +153,7 @@ def test_an_update_is_sent_until_it_is_acknowledged(agent: Agent) -> None:
     driver.join()
 
 
-def test_an_unacknowledged_update_goes_with_the_next_subscription(agent: Agent) -> None:
+def test_an_unacknowledged_update_goes_with_the_next_subscription(agent: FakeAgent) -> None:
     driver = connected_driver(agent)
     driver.sendStatusUpdate({"task_id": {"value": "t"}, "state": "TASK_RUNNING"})
     (update,) = json.loads(driver.gen_request().partition(b"\r\n\r\n")[2])["subscribe"]["unacknowledged_updates"]
@@ -163,13 +163,13 @@ def test_an_unacknowledged_update_goes_with_the_next_subscription(agent: Agent) 
 
 
 @pytest.mark.parametrize(("text", "checkpoint"), [("0", False), ("1", True)])
-def test_checkpoint_0_means_no(agent: Agent, monkeypatch: pytest.MonkeyPatch, text: str, checkpoint: bool) -> None:
+def test_checkpoint_0_means_no(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch, text: str, checkpoint: bool) -> None:
     monkeypatch.setenv("MESOS_CHECKPOINT", text)
     assert ExecutorDriver(pymesos.Executor()).checkpoint is checkpoint
 
 
 def test_an_agent_that_recovers_is_asked_again_and_gets_what_it_has_missed(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent.answers = [404, 503]
     driver = connected_driver(agent)
@@ -182,7 +182,7 @@ def test_an_agent_that_recovers_is_asked_again_and_gets_what_it_has_missed(
     driver.join()
 
 
-class Ended(pymesos.Executor):
+class FakeEndingExecutor(pymesos.Executor):
     def __init__(self) -> None:
         self.event = threading.Event()
 
@@ -190,17 +190,17 @@ class Ended(pymesos.Executor):
         self.event.set()
 
 
-def ending_driver(monkeypatch: pytest.MonkeyPatch) -> tuple[ExecutorDriver, Ended]:
+def ending_driver(monkeypatch: pytest.MonkeyPatch) -> tuple[ExecutorDriver, FakeEndingExecutor]:
     # It would kill the process group of the tests.
     monkeypatch.setenv("MESOS_LOCAL", "1")
-    executor = Ended()
+    executor = FakeEndingExecutor()
     driver = ExecutorDriver(executor)
     driver.start()
     return driver, executor
 
 
 def test_an_executor_ends_when_its_agent_does_not_come_back_in_time(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MESOS_RECOVERY_TIMEOUT", "500ms")
     driver, executor = ending_driver(monkeypatch)
@@ -211,7 +211,7 @@ def test_an_executor_ends_when_its_agent_does_not_come_back_in_time(
     driver.join()
 
 
-def test_an_executor_ends_that_its_agent_does_not_know(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_ends_that_its_agent_does_not_know(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     agent.answers = [400]
     driver, executor = ending_driver(monkeypatch)
     assert executor.event.wait(DEADLINE_S)

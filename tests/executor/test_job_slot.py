@@ -21,7 +21,7 @@ from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, 
 from executor.messages import LAUNCHER, LaunchOrder, LogChunk, Outcome, Report, WantedOutput, decode_last_output
 from executor.zygote import PROGRAM
 from framework.project import bundle
-from tests.executor.slot_seen import HERE, LIMITED, STANDIN, SeenSlot, skip_without_groups, wait_gone
+from tests.executor.slot_stage import FAKE_ZYGOTE, HERE, LIMITED, SlotStage, skip_without_groups, wait_gone
 
 pytestmark = pytest.mark.integration
 
@@ -35,14 +35,14 @@ def task(attempt: int) -> TaskSpec:
     return dataclasses.replace(TASK, attempt=attempt)
 
 
-class ElasticProcess(SeenSlot[ElasticStatus]):
+class ElasticSlotStage(SlotStage[ElasticStatus]):
     """A slot of an elastic job."""
 
     def __init__(
         self,
         folder: Path,
         order: LaunchOrder,
-        zygote: Sequence[str] = STANDIN,
+        zygote: Sequence[str] = FAKE_ZYGOTE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.reports: list[dict[str, Any]] = []
@@ -100,23 +100,23 @@ def bundle_url() -> Iterator[str]:
         yield server.url(TOKEN)
 
 
-Open = Callable[..., ElasticProcess]
+Open = Callable[..., ElasticSlotStage]
 
 
 @pytest.fixture
 def opened(tmp_path: Path, bundle_url: str) -> Iterator[Open]:
-    slots: list[ElasticProcess] = []
+    slots: list[ElasticSlotStage] = []
 
     def start(
         ways: str,
         *,
-        zygote: Sequence[str] = STANDIN,
+        zygote: Sequence[str] = FAKE_ZYGOTE,
         environment: Mapping[str, str] | None = None,
         **changes: Any,
-    ) -> ElasticProcess:
+    ) -> ElasticSlotStage:
         order = LaunchOrder(TASK, bundle_url, "job_script.py", (ways,), stream_logs=True)
         order = dataclasses.replace(order, gpu_devices=(), **{"elastic": True, **changes})
-        slots.append(ElasticProcess(tmp_path, order, zygote, environment))
+        slots.append(ElasticSlotStage(tmp_path, order, zygote, environment))
         return slots[-1]
 
     yield start

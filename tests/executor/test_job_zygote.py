@@ -24,7 +24,7 @@ from executor.streams import OutputCopier
 from executor.zygote import PROGRAM, Zygote
 from framework.embedded.ports import reserve_blocks
 from tests.executor.polled_zygote import poll_until
-from tests.executor.slot_seen import HERE
+from tests.executor.slot_stage import HERE
 
 pytestmark = pytest.mark.tensorflow
 
@@ -32,7 +32,7 @@ DEADLINE_S = 120.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class Reports:
+class FakeDriver:
     """Stands where Mesos' driver would."""
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Reports:
         return [line["step"] for line in self.lines if line["type"] == kind]
 
 
-class Forks:
-    """Forks the processes of a job, one zygote for all of them; this process adopts them, as executors do."""
+class ForksStage:
+    """ForksStage the processes of a job, one zygote for all of them; this process adopts them, as executors do."""
 
     def __init__(self, folder: Path) -> None:
         order = LaunchOrder(TaskSpec("", Role.PS, 0, {}, Api.GRAPH), "", "", gpu_devices=(), elastic=True)
@@ -67,7 +67,7 @@ class Forks:
         )
         self.living: list[AttemptProcess] = []
 
-    def start(self, task: TaskSpec, reports: Reports) -> AttemptProcess:
+    def start(self, task: TaskSpec, reports: FakeDriver) -> AttemptProcess:
         channel = TaskChannel(reports, task.name, self.folder)
         attempt = AttemptProcess(task, OutputCopier(lambda *_: None), channel, RunMonitor(Gpus(())))
         poll_until(self.zygote, lambda: self.zygote.ready, "the zygote")
@@ -90,10 +90,10 @@ class Forks:
 
 
 @pytest.fixture
-def forks(tmp_path: Path) -> Iterator[Forks]:
+def forks(tmp_path: Path) -> Iterator[ForksStage]:
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    forks = Forks(tmp_path)
+    forks = ForksStage(tmp_path)
     yield forks
     for attempt in list(forks.living):
         forks.stop(attempt)
@@ -109,7 +109,7 @@ def addresses() -> Iterator[Iterator[str]]:
     block.claim.close()
 
 
-def test_a_job_goes_on_with_other_numbers_of_processes(forks: Forks, addresses: Iterator[str]) -> None:
+def test_a_job_goes_on_with_other_numbers_of_processes(forks: ForksStage, addresses: Iterator[str]) -> None:
     """Its chief is forked before the parameter servers, and waits for them."""
     last = 0
     for attempt, servers in enumerate((1, 2)):
@@ -124,9 +124,9 @@ def test_a_job_goes_on_with_other_numbers_of_processes(forks: Forks, addresses: 
             checkpoint_dir=str(forks.folder / "checkpoints"),
             attempt=attempt,
         )
-        reports = Reports()
+        reports = FakeDriver()
         chief = forks.start(task, reports)
-        started = [Reports() for _ in ps]
+        started = [FakeDriver() for _ in ps]
         others = [
             forks.start(TaskSpec(**{**vars(task), "role": Role.PS, "index": index}), its)
             for index, its in enumerate(started)

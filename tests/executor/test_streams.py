@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 ALPHABET = b"abcdefghijklmnopqrstuvwxyz"
 
 
-class Edge:
+class FakeDriver:
     """Stands where Mesos' driver would; an agent may be away."""
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class Edge:
 
 
 @pytest.fixture
-def edge() -> Edge:
-    return Edge()
+def driver() -> FakeDriver:
+    return FakeDriver()
 
 
 @pytest.fixture
-def sender(edge: Edge, tmp_path: Path) -> OutputSender:
-    return OutputSender(TaskChannel(edge, "task", tmp_path), enabled=True)
+def sender(driver: FakeDriver, tmp_path: Path) -> OutputSender:
+    return OutputSender(TaskChannel(driver, "task", tmp_path), enabled=True)
 
 
 @pytest.fixture(autouse=True)
@@ -98,81 +98,83 @@ def test_without_room_on_the_disk_the_end_is_still_there(tmp_path: Path, monkeyp
         assert kept.read(0, 100, catch_up=True) == (6, b"gh")
 
 
-def test_output_goes_out_as_it_comes_and_again_when_it_is_wanted(edge: Edge, sender: OutputSender) -> None:
+def test_output_goes_out_as_it_comes_and_again_when_it_is_wanted(driver: FakeDriver, sender: OutputSender) -> None:
     sender.add("stdout", b"one ")
     sender.drain()
     sender.add("stdout", b"two ")
     sender.drain()
-    assert edge.stdout == b"one two "
-    edge.chunks.clear()
+    assert driver.stdout == b"one two "
+    driver.chunks.clear()
     sender.resend(WantedOutput({"stdout": 2}))
     sender.add("stdout", b"three")
     sender.drain()
-    assert edge.chunks[0].offset == 2
-    assert b"".join(chunk.data for chunk in edge.chunks) == b"e two three"
-    assert {chunk.skipped for chunk in edge.chunks} == {0}
+    assert driver.chunks[0].offset == 2
+    assert b"".join(chunk.data for chunk in driver.chunks) == b"e two three"
+    assert {chunk.skipped for chunk in driver.chunks} == {0}
 
 
-def test_whoever_asks_is_answered_though_nothing_is_missing(edge: Edge, sender: OutputSender) -> None:
+def test_whoever_asks_is_answered_though_nothing_is_missing(driver: FakeDriver, sender: OutputSender) -> None:
     for name, data in (("stdout", b"all"), ("stderr", b"")):
         sender.add("stdout", data)
         sender.drain()
-        edge.chunks.clear()
+        driver.chunks.clear()
         sender.resend(WantedOutput({name: 10_000}))
         sender.drain()
-        assert edge.chunks == [LogChunk("task", name, len(data), b"")]
+        assert driver.chunks == [LogChunk("task", name, len(data), b"")]
 
 
 @pytest.mark.usefixtures("small")
-def test_what_cannot_be_sent_again_is_skipped_and_that_is_said(edge: Edge, tmp_path: Path) -> None:
-    sender = OutputSender(TaskChannel(edge, "task", tmp_path), enabled=True)
+def test_what_cannot_be_sent_again_is_skipped_and_that_is_said(driver: FakeDriver, tmp_path: Path) -> None:
+    sender = OutputSender(TaskChannel(driver, "task", tmp_path), enabled=True)
     for first in range(0, len(ALPHABET), 10):
         sender.add("stdout", ALPHABET[first : first + 10])
         sender.drain()
-    edge.chunks.clear()
+    driver.chunks.clear()
     sender.resend(WantedOutput({"stdout": 3}))
     sender.drain()
-    assert edge.chunks[0] == LogChunk("task", "stdout", 15, ALPHABET[15:], skipped=12)
+    assert driver.chunks[0] == LogChunk("task", "stdout", 15, ALPHABET[15:], skipped=12)
     assert sender.last_output == [LogChunk("task", "stdout", 21, ALPHABET[21:])]
 
 
 @pytest.mark.usefixtures("small")
-def test_a_task_that_writes_faster_than_it_is_listened_to_leaves_out_much_at_once(edge: Edge, tmp_path: Path) -> None:
+def test_a_task_that_writes_faster_than_it_is_listened_to_leaves_out_much_at_once(
+    driver: FakeDriver, tmp_path: Path
+) -> None:
     taken = threading.Semaphore(0)
 
-    class SlowDriver(Edge):
+    class FakeSlowDriver(FakeDriver):
         def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
-            edge.sendFrameworkMessage(data)
+            driver.sendFrameworkMessage(data)
             assert taken.acquire(timeout=60)
 
-    sender = OutputSender(TaskChannel(SlowDriver(), "task", tmp_path), enabled=True)
+    sender = OutputSender(TaskChannel(FakeSlowDriver(), "task", tmp_path), enabled=True)
     sender.add("stdout", ALPHABET[:1])
-    wait_until(lambda: len(edge.chunks) == 1, "the first piece")
+    wait_until(lambda: len(driver.chunks) == 1, "the first piece")
     for first in range(1, len(ALPHABET), 5):
         sender.add("stdout", ALPHABET[first : first + 5])
     taken.release(2)
     sender.drain()
-    assert edge.chunks[1:] == [LogChunk("task", "stdout", 21, ALPHABET[21:], skipped=20)]
+    assert driver.chunks[1:] == [LogChunk("task", "stdout", 21, ALPHABET[21:], skipped=20)]
 
 
 def test_an_agent_that_is_away_gets_it_all_when_it_is_back(
-    edge: Edge, sender: OutputSender, monkeypatch: pytest.MonkeyPatch
+    driver: FakeDriver, sender: OutputSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "RETRY_DELAY_S", 0.01)
     monkeypatch.setattr(streams, "DRAIN_TIMEOUT_S", 0.05)
     sender.add("stdout", b"one ")
     sender.drain()
-    edge.is_unreachable = True
+    driver.is_unreachable = True
     sender.add("stdout", b"two ")
     sender.drain()
     sender.add("stdout", b"three")
-    edge.is_unreachable = False
-    wait_until(lambda: edge.stdout == b"one two three", "all of the output")
+    driver.is_unreachable = False
+    wait_until(lambda: driver.stdout == b"one two three", "all of the output")
 
 
-def test_a_task_that_sends_no_output_keeps_none(edge: Edge, tmp_path: Path) -> None:
-    sender = OutputSender(TaskChannel(edge, "task", tmp_path), enabled=False)
+def test_a_task_that_sends_no_output_keeps_none(driver: FakeDriver, tmp_path: Path) -> None:
+    sender = OutputSender(TaskChannel(driver, "task", tmp_path), enabled=False)
     sender.add("stdout", b"for the sandbox only")
     sender.resend(WantedOutput({"stdout": 0}))
     sender.drain()
-    assert (edge.chunks, sender.last_output) == ([], [])
+    assert (driver.chunks, sender.last_output) == ([], [])

@@ -32,13 +32,13 @@ from executor.trial_messages import (
 from executor.zygote import PROGRAM
 from framework.project import bundle
 from tests.executor.slot_process import TASK
-from tests.executor.slot_seen import (
+from tests.executor.slot_stage import (
     DEADLINE_S,
+    FAKE_ZYGOTE,
     HERE,
     LIMITED,
     ROOT,
-    STANDIN,
-    SeenSlot,
+    SlotStage,
     skip_without_groups,
     wait_gone,
 )
@@ -49,14 +49,14 @@ TOKEN = "t" * 32
 SUSPEND_TIMEOUT_S = DEADLINE_S
 
 
-class SlotProcess(SeenSlot[SlotStatus]):
+class TrialSlotStage(SlotStage[SlotStatus]):
     """A search's slot."""
 
     def __init__(
         self,
         folder: Path,
         order: SlotOrder,
-        zygote: Sequence[str] = STANDIN,
+        zygote: Sequence[str] = FAKE_ZYGOTE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.losses: list[Losses] = []
@@ -132,8 +132,8 @@ def order(bundle_url: str) -> SlotOrder:
 
 
 @pytest.fixture
-def slot(tmp_path: Path, order: SlotOrder) -> Iterator[SlotProcess]:
-    process = SlotProcess(tmp_path, order)
+def slot(tmp_path: Path, order: SlotOrder) -> Iterator[TrialSlotStage]:
+    process = TrialSlotStage(tmp_path, order)
     yield process
     process.close()
 
@@ -148,7 +148,7 @@ def trial(number: int, way: str, run: int = 0, resume_from: str | None = None) -
 
 
 def test_a_run_that_does_nothing_for_too_long_is_ended_as_a_failure(tmp_path: Path, order: SlotOrder) -> None:
-    process = SlotProcess(tmp_path, dataclasses.replace(order, stall_timeout_s=2.0))
+    process = TrialSlotStage(tmp_path, dataclasses.replace(order, stall_timeout_s=2.0))
     try:
         process.wants(trial(0, "hang"))
         end = process.end_of(0)
@@ -163,13 +163,13 @@ def test_a_run_that_does_nothing_for_too_long_is_ended_as_a_failure(tmp_path: Pa
         process.close()
 
 
-def test_a_run_that_takes_too_long_is_ended_as_a_failure(slot: SlotProcess) -> None:
+def test_a_run_that_takes_too_long_is_ended_as_a_failure(slot: TrialSlotStage) -> None:
     slot.wants(dataclasses.replace(trial(0, "stubborn"), limit_s=1.5))
     end = slot.end_of(0)
     assert (end.outcome, end.message) == ("timed_out", "it exceeded the maximum duration of a trial (--trial-timeout)")
 
 
-def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess) -> None:
+def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "finish"))
     end = slot.end_of(0)
     assert (end.outcome, end.exit_code, end.message, end.suspend_s) == ("finished", 0, "", None)
@@ -198,7 +198,7 @@ def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess
     assert [update["state"] for update in slot.updates] == ["TASK_RUNNING"]
 
 
-def test_reports_are_sent_again_until_they_are_known(slot: SlotProcess) -> None:
+def test_reports_are_sent_again_until_they_are_known(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "finish"))
     assert slot.end_of(0).reports == 3
     sent = len(slot.losses)
@@ -214,7 +214,7 @@ def test_reports_are_sent_again_until_they_are_known(slot: SlotProcess) -> None:
     assert last.reports == again.reports
 
 
-def test_output_is_sent_as_it_comes_and_again_until_it_is_known(slot: SlotProcess) -> None:
+def test_output_is_sent_as_it_comes_and_again_until_it_is_known(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "chatty"))
     slot.trains(0)
     # While it runs: a beginning, then so much at once that the middle of it is left out.
@@ -241,7 +241,7 @@ def test_output_is_sent_as_it_comes_and_again_until_it_is_known(slot: SlotProces
     assert (status.output[-1].end, status.ends[0].output) == (len(printed), len(printed))
 
 
-def test_a_suspended_run_makes_place_and_goes_on_later(slot: SlotProcess) -> None:
+def test_a_suspended_run_makes_place_and_goes_on_later(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "train"))
     slot.trains(0)
     slot.wants(trial(1, "train"))
@@ -269,7 +269,7 @@ MEMORY_BYTES = 1 << 40
 """Enough for any number of runs."""
 
 
-def family_of(slot: SlotProcess, trial: int) -> set[psutil.Process]:
+def family_of(slot: TrialSlotStage, trial: int) -> set[psutil.Process]:
     """The processes of a trial."""
     return set(slot.children(f"trial-{trial}"))
 
@@ -278,7 +278,7 @@ def is_still(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_STOPPED
 
 
-def test_a_run_suspended_in_memory_goes_on_in_the_same_process(slot: SlotProcess) -> None:
+def test_a_run_suspended_in_memory_goes_on_in_the_same_process(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "family"), memory_bytes=MEMORY_BYTES)
     slot.trains(0)
     family = family_of(slot, 0)
@@ -323,7 +323,7 @@ def test_a_run_suspended_in_memory_goes_on_in_the_same_process(slot: SlotProcess
     assert not (slot.sandbox / "trial-0").exists()
 
 
-def test_a_run_that_cannot_be_saved_is_suspended_in_memory_alone(slot: SlotProcess) -> None:
+def test_a_run_that_cannot_be_saved_is_suspended_in_memory_alone(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "unsaved"), memory_bytes=MEMORY_BYTES)
     before = slot.status_when(lambda status: status.run == (0, 0) and status.pausable)
     assert not before.preemptible
@@ -354,7 +354,7 @@ def test_a_run_that_cannot_be_saved_is_suspended_in_memory_alone(slot: SlotProce
     slot.wait_for(lambda: not process.is_running(), lambda: slot.statuses[-1])
 
 
-def test_a_run_that_cannot_be_saved_keeps_its_slot_where_another_has_no_room_beside_it(slot: SlotProcess) -> None:
+def test_a_run_that_cannot_be_saved_keeps_its_slot_where_another_has_no_room_beside_it(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "unsaved"), memory_bytes=1 << 20)
     before = slot.trains(0)
     slot.wants(trial(1, "finish"), memory_bytes=1 << 20)
@@ -370,7 +370,7 @@ OTHER = "other"
 """A slot beside the first."""
 
 
-def give_way_beside(slot: SlotProcess, way: str) -> tuple[set[psutil.Process], RunEnd]:
+def give_way_beside(slot: TrialSlotStage, way: str) -> tuple[set[psutil.Process], RunEnd]:
     """Trial 0 gives way to trial 1, in a slot that has another beside it; its processes, and the end of its run."""
     slot.launch(OTHER)
     slot.wants(None, memory_bytes=MEMORY_BYTES, task=OTHER)
@@ -385,7 +385,7 @@ def give_way_beside(slot: SlotProcess, way: str) -> tuple[set[psutil.Process], R
 
 
 @pytest.mark.parametrize("way", ["family", "unsaved"])
-def test_a_run_suspended_in_memory_goes_on_in_a_slot_beside_it(slot: SlotProcess, way: str) -> None:
+def test_a_run_suspended_in_memory_goes_on_in_a_slot_beside_it(slot: TrialSlotStage, way: str) -> None:
     family, first = give_way_beside(slot, way)
     assert all(map(is_still, family))
     seen = slot.status_when(lambda status: status.task_id == OTHER and status.paused)
@@ -412,7 +412,7 @@ def test_a_run_suspended_in_memory_goes_on_in_a_slot_beside_it(slot: SlotProcess
     assert not any(each.is_running() for each in family)
 
 
-def test_a_slot_that_is_killed_leaves_those_beside_it_alone(slot: SlotProcess) -> None:
+def test_a_slot_that_is_killed_leaves_those_beside_it_alone(slot: TrialSlotStage) -> None:
     family, first = give_way_beside(slot, "unsaved")
     slot.wants(trial(2, "train"), memory_bytes=MEMORY_BYTES, task=OTHER)
     slot.trains(2, task=OTHER)
@@ -425,7 +425,7 @@ def test_a_slot_that_is_killed_leaves_those_beside_it_alone(slot: SlotProcess) -
     assert slot.trains(0, 1, OTHER).step > first.last["step"]
 
 
-def test_the_memory_of_all_slots_is_one(slot: SlotProcess) -> None:
+def test_the_memory_of_all_slots_is_one(slot: TrialSlotStage) -> None:
     slot.launch(OTHER)
     slot.wants(None)
     slot.status_when(lambda status: status.zygote_ready)
@@ -445,7 +445,7 @@ def test_the_memory_of_all_slots_is_one(slot: SlotProcess) -> None:
     slot.status_when(lambda status: len(status.paused) == 1 and status.run == (3, 0))
 
 
-def test_a_run_whose_supervisor_is_killed_ends_with_all_that_it_has_started(slot: SlotProcess) -> None:
+def test_a_run_whose_supervisor_is_killed_ends_with_all_that_it_has_started(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "family"))
     slot.trains(0)
     family = family_of(slot, 0)
@@ -459,11 +459,11 @@ def test_a_run_whose_supervisor_is_killed_ends_with_all_that_it_has_started(slot
     assert not any(each.is_running() for each in family)
 
 
-class GpuSlot(SlotProcess):
-    """A slot with a GPU that is played.
+class GpuSlotStage(TrialSlotStage):
+    """A slot with a GPU that is fake.
 
     Args:
-        folder, order: as `SlotProcess`.
+        folder, order: as `TrialSlotStage`.
         fails, hangs: what its driver refuses, and what it never ends.
         held_bytes: GPU memory of each trial.
         always_pause: see `SlotOrder`.
@@ -483,13 +483,13 @@ class GpuSlot(SlotProcess):
         offload_timeout_s: float | None = None,
     ) -> None:
         self._diary = folder / "driver.txt"
-        played = {"PLAYED_GPU": str(self._diary), "PLAYED_GPU_FAILS": fails, "PLAYED_GPU_HANGS": hangs}
-        played["PLAYED_GPU_BYTES"] = str(held_bytes)
-        played["PLAYED_GPU_UNSEEN"] = "" if is_seen else "1"
+        fake = {"FAKE_GPU": str(self._diary), "FAKE_GPU_FAILS": fails, "FAKE_GPU_HANGS": hangs}
+        fake["FAKE_GPU_BYTES"] = str(held_bytes)
+        fake["FAKE_GPU_UNSEEN"] = "" if is_seen else "1"
         if offload_timeout_s is not None:
-            played["OFFLOAD_TIMEOUT_S"] = str(offload_timeout_s)
+            fake["OFFLOAD_TIMEOUT_S"] = str(offload_timeout_s)
         own = dataclasses.replace(order, gpu_devices=(0,), always_pause=always_pause)
-        super().__init__(folder, own, environment=played)
+        super().__init__(folder, own, environment=fake)
 
     @property
     def log(self) -> str:
@@ -501,7 +501,7 @@ class GpuSlot(SlotProcess):
         return self._diary.read_text().split() if self._diary.exists() else []
 
 
-def give_way(gpu_slot: GpuSlot, way: str) -> tuple[psutil.Process, RunEnd]:
+def give_way(gpu_slot: GpuSlotStage, way: str) -> tuple[psutil.Process, RunEnd]:
     """Trial 0 trains in memory until trial 1 wants the slot; its process, and the end of its first run."""
     gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
     gpu_slot.trains(0)
@@ -511,14 +511,14 @@ def give_way(gpu_slot: GpuSlot, way: str) -> tuple[psutil.Process, RunEnd]:
 
 
 @pytest.fixture
-def gpu_slot(tmp_path: Path, order: SlotOrder, request: pytest.FixtureRequest) -> Iterator[GpuSlot]:
+def gpu_slot(tmp_path: Path, order: SlotOrder, request: pytest.FixtureRequest) -> Iterator[GpuSlotStage]:
     given = getattr(request, "param", {})
-    process = GpuSlot(tmp_path, order, **(given if isinstance(given, dict) else {"fails": given}))
+    process = GpuSlotStage(tmp_path, order, **(given if isinstance(given, dict) else {"fails": given}))
     yield process
     process.close()
 
 
-def test_gpu_memory_goes_to_the_host_while_a_process_stands_still(gpu_slot: GpuSlot) -> None:
+def test_gpu_memory_goes_to_the_host_while_a_process_stands_still(gpu_slot: GpuSlotStage) -> None:
     process, first = give_way(gpu_slot, "train")
     assert gpu_slot.asked == ["lock", "checkpoint"]
     assert (first.outcome, first.exit_code) == ("suspended", None)
@@ -531,7 +531,7 @@ def test_gpu_memory_goes_to_the_host_while_a_process_stands_still(gpu_slot: GpuS
 
 
 @pytest.mark.parametrize("gpu_slot", ["lock", "checkpoint", "restore", "unlock"], indirect=True)
-def test_what_the_driver_refuses_is_gone_on_with_from_the_checkpoint(gpu_slot: GpuSlot) -> None:
+def test_what_the_driver_refuses_is_gone_on_with_from_the_checkpoint(gpu_slot: GpuSlotStage) -> None:
     process, first = give_way(gpu_slot, "finish")
     assert (first.outcome, first.message) == ("suspended", "")
     assert first.checkpoint == f"{CHECKPOINTS}/0/run-0-step-{first.step}"
@@ -543,7 +543,7 @@ def test_what_the_driver_refuses_is_gone_on_with_from_the_checkpoint(gpu_slot: G
 
 
 @pytest.mark.parametrize("gpu_slot", ["state"], indirect=True)
-def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlot) -> None:
+def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlotStage) -> None:
     gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
     gpu_slot.trains(0)
     gpu_slot.wants(None, memory_bytes=MEMORY_BYTES)
@@ -557,7 +557,7 @@ def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlot) -> Non
     [({"always_pause": False, "held_bytes": 1}, True), ({"always_pause": False, "held_bytes": 1 << 40}, False)],
     indirect=["gpu_slot"],
 )
-def test_gpu_memory_is_moved_where_that_is_sooner_than_a_new_process(gpu_slot: GpuSlot, stays: bool) -> None:
+def test_gpu_memory_is_moved_where_that_is_sooner_than_a_new_process(gpu_slot: GpuSlotStage, stays: bool) -> None:
     _, first = give_way(gpu_slot, "train")
     assert first.exit_code == (None if stays else 75)
     assert gpu_slot.asked == (["lock", "checkpoint"] if stays else [])
@@ -565,14 +565,14 @@ def test_gpu_memory_is_moved_where_that_is_sooner_than_a_new_process(gpu_slot: G
 
 
 @pytest.mark.parametrize("gpu_slot", [{"held_bytes": 0}], indirect=True)
-def test_a_process_that_holds_no_gpu_memory_stays_without_the_driver(gpu_slot: GpuSlot) -> None:
+def test_a_process_that_holds_no_gpu_memory_stays_without_the_driver(gpu_slot: GpuSlotStage) -> None:
     process, first = give_way(gpu_slot, "train")
     assert (first.exit_code, gpu_slot.asked) == (None, [])
     assert is_still(process)
 
 
 @pytest.mark.parametrize("gpu_slot", [{"held_bytes": 0, "is_seen": False}], indirect=True)
-def test_no_process_stays_on_a_gpu_that_nobody_sees(gpu_slot: GpuSlot) -> None:
+def test_no_process_stays_on_a_gpu_that_nobody_sees(gpu_slot: GpuSlotStage) -> None:
     _, first = give_way(gpu_slot, "train")
     assert (first.exit_code, gpu_slot.asked) == (75, [])
     assert "does not show the slot's GPUs" in gpu_slot.log
@@ -583,7 +583,7 @@ def test_no_process_stays_on_a_gpu_that_nobody_sees(gpu_slot: GpuSlot) -> None:
     [{"always_pause": False, "held_bytes": 1, "fails": fails} for fails in ("checkpoint", "restore")],
     indirect=True,
 )
-def test_gpu_memory_is_not_moved_again_where_the_driver_has_failed(gpu_slot: GpuSlot) -> None:
+def test_gpu_memory_is_not_moved_again_where_the_driver_has_failed(gpu_slot: GpuSlotStage) -> None:
     process, first = give_way(gpu_slot, "finish")
     gpu_slot.end_of(1)
     gpu_slot.wants(trial(0, "train", 1, first.checkpoint), known=((0, 0), (1, 0)), memory_bytes=MEMORY_BYTES)
@@ -597,7 +597,7 @@ def test_gpu_memory_is_not_moved_again_where_the_driver_has_failed(gpu_slot: Gpu
     assert "the GPU's driver has failed before" in gpu_slot.log
 
 
-def test_gpu_memory_that_has_no_room_on_the_host_stays_with_its_process(gpu_slot: GpuSlot) -> None:
+def test_gpu_memory_that_has_no_room_on_the_host_stays_with_its_process(gpu_slot: GpuSlotStage) -> None:
     gpu_slot.wants(trial(0, "train"), memory_bytes=1 << 30)
     gpu_slot.trains(0)
     gpu_slot.status_when(lambda status: status.usage.gpu_mem_bytes == 1 << 30)
@@ -606,7 +606,7 @@ def test_gpu_memory_that_has_no_room_on_the_host_stays_with_its_process(gpu_slot
     assert gpu_slot.asked == []
 
 
-def begin_to_move(gpu_slot: GpuSlot) -> psutil.Process:
+def begin_to_move(gpu_slot: GpuSlotStage) -> psutil.Process:
     """Trial 0 gives way to trial 1, and its GPU memory is on its way to the host for ever; its process."""
     gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
     gpu_slot.trains(0)
@@ -618,7 +618,7 @@ def begin_to_move(gpu_slot: GpuSlot) -> psutil.Process:
 
 @pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint"}], indirect=True)
 @pytest.mark.parametrize("leave", [False, True])
-def test_a_slot_beats_while_gpu_memory_is_moved_and_can_be_ended(gpu_slot: GpuSlot, leave: bool) -> None:
+def test_a_slot_beats_while_gpu_memory_is_moved_and_can_be_ended(gpu_slot: GpuSlotStage, leave: bool) -> None:
     process = begin_to_move(gpu_slot)
     beats = len(gpu_slot.statuses)
     gpu_slot.wait_for(lambda: len(gpu_slot.statuses) > beats + 1, lambda: gpu_slot.statuses[-1])
@@ -634,7 +634,7 @@ def test_a_slot_beats_while_gpu_memory_is_moved_and_can_be_ended(gpu_slot: GpuSl
 
 
 @pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint", "offload_timeout_s": 0.5}], indirect=True)
-def test_a_driver_that_does_not_end_is_not_asked_again(gpu_slot: GpuSlot) -> None:
+def test_a_driver_that_does_not_end_is_not_asked_again(gpu_slot: GpuSlotStage) -> None:
     process = begin_to_move(gpu_slot)
     assert gpu_slot.end_of(0).outcome == "suspended"
     assert not process.is_running()
@@ -645,14 +645,14 @@ def test_a_driver_that_does_not_end_is_not_asked_again(gpu_slot: GpuSlot) -> Non
 
 
 @pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint"}], indirect=True)
-def test_a_process_that_dies_while_its_gpu_memory_is_moved_costs_nothing_more(gpu_slot: GpuSlot) -> None:
+def test_a_process_that_dies_while_its_gpu_memory_is_moved_costs_nothing_more(gpu_slot: GpuSlotStage) -> None:
     begin_to_move(gpu_slot).kill()
     end = gpu_slot.end_of(0)
     assert (end.outcome, end.checkpoint) == ("suspended", f"{CHECKPOINTS}/0/run-0-step-{end.step}")
     assert gpu_slot.trains(1).paused == ()
 
 
-def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot: SlotProcess) -> None:
+def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot: TrialSlotStage) -> None:
     checkpoints = {}
     for number in range(4):
         slot.wants(trial(number, "train"), known=tuple((each, 0) for each in range(number - 1)), memory_bytes=1 << 40)
@@ -687,7 +687,7 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
 def test_a_process_that_dies_while_its_files_are_brought_back_is_not_kept(tmp_path: Path, order: SlotOrder) -> None:
     held = tmp_path / "held_save"
     held.touch()
-    with contextlib.closing(SlotProcess(tmp_path, order, environment={"HELD_SAVE": str(held)})) as slot:
+    with contextlib.closing(TrialSlotStage(tmp_path, order, environment={"HELD_SAVE": str(held)})) as slot:
         slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
         slot.trains(0)
         (process,) = slot.children("trial-0")
@@ -703,7 +703,7 @@ def test_a_process_that_dies_while_its_files_are_brought_back_is_not_kept(tmp_pa
         assert not slot.trains(0, 1).continued
 
 
-def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: SlotProcess) -> None:
+def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: TrialSlotStage) -> None:
     slot.wants(None)
     slot.status_when(lambda status: status.zygote_ready)
     (zygote,) = slot.children("zygote")
@@ -727,7 +727,7 @@ def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: SlotPro
     assert (second.outcome, status.paused) == ("suspended", ((1, 0),))
 
 
-def test_what_stands_still_dies_with_its_slot(slot: SlotProcess) -> None:
+def test_what_stands_still_dies_with_its_slot(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
     slot.trains(0)
     (process,) = slot.children("trial")
@@ -738,7 +738,7 @@ def test_what_stands_still_dies_with_its_slot(slot: SlotProcess) -> None:
     wait_gone(process.pid)
 
 
-def test_a_killed_slot_takes_along_what_stands_still(slot: SlotProcess) -> None:
+def test_a_killed_slot_takes_along_what_stands_still(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "family"), memory_bytes=MEMORY_BYTES)
     slot.trains(0)
     family = family_of(slot, 0)
@@ -757,7 +757,7 @@ def test_a_killed_slot_takes_along_what_stands_still(slot: SlotProcess) -> None:
 
 
 def test_a_run_that_does_not_suspend_in_time_is_stopped(tmp_path: Path, order: SlotOrder) -> None:
-    slot = SlotProcess(tmp_path, dataclasses.replace(order, suspend_timeout_s=0.3))
+    slot = TrialSlotStage(tmp_path, dataclasses.replace(order, suspend_timeout_s=0.3))
     slot.wants(trial(0, "deaf"))
     slot.status_when(lambda status: status.checkpoint_step == 3)
     told = len(slot.statuses)
@@ -779,7 +779,7 @@ def test_a_run_that_does_not_suspend_in_time_is_stopped(tmp_path: Path, order: S
         ("vanish", "failed", -9, "ended by signal 9 (SIGKILL)"),
     ],
 )
-def test_a_run_that_fails_says_why(slot: SlotProcess, way: str, outcome: str, exit_code: int, message: str) -> None:
+def test_a_run_that_fails_says_why(slot: TrialSlotStage, way: str, outcome: str, exit_code: int, message: str) -> None:
     slot.wants(trial(0, way, 2, f"{CHECKPOINTS}/0/run-1-step-40"))
     end = slot.end_of(0, 2)
     assert (end.outcome, end.exit_code, end.message) == (outcome, exit_code, message)
@@ -790,7 +790,7 @@ def test_a_run_that_fails_says_why(slot: SlotProcess, way: str, outcome: str, ex
     assert Path(end.log) == slot.sandbox / "trial-0-run-2.out"
 
 
-def test_the_output_of_a_failed_run_is_kept_beside_its_checkpoints(slot: SlotProcess, tmp_path: Path) -> None:
+def test_the_output_of_a_failed_run_is_kept_beside_its_checkpoints(slot: TrialSlotStage, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "trial-0"
     slot.wants(TrialRun(TrialSpec("search", 0, 2, {"lr": 0.1}, str(folder)), ("fail",)))
     end = slot.end_of(0, 2)
@@ -798,7 +798,7 @@ def test_the_output_of_a_failed_run_is_kept_beside_its_checkpoints(slot: SlotPro
     assert "about to fail" in Path(end.log).read_text()
 
 
-def test_the_newest_wish_counts(slot: SlotProcess) -> None:
+def test_the_newest_wish_counts(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "train"))
     slot.trains(0)
     (process,) = slot.children("trial")
@@ -815,7 +815,7 @@ def test_the_newest_wish_counts(slot: SlotProcess) -> None:
     assert {end.trial for status in slot.statuses for end in status.ends} == {0, 2}
 
 
-def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: SlotProcess) -> None:
+def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "fixed"))
     before = slot.trains(0)
     slot.wants(trial(1, "finish"))
@@ -838,7 +838,7 @@ def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: 
     assert "cannot be suspended" in end.message
 
 
-def test_the_last_slot_ends_what_only_another_could_have_kept(slot: SlotProcess) -> None:
+def test_the_last_slot_ends_what_only_another_could_have_kept(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "unsaved"), memory_bytes=MEMORY_BYTES)
     slot.status_when(lambda status: status.run == (0, 0) and status.pausable)
     slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES)
@@ -849,7 +849,7 @@ def test_the_last_slot_ends_what_only_another_could_have_kept(slot: SlotProcess)
     assert "it cannot be suspended" in end.message
 
 
-def test_a_trial_is_told_to_end_wherever_it_has_gone(slot: SlotProcess) -> None:
+def test_a_trial_is_told_to_end_wherever_it_has_gone(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "signals"))
     slot.trains(0)
     slot.kill(DEADLINE_S)
@@ -861,7 +861,7 @@ def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_kn
     tmp_path: Path, order: SlotOrder
 ) -> None:
     # Longer than is waited for its end here.
-    with contextlib.closing(SlotProcess(tmp_path, order, environment={"ACKNOWLEDGE_TIMEOUT_S": "600"})) as slot:
+    with contextlib.closing(TrialSlotStage(tmp_path, order, environment={"ACKNOWLEDGE_TIMEOUT_S": "600"})) as slot:
         slot.wants(trial(0, "train"))
         slot.trains(0)
         slot.wants(None, leave=True)
@@ -871,7 +871,7 @@ def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_kn
     assert (state, status.ends, status.run) == ("TASK_FINISHED", (), None)
 
 
-def test_a_killed_slot_kills_even_the_stubborn_and_tells_their_end(slot: SlotProcess) -> None:
+def test_a_killed_slot_kills_even_the_stubborn_and_tells_their_end(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "stubborn"))
     slot.trains(0)
     (process,) = slot.children("trial")
@@ -882,7 +882,7 @@ def test_a_killed_slot_kills_even_the_stubborn_and_tells_their_end(slot: SlotPro
     assert not psutil.pid_exists(process.pid)
 
 
-def test_trials_die_with_their_executor(slot: SlotProcess) -> None:
+def test_trials_die_with_their_executor(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "train"))
     slot.trains(0)
     (process,) = slot.children("trial")
@@ -890,7 +890,7 @@ def test_trials_die_with_their_executor(slot: SlotProcess) -> None:
     wait_gone(process.pid)
 
 
-def test_the_death_of_the_zygote_is_nothing_to_a_running_trial(slot: SlotProcess) -> None:
+def test_the_death_of_the_zygote_is_nothing_to_a_running_trial(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "train"))
     step = slot.trains(0).step
     (zygote,) = slot.children("zygote")
@@ -903,7 +903,7 @@ def test_the_death_of_the_zygote_is_nothing_to_a_running_trial(slot: SlotProcess
     assert slot.end_of(1).outcome == "finished"
 
 
-def test_a_zygote_that_dies_over_a_request_is_replaced_and_asked_again(slot: SlotProcess, tmp_path: Path) -> None:
+def test_a_zygote_that_dies_over_a_request_is_replaced_and_asked_again(slot: TrialSlotStage, tmp_path: Path) -> None:
     (tmp_path / "frail").touch()
     slot.wants(trial(0, "finish"))
     assert slot.end_of(0).outcome == "finished"
@@ -914,7 +914,7 @@ def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(tmp_path:
     (tmp_path / "mute").touch()
     # It is given up only when the wish has come.
     (tmp_path / "held").touch()
-    slot = SlotProcess(tmp_path, order)
+    slot = TrialSlotStage(tmp_path, order)
     slot.wants(trial(0, "finish"))
     slot.status_when(lambda status: status.run == (0, 0))
     (tmp_path / "held").unlink()
@@ -925,7 +925,7 @@ def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(tmp_path:
     assert [end.outcome for end in status.ends] == ["stopped"]
 
 
-def test_a_run_that_cannot_have_its_files_fails_alone(slot: SlotProcess) -> None:
+def test_a_run_that_cannot_have_its_files_fails_alone(slot: TrialSlotStage) -> None:
     (slot.sandbox / "trial-0-run-0.out").mkdir()
     slot.wants(trial(0, "finish"))
     end = slot.end_of(0)
@@ -935,7 +935,7 @@ def test_a_run_that_cannot_have_its_files_fails_alone(slot: SlotProcess) -> None
     assert slot.end_of(1).outcome == "finished"
 
 
-def test_a_process_that_cannot_be_forked_is_a_failed_run(slot: SlotProcess, tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_forked_is_a_failed_run(slot: TrialSlotStage, tmp_path: Path) -> None:
     (tmp_path / "refuses").touch()
     slot.wants(trial(0, "finish"))
     end = slot.end_of(0)
@@ -943,14 +943,14 @@ def test_a_process_that_cannot_be_forked_is_a_failed_run(slot: SlotProcess, tmp_
     assert "no memory" in end.message
 
 
-def test_what_a_trial_leaves_behind_is_gone_before_its_end_is_told(slot: SlotProcess) -> None:
+def test_what_a_trial_leaves_behind_is_gone_before_its_end_is_told(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "litter"))
     end = slot.end_of(0)
     assert end.outcome == "finished"
     assert not psutil.pid_exists(int(end.last["loss"]))
 
 
-def test_figures_of_a_running_trial_are_told(slot: SlotProcess) -> None:
+def test_figures_of_a_running_trial_are_told(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "train"))
     usage = slot.status_when(lambda status: status.usage.rss_bytes is not None).usage
     assert usage.rss_bytes is not None
@@ -961,7 +961,7 @@ def test_figures_of_a_running_trial_are_told(slot: SlotProcess) -> None:
 
 
 def test_a_bundle_that_cannot_be_fetched_fails_the_slot(tmp_path: Path, order: SlotOrder) -> None:
-    slot = SlotProcess(tmp_path, dataclasses.replace(order, bundle_url=order.bundle_url + "x"))
+    slot = TrialSlotStage(tmp_path, dataclasses.replace(order, bundle_url=order.bundle_url + "x"))
     slot.process.wait(DEADLINE_S)
     slot.close()
     assert slot.updates[-1]["state"] == "TASK_FAILED"
@@ -970,7 +970,7 @@ def test_a_bundle_that_cannot_be_fetched_fails_the_slot(tmp_path: Path, order: S
 
 def test_with_the_real_zygote_a_trial_goes_on_as_if_never_interrupted(tmp_path: Path, order: SlotOrder) -> None:
     order = dataclasses.replace(order, script="api_script.py", preload=("decimal", "no_such_module"))
-    slot = SlotProcess(tmp_path, order, (*PROGRAM, LAUNCHER))
+    slot = TrialSlotStage(tmp_path, order, (*PROGRAM, LAUNCHER))
     spec = TrialSpec("search", 0, 0, {"seed": 7}, str(tmp_path / "checkpoints"))
     slot.wants(TrialRun(spec, ("wait",)))
     slot.status_when(lambda status: status.run == (0, 0) and status.preemptible)
@@ -999,7 +999,7 @@ def test_relative_folders_of_modules_are_those_of_the_trials_own_copy(tmp_path: 
     environment = {"PYTHONPATH": f"lib{os.pathsep}{ROOT}"}
     with bundle.BundleServer({TOKEN: bundle.pack(project / "train.py")}.get, "127.0.0.1") as server:
         order = SlotOrder("search", server.url(TOKEN), "train.py", environment=environment, gpu_devices=())
-        with contextlib.closing(SlotProcess(tmp_path, order, (*PROGRAM, LAUNCHER))) as slot:
+        with contextlib.closing(TrialSlotStage(tmp_path, order, (*PROGRAM, LAUNCHER))) as slot:
             for number in (0, 1):
                 slot.wants(TrialRun(TrialSpec("search", number, 0, {}, str(tmp_path / f"checkpoints-{number}"))))
                 end = slot.end_of(number)
@@ -1010,14 +1010,14 @@ def test_relative_folders_of_modules_are_those_of_the_trials_own_copy(tmp_path: 
 
 
 @pytest.fixture
-def limited(tmp_path: Path, order: SlotOrder) -> Iterator[SlotProcess]:
+def limited(tmp_path: Path, order: SlotOrder) -> Iterator[TrialSlotStage]:
     skip_without_groups()
-    process = SlotProcess(tmp_path, dataclasses.replace(order, most_mem_mib=192.0), environment=LIMITED)
+    process = TrialSlotStage(tmp_path, dataclasses.replace(order, most_mem_mib=192.0), environment=LIMITED)
     yield process
     process.close()
 
 
-def test_a_fork_bomb_ends_its_own_trial_and_no_other(limited: SlotProcess) -> None:
+def test_a_fork_bomb_ends_its_own_trial_and_no_other(limited: TrialSlotStage) -> None:
     limited.launch("other")
     limited.wants(trial(1, "train"), task="other")
     limited.trains(1, task="other")
@@ -1032,7 +1032,7 @@ def test_a_fork_bomb_ends_its_own_trial_and_no_other(limited: SlotProcess) -> No
     limited.trains(1, task="other")
 
 
-def test_a_trial_that_takes_more_memory_than_its_slot_has_ends_and_names_the_option(limited: SlotProcess) -> None:
+def test_a_trial_that_takes_more_memory_than_its_slot_has_ends_and_names_the_option(limited: TrialSlotStage) -> None:
     limited.wants(trial(0, "hungry"))
     end = limited.end_of(0)
     assert (end.outcome, end.message) == (
@@ -1041,7 +1041,7 @@ def test_a_trial_that_takes_more_memory_than_its_slot_has_ends_and_names_the_opt
     )
 
 
-def test_no_group_stays_behind(limited: SlotProcess) -> None:
+def test_no_group_stays_behind(limited: TrialSlotStage) -> None:
     limited.wants(trial(0, "train"))
     limited.trains(0)
     places = [parent / f"dike-{limited.process.pid}" for _, parent in limits._parents()]
@@ -1053,7 +1053,7 @@ def test_no_group_stays_behind(limited: SlotProcess) -> None:
 
 
 def test_where_there_are_no_groups_processes_are_limited_by_account(tmp_path: Path, order: SlotOrder) -> None:
-    process = SlotProcess(tmp_path, order, environment={PROCESSES_VARIABLE: "5000"})
+    process = TrialSlotStage(tmp_path, order, environment={PROCESSES_VARIABLE: "5000"})
     try:
         process.wants(trial(0, "limits"))
         assert "processes 5000" in process.end_of(0).tail

@@ -99,7 +99,7 @@ def test_a_services_job_goes_on_under_the_next_master(stage: FaultStage) -> None
     stage.check_no_unknown_task()
 
 
-class Notes(JobObserver):
+class FakeObserver(JobObserver):
     """Keeps what the user is told."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ def test_dike_run_goes_on_under_the_next_master(stage: FaultStage) -> None:
         finally:
             stage.end_jobs()
 
-    notes = Notes()
+    notes = FakeObserver()
     with ThreadPoolExecutor(1) as pool:
         disturbed = pool.submit(disturb)
         result = run_training(request, notes)

@@ -38,7 +38,7 @@ def supervisor_of(command: Running) -> psutil.Process:
     return found
 
 
-class Search:
+class SearchStage:
     """A search of two trials at a time that go on until they are told to end."""
 
     def __init__(self, folder: Path) -> None:
@@ -76,14 +76,14 @@ class Search:
 
 
 @pytest.fixture
-def search(tmp_path: Path) -> Iterator[Search]:
-    found = Search(tmp_path)
+def search(tmp_path: Path) -> Iterator[SearchStage]:
+    found = SearchStage(tmp_path)
     found.wait_for_steps()
     yield found
     Running.end_all()
 
 
-def resumed(search: Search, folder: Path) -> None:
+def resumed(search: SearchStage, folder: Path) -> None:
     """The search goes on from its trials' checkpoints, and comes to its end."""
     search.command = Running(folder, "tune", "--format", "json", "--resume", "count")
     search.wait_for_steps()
@@ -92,7 +92,7 @@ def resumed(search: Search, folder: Path) -> None:
     search.check()
 
 
-def test_daemons_that_are_killed_are_started_again(search: Search) -> None:
+def test_daemons_that_are_killed_are_started_again(search: SearchStage) -> None:
     supervisor = supervisor_of(search.command)
     for kind in DAEMONS:
         kill_one_daemon(supervisor, kind)
@@ -109,7 +109,7 @@ def test_daemons_that_are_killed_are_started_again(search: Search) -> None:
     search.check()
 
 
-def test_processes_that_stand_still_are_told_to_go_on_or_replaced(search: Search) -> None:
+def test_processes_that_stand_still_are_told_to_go_on_or_replaced(search: SearchStage) -> None:
     supervisor = supervisor_of(search.command)
     # An agent would take its executors along, and it takes a while until trials have other slots.
     kinds = ("master", "executor.zygote_server")
@@ -141,7 +141,7 @@ def kill_masters(supervisor: psutil.Process) -> None:
     ],
 )
 def test_a_search_whose_mesos_is_gone_ends_and_can_be_resumed(
-    search: Search, tmp_path: Path, fault: Callable[[psutil.Process], None], why: str
+    search: SearchStage, tmp_path: Path, fault: Callable[[psutil.Process], None], why: str
 ) -> None:
     supervisor = supervisor_of(search.command)
     belongings = supervisor.children(recursive=True)

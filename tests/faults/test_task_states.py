@@ -1,4 +1,4 @@
-"""Every state in which Mesos can end a task, and what jobs make of it; the master is played."""
+"""Every state in which Mesos can end a task, and what jobs make of it; the master is a fake."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from framework.scheduler.journal import Journal
 from framework.scheduler.offer_pool import SETTLE_S
 from framework.scheduler.scheduler import Scheduler
 from framework.training.controller import TrainingJob
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.search.search_stage import SearchStage, search_spec
-from tests.training.job_stage import Stage, Watcher, ended, spec
+from tests.training.job_stage import FakeObserver, JobStage, ended, spec
 
 LOST = ("LOST", "DROPPED", "GONE", "GONE_BY_OPERATOR", "UNREACHABLE", "UNKNOWN")
 ENDED = (*LOST, "FAILED", "KILLED", "ERROR")
@@ -30,7 +30,7 @@ def test_what_cannot_be_counted_on_is_lost(name: str) -> None:
 @pytest.mark.parametrize("name", ENDED)
 @pytest.mark.parametrize("task", ["ps:0", "worker:0"])
 def test_a_training_job_starts_again(task: str, name: str) -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     first = stage.start(2)
     stage.step(first["worker:0"], 5)
     stage.update(first[task], f"TASK_{name}", source="SOURCE_MASTER", reason="REASON_AGENT_REMOVED")
@@ -48,7 +48,7 @@ def test_a_training_job_starts_again(task: str, name: str) -> None:
 
 
 def test_a_launch_on_void_offers_is_no_failure() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.offer(stage.mesos.offer(0), stage.mesos.offer(1))
     stage.wait(SETTLE_S + 0.1)
     first = list(stage.job.tasks)
@@ -60,7 +60,7 @@ def test_a_launch_on_void_offers_is_no_failure() -> None:
 
 
 def test_a_chief_that_finds_its_folder_taken_over_is_not_started_again() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start(2)
     stage.step(tasks["worker:0"], 5)
     stage.update(tasks["worker:0"], "TASK_FAILED", ended(76))
@@ -92,7 +92,7 @@ class SchedulerStage:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.mesos = PlayedMesos()
+        self.mesos = FakeMesos()
         self.scheduler = Scheduler(
             self.mesos,
             journal=Journal(),
@@ -103,7 +103,7 @@ class SchedulerStage:
         )
         self.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))
         self.scheduler.admit(
-            "job", "user", 1, lambda handle: TrainingJob(spec(), Watcher(), lambda: None, lambda: self.now)
+            "job", "user", 1, lambda handle: TrainingJob(spec(), FakeObserver(), lambda: None, lambda: self.now)
         )
 
     def update(self, task_id: str, state: str, **more: Any) -> None:

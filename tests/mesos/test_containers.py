@@ -12,9 +12,9 @@ from dike.exceptions import BadInputError
 from framework.mesos.containers import Container, Volume, parse_volume, parse_volumes, task_container
 from framework.mesos.offers import by_agent
 from framework.search.slot_pool import SlotLaunch, slots_on
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.search.search_stage import search_spec
-from tests.training.job_stage import Stage, spec
+from tests.training.job_stage import JobStage, spec
 
 IMAGE = "registry/dike:1"
 
@@ -96,7 +96,7 @@ def test_without_an_image_nothing_is_mounted() -> None:
 
 def test_tasks_of_a_job_are_launched_with_what_is_mounted() -> None:
     container = task_container(IMAGE, ("/shared/runs/data:ro",), "/shared/runs/one")
-    stage = Stage(spec(container=container))
+    stage = JobStage(spec(container=container))
     stage.start()
     assert len(stage.mesos.accepted) > 1
     for task in stage.mesos.accepted:
@@ -105,7 +105,7 @@ def test_tasks_of_a_job_are_launched_with_what_is_mounted() -> None:
             ("/shared/runs", "/shared/runs", "RW"),
             ("/shared/runs/data", "/shared/runs/data", "RO"),
         ]
-    plain = Stage(spec())
+    plain = JobStage(spec())
     plain.start()
     assert all("container" not in task["executor"] for task in plain.mesos.accepted)
 
@@ -113,6 +113,6 @@ def test_tasks_of_a_job_are_launched_with_what_is_mounted() -> None:
 def test_slots_are_launched_with_what_is_mounted(tmp_path: Path) -> None:
     launch = SlotLaunch(search_spec(tmp_path), "http://127.0.0.1:1/bundle/token", "train.py", (), "python3")
     launch = dataclasses.replace(launch, container=task_container(IMAGE, (), "/shared/search"))
-    _, operation = slots_on(launch, by_agent([PlayedMesos().offer()])[0], 0, 0, 2, (), (), {})
+    _, operation = slots_on(launch, by_agent([FakeMesos().offer()])[0], 0, 0, 2, (), (), {})
     tasks = operation["launch"]["task_infos"]
     assert [mounts(task) for task in tasks] == [[("/shared", "/shared", "RW")]] * 2

@@ -138,7 +138,7 @@ def test_the_master_lists_its_agents(mesos: EmbeddedCluster, monkeypatch: pytest
     assert (agent.cpus, agent.gpus, agent.gpu_model, agent.rack, agent.network_gbps) == (1, 2, "K80", "r1", 25)
 
 
-class Answering:
+class FakeMaster:
     """A socket that speaks HTTP and answers every POST in the same way."""
 
     def __init__(self, status: int, body: bytes = b"no", version: object = None) -> None:
@@ -174,7 +174,7 @@ class Answering:
 
 @pytest.mark.parametrize("status", [404, 503])
 def test_a_master_that_is_starting_is_asked_again_without_haste(status: int) -> None:
-    master = Answering(status)
+    master = FakeMaster(status)
     scheduler = EventScheduler()
     driver = Driver(SETTINGS, master.address, scheduler)
     started = time.monotonic()
@@ -210,7 +210,7 @@ def test_a_host_that_cannot_be_resolved_is_asked_again() -> None:
 
 
 def test_a_refused_call_is_told_from_a_lost_one() -> None:
-    master = Answering(400, b"no such resource")
+    master = FakeMaster(400, b"no such resource")
     driver = Driver(SETTINGS, master.address, EventScheduler())
     driver._master, driver.stream_id, driver.framework_id = master.address, "stream", "F"
     try:
@@ -220,7 +220,7 @@ def test_a_refused_call_is_told_from_a_lost_one() -> None:
         master.close()
 
 
-class Hanging:
+class FakeHangingMaster:
     """A master that takes the framework in, and after that accepts connections and never answers."""
 
     EVENT = b'{"type":"SUBSCRIBED","subscribed":{"framework_id":{"value":"F"}}}'
@@ -254,7 +254,7 @@ class Hanging:
 
 def test_a_master_that_hangs_holds_up_neither_calls_nor_the_next_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "CALL_TIMEOUT_S", 1.0)
-    first, second = Hanging(), Hanging()
+    first, second = FakeHangingMaster(), FakeHangingMaster()
     scheduler = EventScheduler()
     driver = Driver(SETTINGS, first.address, scheduler)
     refusals: list[Exception] = []
@@ -288,7 +288,7 @@ def test_a_master_that_hangs_holds_up_neither_calls_nor_the_next_subscription(mo
 
 
 def test_a_connection_is_not_closed_under_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    master = Answering(202, b"")
+    master = FakeMaster(202, b"")
     driver = Driver(SETTINGS, master.address, EventScheduler())
     driver._master, driver.stream_id, driver.framework_id = master.address, "stream", "F"
     answer = http.client.HTTPConnection.getresponse
@@ -316,7 +316,7 @@ def test_a_call_without_a_connection_is_an_error() -> None:
 
 
 def test_the_headers_of_one_driver_do_not_reach_another() -> None:
-    master = Answering(202, b"")
+    master = FakeMaster(202, b"")
     try:
         for credentials in ({"principal": "ann", "secret": "right"}, {}):
             driver = Driver(
@@ -357,7 +357,7 @@ def test_a_master_that_is_not_there_is_one_sentence(uri: str, complaint: str) ->
 
 
 def test_something_else_than_mesos_is_recognised() -> None:
-    other = Answering(200, version={"version": "2.0", "name": "something else"})
+    other = FakeMaster(200, version={"version": "2.0", "name": "something else"})
     try:
         with pytest.raises(BadInputError, match="is not a Mesos master"):
             connect(other.address, DEADLINE_S)

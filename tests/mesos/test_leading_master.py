@@ -18,8 +18,8 @@ from framework.scheduler.demand import query_demand
 from framework.scheduler.job import Message, Need
 from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.standalone import StandaloneJob, run_standalone
-from tests.mesos.played_mesos import PlayedMesos
-from tests.service.api_stage import api_stage, played_master
+from tests.mesos.fake_mesos import FakeMesos
+from tests.service.api_stage import api_stage, fake_master
 from tests.waiting import wait_until
 
 
@@ -49,7 +49,7 @@ def test_a_service_asks_the_new_master(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         stage = stack.enter_context(api_stage(tmp_path))
         client = stack.enter_context(stage.client())
-        second = stack.enter_context(played_master(["late-0"]))
+        second = stack.enter_context(fake_master(["late-0"]))
 
         def agents() -> list[str]:
             there = client.get("/api/v1/cluster").raise_for_status().json()["agents"] or []
@@ -63,7 +63,7 @@ def test_a_service_asks_the_new_master(tmp_path: Path) -> None:
         assert (view["master"], view["mesos_version"]) == (second.address, "1.12.0")
 
 
-class PlayedDriver(PlayedMesos):
+class FakeDriver(FakeMesos):
     """A connection over which the next master takes the framework in."""
 
     def __init__(self, next_master: str, scheduler: EventScheduler) -> None:
@@ -82,7 +82,7 @@ class PlayedDriver(PlayedMesos):
         """Nor to wait for."""
 
 
-class Asking:
+class FakeJob:
     """A job that looks at all agents once it is subscribed, and has ended then."""
 
     need = Need.NOTHING
@@ -115,11 +115,11 @@ class Asking:
 
 @pytest.mark.integration
 def test_a_job_without_a_service_asks_the_new_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    with played_master(["early-0"]) as first, played_master(["late-0"]) as second:
+    with fake_master(["early-0"]) as first, fake_master(["late-0"]) as second:
         leading = LeadingMaster(dataclasses.replace(first, uri="zk://zoo:2181/mesos"))
         assert [node.name for node in leading.agents() or ()] == ["early-0"]
-        monkeypatch.setattr(standalone, "Driver", lambda _, uri, scheduler: PlayedDriver(second.address, scheduler))
-        job = StandaloneJob("job", lambda handle: Asking(leading), 1.0, lambda _: None, lambda: None)
+        monkeypatch.setattr(standalone, "Driver", lambda _, uri, scheduler: FakeDriver(second.address, scheduler))
+        job = StandaloneJob("job", lambda handle: FakeJob(leading), 1.0, lambda _: None, lambda: None)
         assert run_standalone(job, MesosAccess(), leading).agents == ["late-0"]
 
 

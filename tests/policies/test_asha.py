@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from framework.policies.trials.asha import AshaPolicy
 from framework.policies.trials.interface import Choice, PolicySettings, Reading, SlotView, TrialView
-from tests.policies.world import PlannedSlot, PlannedTrial, World
+from tests.policies.policy_stage import FakeSlot, FakeTrial, PolicyStage
 
 SETTINGS = PolicySettings(quantum_s=10.0)
 
@@ -75,9 +75,9 @@ def test_slots_are_given_to_the_best_that_do_not_refuse_them() -> None:
 
 
 def test_the_best_trial_is_done_long_before_the_worst() -> None:
-    plans = [PlannedTrial(lambda train_s, floor=floor: floor, length_s=300.0) for floor in (5, 3, 7, 1, 8, 2, 6, 4)]
-    world = World(AshaPolicy(SETTINGS), plans, [PlannedSlot()]).run(until_s=10_000.0)
-    ends_s = {number: trial.ended_s or math.inf for number, trial in world.trials.items()}
+    plans = [FakeTrial(lambda train_s, floor=floor: floor, length_s=300.0) for floor in (5, 3, 7, 1, 8, 2, 6, 4)]
+    stage = PolicyStage(AshaPolicy(SETTINGS), plans, [FakeSlot()]).run(until_s=10_000.0)
+    ends_s = {number: trial.ended_s or math.inf for number, trial in stage.trials.items()}
     assert min(ends_s, key=lambda number: ends_s[number]) == 3
     assert ends_s[3] < 700.0
     assert max(ends_s.values()) > 2400.0

@@ -12,26 +12,26 @@ from framework.policies.trials.interface import PolicySettings, Reading, SlotVie
 from framework.policies.trials.round_robin import RoundRobinPolicy
 from framework.policies.trials.slaq import LossPrediction, SlaqPolicy
 from framework.policies.trials.slaq_curves import SHAPES, predicted_fall
-from tests.policies.world import PlannedSlot, PlannedTrial, World
+from tests.policies.policy_stage import FakeSlot, FakeTrial, PolicyStage
 
 SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=4)
 
 
-def plans(count: int, length_s: float = 25.0) -> list[PlannedTrial]:
-    return [PlannedTrial(lambda train_s: 9.0 - train_s, length_s) for _ in range(count)]
+def plans(count: int, length_s: float = 25.0) -> list[FakeTrial]:
+    return [FakeTrial(lambda train_s: 9.0 - train_s, length_s) for _ in range(count)]
 
 
 def test_fifo_runs_each_to_its_end_and_never_wakes() -> None:
-    world = World(FifoPolicy(SETTINGS), plans(6), [PlannedSlot(), PlannedSlot()]).run(until_s=1000.0)
-    assert [start.trial for start in world.starts] == [0, 1, 2, 3, 4, 5]
+    stage = PolicyStage(FifoPolicy(SETTINGS), plans(6), [FakeSlot(), FakeSlot()]).run(until_s=1000.0)
+    assert [start.trial for start in stage.starts] == [0, 1, 2, 3, 4, 5]
     running = TrialView(0, 0.0, slices=[0], runnable=False)
     assert FifoPolicy(SETTINGS).decide(5.0, [running], [SlotView(0, 0)]).wake_at_s is None
 
 
 def test_round_robin_gives_each_a_quantum_in_turn() -> None:
     policy = RoundRobinPolicy(SETTINGS)
-    world = World(policy, plans(3), [PlannedSlot()]).run(until_s=1000.0)
-    assert [start.trial for start in world.starts] == [0, 1, 2] * 3
+    stage = PolicyStage(policy, plans(3), [FakeSlot()]).run(until_s=1000.0)
+    assert [start.trial for start in stage.starts] == [0, 1, 2] * 3
     policy.decide(1000.0, [], [])
     assert policy.passed_over == {}, "trials that have ended are forgotten"
 
@@ -44,9 +44,9 @@ def test_round_robin_turns_to_one_that_waits_whatever_it_knows_of_it() -> None:
 
 
 def test_round_robin_lets_one_that_comes_late_in_once_a_round() -> None:
-    late = PlannedTrial(lambda train_s: 1.0, length_s=25.0, arrives_s=15.0)
-    world = World(RoundRobinPolicy(SETTINGS), [*plans(2), late], [PlannedSlot()]).run(until_s=1000.0)
-    assert [start.trial for start in world.starts] == [0, 1, 0, 2, 1, 0, 2, 1, 2]
+    late = FakeTrial(lambda train_s: 1.0, length_s=25.0, arrives_s=15.0)
+    stage = PolicyStage(RoundRobinPolicy(SETTINGS), [*plans(2), late], [FakeSlot()]).run(until_s=1000.0)
+    assert [start.trial for start in stage.starts] == [0, 1, 0, 2, 1, 0, 2, 1, 2]
 
 
 @pytest.mark.parametrize(

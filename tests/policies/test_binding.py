@@ -8,7 +8,7 @@ from framework.policies.trials.binding import Binding
 from framework.policies.trials.interface import SlotView, TrialView
 
 
-class Bench:
+class BindingStage:
     """A binding with trials and slots that the test changes; each change is followed at once."""
 
     def __init__(self, trials_per_slot: int = 2) -> None:
@@ -48,107 +48,107 @@ class Bench:
 
 
 def test_an_arriving_trial_goes_to_the_slot_with_the_fewest_and_then_waits() -> None:
-    bench = Bench()
-    bench.come(0, 1)
-    assert bench.arrive(0) == {0: [0], 1: []}
-    assert bench.arrive(1, 2) == {0: [0, 2], 1: [1]}
-    assert bench.arrive(3, 4, 5) == {0: [0, 2], 1: [1, 3]}
+    stage = BindingStage()
+    stage.come(0, 1)
+    assert stage.arrive(0) == {0: [0], 1: []}
+    assert stage.arrive(1, 2) == {0: [0, 2], 1: [1]}
+    assert stage.arrive(3, 4, 5) == {0: [0, 2], 1: [1, 3]}
 
 
 def test_the_first_of_the_queue_takes_the_place_of_one_that_ends() -> None:
-    bench = Bench()
-    bench.come(0, 1)
-    bench.arrive(*range(6))
-    assert bench.end(1) == {0: [0, 2], 1: [3, 4]}
-    assert bench.end(0) == {0: [2, 5], 1: [3, 4]}
+    stage = BindingStage()
+    stage.come(0, 1)
+    stage.arrive(*range(6))
+    assert stage.end(1) == {0: [0, 2], 1: [3, 4]}
+    assert stage.end(0) == {0: [2, 5], 1: [3, 4]}
 
 
 def test_the_queue_passes_by_those_that_refuse_the_slot() -> None:
-    bench = Bench()
-    bench.come(0, 1)
-    bench.arrive(*range(4))
-    bench.arrive(4, refused=frozenset({1}))
-    bench.arrive(5)
-    assert bench.end(1) == {0: [0, 2], 1: [3, 5]}
-    assert bench.end(0) == {0: [2, 4], 1: [3, 5]}
+    stage = BindingStage()
+    stage.come(0, 1)
+    stage.arrive(*range(4))
+    stage.arrive(4, refused=frozenset({1}))
+    stage.arrive(5)
+    assert stage.end(1) == {0: [0, 2], 1: [3, 5]}
+    assert stage.end(0) == {0: [2, 4], 1: [3, 5]}
 
 
 def test_the_trials_of_a_slot_that_is_gone_come_first_in_order() -> None:
-    bench = Bench()
-    bench.come(0, 1)
-    bench.arrive(*range(5))
-    bench.run(slot0=2, slot1=1)
-    assert bench.go(0) == {1: [1, 3]}
-    assert bench.come(2) == {1: [1, 3], 2: [0, 2]}
-    assert bench.end(3) == {1: [1, 4], 2: [0, 2]}
+    stage = BindingStage()
+    stage.come(0, 1)
+    stage.arrive(*range(5))
+    stage.run(slot0=2, slot1=1)
+    assert stage.go(0) == {1: [1, 3]}
+    assert stage.come(2) == {1: [1, 3], 2: [0, 2]}
+    assert stage.end(3) == {1: [1, 4], 2: [0, 2]}
 
 
 def test_a_trial_that_now_refuses_its_slot_leaves_it() -> None:
-    bench = Bench()
-    bench.come(0, 1)
-    bench.arrive(0, 1)
-    assert bench.arrive(0, refused=frozenset({0})) == {0: [1], 1: [0]}, "and the idle slot takes the other"
+    stage = BindingStage()
+    stage.come(0, 1)
+    stage.arrive(0, 1)
+    assert stage.arrive(0, refused=frozenset({0})) == {0: [1], 1: [0]}, "and the idle slot takes the other"
 
 
 def test_an_idle_slot_takes_its_share_from_the_fullest() -> None:
-    bench = Bench(trials_per_slot=4)
-    bench.come(0)
-    bench.arrive(0, 1, 2, 3)
-    bench.run(slot0=0)
-    assert bench.come(1) == {0: [0, 1], 1: [3, 2]}, "the greatest rank first, until they are even"
-    assert bench.come(2) == {0: [0], 1: [3, 2], 2: [1]}
-    bench.run(slot0=0, slot1=3, slot2=1)
-    assert bench.end(0) == {0: [2], 1: [3], 2: [1]}
-    bench.run(slot0=2)
-    assert bench.end(1) == {0: [2], 1: [3], 2: []}, "nobody has one too many"
+    stage = BindingStage(trials_per_slot=4)
+    stage.come(0)
+    stage.arrive(0, 1, 2, 3)
+    stage.run(slot0=0)
+    assert stage.come(1) == {0: [0, 1], 1: [3, 2]}, "the greatest rank first, until they are even"
+    assert stage.come(2) == {0: [0], 1: [3, 2], 2: [1]}
+    stage.run(slot0=0, slot1=3, slot2=1)
+    assert stage.end(0) == {0: [2], 1: [3], 2: [1]}
+    stage.run(slot0=2)
+    assert stage.end(1) == {0: [2], 1: [3], 2: []}, "nobody has one too many"
 
 
 def test_an_idle_slot_leaves_another_the_only_trial_that_it_can_run() -> None:
-    bench = Bench()
-    bench.come(0)
-    bench.arrive(0)
-    assert bench.come(1) == {0: [0], 1: []}
-    assert bench.arrive(1, 2) == {0: [0, 2], 1: [1]}
-    bench.slots[0] = SlotView(0, None, busy=True)
-    bench.run(slot1=1)
-    assert bench.end(1) == {0: [0], 1: [2]}
-    assert bench.end(2) == {0: [], 1: [0]}, "a slot that is being filled or emptied has no use for it now"
+    stage = BindingStage()
+    stage.come(0)
+    stage.arrive(0)
+    assert stage.come(1) == {0: [0], 1: []}
+    assert stage.arrive(1, 2) == {0: [0, 2], 1: [1]}
+    stage.slots[0] = SlotView(0, None, busy=True)
+    stage.run(slot1=1)
+    assert stage.end(1) == {0: [0], 1: [2]}
+    assert stage.end(2) == {0: [], 1: [0]}, "a slot that is being filled or emptied has no use for it now"
 
 
 def test_an_idle_slot_takes_nothing_that_refuses_it() -> None:
-    bench = Bench()
-    bench.come(0)
-    bench.arrive(0)
-    bench.arrive(1, refused=frozenset({1}))
-    bench.run(slot0=0)
-    assert bench.come(1) == {0: [0, 1], 1: []}
-    assert bench.come(2) == {0: [0], 1: [], 2: [1]}
+    stage = BindingStage()
+    stage.come(0)
+    stage.arrive(0)
+    stage.arrive(1, refused=frozenset({1}))
+    stage.run(slot0=0)
+    assert stage.come(1) == {0: [0, 1], 1: []}
+    assert stage.come(2) == {0: [0], 1: [], 2: [1]}
 
 
 def test_a_slot_keeps_the_trial_that_is_about_to_get_it() -> None:
-    bench = Bench()
-    bench.come(0)
-    bench.arrive(0, 1, 2)
-    bench.run(slot0=0)
-    bench.slots[0] = replace(bench.slots[0], busy=True)
-    bench.trials[1] = replace(bench.trials[1], runnable=False)
-    assert bench.follow() == {0: [0, 1]}
+    stage = BindingStage()
+    stage.come(0)
+    stage.arrive(0, 1, 2)
+    stage.run(slot0=0)
+    stage.slots[0] = replace(stage.slots[0], busy=True)
+    stage.trials[1] = replace(stage.trials[1], runnable=False)
+    assert stage.follow() == {0: [0, 1]}
 
 
 def test_a_trial_that_cannot_run_is_bound_to_nothing_but_the_slot_that_has_it() -> None:
-    bench = Bench()
-    bench.come(0)
-    bench.arrive(0, 1, 2)
-    bench.trials[1] = replace(bench.trials[1], runnable=False)
-    assert bench.follow() == {0: [0, 2]}
-    bench.end(0)
-    assert bench.follow() == {0: [2]}
-    bench.trials[1] = replace(bench.trials[1], runnable=True)
-    assert bench.follow() == {0: [2, 1]}
+    stage = BindingStage()
+    stage.come(0)
+    stage.arrive(0, 1, 2)
+    stage.trials[1] = replace(stage.trials[1], runnable=False)
+    assert stage.follow() == {0: [0, 2]}
+    stage.end(0)
+    assert stage.follow() == {0: [2]}
+    stage.trials[1] = replace(stage.trials[1], runnable=True)
+    assert stage.follow() == {0: [2, 1]}
 
 
 def test_trials_that_run_already_are_bound_where_they_run() -> None:
-    bench = Bench()
-    bench.trials = {number: TrialView(number, 0.0, runnable=number != 2) for number in range(4)}
-    bench.slots = {0: SlotView(0), 1: SlotView(1, 2)}
-    assert bench.follow() == {0: [0, 1], 1: [2, 3]}
+    stage = BindingStage()
+    stage.trials = {number: TrialView(number, 0.0, runnable=number != 2) for number in range(4)}
+    stage.slots = {0: SlotView(0), 1: SlotView(1, 2)}
+    assert stage.follow() == {0: [0, 1], 1: [2, 3]}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dike.exceptions import BadInputError
 from framework.policies.trials.interface import Decision, Milestone, PolicySettings, SlotView, TrialView
 from framework.policies.trials.registry import POLICIES, make_policy
-from tests.policies.world import PlannedSlot, PlannedTrial, World
+from tests.policies.policy_stage import FakeSlot, FakeTrial, PolicyStage
 from tests.properties import examples
 
 SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=3, milestones=(Milestone(0.5, 20.0), Milestone(0.9, 40.0)))
@@ -46,9 +46,9 @@ def losses(draw: st.DrawFn) -> Callable[[float], float]:
     return loss if value is None else breaking(loss, draw(st.floats(0, 100)), value)
 
 
-def planned_trials() -> st.SearchStrategy[PlannedTrial]:
+def planned_trials() -> st.SearchStrategy[FakeTrial]:
     return st.builds(
-        PlannedTrial,
+        FakeTrial,
         loss=losses(),
         length_s=st.floats(0.5, 200),
         arrives_s=st.one_of(st.just(0.0), st.floats(0, 300)),
@@ -60,16 +60,16 @@ def planned_trials() -> st.SearchStrategy[PlannedTrial]:
     )
 
 
-def planned_slots() -> st.SearchStrategy[list[PlannedSlot]]:
+def planned_slots() -> st.SearchStrategy[list[FakeSlot]]:
     """The first one stays, and no trial refuses it; others come and go. Some are of one kind, some are not."""
     kinds = st.sampled_from(["", "k80", "v100"])
     others = st.builds(
-        lambda comes_s, stays_s, kind: PlannedSlot(comes_s, comes_s + stays_s, kind),
+        lambda comes_s, stays_s, kind: FakeSlot(comes_s, comes_s + stays_s, kind),
         st.floats(0, 200),
         st.one_of(st.floats(1, 200), st.just(math.inf)),
         kinds,
     )
-    first = st.builds(PlannedSlot, comes_s=st.sampled_from([0.0, 40.0]), kind=kinds)
+    first = st.builds(FakeSlot, comes_s=st.sampled_from([0.0, 40.0]), kind=kinds)
     return st.builds(lambda slot, more: [slot, *more], first, st.lists(others, max_size=3))
 
 
@@ -82,10 +82,10 @@ def planned_slots() -> st.SearchStrategy[list[PlannedSlot]]:
 )
 @examples(40)
 def test_in_any_world_the_contract_is_kept_and_every_trial_ends(
-    name: str, trials: list[PlannedTrial], slots: list[PlannedSlot], switch_s: float, tells_left: bool
+    name: str, trials: list[FakeTrial], slots: list[FakeSlot], switch_s: float, tells_left: bool
 ) -> None:
     worlds = [
-        World(make_policy(name, SETTINGS), trials, slots, switch_s, tells_left=tells_left).run(until_s=100_000.0)
+        PolicyStage(make_policy(name, SETTINGS), trials, slots, switch_s, tells_left=tells_left).run(until_s=100_000.0)
         for _ in range(2)
     ]
     assert [number for number in range(len(trials)) if not worlds[0].has_ended(number)] == []
@@ -97,36 +97,36 @@ def test_in_any_world_the_contract_is_kept_and_every_trial_ends(
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at_s", [0.0, 12.0, 200.0])
 def test_a_trial_whose_loss_is_no_number_never_wins(name: str, value: float, at_s: float) -> None:
-    broken = PlannedTrial(breaking(falling(5.0, 0.0, 0.5), at_s, value), length_s=300.0)
-    sound = [PlannedTrial(falling(4.0, 0.1, 0.005 * pace), length_s=500.0) for pace in (1, 2)]
-    world = World(make_policy(name, SETTINGS), [broken, *sound], [PlannedSlot()])
-    world.run(until_s=1000.0)
-    assert world.train_s(0) <= at_s + 2.5 * SETTINGS.quantum_s
-    assert world.train_s(1) + world.train_s(2) > 500.0
-    assert world.run(until_s=5000.0).has_ended(0), "it runs when nothing else can"
+    broken = FakeTrial(breaking(falling(5.0, 0.0, 0.5), at_s, value), length_s=300.0)
+    sound = [FakeTrial(falling(4.0, 0.1, 0.005 * pace), length_s=500.0) for pace in (1, 2)]
+    stage = PolicyStage(make_policy(name, SETTINGS), [broken, *sound], [FakeSlot()])
+    stage.run(until_s=1000.0)
+    assert stage.train_s(0) <= at_s + 2.5 * SETTINGS.quantum_s
+    assert stage.train_s(1) + stage.train_s(2) > 500.0
+    assert stage.run(until_s=5000.0).has_ended(0), "it runs when nothing else can"
 
 
 @pytest.mark.slow
 @each_that_takes_turns
 def test_nobody_starves_behind_a_trial_that_does_not_end(name: str) -> None:
-    best = PlannedTrial(lambda train_s: -0.01 * train_s, length_s=math.inf)
-    others = [PlannedTrial(falling(3.0, 2.0, 0.01, 0.1, seed), length_s=1e6) for seed in (1, 2)]
-    world = World(make_policy(name, SETTINGS), [best, *others], [PlannedSlot()])
-    world.run(until_s=20_000.0)
-    before = [world.train_s(number) for number in (1, 2)]
-    world.run(until_s=40_000.0)
-    assert all(world.train_s(number) > trained for number, trained in zip((1, 2), before, strict=True))
+    best = FakeTrial(lambda train_s: -0.01 * train_s, length_s=math.inf)
+    others = [FakeTrial(falling(3.0, 2.0, 0.01, 0.1, seed), length_s=1e6) for seed in (1, 2)]
+    stage = PolicyStage(make_policy(name, SETTINGS), [best, *others], [FakeSlot()])
+    stage.run(until_s=20_000.0)
+    before = [stage.train_s(number) for number in (1, 2)]
+    stage.run(until_s=40_000.0)
+    assert all(stage.train_s(number) > trained for number, trained in zip((1, 2), before, strict=True))
 
 
 @each_policy
 def test_a_policy_takes_over_a_search_that_runs(name: str) -> None:
     """What it has not decided itself it learns from what it sees."""
-    plans = [PlannedTrial(falling(3.0, pace, 0.02 * pace), length_s=60.0) for pace in (1, 2, 3, 4, 5)]
-    world = World(make_policy(name, SETTINGS), plans, [PlannedSlot(), PlannedSlot()])
-    world.run(until_s=75.0)
-    world.policy = make_policy(name, SETTINGS)
-    world.run(until_s=2000.0)
-    assert all(map(world.has_ended, range(5)))
+    plans = [FakeTrial(falling(3.0, pace, 0.02 * pace), length_s=60.0) for pace in (1, 2, 3, 4, 5)]
+    stage = PolicyStage(make_policy(name, SETTINGS), plans, [FakeSlot(), FakeSlot()])
+    stage.run(until_s=75.0)
+    stage.policy = make_policy(name, SETTINGS)
+    stage.run(until_s=2000.0)
+    assert all(map(stage.has_ended, range(5)))
 
 
 @each_policy

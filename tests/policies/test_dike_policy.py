@@ -13,7 +13,7 @@ import pytest
 from framework.policies.trials.dike_policy import REPLACEMENT_MARGIN, DikePolicy, gittins_offset
 from framework.policies.trials.interface import Decision, PolicySettings, Reading, SlotView, TrialView
 from framework.policies.trials.progress import Progress
-from tests.policies.world import PlannedSlot, PlannedTrial, World, violations
+from tests.policies.policy_stage import FakeSlot, FakeTrial, PolicyStage, violations
 
 SETTINGS = PolicySettings(quantum_s=10.0)
 
@@ -92,10 +92,10 @@ def test_a_trial_that_starts_late_is_found() -> None:
     def late(train_s: float) -> float:
         return 5.0 if train_s < 300 else 0.5
 
-    plans = [PlannedTrial(lambda train_s: 2.0 + 3.0 * math.exp(-train_s / 50), 50_000.0) for _ in range(3)]
-    world = World(DikePolicy(SETTINGS), [PlannedTrial(late, 2000.0), *plans], [PlannedSlot()])
-    world.run(until_s=20_000.0)
-    assert world.train_s(0) == 2000, "and then it is the one that runs, to its end"
+    plans = [FakeTrial(lambda train_s: 2.0 + 3.0 * math.exp(-train_s / 50), 50_000.0) for _ in range(3)]
+    stage = PolicyStage(DikePolicy(SETTINGS), [FakeTrial(late, 2000.0), *plans], [FakeSlot()])
+    stage.run(until_s=20_000.0)
+    assert stage.train_s(0) == 2000, "and then it is the one that runs, to its end"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -217,11 +217,11 @@ def test_to_be_started_in_another_slot_counts_by_its_share_of_a_quantum(switch_s
 
 
 def test_one_that_reports_nothing_takes_its_turns() -> None:
-    silent = PlannedTrial(lambda train_s: 1.0, 1e5, report_s=math.inf)
+    silent = FakeTrial(lambda train_s: 1.0, 1e5, report_s=math.inf)
     for fall, share in ((0.0, 0.3), (1e-3, 0.002)):
-        other = PlannedTrial(lambda train_s, fall=fall: 5.0 - fall * train_s, 1e5)
-        world = World(DikePolicy(SETTINGS), [silent, other], [PlannedSlot()]).run(until_s=10_000.0)
-        assert share * 10_000 < world.train_s(0) < 0.6 * 10_000
+        other = FakeTrial(lambda train_s, fall=fall: 5.0 - fall * train_s, 1e5)
+        stage = PolicyStage(DikePolicy(SETTINGS), [silent, other], [FakeSlot()]).run(until_s=10_000.0)
+        assert share * 10_000 < stage.train_s(0) < 0.6 * 10_000
 
 
 def test_progress_is_that_of_the_lowest_loss() -> None:
@@ -251,20 +251,22 @@ ON_K80 = {"k80": 3.0, "v100": 1.0}
 ON_V100 = {"k80": 1.0, "v100": 3.0}
 
 
-def slots(*kinds: str) -> list[PlannedSlot]:
-    return [PlannedSlot(kind=kind) for kind in kinds]
+def slots(*kinds: str) -> list[FakeSlot]:
+    return [FakeSlot(kind=kind) for kind in kinds]
 
 
 @pytest.mark.parametrize("kind", ["", "v100"])
 def test_on_slots_of_one_kind_measured_speeds_count_for_nothing(kind: str) -> None:
-    def plans(speeds: Sequence[float]) -> list[PlannedTrial]:
+    def plans(speeds: Sequence[float]) -> list[FakeTrial]:
         return [
-            PlannedTrial(lambda t, n=n: 5.0 / (1 + 0.01 * n * t), 40.0 + 13 * n, 7.0 * (n % 3), speeds={kind: speed})
+            FakeTrial(lambda t, n=n: 5.0 / (1 + 0.01 * n * t), 40.0 + 13 * n, 7.0 * (n % 3), speeds={kind: speed})
             for n, speed in enumerate(speeds)
         ]
 
-    worlds = [World(DikePolicy(SETTINGS), plans(speeds), slots(kind, kind)) for speeds in (range(1, 10), [5.0] * 9)]
-    first, second = (world.run(5000.0) for world in worlds)
+    worlds = [
+        PolicyStage(DikePolicy(SETTINGS), plans(speeds), slots(kind, kind)) for speeds in (range(1, 10), [5.0] * 9)
+    ]
+    first, second = (stage.run(5000.0) for stage in worlds)
     assert first.starts == second.starts
     assert len(first.starts) > 9, "some are preempted"
 
@@ -281,30 +283,30 @@ def test_a_free_slot_takes_the_trial_with_the_greatest_worth_times_relative_spee
 
 def test_running_trials_change_places_where_both_gain() -> None:
     plans = [
-        PlannedTrial(lambda t: 10.0 - 0.01 * t, 500.0, speeds=speeds, preemptible=preemptible)
+        FakeTrial(lambda t: 10.0 - 0.01 * t, 500.0, speeds=speeds, preemptible=preemptible)
         for speeds, preemptible in ((ON_K80, True), (ON_V100, True), (ON_K80, False))
     ]
-    world = World(DikePolicy(SETTINGS), plans[:2], slots("v100", "k80")).run(10_000.0)
-    assert all(map(world.has_ended, range(2)))
-    assert [start.slot for start in world.starts if start.trial == 0] == [0, 1]
-    assert [start.slot for start in world.starts if start.trial == 1] == [1, 0]
-    assert {start.reason for start in world.starts[2:]} == {"faster slots for all"}
+    stage = PolicyStage(DikePolicy(SETTINGS), plans[:2], slots("v100", "k80")).run(10_000.0)
+    assert all(map(stage.has_ended, range(2)))
+    assert [start.slot for start in stage.starts if start.trial == 0] == [0, 1]
+    assert [start.slot for start in stage.starts if start.trial == 1] == [1, 0]
+    assert {start.reason for start in stage.starts[2:]} == {"faster slots for all"}
     # One that cannot be suspended stays, and so does the other.
-    stays = World(DikePolicy(SETTINGS), [plans[2], plans[1]], slots("v100", "k80")).run(10_000.0)
+    stays = PolicyStage(DikePolicy(SETTINGS), [plans[2], plans[1]], slots("v100", "k80")).run(10_000.0)
     assert [start.slot for start in stays.starts] == [0, 1]
 
 
 def test_a_move_must_pay_what_it_costs() -> None:
-    plans = [PlannedTrial(lambda t: 10.0 - 0.01 * t, 500.0, speeds=speeds) for speeds in (ON_K80, ON_V100)]
+    plans = [FakeTrial(lambda t: 10.0 - 0.01 * t, 500.0, speeds=speeds) for speeds in (ON_K80, ON_V100)]
     dear = replace(SETTINGS, move_s=20 * SETTINGS.quantum_s)
-    assert len(World(DikePolicy(dear), plans, slots("v100", "k80")).run(10_000.0).starts) == 2
+    assert len(PolicyStage(DikePolicy(dear), plans, slots("v100", "k80")).run(10_000.0).starts) == 2
 
 
 def test_an_idle_slot_takes_a_trial_from_a_slower_one() -> None:
-    plans = [PlannedTrial(lambda t: 10.0 - 0.01 * t, length_s, speeds=ON_V100) for length_s in (100.0, 500.0)]
-    world = World(DikePolicy(SETTINGS), plans, slots("v100", "k80")).run(10_000.0)
-    assert world.has_ended(1)
-    assert [start.slot for start in world.starts if start.trial == 1] == [1, 0]
+    plans = [FakeTrial(lambda t: 10.0 - 0.01 * t, length_s, speeds=ON_V100) for length_s in (100.0, 500.0)]
+    stage = PolicyStage(DikePolicy(SETTINGS), plans, slots("v100", "k80")).run(10_000.0)
+    assert stage.has_ended(1)
+    assert [start.slot for start in stage.starts if start.trial == 1] == [1, 0]
 
 
 def with_left(views: Sequence[TrialView], *left_s: float | None) -> list[TrialView]:
@@ -372,16 +374,16 @@ def test_two_that_would_end_last_do_not_change_places_again_and_again() -> None:
 
 
 def test_a_search_ends_hardly_later_than_if_no_slot_were_ever_empty() -> None:
-    def falls(floor: float, length_s: float) -> PlannedTrial:
-        return PlannedTrial(lambda train_s: floor + 3 * math.exp(-train_s / 900), length_s)
+    def falls(floor: float, length_s: float) -> FakeTrial:
+        return FakeTrial(lambda train_s: floor + 3 * math.exp(-train_s / 900), length_s)
 
     plans = [falls(0.1 * number, 3600.0 * (3 - number % 3)) for number in range(12)]
     least_s = sum(plan.length_s for plan in plans) / 5
     took_s, best_s = {}, {}
     for tells_left in (False, True):
-        world = World(DikePolicy(SETTINGS), plans, [PlannedSlot()] * 5, tells_left=tells_left)
-        took_s[tells_left] = world.run(math.inf).now_s
-        best_s[tells_left] = world.trials[0].ended_s
+        stage = PolicyStage(DikePolicy(SETTINGS), plans, [FakeSlot()] * 5, tells_left=tells_left)
+        took_s[tells_left] = stage.run(math.inf).now_s
+        best_s[tells_left] = stage.trials[0].ended_s
     assert took_s[False] > 1.1 * least_s
     assert took_s[True] < 1.05 * least_s
     assert best_s[True] == pytest.approx(best_s[False], rel=0.02), "the best one does not wait for it"

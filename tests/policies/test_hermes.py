@@ -10,7 +10,7 @@ import pytest
 
 from framework.policies.trials.hermes import HermesPolicy
 from framework.policies.trials.interface import Choice, Milestone, PolicySettings, Reading, SlotView, TrialView
-from tests.policies.world import PlannedSlot, PlannedTrial, World
+from tests.policies.policy_stage import FakeSlot, FakeTrial, PolicyStage
 
 SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=4)
 FIXED = PolicySettings(quantum_s=10.0, trials_per_slot=4, milestones=(), quantum_growth=0.0)
@@ -81,12 +81,12 @@ def test_a_broken_trial_comes_after_one_whose_loss_rises(value: float) -> None:
 
 
 def test_a_trial_passed_over_too_often_gets_one_quantum() -> None:
-    falling = PlannedTrial(lambda train_s: 100.0 - train_s, length_s=100_000.0)
-    flat = [PlannedTrial(lambda train_s: 1.0, length_s=100_000.0) for _ in range(2)]
-    world = World(HermesPolicy(FIXED), [falling, *flat], [PlannedSlot()]).run(until_s=5000.0)
-    aged = [start for start in world.starts if start.reason == "passed over too often"]
+    falling = FakeTrial(lambda train_s: 100.0 - train_s, length_s=100_000.0)
+    flat = [FakeTrial(lambda train_s: 1.0, length_s=100_000.0) for _ in range(2)]
+    stage = PolicyStage(HermesPolicy(FIXED), [falling, *flat], [FakeSlot()]).run(until_s=5000.0)
+    aged = [start for start in stage.starts if start.reason == "passed over too often"]
     assert Counter(start.trial for start in aged).keys() == {1, 2}
-    share = (world.train_s(1) + world.train_s(2)) / world.now_s
+    share = (stage.train_s(1) + stage.train_s(2)) / stage.now_s
     assert 0.02 < share < 0.1
     assert not any(start.trial == follower.trial for start, follower in pairwise(aged))
     for trial in (1, 2):
@@ -115,15 +115,15 @@ def test_the_quantum_grows_with_each_preemption() -> None:
 
 
 def test_growing_quanta_spare_preemptions() -> None:
-    plans = [PlannedTrial(lambda t, n=n: math.exp(-0.004 * t * n), length_s=1000.0) for n in (1, 1, 2)]
-    worlds = [World(HermesPolicy(settings), plans, [PlannedSlot()]).run(10_000.0) for settings in (SETTINGS, FIXED)]
-    assert all(world.has_ended(number) for world in worlds for number in range(3))
+    plans = [FakeTrial(lambda t, n=n: math.exp(-0.004 * t * n), length_s=1000.0) for n in (1, 1, 2)]
+    worlds = [PolicyStage(HermesPolicy(settings), plans, [FakeSlot()]).run(10_000.0) for settings in (SETTINGS, FIXED)]
+    assert all(stage.has_ended(number) for stage in worlds for number in range(3))
     assert len(worlds[0].starts) < len(worlds[1].starts)
 
 
 def test_the_paper_order_of_a_small_search() -> None:
     """Each trial has its first quantum, then the one that falls fastest runs to its end."""
     paces = [1.0, 3.0, 2.0]
-    plans = [PlannedTrial(lambda train_s, pace=pace: 1000.0 - pace * train_s, length_s=50.0) for pace in paces]
-    world = World(HermesPolicy(SETTINGS), plans, [PlannedSlot()]).run(until_s=1000.0)
-    assert [start.trial for start in world.starts] == [0, 1, 2, 1, 2, 0]
+    plans = [FakeTrial(lambda train_s, pace=pace: 1000.0 - pace * train_s, length_s=50.0) for pace in paces]
+    stage = PolicyStage(HermesPolicy(SETTINGS), plans, [FakeSlot()]).run(until_s=1000.0)
+    assert [start.trial for start in stage.starts] == [0, 1, 2, 1, 2, 0]

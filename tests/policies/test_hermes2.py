@@ -9,7 +9,7 @@ import pytest
 from framework.policies.trials.hermes2 import PAPER, Hermes2Policy, MetaRules
 from framework.policies.trials.interface import Choice, PolicySettings, Reading, SlotView, TrialView
 from framework.policies.trials.registry import make_policy
-from tests.policies.world import PlannedSlot, PlannedTrial, World
+from tests.policies.policy_stage import FakeSlot, FakeTrial, PolicyStage
 
 SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=4)
 FIXED = PolicySettings(quantum_s=10.0, trials_per_slot=4, milestones=(), quantum_growth=0.0)
@@ -18,12 +18,12 @@ ON_V100 = {"k80": 10.0, "p100": 40.0, "v100": 80.0}
 EVEN = {"k80": 50.0, "p100": 50.0, "v100": 50.0}
 
 
-def trial(speeds: Mapping[str, float] | None = None, length_s: float = 200.0, **changes: object) -> PlannedTrial:
-    return PlannedTrial(lambda train_s: 10.0 - 0.01 * train_s, length_s, speeds=speeds or {}, **changes)
+def trial(speeds: Mapping[str, float] | None = None, length_s: float = 200.0, **changes: object) -> FakeTrial:
+    return FakeTrial(lambda train_s: 10.0 - 0.01 * train_s, length_s, speeds=speeds or {}, **changes)
 
 
-def slots(*kinds: str) -> list[PlannedSlot]:
-    return [PlannedSlot(kind=kind) for kind in kinds]
+def slots(*kinds: str) -> list[FakeSlot]:
+    return [FakeSlot(kind=kind) for kind in kinds]
 
 
 def waiting(number: int, speeds: Mapping[str, float], batch_size: float = 1.0, *, started: bool = True) -> TrialView:
@@ -41,11 +41,11 @@ def chosen(trials: Sequence[TrialView], *kinds: str, policy: Hermes2Policy | Non
 @pytest.mark.parametrize("kind", ["", "v100"])
 def test_on_slots_of_one_kind_it_is_hermes(kind: str) -> None:
     plans = [
-        PlannedTrial(lambda t, pace=pace: 5.0 / (1 + 0.01 * pace * t), 40.0 + 13 * pace, arrives_s=7.0 * (pace % 3))
+        FakeTrial(lambda t, pace=pace: 5.0 / (1 + 0.01 * pace * t), 40.0 + 13 * pace, arrives_s=7.0 * (pace % 3))
         for pace in range(9)
     ]
     worlds = [
-        World(make_policy(name, SETTINGS), plans, slots(kind, kind)).run(5000.0) for name in ("hermes", "hermes2")
+        PolicyStage(make_policy(name, SETTINGS), plans, slots(kind, kind)).run(5000.0) for name in ("hermes", "hermes2")
     ]
     assert worlds[0].starts == worlds[1].starts
 
@@ -93,21 +93,21 @@ def test_a_move_is_weighed_against_its_cost_and_free_before_the_start() -> None:
 
 def test_every_kind_is_measured_early() -> None:
     plans = [trial(speeds, length_s=1e6) for speeds in (ON_K80, ON_V100, EVEN) * 3]
-    world = World(make_policy("hermes2", SETTINGS), plans, slots("k80", "p100", "v100"))
-    world.run(1.0 + 3 * SETTINGS.quantum_s)
-    assert {kind for state in world.trials.values() for kind in state.speeds} == {"k80", "p100", "v100"}
+    stage = PolicyStage(make_policy("hermes2", SETTINGS), plans, slots("k80", "p100", "v100"))
+    stage.run(1.0 + 3 * SETTINGS.quantum_s)
+    assert {kind for state in stage.trials.values() for kind in state.speeds} == {"k80", "p100", "v100"}
     # Three batches of three alike: what one of them has been measured at tells of the others.
-    world.run(40 * SETTINGS.quantum_s)
+    stage.run(40 * SETTINGS.quantum_s)
     for speeds in (ON_K80, ON_V100, EVEN):
-        measured = [state.speeds for state in world.trials.values() if state.plan.speeds is speeds]
+        measured = [state.speeds for state in stage.trials.values() if state.plan.speeds is speeds]
         assert {kind for one in measured for kind in one} == {"k80", "p100", "v100"}
 
 
 def test_in_the_end_each_runs_where_it_is_fast() -> None:
     plans = [trial(speeds, length_s=2000.0) for speeds in (EVEN, ON_V100, ON_K80) * 2]
-    world = World(make_policy("hermes2", FIXED), plans, slots("k80", "p100", "v100"))
-    world.run(2000.0)
-    late = [start for start in world.starts if start.at_s > 600.0]
+    stage = PolicyStage(make_policy("hermes2", FIXED), plans, slots("k80", "p100", "v100"))
+    stage.run(2000.0)
+    late = [start for start in stage.starts if start.at_s > 600.0]
     assert late
     best = {id(ON_K80): 0, id(EVEN): 1, id(ON_V100): 2}
     right = [start for start in late if best[id(plans[start.trial].speeds)] == start.slot]
@@ -117,26 +117,26 @@ def test_in_the_end_each_runs_where_it_is_fast() -> None:
 def test_counts_stay_even_over_the_cluster() -> None:
     plans = [trial(ON_V100, length_s=1e6) for _ in range(12)]
     policy = Hermes2Policy(SETTINGS)
-    world = World(policy, plans, slots("k80", "p100", "v100"))
-    world.run(300.0)
+    stage = PolicyStage(policy, plans, slots("k80", "p100", "v100"))
+    stage.run(300.0)
     assert [len(policy._binding.bound_to(slot)) for slot in range(3)] == [4, 4, 4]
 
 
 def test_an_idle_slot_takes_over_a_trial_that_runs_on_a_slower_one() -> None:
     plans = [trial(ON_V100, length_s=100.0), trial(ON_V100, length_s=500.0)]
-    world = World(make_policy("hermes2", SETTINGS), plans, slots("v100", "k80"), switch_s=1.0)
-    assert world.run(10_000.0).has_ended(1)
-    assert [(start.slot, start.at_s) for start in world.starts if start.trial == 1] == [(1, 0.0), (0, 102.0)]
-    world = World(Hermes2Policy(SETTINGS, PAPER), plans, slots("v100", "k80"), switch_s=1.0)
-    assert world.run(10_000.0).has_ended(1)
-    assert [start.slot for start in world.starts if start.trial == 1] == [1]
+    stage = PolicyStage(make_policy("hermes2", SETTINGS), plans, slots("v100", "k80"), switch_s=1.0)
+    assert stage.run(10_000.0).has_ended(1)
+    assert [(start.slot, start.at_s) for start in stage.starts if start.trial == 1] == [(1, 0.0), (0, 102.0)]
+    stage = PolicyStage(Hermes2Policy(SETTINGS, PAPER), plans, slots("v100", "k80"), switch_s=1.0)
+    assert stage.run(10_000.0).has_ended(1)
+    assert [start.slot for start in stage.starts if start.trial == 1] == [1]
 
 
 def test_a_trial_that_cannot_be_suspended_stays() -> None:
     plans = [trial(EVEN, length_s=15.0), trial(ON_V100, length_s=500.0, preemptible=False)]
-    world = World(make_policy("hermes2", SETTINGS), plans, slots("v100", "k80"))
-    world.run(10_000.0)
-    assert [start.slot for start in world.starts if start.trial == 1] == [1]
+    stage = PolicyStage(make_policy("hermes2", SETTINGS), plans, slots("v100", "k80"))
+    stage.run(10_000.0)
+    assert [start.slot for start in stage.starts if start.trial == 1] == [1]
 
 
 def test_a_running_trial_makes_place_at_the_end_of_its_quantum_only() -> None:

@@ -24,7 +24,7 @@ TIMEOUT_S = 300.0
 PROFILE = made_up_profile({"w": (2, 3)}, flops=1e6)
 
 
-class Reader:
+class FakeReader:
     """Reads a profile, and counts how often."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def known(
     read: Callable[[], ModelProfile] | None = None,
     **more: Any,
 ) -> CachedProfile:
-    return cached_profile("keras:ResNet50", inputs, environment or {}, read or Reader(), **more)
+    return cached_profile("keras:ResNet50", inputs, environment or {}, read or FakeReader(), **more)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_a_profile_is_read_once(cache: Path) -> None:
 
 
 def test_it_is_read_again_for_who_asks_or_has_no_use_for_it() -> None:
-    read = Reader()
+    read = FakeReader()
     known(read=read)
     assert known(read=read, refresh=True).profile.batch_size == 2
     assert known(read=read, is_acceptable=lambda kept: kept.batch_size == 1).profile.batch_size == 3
@@ -69,7 +69,7 @@ def test_it_is_read_again_for_who_asks_or_has_no_use_for_it() -> None:
 
 
 def test_whatever_it_depends_on_has_its_own() -> None:
-    read = Reader()
+    read = FakeReader()
     wanted: list[tuple[object, dict[str, str]]] = [(None, {}), ([8], {}), ([16], {}), ([8], {"KERAS_BACKEND": "jax"})]
     first = [known(inputs, environment, read=read).profile for inputs, environment in wanted[1:]]
     assert [known(inputs, environment, read=read).profile for inputs, environment in wanted[1:]] == first
@@ -78,7 +78,7 @@ def test_whatever_it_depends_on_has_its_own() -> None:
 
 @pytest.mark.parametrize("library", ["tensorflow", "keras", "numpy"])
 def test_another_version_reads_it_anew(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Reader()
+    read = FakeReader()
     known(read=read)
     versions = {"tensorflow": "2.21.0", "keras": "3.15.1", "tf_keras": "2.21.0", "numpy": "2.0", library: "99.0"}
     monkeypatch.setattr(profile_cache, "version", versions.__getitem__)
@@ -90,7 +90,7 @@ def test_another_version_reads_it_anew(library: str, monkeypatch: pytest.MonkeyP
 def test_what_keras_is_set_to_counts_as_it_is_after_its_first_import(tmp_path: Path) -> None:
     settings = tmp_path / "keras" / "keras.json"
     environment = {"KERAS_HOME": str(settings.parent)}
-    read = Reader()
+    read = FakeReader()
 
     def first() -> ModelProfile:
         settings.parent.mkdir()
@@ -110,7 +110,7 @@ def test_what_keras_is_set_to_counts_as_it_is_after_its_first_import(tmp_path: P
     [b"", b'{"name": "cut of', b"[]", b"1", b"\xff\xfe", b'{"read_s": "x", "profile": {}}', b'{"profile": 1}'],
 )
 def test_a_damaged_one_is_made_anew(content: bytes, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    read = Reader()
+    read = FakeReader()
     known(read=read)
     (path,) = cache.iterdir()
     path.write_bytes(content)
@@ -121,7 +121,7 @@ def test_a_damaged_one_is_made_anew(content: bytes, cache: Path, caplog: pytest.
 
 def test_a_profile_is_had_where_none_can_be_kept(cache: Path) -> None:
     cache.parent.parent.write_text("a file where the folder should be")
-    read = Reader()
+    read = FakeReader()
     known(read=read)
     known(read=read)
     assert read.times == 2
@@ -149,7 +149,7 @@ def test_a_refusal_is_not_kept(cache: Path) -> None:
 
 def test_those_that_were_not_used_for_long_go_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_cache, "MAX_PROFILES", 3)
-    read = Reader()
+    read = FakeReader()
     for number in range(3):
         place = known([number], read=read).cache_file
         assert place is not None
@@ -162,7 +162,7 @@ def test_those_that_were_not_used_for_long_go_first(cache: Path, monkeypatch: py
 
 
 def test_what_a_job_has_found_is_kept_instead() -> None:
-    read = Reader()
+    read = FakeReader()
     known(read=read)
     found = made_up_profile({"w": (2, 4)}, flops=1e6)
     known(read=read).replace_with(found)
@@ -171,7 +171,7 @@ def test_what_a_job_has_found_is_kept_instead() -> None:
 
 
 def test_a_profile_that_jobs_never_agree_with_is_read_each_time() -> None:
-    read = Reader()
+    read = FakeReader()
     known(read=read)
     known(read=read).replace_with(dataclasses.replace(PROFILE, flops_step_per_sample=9e9))
     assert [known(read=read).is_cached, known(read=read).is_cached] == [False, False]

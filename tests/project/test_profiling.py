@@ -24,7 +24,7 @@ from tests.profiles import made_up_profile
 READ = profiling._ProfilingProcess.profile
 
 
-class Scripts:
+class ProjectStage:
     """A project whose script is never run; counts how often it would be."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,15 +50,15 @@ class Scripts:
 
 
 @pytest.fixture
-def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripts:
-    made = Scripts(tmp_path / "project")
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProjectStage:
+    made = ProjectStage(tmp_path / "project")
     monkeypatch.setattr(profiling._ProfilingProcess, "profile", made.read)
     monkeypatch.setenv("DIKE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(made.folder)
     return made
 
 
-CHANGES: dict[str, Callable[[Scripts], object]] = {
+CHANGES: dict[str, Callable[[ProjectStage], object]] = {
     "the script": lambda scripts: (scripts.folder / "train.py").write_text("import model  # changed\n"),
     "a module": lambda scripts: (scripts.folder / "model.py").write_text("WIDTH = 2\n"),
     "its data": lambda scripts: (scripts.folder / "rows.csv").write_text("1,3\n"),
@@ -67,7 +67,7 @@ CHANGES: dict[str, Callable[[Scripts], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_travels_counts(what: str, scripts: Scripts) -> None:
+def test_what_travels_counts(what: str, scripts: ProjectStage) -> None:
     for take in (scripts.here, scripts.job):
         scripts.times = 0
         take()
@@ -84,7 +84,7 @@ def test_what_travels_counts(what: str, scripts: Scripts) -> None:
     assert scripts.times == 3
 
 
-def test_arguments_batch_and_variables_count(scripts: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_batch_and_variables_count(scripts: ProjectStage, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts.here()
     scripts.job()
     scripts.here("--width", "2")
@@ -104,7 +104,7 @@ def test_arguments_batch_and_variables_count(scripts: Scripts, monkeypatch: pyte
     assert scripts.times == 8
 
 
-def test_it_is_said_when_it_was_read_and_read_again_for_who_asks(scripts: Scripts) -> None:
+def test_it_is_said_when_it_was_read_and_read_again_for_who_asks(scripts: ProjectStage) -> None:
     assert scripts.here() == scripts.here()
     assert not scripts.job().is_cached
     assert scripts.job().is_cached
@@ -116,7 +116,7 @@ def test_it_is_said_when_it_was_read_and_read_again_for_who_asks(scripts: Script
     assert scripts.times == 4
 
 
-def test_what_an_earlier_run_has_written_counts(scripts: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_earlier_run_has_written_counts(scripts: ProjectStage, monkeypatch: pytest.MonkeyPatch) -> None:
     from executor import outputs
 
     written = "first"
@@ -129,7 +129,7 @@ def test_what_an_earlier_run_has_written_counts(scripts: Scripts, monkeypatch: p
     assert scripts.times == 2
 
 
-def test_a_script_that_is_no_python_is_run_each_time(scripts: Scripts) -> None:
+def test_a_script_that_is_no_python_is_run_each_time(scripts: ProjectStage) -> None:
     (scripts.folder / "model.py").write_text("def\n")
     scripts.here()
     scripts.here()
@@ -137,7 +137,7 @@ def test_a_script_that_is_no_python_is_run_each_time(scripts: Scripts) -> None:
 
 
 def test_the_second_dike_plan_starts_no_process(
-    scripts: Scripts, examples: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    scripts: ProjectStage, examples: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["dike", "plan", "train.py", "--cluster", str(examples / "clusters" / "laptop.yaml"), "--format", "json"]
     monkeypatch.setattr(sys, "argv", command)
@@ -158,7 +158,7 @@ def test_the_second_dike_plan_starts_no_process(
     assert "using the profile" in said
 
 
-def test_a_saved_profile_cannot_be_read_again(scripts: Scripts) -> None:
+def test_a_saved_profile_cannot_be_read_again(scripts: ProjectStage) -> None:
     saved = scripts.folder / "saved.json"
     saved.write_text(made_up_profile({"w": (2, 2)}, flops=1e6).dumps())
     assert load_profile("saved.json").parameters == 4
@@ -166,7 +166,7 @@ def test_a_saved_profile_cannot_be_read_again(scripts: Scripts) -> None:
         load_profile("saved.json", refresh=True)
 
 
-class EndedForks:
+class FakeForks:
     """Forks that are over, and reaped by another, before whoever asks for them hears of them."""
 
     def fork(self, arguments: Sequence[str], *_: object) -> int:
@@ -179,7 +179,7 @@ class EndedForks:
 
 @pytest.mark.integration
 def test_a_fork_may_have_ended_before_it_is_watched() -> None:
-    forks: Any = EndedForks()
+    forks: Any = FakeForks()
     reading = profiling._ProfilingProcess("train.py", (), None, os.environ, zygotes=forks)
     with pytest.raises(BadInputError, match=r"^It has no model\.$"):
         READ(reading, 60.0)

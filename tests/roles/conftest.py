@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.roles.roles_job import stop_servers
+from tests.roles.roles_stage import stop_servers
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dike.profile import Api
-from tests.roles.roles_job import SCRIPTS, Job, Process
+from tests.roles.roles_stage import SCRIPTS, Process, RolesStage
 
 pytestmark = pytest.mark.tensorflow
 
@@ -27,7 +27,7 @@ def test_a_fit_that_changes_its_size_trains_each_sample_once_in_each_epoch(tmp_p
     splits: list[Any] = []
     saved = 0
     for attempt, (ps, workers) in enumerate(sizes):
-        with Job(
+        with RolesStage(
             Api.KERAS,
             SCRIPTS / "keras_elastic.py",
             tmp_path,
@@ -87,7 +87,9 @@ def reference(count: int) -> list[float]:
 
 def test_a_synchronous_job_keeps_its_global_batch_with_fewer_workers(tmp_path: Path) -> None:
     script, expected = SCRIPTS / "graph_elastic.py", reference(40)
-    with Job(Api.GRAPH, script, tmp_path, 1, 2, ("40",), environment=ENVIRONMENT, forked=True, replicas=2) as job:
+    with RolesStage(
+        Api.GRAPH, script, tmp_path, 1, 2, ("40",), environment=ENVIRONMENT, forked=True, replicas=2
+    ) as job:
         chief, slow = job.chief, job.worker(1)
         assert chief.wait() == 143
         # TensorFlow makes a session once more whose connection is lost as it begins.
@@ -107,7 +109,7 @@ def test_a_synchronous_job_keeps_its_global_batch_with_fewer_workers(tmp_path: P
         assert 0 < max(rates[1]) < 1.2 / SLOW_S < max(rates[0])
 
     # One worker gives both gradients of a step, and the steps count from the job's first start.
-    with Job(
+    with RolesStage(
         Api.GRAPH, script, tmp_path, 2, 1, ("40",), environment=ENVIRONMENT, forked=True, replicas=2, attempt=1
     ) as job:
         assert job.chief.wait() == 0

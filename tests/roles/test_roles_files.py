@@ -23,7 +23,7 @@ from tests.profiles import made_up_profile
 PROFILE = made_up_profile({"a": (2, 4), "b": (2,)}, name="model.py", flops=1.0)
 
 
-class Clock:
+class FakeClock:
     now_s = 0.0
 
     def __call__(self) -> float:
@@ -34,7 +34,7 @@ def test_progress_is_thinned_and_the_last_is_kept(monkeypatch: pytest.MonkeyPatc
     # Every line is looked at: the thread that writes them may be slow to get its turn.
     monkeypatch.setattr(reporting, "_FLUSH_TIMEOUT_S", 120.0)
     reader, writer = os.pipe()
-    clock = Clock()
+    clock = FakeClock()
     reporter = Reporter(writer, clock)
     reporter.started()
     for step in range(1, 101):
@@ -62,7 +62,7 @@ def test_progress_is_thinned_and_the_last_is_kept(monkeypatch: pytest.MonkeyPatc
 
 def test_the_speed_counts_steps_whose_reports_were_kept_back() -> None:
     reader, writer = os.pipe()
-    clock = Clock()
+    clock = FakeClock()
     reporter = Reporter(writer, clock)
     for epoch in range(20):
         for batch in range(44):

@@ -12,7 +12,7 @@ import pytest
 from dike import checkpoints
 from dike.profile import Api
 from dike.task import Role
-from tests.roles.roles_job import PATIENT, SCRIPTS, Job, step_of, wait_for
+from tests.roles.roles_stage import PATIENT, SCRIPTS, RolesStage, step_of, wait_for
 from tests.warm import in_tensorflow
 
 pytestmark = pytest.mark.tensorflow
@@ -27,7 +27,7 @@ def latest_step(folder: Path) -> int:
 
 def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path) -> None:
     args: tuple[str, ...] = ("scaffold", "200")
-    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 2, 2, args, PLAN, fingerprint="one") as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path / "job", 2, 2, args, PLAN, fingerprint="one") as job:
         assert [job.worker(0).wait(), job.worker(1).wait()] == [0, 0]
         results = [job.worker(index).result for index in (0, 1)]
         steps = sum(result["own_steps"] for result in results)
@@ -58,7 +58,7 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
     older = latest_step(tmp_path / "job")
 
     # Again with more steps and fewer ps: goes on where it ended; a worker is killed and comes back.
-    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 2, ("monitored", "1000"), fingerprint="one") as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 2, ("monitored", "1000"), fingerprint="one") as job:
         lost = job.worker(1)
         wait_for(lambda: step_of(lost) > 230, lost)
         job.kill("worker:1")
@@ -74,13 +74,15 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
     # Its newest checkpoint is damaged: the one before is gone on from.
     newest = tmp_path / "job" / "checkpoints" / f"model.ckpt-{latest_step(tmp_path / 'job')}.index"
     newest.write_bytes(b"")
-    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "1000"), fingerprint="one") as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "1000"), fingerprint="one") as job:
         assert job.chief.wait() == 0
         assert [message["step"] for message in job.chief.reported("resumed")] == [older]
         assert f"is damaged: {newest.name} is not what was written; resuming from" in job.chief.text
 
     # Another model finds its folder taken; nothing needs to be up for that.
-    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), fingerprint="two", alone=True) as job:
+    with RolesStage(
+        Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), fingerprint="two", alone=True
+    ) as job:
         assert job.chief.wait() == 2
         assert job.chief.text.strip().splitlines()[-1].startswith("dike: Checkpoint folder")
         assert "Traceback" not in job.chief.text
@@ -88,7 +90,9 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
 
     # So does one that was never planned.
     wider = {"WIDTH": "17"}
-    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), environment=wider, alone=True) as job:
+    with RolesStage(
+        Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), environment=wider, alone=True
+    ) as job:
         assert job.chief.wait() == 2
         assert "is of another model: variable 'hidden/weights' differs" in job.chief.text
 
@@ -132,7 +136,7 @@ def save_and_damage(folder: str) -> None:
 
 
 def test_synchronous_training_ends(tmp_path: Path) -> None:
-    with Job(Api.GRAPH, SCRIPT, tmp_path, 1, 2, ("synchronous", "60")) as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path, 1, 2, ("synchronous", "60")) as job:
         assert [job.worker(0).wait(), job.worker(1).wait()] == [0, 0]
         results = [job.worker(index).result for index in (0, 1)]
         assert [result["replicas"] for result in results] == [2, 2]
@@ -144,7 +148,7 @@ def test_synchronous_training_ends(tmp_path: Path) -> None:
 
 
 def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: Path) -> None:
-    with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", "100000"), PLAN, environment=PATIENT) as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", "100000"), PLAN, environment=PATIENT) as job:
         chief = job.chief
         wait_for(lambda: min(step_of(chief), step_of(job.worker(1))) > 50, chief)
         # However long the save takes, the checkpoint is of few steps more than its name says.
@@ -154,7 +158,7 @@ def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: P
         assert saved == latest_step(tmp_path) > 50
         [placement] = chief.reported("placement")
         assert placement["variables"]["hidden/weights"] == "/job:ps/task:1/device:CPU:0"
-    with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", str(saved + 100)), PLAN) as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", str(saved + 100)), PLAN) as job:
         assert [job.worker(0).wait(), job.worker(1).wait()] == [0, 0]
         results = [job.worker(index).result for index in (0, 1)]
         assert "restored" in job.chief.text
@@ -165,7 +169,7 @@ def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: P
 
     # A script that restores a file itself: the job's own checkpoint goes first, and who comes back resets nothing.
     pretrained = {"PRETRAINED": str(tmp_path / "checkpoints" / f"model.ckpt-{saved}")}
-    with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("finetune", "100000"), PLAN, environment=pretrained) as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("finetune", "100000"), PLAN, environment=pretrained) as job:
         lost = job.worker(1)
         wait_for(lambda: step_of(lost) > saved + 200, lost)
         job.kill("worker:1")
@@ -175,7 +179,7 @@ def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: P
         assert job.chief.reported("progress")[0]["step"] >= saved + 100
         assert back.reported("progress")[0]["step"] >= before
     fresh = tmp_path / "fresh"
-    with Job(Api.GRAPH, SCRIPT, fresh, 1, 1, ("finetune", str(saved + 90)), environment=pretrained) as job:
+    with RolesStage(Api.GRAPH, SCRIPT, fresh, 1, 1, ("finetune", str(saved + 90)), environment=pretrained) as job:
         assert job.chief.wait() == 0
         # A step of the other worker may have been under way while that checkpoint was written.
         assert saved <= job.chief.result["first_step"] < saved + 90
@@ -183,14 +187,14 @@ def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: P
 
 
 def test_a_monitored_session_without_a_global_step_is_saved(tmp_path: Path) -> None:
-    with Job(Api.GRAPH, SCRIPT, tmp_path, 1, 1, ("stepless", "30")) as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path, 1, 1, ("stepless", "30")) as job:
         assert job.chief.wait() == 0
         assert job.chief.reported("progress")[-1]["step"] == 30
         assert job.chief.reported("checkpoint")[-1]["step"] == latest_step(tmp_path) == 30
 
 
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
-    with Job(Api.GRAPH, SCRIPT, tmp_path, 1, 1, ("supervisor", "1"), alone=True) as job:
+    with RolesStage(Api.GRAPH, SCRIPT, tmp_path, 1, 1, ("supervisor", "1"), alone=True) as job:
         assert job.chief.wait() == 2
         assert job.chief.text.strip().splitlines()[-1] == (
             "dike: tf.compat.v1.train.Supervisor is not supported in a distributed job; "

@@ -14,7 +14,7 @@ import pytest
 from dike.profile import Api
 from dike.task import Role
 from tests import warm
-from tests.roles.roles_job import DEADLINE_S, PATIENT, SCRIPTS, Job, Process, step_of, wait_for
+from tests.roles.roles_stage import DEADLINE_S, PATIENT, SCRIPTS, Process, RolesStage, step_of, wait_for
 from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.tensorflow
@@ -33,7 +33,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Proc
     folder = tmp_path_factory.mktemp("many")
     environment = {"FOLDER": str(folder)}
     script = SCRIPTS / "keras_many.py"
-    with Job(Api.KERAS, script, folder, 2, 2, (), PLAN, environment=environment) as job:
+    with RolesStage(Api.KERAS, script, folder, 2, 2, (), PLAN, environment=environment) as job:
         assert job.chief.wait() == 0
         return job.chief.result, job.chief
 
@@ -125,7 +125,7 @@ def local() -> dict[str, Any]:
 
 
 def test_one_worker_reports_what_is_reported_without_a_cluster(tmp_path: Path, local: dict[str, Any]) -> None:
-    with Job(Api.KERAS, SCRIPTS / "keras_metrics.py", tmp_path, 1, 1, ("0.01",)) as job:
+    with RolesStage(Api.KERAS, SCRIPTS / "keras_metrics.py", tmp_path, 1, 1, ("0.01",)) as job:
         assert job.chief.wait() == 0
         result, text = job.chief.result, job.chief.text
     for name, found in local["rate 0.01"].items():
@@ -150,7 +150,7 @@ def test_one_worker_reports_what_is_reported_without_a_cluster(tmp_path: Path, l
 
 
 def test_two_workers_report_the_same_of_the_same_predictions(tmp_path: Path, local: dict[str, Any]) -> None:
-    with Job(Api.KERAS, SCRIPTS / "keras_metrics.py", tmp_path, 2, 2, ("0.0", "0.01-")) as job:
+    with RolesStage(Api.KERAS, SCRIPTS / "keras_metrics.py", tmp_path, 2, 2, ("0.0", "0.01-")) as job:
         assert job.chief.wait() == 0
         result, text = job.chief.result, job.chief.text
     # At a learning rate of 0 every worker predicts the same, in whatever order.
@@ -184,7 +184,9 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
     script = SCRIPTS / "keras_long.py"
     # More epochs than any machine trains while this looks on.
     batches, endless = 200, 5000
-    with Job(Api.KERAS, script, tmp_path, 1, 2, (str(endless),), checkpoint_interval_s=1.0, environment=PATIENT) as job:
+    with RolesStage(
+        Api.KERAS, script, tmp_path, 1, 2, (str(endless),), checkpoint_interval_s=1.0, environment=PATIENT
+    ) as job:
         chief = job.chief
         wait_for(lambda: step_of(chief) > 100, chief)
         job.kill("worker:1")
@@ -204,7 +206,9 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
     (newest,) = (tmp_path / "checkpoints" / "fit-0").glob(f"ckpt-{saved}.data-*")
     os.truncate(newest, newest.stat().st_size // 2)
     # The next one dies of its ps, with one line that says so.
-    with Job(Api.KERAS, script, tmp_path, 1, 2, (str(endless),), checkpoint_interval_s=1.0, environment=PATIENT) as job:
+    with RolesStage(
+        Api.KERAS, script, tmp_path, 1, 2, (str(endless),), checkpoint_interval_s=1.0, environment=PATIENT
+    ) as job:
         chief = job.chief
         wait_for(lambda: step_of(chief) > saved + 20, chief)
         assert min(message["step"] for message in chief.reported("progress")) > older
@@ -221,7 +225,7 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
 
     # The third is asked for no more epochs than are begun, and a chief killed without a word loses nothing saved.
     epochs = saved // batches + 1
-    with Job(Api.KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
+    with RolesStage(Api.KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
         assert job.chief.wait() == 0
         result = job.chief.result
         assert result["epochs"] == list(range(epochs))
@@ -233,7 +237,7 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
         assert job.chief.reported("progress")[-1]["step"] == epochs * batches
 
     # Once more: there is nothing left to train, and no epoch is named that the script does not have.
-    with Job(Api.KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
+    with RolesStage(Api.KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
         assert job.chief.wait() == 0
         assert job.chief.result["history"] == result["history"]
         assert f": after epoch {epochs}.\n" in job.chief.text
@@ -242,7 +246,7 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
 
 def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
     plan = {"dense/kernel": 1, "dense/bias": 0, "dense_1/kernel": 1}
-    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy.py", tmp_path, 2, 2, ("4",), plan, forked=False) as job:
+    with RolesStage(Api.TF_KERAS, SCRIPTS / "keras_legacy.py", tmp_path, 2, 2, ("4",), plan, forked=False) as job:
         assert job.chief.wait() == 0
         result = job.chief.result
         assert "tf_keras" in result["keras"]
@@ -259,7 +263,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
     script = SCRIPTS / "keras_legacy.py"
     per_epoch = 32
     patient: dict[str, Any] = {"checkpoint_interval_s": 0.01, "environment": PATIENT}
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, ("5000",), **patient) as job:
+    with RolesStage(Api.TF_KERAS, script, tmp_path, 1, 1, ("5000",), **patient) as job:
         chief = job.chief
         wait_for(lambda: any(message.get("epoch", 0) >= 6 for message in chief.reported("progress")), chief)
         before = latest(tmp_path)
@@ -270,7 +274,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
         assert any(step % per_epoch for step in steps)
         assert chief.reported("total")[0]["steps"] == 5000 * per_epoch
     epochs = latest(tmp_path) // per_epoch + 1
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
+    with RolesStage(Api.TF_KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
         assert job.chief.wait() == 0
         again = job.chief.result["history"]
         assert len(again["loss"]) == epochs
@@ -285,7 +289,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
 
 def test_one_worker_of_tf_keras_reports_what_is_reported_without_a_cluster(tmp_path: Path) -> None:
     script = SCRIPTS / "keras_legacy_metrics.py"
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1) as job:
+    with RolesStage(Api.TF_KERAS, script, tmp_path, 1, 1) as job:
         assert job.chief.wait() == 0
         result, text = job.chief.result, job.chief.text
     assert result == local_result(script)
@@ -294,7 +298,7 @@ def test_one_worker_of_tf_keras_reports_what_is_reported_without_a_cluster(tmp_p
 
 
 def test_workers_of_tf_keras_report_the_metrics_of_all_of_them(tmp_path: Path) -> None:
-    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy_metrics.py", tmp_path, 1, 2) as job:
+    with RolesStage(Api.TF_KERAS, SCRIPTS / "keras_legacy_metrics.py", tmp_path, 1, 2) as job:
         assert job.chief.wait() == 0
         result = job.chief.result
     # Ten batches of 32, whoever trained them and whenever it ended.
@@ -303,7 +307,7 @@ def test_workers_of_tf_keras_report_the_metrics_of_all_of_them(tmp_path: Path) -
 
 
 def test_a_script_with_its_own_coordinator_runs_unchanged(tmp_path: Path) -> None:
-    with Job(Api.COORDINATOR, SCRIPTS / "coordinator.py", tmp_path, 2, 1, (), {"total": 1, "vector": 1}) as job:
+    with RolesStage(Api.COORDINATOR, SCRIPTS / "coordinator.py", tmp_path, 2, 1, (), {"total": 1, "vector": 1}) as job:
         assert job.chief.wait() == 0
         device = "/job:ps/replica:0/task:1/device:CPU:0"
         assert job.chief.result == {

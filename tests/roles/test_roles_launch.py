@@ -13,13 +13,15 @@ import pytest
 
 from dike.profile import Api
 from dike.task import VARIABLE, Role, TaskSpec
-from tests.roles.roles_job import DEADLINE_S, SCRIPTS, Job, wait_for
+from tests.roles.roles_stage import DEADLINE_S, SCRIPTS, RolesStage, wait_for
 
 pytestmark = pytest.mark.integration
 
 
-def one_process(folder: Path, action: str, script: str = "ordinary.py") -> Job:
-    return Job(Api.GRAPH, SCRIPTS / script, folder, workers=1, alone=True, forked=False, arguments=(action, "--flag"))
+def one_process(folder: Path, action: str, script: str = "ordinary.py") -> RolesStage:
+    return RolesStage(
+        Api.GRAPH, SCRIPTS / script, folder, workers=1, alone=True, forked=False, arguments=(action, "--flag")
+    )
 
 
 def test_a_script_finds_itself_as_if_python_ran_it(tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
         assert "that is all" in job.chief.text
     script = tmp_path / "own.py"
     script.write_text("import os, sys\nsys.exit(os.EX_CONFIG)\n")
-    with Job(Api.GRAPH, script, tmp_path, workers=1, alone=True, forked=False) as job:
+    with RolesStage(Api.GRAPH, script, tmp_path, workers=1, alone=True, forked=False) as job:
         assert job.chief.wait() == 1
         assert "exit code 78; it counts as 1" in job.chief.text
 
@@ -61,7 +63,7 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
 def test_a_syntax_error_is_the_scripts(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("print('never'\n")
-    with Job(Api.GRAPH, script, tmp_path, workers=1, alone=True, forked=False) as job:
+    with RolesStage(Api.GRAPH, script, tmp_path, workers=1, alone=True, forked=False) as job:
         assert job.chief.wait() == 1
         assert "SyntaxError" in job.chief.text
 
@@ -72,10 +74,10 @@ def test_sigterm_ends_a_chief_that_does_not_train(tmp_path: Path) -> None:
         assert job.kill("worker:0", signal.SIGTERM) == 143
 
 
-def own_script(folder: Path, text: str) -> Job:
+def own_script(folder: Path, text: str) -> RolesStage:
     script = folder / "own.py"
     script.write_text(text)
-    return Job(Api.GRAPH, script, folder, workers=1, alone=True, forked=False)
+    return RolesStage(Api.GRAPH, script, folder, workers=1, alone=True, forked=False)
 
 
 def test_a_crash_of_a_library_shows_the_scripts_line(tmp_path: Path) -> None:

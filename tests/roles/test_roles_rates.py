@@ -9,7 +9,7 @@ import pytest
 from dike.roles.rates import REPORT_INTERVAL_S, WorkerRates
 
 
-class Recorded:
+class RatesStage:
     """Rates on a clock that the test moves."""
 
     def __init__(self) -> None:
@@ -27,49 +27,49 @@ class Recorded:
 
 
 def test_only_the_time_of_a_workers_own_steps_counts() -> None:
-    recorded = Recorded()
+    stage = RatesStage()
     for _ in range(12):
-        recorded.step(0, 0.05)
-        recorded.step(1, 0.2)
-    assert len(recorded.reports) == 1
-    assert recorded.reports[0] == pytest.approx({0: 20.0, 1: 5.0})
+        stage.step(0, 0.05)
+        stage.step(1, 0.2)
+    assert len(stage.reports) == 1
+    assert stage.reports[0] == pytest.approx({0: 20.0, 1: 5.0})
 
 
 def test_a_first_step_does_not_count() -> None:
-    recorded = Recorded()
-    recorded.step(0, REPORT_INTERVAL_S)
-    assert recorded.reports == []
+    stage = RatesStage()
+    stage.step(0, REPORT_INTERVAL_S)
+    assert stage.reports == []
     for _ in range(5):
-        recorded.step(0, REPORT_INTERVAL_S / 4)
-    assert recorded.reports[0] == pytest.approx({0: 4 / REPORT_INTERVAL_S})
+        stage.step(0, REPORT_INTERVAL_S / 4)
+    assert stage.reports[0] == pytest.approx({0: 4 / REPORT_INTERVAL_S})
 
 
 def test_several_steps_at_once_count_as_many() -> None:
-    recorded = Recorded()
-    recorded.step(0, 0.1)
-    recorded.step(0, REPORT_INTERVAL_S, 8)  # the first eight, in which TensorFlow prepares the function for them
+    stage = RatesStage()
+    stage.step(0, 0.1)
+    stage.step(0, REPORT_INTERVAL_S, 8)  # the first eight, in which TensorFlow prepares the function for them
     for _ in range(5):
-        recorded.step(0, REPORT_INTERVAL_S / 4, 8)
-    assert recorded.reports[-1] == pytest.approx({0: 8 * 4 / REPORT_INTERVAL_S})
+        stage.step(0, REPORT_INTERVAL_S / 4, 8)
+    assert stage.reports[-1] == pytest.approx({0: 8 * 4 / REPORT_INTERVAL_S})
 
 
 def test_a_worker_that_does_not_come_back_gets_slower() -> None:
-    recorded = Recorded()
-    recorded.step(0, 0.1)
-    recorded.step(1, 0.1)
-    recorded.rates.begin(1)
-    begun_s = recorded.now_s
-    while len(recorded.reports) < 3:
-        recorded.step(0, 0.5)
-    assert recorded.reports[1].keys() == {0, 1}
-    assert recorded.reports[2][1] == pytest.approx(1 / (recorded.now_s - begun_s))
-    assert recorded.reports[2][1] < recorded.reports[1][1] < recorded.reports[2][0]
+    stage = RatesStage()
+    stage.step(0, 0.1)
+    stage.step(1, 0.1)
+    stage.rates.begin(1)
+    begun_s = stage.now_s
+    while len(stage.reports) < 3:
+        stage.step(0, 0.5)
+    assert stage.reports[1].keys() == {0, 1}
+    assert stage.reports[2][1] == pytest.approx(1 / (stage.now_s - begun_s))
+    assert stage.reports[2][1] < stage.reports[1][1] < stage.reports[2][0]
 
 
 def test_a_step_may_be_timed_elsewhere() -> None:
-    recorded = Recorded()
-    recorded.rates.done(3, 0.5)
-    recorded.rates.done(3, 0.5)
-    recorded.now_s += REPORT_INTERVAL_S
-    recorded.rates.done(3, 1.0)
-    assert recorded.reports == [pytest.approx({3: 2 / 1.5})]
+    stage = RatesStage()
+    stage.rates.done(3, 0.5)
+    stage.rates.done(3, 0.5)
+    stage.now_s += REPORT_INTERVAL_S
+    stage.rates.done(3, 1.0)
+    assert stage.reports == [pytest.approx({3: 2 / 1.5})]

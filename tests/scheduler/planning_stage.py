@@ -13,12 +13,12 @@ from framework.scheduler.background import Background, Threads
 from framework.scheduler.job import JobEntry
 from framework.training.controller import TrainingJob
 from solver import Plan, PlanRequest, make_plan
-from tests.scheduler.played_cluster import SchedulerStage
-from tests.training.job_stage import Watcher, spec
+from tests.scheduler.scheduler_stage import SchedulerStage
+from tests.training.job_stage import FakeObserver, spec
 from tests.waiting import DEADLINE_S, wait_until
 
 
-class HeldPlanner:
+class FakePlanner:
     """Plans as the real one, but not before it may."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class HeldPlanner:
             self.answered += 1
 
 
-class Later:
+class FakeBackground:
     """Does things when it is told to (a `Background`)."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Later:
             do()
 
 
-class LaunchWatcher(Watcher):
+class FakeLaunchObserver(FakeObserver):
     def __init__(self) -> None:
         super().__init__()
         self.launches: list[set[str]] = []
@@ -72,18 +72,18 @@ class PlanningStage(SchedulerStage):
     def __init__(self, agents: dict[str, float], background: Background | None = None) -> None:
         self.woken = 0
         super().__init__(agents, background=background or Threads(self._wake))
-        self.watchers: dict[str, LaunchWatcher] = {}
+        self.observers: dict[str, FakeLaunchObserver] = {}
 
     def _wake(self) -> None:
         self.woken += 1
 
     def train(self, job_id: str, state: dict[str, Any] | None = None, **changes: Any) -> TrainingJob:
-        self.watchers.setdefault(job_id, LaunchWatcher())
+        self.observers.setdefault(job_id, FakeLaunchObserver())
 
         def make(handle: JobEntry) -> TrainingJob:
             return TrainingJob(
                 spec(job_id=job_id, **changes),
-                self.watchers[job_id],
+                self.observers[job_id],
                 lambda: None,
                 lambda: self.master.now,
                 state=state,

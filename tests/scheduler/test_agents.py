@@ -24,7 +24,7 @@ from framework.scheduler.agents import (
 from framework.scheduler.amounts import subtract
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.offer_pool import OLD_OFFER_S, SETTLE_S, LastOffer, OfferPool
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
@@ -169,7 +169,7 @@ def test_agents_of_one_host_that_registered_at_different_masters_have_names_of_t
     cluster_of(nodes)
 
     offers = [
-        {**PlayedMesos().offer(number), "id": {"value": str(number)}, "hostname": "host", "agent_id": {"value": one}}
+        {**FakeMesos().offer(number), "id": {"value": str(number)}, "hostname": "host", "agent_id": {"value": one}}
         for number, one in enumerate(["aaaa-S1", *ids, "aaaa-S0"])
     ]
     agents = by_agent(offers)
@@ -242,7 +242,7 @@ def test_what_others_hold_is_found_out_in_the_background() -> None:
 
 def test_offers_of_agents_that_are_gone_are_forgotten() -> None:
     pool = OfferPool()
-    offer = PlayedMesos().offer(0)
+    offer = FakeMesos().offer(0)
     pool.add([offer], 0.0)
     long_ago_s = time.time() - OLD_OFFER_S
     pool.last = {one: LastOffer(free={}, time_s=long_ago_s) for one in ("S0", "known", "gone")}
@@ -254,7 +254,7 @@ def test_offers_of_agents_that_are_gone_are_forgotten() -> None:
 
 
 def test_offers_of_agents_that_are_nobody_elses_are_complete_once_all_is_offered() -> None:
-    mesos = PlayedMesos()
+    mesos = FakeMesos()
     pool, shared = OfferPool(agents=2), OfferPool()
 
     def add(*offers: dict[str, Any], now_s: float) -> tuple[bool, bool]:

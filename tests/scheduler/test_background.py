@@ -19,8 +19,8 @@ from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.training.controller import TrainingJob
 from solver import Plan, PlanRequest, make_plan
-from tests.mesos.played_mesos import PlayedMesos
-from tests.training.job_stage import Watcher, spec
+from tests.mesos.fake_mesos import FakeMesos
+from tests.training.job_stage import FakeObserver, spec
 from tests.waiting import DEADLINE_S, wait_until
 
 
@@ -111,7 +111,7 @@ def test_a_command_ends_in_order_while_a_solver_works_in_the_background() -> Non
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "closed\n", "")
 
 
-class PlayedDriver(PlayedMesos):
+class FakeDriver(FakeMesos):
     """A connection to a master that makes one offer."""
 
     framework_id = "F"
@@ -133,10 +133,10 @@ class PlayedDriver(PlayedMesos):
 
 @pytest.mark.slow
 def test_the_loop_of_a_job_without_a_service_goes_round_while_the_job_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    drivers: list[PlayedDriver] = []
+    drivers: list[FakeDriver] = []
 
-    def connected(settings: Any, uri: str, scheduler: EventScheduler) -> PlayedDriver:
-        drivers.append(PlayedDriver(scheduler))
+    def connected(settings: Any, uri: str, scheduler: EventScheduler) -> FakeDriver:
+        drivers.append(FakeDriver(scheduler))
         return drivers[0]
 
     def planned(request: PlanRequest) -> Plan:
@@ -149,7 +149,7 @@ def test_the_loop_of_a_job_without_a_service_goes_round_while_the_job_plans(monk
     monkeypatch.setattr(standalone, "Driver", connected)
     job = StandaloneJob(
         "job",
-        lambda handle: TrainingJob(spec(plan_only=True), Watcher(), lambda: None, background=handle.background),
+        lambda handle: TrainingJob(spec(plan_only=True), FakeObserver(), lambda: None, background=handle.background),
         1.0,
         lambda _: None,
         lambda: None,

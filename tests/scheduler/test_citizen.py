@@ -18,15 +18,15 @@ from framework.scheduler.records import JobKind, JobRecord
 from framework.service.explain import explain
 from framework.service.explanation import Verdict
 from tests.embedded.embedded_support import RawFramework
-from tests.scheduler.played_cluster import PlayedJob
-from tests.scheduler.subscribed import Framework
+from tests.scheduler.scheduler_stage import FakeJob
+from tests.scheduler.subscribed_stage import SubscribedStage
 
 pytestmark = pytest.mark.mesos
 
 MEM_MIB = 64.0
 
 
-class SleepingJob(PlayedJob):
+class SleepingJob(FakeJob):
     """One whose tasks are commands that sleep."""
 
     def _info(self, number: int, agent: AgentOffer) -> dict[str, Any]:
@@ -46,13 +46,13 @@ class SleepingJob(PlayedJob):
         }
 
 
-class Team(Framework):
+class SleepingJobsStage(SubscribedStage):
     """Submits jobs that sleep."""
 
-    def submit(self, job_id: str, cpus: float, *, constraints: tuple[str, ...] = ()) -> PlayedJob:
-        made: list[PlayedJob] = []
+    def submit(self, job_id: str, cpus: float, *, constraints: tuple[str, ...] = ()) -> FakeJob:
+        made: list[FakeJob] = []
 
-        def make(handle: JobEntry) -> PlayedJob:
+        def make(handle: JobEntry) -> FakeJob:
             made.append(SleepingJob(handle, 1, cpus))
             handle.sizing = made[0]
             return made[0]
@@ -85,13 +85,13 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 
 @pytest.fixture
-def team(cluster: EmbeddedCluster) -> Iterator[Team]:
-    found = Team(cluster, "team")
+def team(cluster: EmbeddedCluster) -> Iterator[SleepingJobsStage]:
+    found = SleepingJobsStage(cluster, "team")
     yield found
     found.close()
 
 
-def test_what_is_reserved_for_our_role_is_used_first_and_constraints_hold(team: Team) -> None:
+def test_what_is_reserved_for_our_role_is_used_first_and_constraints_hold(team: SleepingJobsStage) -> None:
     assert {one.node: one.total["cpus"] for one in team.directory.current() or ()} == {"agent-0": 3.0, "agent-1": 2.0}
     team.submit("here", 1.5, constraints=("rack:IS:r1",))
     team.submit("there", 1.0, constraints=("rack:IS_NOT:r1",))
@@ -103,7 +103,7 @@ def test_what_is_reserved_for_our_role_is_used_first_and_constraints_hold(team: 
     assert there["slave_id"] == slaves["agent-1"]["id"]
 
 
-def test_other_frameworks_get_everything_while_we_are_idle(team: Team, cluster: EmbeddedCluster) -> None:
+def test_other_frameworks_get_everything_while_we_are_idle(team: SleepingJobsStage, cluster: EmbeddedCluster) -> None:
     team.until(team.suppressed, "offers suppressed")
     other = RawFramework(cluster.master)
     offered: set[str] = set()
@@ -126,7 +126,7 @@ def test_an_agent_that_another_framework_holds_is_waited_for_and_named(cluster: 
     while "agent-1" not in held:
         # Frameworks of earlier tests are gone; there is nobody else.
         held |= {offer["hostname"]: offer["id"] for offer in other.next_event("OFFERS")["offers"]}
-    ours = Team(cluster, "*")
+    ours = SleepingJobsStage(cluster, "*")
     ours.submit("job", 2.0, constraints=("rack:IS:r2",))
     ours.submit("small", 1.0, constraints=("rack:IS:r9",))
 

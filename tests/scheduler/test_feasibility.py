@@ -16,13 +16,13 @@ from framework.training import planning
 from framework.training.planning import TrainingSizing
 from solver import NodeClass
 from solver.milp import SolverError
-from tests.scheduler.played_cluster import PlayedJob, PreemptibleJob, SchedulerStage
+from tests.scheduler.scheduler_stage import FakeJob, FakePreemptibleJob, SchedulerStage
 from tests.training.job_stage import GIB, profile, spec
 
 TWO = {"agent-0": 4.0, "agent-1": 4.0}
 
 
-class Unsizable(PlayedJob):
+class Unsizable(FakeJob):
     """Nobody can say where it would start."""
 
     def _fit(self, nodes: Nodes) -> FitResult:
@@ -30,14 +30,14 @@ class Unsizable(PlayedJob):
         raise BadInputError("Two nodes of the cluster are called 'host/S0'; give each its own name.")
 
 
-class Unwilling(PreemptibleJob):
+class Unwilling(FakePreemptibleJob):
     """Fails when it is asked to make way."""
 
     def preempt(self, agent_ids: frozenset[str]) -> None:
         raise ValueError("no")
 
 
-class Stateless(PlayedJob):
+class Stateless(FakeJob):
     """Fails when its state is to be written down."""
 
     def to_state(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_a_job_that_nobody_can_place_harms_no_other(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("kind", [Unwilling, Stateless])
-def test_a_job_that_fails_when_it_is_looked_at_fails_alone(kind: type[PlayedJob]) -> None:
+def test_a_job_that_fails_when_it_is_looked_at_fails_alone(kind: type[FakeJob]) -> None:
     stage = SchedulerStage(TWO)
     stage.submit("odd", 2, 4.0, lasts_s=1e6, kind=kind)
     stage.run(3.0)
@@ -89,7 +89,7 @@ def test_after_a_long_plan_the_loop_does_something_else() -> None:
     now_s = 100.0
     stage = SchedulerStage(TWO)
 
-    class Slow(PlayedJob):
+    class Slow(FakeJob):
         def _fit(self, nodes: Nodes) -> FitResult:
             nonlocal now_s
             now_s += self.lasts_s
@@ -101,7 +101,7 @@ def test_after_a_long_plan_the_loop_does_something_else() -> None:
     )
     cache = FitCache(lambda: now_s)
 
-    def fit(job: PlayedJob) -> FitResult | None:
+    def fit(job: FakeJob) -> FitResult | None:
         return cache.fit(job.job_handle.job_id, job, None, NODES)
 
     found = FitResult(frozenset({"a"}))
@@ -117,7 +117,7 @@ def test_many_short_plans_take_no_longer_at_once_than_a_long_one() -> None:
     now_s = 100.0
     stage = SchedulerStage(TWO)
 
-    class Short(PlayedJob):
+    class Short(FakeJob):
         def _fit(self, nodes: Nodes) -> FitResult:
             nonlocal now_s
             now_s += self.lasts_s
@@ -126,7 +126,7 @@ def test_many_short_plans_take_no_longer_at_once_than_a_long_one() -> None:
     jobs = [stage.submit(f"job-{number}", 1, 1.0, lasts_s=0.02, kind=Short) for number in range(200)]
     cache = FitCache(lambda: now_s)
 
-    def fit(job: PlayedJob) -> FitResult | None:
+    def fit(job: FakeJob) -> FitResult | None:
         return cache.fit(job.job_handle.job_id, job, None, NODES)
 
     def spent_s() -> float:

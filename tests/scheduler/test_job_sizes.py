@@ -1,4 +1,4 @@
-"""Elastic jobs whose sizes are decided on together; Mesos and slots are played, jobs, planner and policies are real."""
+"""Elastic jobs whose sizes are decided on together; Mesos and slots are fakes, jobs, planner and policies are real."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from framework.scheduler.job import Need
 from framework.scheduler.records import JobKind, JobRecord
 from framework.service.explain import explain
 from framework.service.explanation import Verdict
-from tests.scheduler.training_cluster import TrainingCluster
+from tests.scheduler.training_stage import TrainingStage
 from tests.training.elastic.elastic_stage import INTERVAL_S, elastic
 from tests.training.job_stage import spec
 
@@ -22,19 +22,19 @@ MATCHING_BUDGET_S = 20.0
 LONG = 100_000
 
 
-def cluster(allocation: str | None, jobs: int = 0, steps: int = LONG, **more: Any) -> TrainingCluster:
+def cluster(allocation: str | None, jobs: int = 0, steps: int = LONG, **more: Any) -> TrainingStage:
     """A cluster of 16 CPUs with so many jobs of 1 to 6 workers, each of another user."""
-    made = TrainingCluster(AGENTS, allocation, MATCHING_BUDGET_S, **more)
+    made = TrainingStage(AGENTS, allocation, MATCHING_BUDGET_S, **more)
     for number in range(jobs):
         submit(made, number, steps=steps)
     return made
 
 
-def submit(made: TrainingCluster, number: int, *, user: str = "", steps: int = LONG, least: int = 1) -> None:
+def submit(made: TrainingStage, number: int, *, user: str = "", steps: int = LONG, least: int = 1) -> None:
     made.admit(dataclasses.replace(elastic(least, 6), job_id=f"j{number}"), number, user=user, steps=steps)
 
 
-def ends(made: TrainingCluster, count: int, limit_s: float = 4000.0) -> list[str]:
+def ends(made: TrainingStage, count: int, limit_s: float = 4000.0) -> list[str]:
     """The first jobs that end, in their order."""
     waited_s = 0.0
     while len(made.stage.ended) < count and waited_s < limit_s:
@@ -56,7 +56,7 @@ def test_without_an_allocation_a_job_takes_what_there_is() -> None:
 def test_all_jobs_end_under_each_policy(name: str) -> None:
     made = cluster(name, jobs=6, steps=150)
     ends(made, 6)
-    assert not any(note for watcher in made.watchers.values() for note in watcher.restarts)
+    assert not any(note for observer in made.observers.values() for note in observer.restarts)
     made.stage.close()
 
 
@@ -69,7 +69,7 @@ def test_jobs_begin_with_the_least_when_many_come_and_grow_when_others_end() -> 
     ends(made, 4)
     made.run(3 * MATCHING_BUDGET_S)
     assert made.sizes[4] > before
-    assert "times as fast" in made.watchers["j4"].reasons[-1]
+    assert "times as fast" in made.observers["j4"].reasons[-1]
     made.stage.close()
 
 
@@ -84,8 +84,8 @@ def test_a_job_makes_room_for_one_that_comes_and_takes_no_part_in_what_it_decide
     first, second = made.sizes
     assert 1 <= first < alone
     assert second >= 1
-    assert "it is given" in made.watchers["j0"].reasons[0]
-    assert made.watchers["j0"].restarts == []
+    assert "it is given" in made.observers["j0"].reasons[0]
+    assert made.observers["j0"].restarts == []
     made.stage.close()
 
 
@@ -95,7 +95,7 @@ def test_who_gets_nothing_waits_and_is_told_why() -> None:
     submit(made, 1, least=6)
     made.run(20.0)
     assert made.sizes == [6, 0]
-    assert made.watchers["j1"].waits == ["The allocation currently gives all workers to other jobs."]
+    assert made.observers["j1"].waits == ["The allocation currently gives all workers to other jobs."]
     found = explain(JobRecord("j1", JobKind.TRAINING, "", "train.py", {}), made.stage.scheduler.snapshot)
     assert found.verdict is Verdict.TURN
     assert "dike serve --allocation" in found.sentence
@@ -134,7 +134,7 @@ def test_a_job_that_is_nearly_done_is_not_changed() -> None:
     submit(made, 2, steps=130)
     submit(made, 3, steps=120)
     ends(made, 4)
-    assert sum(len(watcher.resizes) for watcher in made.watchers.values()) == 0
+    assert sum(len(observer.resizes) for observer in made.observers.values()) == 0
     made.stage.close()
 
 
@@ -143,17 +143,17 @@ def test_a_long_job_is_measured_at_other_sizes_before_others_decide_on_it() -> N
     made.run(8.0)
     given = made.sizes[0]
     made.run(120.0)
-    reasons = made.watchers["j0"].reasons
+    reasons = made.observers["j0"].reasons
     assert [reason.startswith("a sample run") for reason in reasons[:3]] == [True, True, False]
-    samples = [resize.to_workers for resize in made.watchers["j0"].resizes[:2]]
+    samples = [resize.to_workers for resize in made.observers["j0"].resizes[:2]]
     assert given > samples[0] > samples[1]
     assert made.sizes[0] > samples[1], "it has again what it is given"
     short = cluster("optimus", jobs=1, steps=600, sample_runs=2)
     short.run(60.0)
-    assert not any(reason.startswith("a sample run") for reason in short.watchers["j0"].reasons)
+    assert not any(reason.startswith("a sample run") for reason in short.observers["j0"].reasons)
     unasked = cluster("drf", jobs=1, sample_runs=2)
     unasked.run(60.0)
-    assert unasked.watchers["j0"].reasons == []
+    assert unasked.observers["j0"].reasons == []
     for one in (made, short, unasked):
         one.stage.close()
 

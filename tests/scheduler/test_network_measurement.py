@@ -25,7 +25,7 @@ from framework.scheduler.offer_pool import SETTLE_S
 from solver import Plan, make_plan
 from solver.cluster_file import read_cluster
 from solver.settings import PlanSettings
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.profiles import made_up_profile
 from tests.running import run_dike
 
@@ -33,8 +33,8 @@ MIB = 2**20
 LIMITS = TransferLimits(64 * MIB, 2.0)
 
 
-class Played:
-    """A measurement on agents whose links are played: cards, and one uplink for each rack.
+class MeasurementStage:
+    """A measurement on agents with fake links: cards, and one uplink for each rack.
 
     Args:
         cards: agent's number -> Gb/s of its card.
@@ -47,7 +47,7 @@ class Played:
         self, cards: dict[int, float], racks: dict[int, str] | None = None, uplink: float = 1e3, **more: Any
     ) -> None:
         self.now = 0.0
-        self.mesos = PlayedMesos()
+        self.mesos = FakeMesos()
         self.cards = {f"agent-{number}": gbps for number, gbps in cards.items()}
         self.racks = {f"agent-{number}": rack for number, rack in (racks or {}).items()}
         self.uplink = uplink
@@ -114,28 +114,28 @@ class Played:
 
 
 def test_cards_are_measured_one_transfer_at_a_time() -> None:
-    played = Played({0: 10.0, 1: 1.0, 2: 10.0})
-    played.offer(0, 1, 2)
-    assert all(info["executor"]["command"]["arguments"][-1] == "executor.transfer" for info in played.mesos.accepted)
-    played.start()
-    rounds = played.finish()
+    stage = MeasurementStage({0: 10.0, 1: 1.0, 2: 10.0})
+    stage.offer(0, 1, 2)
+    assert all(info["executor"]["command"]["arguments"][-1] == "executor.transfer" for info in stage.mesos.accepted)
+    stage.start()
+    rounds = stage.finish()
     assert all(len(pairs) == 1 for pairs in rounds)
     assert len({pair for pairs in rounds for pair in pairs}) == 6
-    network = played.work.report.network()
-    assert {one.name: one.network_gbps for one in network.machines} == played.cards
+    network = stage.work.report.network()
+    assert {one.name: one.network_gbps for one in network.machines} == stage.cards
     assert network.across_racks_gbps is None
 
 
 @pytest.mark.parametrize(("uplink", "across"), [(12.0, 12.0), (1e3, None)])
 def test_an_uplink_is_known_where_it_carries_less_than_the_cards(uplink: float, across: float | None) -> None:
     racks = {0: "r1", 1: "r1", 2: "r2", 3: "r2"}
-    played = Played(dict.fromkeys(racks, 10.0), racks, uplink)
-    played.offer(*racks)
-    played.start()
-    rounds = played.finish()
+    stage = MeasurementStage(dict.fromkeys(racks, 10.0), racks, uplink)
+    stage.offer(*racks)
+    stage.start()
+    rounds = stage.finish()
     assert [len(pairs) for pairs in rounds] == [1] * 12 + [2] * 2
-    assert all(played.racks[sender] != played.racks[receiver] for pairs in rounds[12:] for sender, receiver in pairs)
-    network = played.work.report.network()
+    assert all(stage.racks[sender] != stage.racks[receiver] for pairs in rounds[12:] for sender, receiver in pairs)
+    network = stage.work.report.network()
     assert network.across_racks_gbps == across
     assert {(one.name, one.network_gbps, one.rack) for one in network.machines} == {
         (f"agent-{number}", 10.0, rack) for number, rack in racks.items()
@@ -143,44 +143,44 @@ def test_an_uplink_is_known_where_it_carries_less_than_the_cards(uplink: float, 
 
 
 def test_what_cannot_be_measured_is_said() -> None:
-    played = Played({0: 10.0, 1: 10.0, 2: 10.0})
-    played.offer(0, 1, 2)
-    played.start()
+    stage = MeasurementStage({0: 10.0, 1: 10.0, 2: 10.0})
+    stage.offer(0, 1, 2)
+    stage.start()
     # A task ends in the middle of a transfer, another one cannot reach its partner, a third is never heard of again.
-    played.update(played.mesos.accepted[1], "TASK_FAILED", message="the disk is full.")
-    played.work.tick()
-    number = decode(played.mesos.messages[-1][1])["transfer"]
-    played.work.handle(events.MessageArrived("", "", TransferResult(number, error="refused").encode()))
-    played.work.handle(events.MessageArrived("", "", encode({"transfer": 1})))
-    played.work.tick()
-    played.wait(1000.0)
-    assert played.work.report.problems == (
+    stage.update(stage.mesos.accepted[1], "TASK_FAILED", message="the disk is full.")
+    stage.work.tick()
+    number = decode(stage.mesos.messages[-1][1])["transfer"]
+    stage.work.handle(events.MessageArrived("", "", TransferResult(number, error="refused").encode()))
+    stage.work.handle(events.MessageArrived("", "", encode({"transfer": 1})))
+    stage.work.tick()
+    stage.wait(1000.0)
+    assert stage.work.report.problems == (
         "The task on agent-1 failed: the disk is full.",
         "agent-2 could not send to agent-0: refused.",
         "agent-0 did not report its transfer to agent-2.",
     )
-    assert not played.work.report.transfers
+    assert not stage.work.report.transfers
     with pytest.raises(JobFailedError, match="Fewer than two agents are left"):
-        played.update(played.mesos.accepted[0], "TASK_LOST")
+        stage.update(stage.mesos.accepted[0], "TASK_LOST")
 
 
 def test_it_takes_two_agents_with_room() -> None:
-    played = Played({0: 10.0})
+    stage = MeasurementStage({0: 10.0})
     with pytest.raises(BadInputError, match=r"needs two agents .* only these have it: agent-0\."):
-        played.offer(0)
-    played = Played({0: 10.0, 1: 10.0})
+        stage.offer(0)
+    stage = MeasurementStage({0: 10.0, 1: 10.0})
     with pytest.raises(BadInputError, match=r"needs two agents .* only these have it: none\."):
-        played.offer(0, 1, ports=False)
-    played = Played({0: 10.0, 1: 10.0}, constraints=parse_constraints(["hostname:LIKE:agent-0"]))
+        stage.offer(0, 1, ports=False)
+    stage = MeasurementStage({0: 10.0, 1: 10.0}, constraints=parse_constraints(["hostname:LIKE:agent-0"]))
     with pytest.raises(BadInputError, match=r"needs two agents .* only these have it: agent-0\."):
-        played.offer(0, 1)
-    played = Played({})
+        stage.offer(0, 1)
+    stage = MeasurementStage({})
     with pytest.raises(BadInputError, match="No agent has offered anything"):
-        played.wait(30.0)
-    played = Played({0: 10.0, 1: 10.0})
-    played.offer(0, 1)
+        stage.wait(30.0)
+    stage = MeasurementStage({0: 10.0, 1: 10.0})
+    stage.offer(0, 1)
     with pytest.raises(JobFailedError, match="The task on agent-1 did not start within 60 s"):
-        played.wait(61.0)
+        stage.wait(61.0)
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from framework.scheduler.fair_share import Candidate, FairQueue, dominant_share
 from framework.scheduler.job import Need
 from tests.properties import examples
-from tests.scheduler.played_cluster import SchedulerStage
+from tests.scheduler.scheduler_stage import SchedulerStage
 
 USERS = ("ada", "bob", "eve")
 CANDIDATES = st.lists(

@@ -21,24 +21,24 @@ from framework.service.submission import Submissions
 from framework.training import planning
 from framework.training.planning import plan_request
 from solver import NodeClass, make_plan
-from tests.mesos.played_mesos import PlayedMesos
-from tests.scheduler.planning_stage import HeldPlanner, Later, PlanningStage
-from tests.scheduler.played_cluster import SchedulerStage
+from tests.mesos.fake_mesos import FakeMesos
+from tests.scheduler.planning_stage import FakeBackground, FakePlanner, PlanningStage
+from tests.scheduler.scheduler_stage import SchedulerStage
 from tests.service.api_stage import BUNDLE, training
-from tests.service.job_context import played_context
+from tests.service.fake_context import fake_context
 from tests.training.job_stage import GIB, spec
 from tests.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture
-def planner(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldPlanner]:
-    held = HeldPlanner()
+def planner(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePlanner]:
+    held = FakePlanner()
     monkeypatch.setattr(planning, "planned", held)
     yield held
     held.may.set()
 
 
-def test_while_one_job_plans_another_is_launched_updated_and_ended(planner: HeldPlanner) -> None:
+def test_while_one_job_plans_another_is_launched_updated_and_ended(planner: FakePlanner) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     stage.begin("slow")
     wait_until(lambda: planner.asked == [{"agent-0"}], "planning")
@@ -54,8 +54,8 @@ def test_while_one_job_plans_another_is_launched_updated_and_ended(planner: Held
     assert stage.plans("slow")
     assert stage.woken == 0
     planner.may.set()
-    stage.until(lambda: stage.watchers["slow"].launches, "the launch")
-    assert stage.watchers["slow"].launches == [{"agent-0"}]
+    stage.until(lambda: stage.observers["slow"].launches, "the launch")
+    assert stage.observers["slow"].launches == [{"agent-0"}]
     assert planner.asked == [{"agent-0"}]
     # The plan is there a moment before the loop is woken for it.
     wait_until(lambda: stage.woken, "being woken")
@@ -79,7 +79,7 @@ def test_offers_that_a_job_keeps_are_taken_back() -> None:
     stage.close()
 
 
-def test_a_job_that_is_killed_while_it_plans_ends_at_once_and_its_plan_is_dropped(planner: HeldPlanner) -> None:
+def test_a_job_that_is_killed_while_it_plans_ends_at_once_and_its_plan_is_dropped(planner: FakePlanner) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     slow = stage.begin("slow")
     # What has not begun would never be planned.
@@ -95,17 +95,17 @@ def test_a_job_that_is_killed_while_it_plans_ends_at_once_and_its_plan_is_droppe
     planner.may.set()
     stage.until(lambda: planner.answered and stage.woken, "the end of planning")
     stage.run(2.0)
-    assert stage.watchers["slow"].launches == []
+    assert stage.observers["slow"].launches == []
     # What is written down is a job that waits: it is planned anew by the next service.
     assert state["phase"] == "waiting"
     stage.run(20.0)
     stage.train("slow", state)
-    stage.until(lambda: stage.watchers["slow"].launches, "the next launch")
+    stage.until(lambda: stage.observers["slow"].launches, "the next launch")
     assert not stage.plans("slow")
     stage.close()
 
 
-def test_a_plan_whose_offers_are_gone_is_made_again(planner: HeldPlanner) -> None:
+def test_a_plan_whose_offers_are_gone_is_made_again(planner: FakePlanner) -> None:
     stage = PlanningStage({"agent-0": 4.0, "agent-1": 0.1})
     stage.begin("slow")
     wait_until(lambda: planner.asked == [{"agent-0", "agent-1"}], "planning")
@@ -115,16 +115,16 @@ def test_a_plan_whose_offers_are_gone_is_made_again(planner: HeldPlanner) -> Non
     planner.may.set()
     stage.until(lambda: len(planner.asked) > 1, "another plan")
     assert planner.asked[1] == {"agent-1"}
-    stage.until(lambda: stage.watchers["slow"].waits, "why it waits")
-    assert "agent-0" not in stage.watchers["slow"].waits[0]
+    stage.until(lambda: stage.observers["slow"].waits, "why it waits")
+    assert "agent-0" not in stage.observers["slow"].waits[0]
     stage.master.agents["agent-0"] = 8.0
-    stage.until(lambda: stage.watchers["slow"].launches, "the launch")
-    assert stage.watchers["slow"].launches == [{"agent-0"}]
+    stage.until(lambda: stage.observers["slow"].launches, "the launch")
+    assert stage.observers["slow"].launches == [{"agent-0"}]
     assert stage.failed == []
     stage.close()
 
 
-def test_what_is_left_of_an_agents_offers_when_one_is_rescinded_is_planned_on(planner: HeldPlanner) -> None:
+def test_what_is_left_of_an_agents_offers_when_one_is_rescinded_is_planned_on(planner: FakePlanner) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     stage.train("slow")
     first, second = (stage.master.offer(0, cpus=2.0, mem=4096) for _ in range(2))
@@ -140,24 +140,24 @@ def test_what_is_left_of_an_agents_offers_when_one_is_rescinded_is_planned_on(pl
     stage.close()
 
 
-def test_what_a_planned_job_leaves_is_planned_on_at_once_however_many_offers_come(planner: HeldPlanner) -> None:
+def test_what_a_planned_job_leaves_is_planned_on_at_once_however_many_offers_come(planner: FakePlanner) -> None:
     planner.may.set()
-    later = Later()
-    stage = PlanningStage({f"agent-{number}": 4.0 for number in range(8)}, later)
+    background = FakeBackground()
+    stage = PlanningStage({f"agent-{number}": 4.0 for number in range(8)}, background)
     jobs = [f"job-{number}" for number in range(4)]
     for job_id in jobs:
         stage.train(job_id, max_workers=1)
     stage.run(2.0)
     for number in range(len(jobs)):
         assert [stage.plans(job_id) for job_id in jobs].count(True) == 1
-        later.go()
+        background.go()
         stage.master.agents[f"agent-{10 + number}"] = 0.1
         stage.step(0.1)
-    assert sum(len(watcher.launches) for watcher in stage.watchers.values()) == len(jobs)
+    assert sum(len(observer.launches) for observer in stage.observers.values()) == len(jobs)
     stage.close()
 
 
-def test_jobs_with_quick_plans_are_launched_in_one_round(planner: HeldPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_with_quick_plans_are_launched_in_one_round(planner: FakePlanner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "PLAN_WAIT_S", DEADLINE_S)
     monkeypatch.setattr(offer_matcher, "MATCHING_BUDGET_S", DEADLINE_S)
     planner.may.set()
@@ -167,12 +167,12 @@ def test_jobs_with_quick_plans_are_launched_in_one_round(planner: HeldPlanner, m
     stage.step()
     assert not planner.asked
     stage.step(2.0)
-    assert [len(watcher.launches) for watcher in stage.watchers.values()] == [1, 1, 1]
+    assert [len(observer.launches) for observer in stage.observers.values()] == [1, 1, 1]
     stage.close()
 
 
 @pytest.mark.parametrize("how", ["rescinded", "disconnected", "kept too long"])
-def test_without_offers_it_plans_no_more(planner: HeldPlanner, how: str) -> None:
+def test_without_offers_it_plans_no_more(planner: FakePlanner, how: str) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     stage.begin("slow")
     wait_until(lambda: planner.asked, "planning")
@@ -189,7 +189,7 @@ def test_without_offers_it_plans_no_more(planner: HeldPlanner, how: str) -> None
     assert not stage.plans("slow")
     assert (one in stage.master.declined) == (how == "kept too long")
     planner.may.set()
-    stage.until(lambda: stage.watchers["slow"].launches, "the launch")
+    stage.until(lambda: stage.observers["slow"].launches, "the launch")
     assert len(planner.asked) == 2
     stage.close()
 
@@ -197,7 +197,7 @@ def test_without_offers_it_plans_no_more(planner: HeldPlanner, how: str) -> None
 def test_that_a_job_has_planned_for_too_long_says_nothing_of_what_its_kind_can_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage = PlanningStage({"agent-0": 4.0}, Later())
+    stage = PlanningStage({"agent-0": 4.0}, FakeBackground())
     stage.train("slow")
     stage.submit("large", cpus=8.0)
     handle = stage.scheduler.jobs[0]
@@ -226,7 +226,7 @@ def test_that_a_job_has_planned_for_too_long_says_nothing_of_what_its_kind_can_u
     ],
 )
 def test_planning_that_fails_is_told_as_ever_and_others_get_the_offers(
-    planner: HeldPlanner, error: Exception, failure: str | None
+    planner: FakePlanner, error: Exception, failure: str | None
 ) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     stage.begin("slow")
@@ -239,7 +239,7 @@ def test_planning_that_fails_is_told_as_ever_and_others_get_the_offers(
     assert stage.started_s.keys() == {"next"}
     if failure is None:
         assert stage.failed == []
-        assert stage.watchers["slow"].waits[0].startswith("No option fits. On offer: agent-0 4 cpus")
+        assert stage.observers["slow"].waits[0].startswith("No option fits. On offer: agent-0 4 cpus")
     else:
         ((job_id, told),) = stage.failed
         assert job_id == "slow"
@@ -249,7 +249,7 @@ def test_planning_that_fails_is_told_as_ever_and_others_get_the_offers(
 
 
 def test_a_job_that_fails_while_it_plans_holds_no_offers_any_more(
-    planner: HeldPlanner, monkeypatch: pytest.MonkeyPatch
+    planner: FakePlanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     slow = stage.begin("slow")
@@ -268,18 +268,18 @@ def test_a_job_that_fails_while_it_plans_holds_no_offers_any_more(
     stage.close()
 
 
-def test_each_kind_of_job_plans_once_on_the_same_offers_and_then_they_are_given_back(planner: HeldPlanner) -> None:
+def test_each_kind_of_job_plans_once_on_the_same_offers_and_then_they_are_given_back(planner: FakePlanner) -> None:
     planner.may.set()
-    later = Later()
-    stage = PlanningStage({"agent-0": 0.1}, later)
+    background = FakeBackground()
+    stage = PlanningStage({"agent-0": 0.1}, background)
     for number in range(6):
         stage.train(f"job-{number}", max_workers=1 + number % 2)
     for _ in range(20):
-        later.go()
+        background.go()
         stage.step()
     assert len(planner.asked) == 2
     assert stage.master.declined
-    told = [job_id for job_id, watcher in stage.watchers.items() if watcher.waits]
+    told = [job_id for job_id, observer in stage.observers.items() if observer.waits]
     assert told[:2] == ["job-0", "job-1"]
     stage.close()
 
@@ -287,25 +287,25 @@ def test_each_kind_of_job_plans_once_on_the_same_offers_and_then_they_are_given_
 def test_jobs_that_follow_plans_do_not_hand_the_same_offers_to_each_other_for_ever() -> None:
     node = NodeClass(name="agent-7", count=1, cpus=4.0, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=10 * GIB)
     plan = make_plan(plan_request(spec(), [node]))
-    later = Later()
-    stage = PlanningStage({"agent-0": 1.0}, later)
+    background = FakeBackground()
+    stage = PlanningStage({"agent-0": 1.0}, background)
     for number in range(3):
         stage.train(f"job-{number}", plan=plan)
     for _ in range(10):
-        later.go()
+        background.go()
         stage.step(0.1)
-    assert later.begun == 3
+    assert background.begun == 3
     assert len(stage.master.declined) == 1
-    assert all(watcher.waits[0].startswith("agent agent-7 offers nothing") for watcher in stage.watchers.values())
+    assert all(observer.waits[0].startswith("agent agent-7 offers nothing") for observer in stage.observers.values())
     stage.close()
 
 
 @pytest.mark.slow
 def test_the_training_jobs_of_a_service_plan_in_its_background(tmp_path: Path) -> None:
-    later, mesos = Later(), PlayedMesos()
+    background, mesos = FakeBackground(), FakeMesos()
     inbox = events.EventScheduler().events
     with contextlib.closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as store:
-        service = Service(played_context(store, "/checkpoints"), mesos, background=later)
+        service = Service(fake_context(store, "/checkpoints"), mesos, background=background)
         service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
         job = Submissions(store, inbox).submit(read_request(training()), BUNDLE, "ann")
         service.handle(inbox.get())
@@ -315,9 +315,9 @@ def test_the_training_jobs_of_a_service_plan_in_its_background(tmp_path: Path) -
             time.sleep(pause_s)
             service.tick()
 
-        wait_until(lambda: later.begun, "planning", pause=go_round)
+        wait_until(lambda: background.begun, "planning", pause=go_round)
         service.tick()
         assert store.tasks(job_id=job.id) == []
-        later.go()
+        background.go()
         service.tick()
         assert store.tasks(job_id=job.id)

@@ -19,13 +19,13 @@ from framework.scheduler.records import JobKind, JobRecord, TaskRecord
 from framework.scheduler.reservation import KEEP_S, RECHECK_S, RESERVE_AFTER_S, USELESS_COOLDOWN_S, Place
 from framework.service.explain import explain
 from framework.service.explanation import Explanation
-from tests.scheduler.played_cluster import STEP_S, PlayedJob, PreemptibleJob, SchedulerStage
-from tests.scheduler.training_cluster import TrainingCluster
+from tests.scheduler.scheduler_stage import STEP_S, FakeJob, FakePreemptibleJob, SchedulerStage
+from tests.scheduler.training_stage import TrainingStage
 from tests.training.elastic.elastic_stage import elastic
 from tests.training.job_stage import spec
 
 
-class ShrinkingJob(PlayedJob):
+class ShrinkingJob(FakeJob):
     """Can do with one task, and gives others up when a test says so."""
 
     asked: frozenset[str] = frozenset()
@@ -45,13 +45,13 @@ def explained(stage: SchedulerStage, job_id: str) -> Explanation:
     return explain(JobRecord(job_id, JobKind.TRAINING, "", "train.py", {}), stage.scheduler.snapshot)
 
 
-class LeavingSearch(PreemptibleJob):
+class LeavingSearch(FakePreemptibleJob):
     """Holds slots that it can do without."""
 
     is_gang = False
 
 
-class StubbornJob(PlayedJob):
+class StubbornJob(FakeJob):
     """Never starts, whatever it is offered."""
 
     def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
@@ -59,8 +59,8 @@ class StubbornJob(PlayedJob):
 
 
 def crowded(
-    other: type[PlayedJob] = ShrinkingJob, waiting: type[PlayedJob] = PlayedJob, *, count: int = 1, cpus: float = 2.0
-) -> tuple[SchedulerStage, ShrinkingJob, PlayedJob]:
+    other: type[FakeJob] = ShrinkingJob, waiting: type[FakeJob] = FakeJob, *, count: int = 1, cpus: float = 2.0
+) -> tuple[SchedulerStage, ShrinkingJob, FakeJob]:
     """Two jobs hold an agent each, the user of the first more of it all; a third one has waited for a reservation."""
     stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0}, weight={"rich": 0.5})
     first = stage.submit("first", 4, 1.0, user="rich", lasts_s=1e6, kind=ShrinkingJob)
@@ -142,7 +142,7 @@ def test_an_elastic_job_shrinks_only_as_far_as_searches_do_not_leave(count: int,
 
 @pytest.mark.slow
 def test_who_could_not_use_what_was_given_up_is_not_given_way_to_again() -> None:
-    stage, first, _ = crowded(PlayedJob, StubbornJob)
+    stage, first, _ = crowded(FakeJob, StubbornJob)
     assert len(first.asked) == 2
     leave(stage, first)
     stage.run(3.0)
@@ -155,7 +155,7 @@ def test_who_could_not_use_what_was_given_up_is_not_given_way_to_again() -> None
     stage.close()
 
 
-class SlowToPlace(PlayedJob):
+class SlowToPlace(FakeJob):
     """Takes long to say where it would start."""
 
     plan_s = planned_s = 0.0
@@ -205,25 +205,25 @@ def test_what_is_known_has_to_do_where_plans_take_very_long(monkeypatch: pytest.
 
 
 def test_a_training_job_starts_once_an_elastic_one_has_shrunk_and_that_does_not_grow_before() -> None:
-    played = TrainingCluster({"agent-0": 4.0, "agent-1": 4.0})
-    large = played.admit(dataclasses.replace(elastic(1, 6), job_id="large"), 1)
-    played.run(3.0)
+    cluster = TrainingStage({"agent-0": 4.0, "agent-1": 4.0})
+    large = cluster.admit(dataclasses.replace(elastic(1, 6), job_id="large"), 1)
+    cluster.run(3.0)
     before = {task.task_id for task in large.tasks if task.planned.role == "worker"}
-    small = played.admit(spec(job_id="small", max_workers=1), 2)
-    played.report(large, type="progress", step=100, loss=1.0)
-    played.report(large, type="checkpoint", path="p", step=100)
-    played.run(RESERVE_AFTER_S + 10)
+    small = cluster.admit(spec(job_id="small", max_workers=1), 2)
+    cluster.report(large, type="progress", step=100, loss=1.0)
+    cluster.report(large, type="checkpoint", path="p", step=100)
+    cluster.run(RESERVE_AFTER_S + 10)
     after = {task.task_id for task in large.tasks if task.planned.role == "worker"}
     assert len(after) == len(before) - 1
     assert small.tasks
-    assert [reason for reason in played.watcher.reasons if "job small has waited long" in reason]
+    assert [reason for reason in cluster.observer.reasons if "job small has waited long" in reason]
     assert large.result.resizes == []
-    played.report(large, type="resumed", step=100)
-    played.report(large, type="progress", step=101, loss=1.0)
+    cluster.report(large, type="resumed", step=100)
+    cluster.report(large, type="progress", step=101, loss=1.0)
     assert [(one.to_workers, one.step) for one in large.result.resizes] == [(len(after), 100)]
-    assert len(played.watcher.reasons) == 1
-    assert not played.stage.failed
-    played.stage.close()
+    assert len(cluster.observer.reasons) == 1
+    assert not cluster.stage.failed
+    cluster.stage.close()
 
 
 def potential_victim(job_id: str, share: float, cpus: Mapping[str, float], most: int = 9) -> PotentialVictim:

@@ -29,7 +29,7 @@ from framework.training.controller import TrainingJob
 from framework.training.observer import JobObserver
 from framework.training.planning import TrainingSizing
 from tests.properties import examples
-from tests.scheduler.played_cluster import PlayedJob, PreemptibleJob, SchedulerStage
+from tests.scheduler.scheduler_stage import FakeJob, FakePreemptibleJob, SchedulerStage
 from tests.training.job_stage import profile, spec
 
 FOUR = {f"agent-{number}": 4.0 for number in range(4)}
@@ -47,7 +47,7 @@ def contender(
     return Contender(job_id, since_s, overtaken, lambda _: helped, lambda: place)
 
 
-class SlowToPlan(PlayedJob):
+class SlowToPlan(FakeJob):
     """Plans on what it has looked at for some rounds before it says what it wants."""
 
     rounds = 0
@@ -260,7 +260,7 @@ def test_what_is_free_is_held_for_the_reservation_only_for_a_while() -> None:
 
 def test_a_search_leaves_the_agents_that_are_kept_for_a_job() -> None:
     stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0})
-    search = stage.submit("search", 2, 4.0, lasts_s=1e6, kind=PreemptibleJob)
+    search = stage.submit("search", 2, 4.0, lasts_s=1e6, kind=FakePreemptibleJob)
     stage.run(3.0)
     stage.submit("waits", 1, 4.0, user="bob")
     stage.run(RESERVE_AFTER_S + 3)
@@ -357,9 +357,9 @@ def test_a_job_moves_on_from_a_task_that_lasts() -> None:
     stage.close()
 
 
-@pytest.mark.parametrize("kind", [PlayedJob, SlowToPlan])
+@pytest.mark.parametrize("kind", [FakeJob, SlowToPlan])
 def test_a_job_whose_look_takes_longer_than_a_round_is_overtaken(
-    monkeypatch: pytest.MonkeyPatch, kind: type[PlayedJob]
+    monkeypatch: pytest.MonkeyPatch, kind: type[FakeJob]
 ) -> None:
     class Slow(kind):  # type: ignore[misc, valid-type]
         def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:

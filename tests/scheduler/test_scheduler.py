@@ -22,7 +22,7 @@ from framework.training.controller import TrainingJob
 from framework.training.observer import JobObserver
 from framework.training.planning import TrainingSizing
 from solver import planner
-from tests.scheduler.played_cluster import PlayedJob, SchedulerStage
+from tests.scheduler.scheduler_stage import FakeJob, SchedulerStage
 from tests.training.job_stage import spec
 
 
@@ -49,7 +49,7 @@ def test_a_launch_is_written_down_before_the_master_hears_of_it(monkeypatch: pyt
     stage.close()
 
 
-class Watchful(PlayedJob):
+class Watchful(FakeJob):
     """Knows whether it is in the middle of a step."""
 
     is_busy = False
@@ -135,7 +135,7 @@ def test_a_database_that_is_away_is_no_fault_of_the_job() -> None:
     stage.close()
 
 
-class RaisingTwice(PlayedJob):
+class RaisingTwice(FakeJob):
     """Raises when its launch is written down, and would again when it heard of it."""
 
     def to_state(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_a_job_that_raises_twice_ends_once() -> None:
     stage.close()
 
 
-class Persistent(PlayedJob):
+class Persistent(FakeJob):
     """Goes on after a launch that failed."""
 
     starts_again = True
@@ -170,7 +170,7 @@ class GivingUp(Persistent):
     starts_again = False
 
 
-class Unlucky(PlayedJob):
+class Unlucky(FakeJob):
     """Does not start again after a launch that failed."""
 
     def refused(self, error: MasterUnavailableError | CallRefusedError) -> None:
@@ -276,7 +276,7 @@ def test_all_that_runs_is_asked_for_after_a_subscription_until_all_have_answered
 
 
 def _running(handle: JobEntry) -> Any:
-    job = PlayedJob(handle, 1, 1.0)
+    job = FakeJob(handle, 1, 1.0)
     job.need = Need.NOTHING
     return job
 

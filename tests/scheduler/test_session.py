@@ -13,7 +13,7 @@ from framework.scheduler.session import _pump
 DEADLINE_S = 30.0
 
 
-class Flooded:
+class FakeWork:
     """Gets a new event for each one it has dealt with."""
 
     def __init__(self, scheduler: EventScheduler) -> None:
@@ -39,7 +39,7 @@ class Flooded:
 @pytest.mark.slow
 def test_what_is_due_is_done_however_many_events_come() -> None:
     scheduler = EventScheduler()
-    work = Flooded(scheduler)
+    work = FakeWork(scheduler)
     scheduler.events.put(events.AgentLost("S0"))
     started = time.monotonic()
     _pump(work, scheduler, deadline=started + DEADLINE_S)

@@ -14,8 +14,8 @@ from framework.scheduler.job import JobEntry
 from framework.scheduler.offer_pool import SETTLE_S
 from framework.scheduler.task_tracker import WITHHOLD_TIMEOUT_S
 from framework.training.controller import TrainingJob
-from tests.scheduler.played_cluster import PlayedJob, SchedulerStage
-from tests.training.job_stage import Watcher, ended, spec
+from tests.scheduler.scheduler_stage import FakeJob, SchedulerStage
+from tests.training.job_stage import FakeObserver, ended, spec
 
 ANSWER = {"source": "SOURCE_MASTER", "reason": "REASON_RECONCILIATION"}
 UPDATE = {"source": "SOURCE_EXECUTOR", "uuid": "u"}
@@ -28,14 +28,14 @@ def stage() -> Iterator[SchedulerStage]:
 
 
 @pytest.fixture
-def running(stage: SchedulerStage) -> PlayedJob:
+def running(stage: SchedulerStage) -> FakeJob:
     job = stage.submit("job", lasts_s=1e6)
     stage.run(3.0)
     job.seen.clear()
     return job
 
 
-def told(job: PlayedJob) -> list[dict[str, Any]]:
+def told(job: FakeJob) -> list[dict[str, Any]]:
     """The status updates that a job has heard of, without its task and agent."""
     names = ("state", "source", "reason")
     updates = [event.status for event in job.seen if isinstance(event, events.StatusUpdate)]
@@ -43,11 +43,11 @@ def told(job: PlayedJob) -> list[dict[str, Any]]:
 
 
 def test_the_end_of_the_output_is_not_lost_to_an_answer_of_the_master() -> None:
-    watcher = Watcher()
+    observer = FakeObserver()
     with contextlib.closing(SchedulerStage({"agent-0": 4.0})) as stage:
 
         def make(handle: JobEntry) -> TrainingJob:
-            return TrainingJob(spec(max_workers=1), watcher, lambda: None, lambda: stage.master.now)
+            return TrainingJob(spec(max_workers=1), observer, lambda: None, lambda: stage.master.now)
 
         job = stage.scheduler.admit("job", "ada", 0, make).job
         assert isinstance(job, TrainingJob)
@@ -62,13 +62,13 @@ def test_the_end_of_the_output_is_not_lost_to_an_answer_of_the_master() -> None:
         for task_id in stage.master.killed:
             stage.update(task_id, "TASK_KILLED")
         stage.scheduler.tick()
-        assert (stage.scheduler.done, job.result.succeeded, watcher.output) == (True, True, b"last")
+        assert (stage.scheduler.done, job.result.succeeded, observer.output) == (True, True, b"last")
         assert chief.outcome is not None
 
 
 @pytest.mark.parametrize("state", ["TASK_FINISHED", "TASK_FAILED", "TASK_KILLED"])
 def test_an_agent_that_is_silent_is_not_waited_for_for_ever(
-    stage: SchedulerStage, running: PlayedJob, state: str
+    stage: SchedulerStage, running: FakeJob, state: str
 ) -> None:
     stage.update("job.0", state, **ANSWER)
     stage.run(WITHHOLD_TIMEOUT_S - 1)
@@ -83,7 +83,7 @@ def test_an_agent_that_is_silent_is_not_waited_for_for_ever(
 
 
 def test_what_an_agent_sends_before_the_end_is_taken_in_and_the_end_still_believed(
-    stage: SchedulerStage, running: PlayedJob
+    stage: SchedulerStage, running: FakeJob
 ) -> None:
     stage.update("job.0", "TASK_FINISHED", **ANSWER)
     stage.update("job.0", "TASK_RUNNING", **UPDATE)
@@ -91,7 +91,7 @@ def test_what_an_agent_sends_before_the_end_is_taken_in_and_the_end_still_believ
     assert [status["state"] for status in told(running)] == ["TASK_RUNNING", "TASK_FINISHED"]
 
 
-def test_only_time_in_which_the_agent_can_deliver_counts(stage: SchedulerStage, running: PlayedJob) -> None:
+def test_only_time_in_which_the_agent_can_deliver_counts(stage: SchedulerStage, running: FakeJob) -> None:
     stage.update("job.0", "TASK_FINISHED", **ANSWER)
     stage.scheduler.handle(events.Disconnected())
     stage.run(2 * WITHHOLD_TIMEOUT_S)
@@ -103,7 +103,7 @@ def test_only_time_in_which_the_agent_can_deliver_counts(stage: SchedulerStage, 
 
 
 def test_an_agent_that_is_gone_with_its_update_does_not_make_a_task_lost_that_has_finished(
-    stage: SchedulerStage, running: PlayedJob
+    stage: SchedulerStage, running: FakeJob
 ) -> None:
     stage.update("job.0", "TASK_FINISHED", **ANSWER)
     stage.update("job.0", "TASK_LOST", source="SOURCE_MASTER", reason="REASON_AGENT_REMOVED")
@@ -111,6 +111,6 @@ def test_an_agent_that_is_gone_with_its_update_does_not_make_a_task_lost_that_ha
 
 
 @pytest.mark.parametrize("state", ["TASK_LOST", "TASK_UNREACHABLE", "TASK_GONE", "TASK_UNKNOWN"])
-def test_that_a_task_is_lost_only_the_master_can_say(stage: SchedulerStage, running: PlayedJob, state: str) -> None:
+def test_that_a_task_is_lost_only_the_master_can_say(stage: SchedulerStage, running: FakeJob, state: str) -> None:
     stage.update("job.0", state, **ANSWER)
     assert told(running) == [{"state": state, **ANSWER}]

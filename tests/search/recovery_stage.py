@@ -28,8 +28,8 @@ from framework.search.recovery import SearchState, close_open_slices
 from framework.search.slot_pool import SlotLaunch
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
-from tests.mesos.played_mesos import PlayedMesos
-from tests.search.search_stage import Watcher
+from tests.mesos.fake_mesos import FakeMesos
+from tests.search.search_stage import FakeObserver
 
 STEPS = 12
 TICK_S = 1.0
@@ -43,7 +43,7 @@ def loss_of(trial: int, step: int) -> float:
     return 1.0 / (step + trial)
 
 
-class ModelSlot:
+class FakeSlot:
     """Does what `executor.trial_slot` does, one step of training a turn."""
 
     def __init__(self, task_id: str, agent_id: str) -> None:
@@ -121,7 +121,7 @@ class ModelSlot:
         self.run = None
 
 
-class Book(Journal):
+class FakeJournal(Journal):
     """What outlives a service.
 
     Args:
@@ -143,7 +143,7 @@ class Book(Journal):
             self.state = json.dumps(state)
 
 
-class World:
+class RecoveryStage:
     """A search, the slots it has launched, and a Mesos that keeps unacknowledged status updates.
 
     Args:
@@ -163,12 +163,12 @@ class World:
         self.random = random.Random(seed)
         self.now = 1000.0
         self.lives = 0
-        self.slots: dict[str, ModelSlot] = {}
+        self.slots: dict[str, FakeSlot] = {}
         self.launched: set[str] = set()
         self.began: dict[RunKey, str] = {}
         self.fatal_call: int | None = None
         self._unacknowledged: list[dict[str, Any]] = []
-        self._book = Book(self._survives)
+        self._book = FakeJournal(self._survives)
         self._calls = 0
         self._executor_of: dict[str, str] = {}
         self._executors: dict[tuple[str, str], Any] = {}
@@ -182,7 +182,7 @@ class World:
     def _begin(self) -> None:
         self.lives += 1
         self._calls = 0
-        self.mesos = PlayedMesos()
+        self.mesos = FakeMesos()
         self.mesos.executors = self._executors
         self.mesos.sendFrameworkMessage = self._send  # type: ignore[method-assign]
         self.mesos.acceptOffers = self._accept  # type: ignore[method-assign]
@@ -214,7 +214,7 @@ class World:
         self.search = SearchController(
             SlotLaunch(self.spec, "http://127.0.0.1:1/bundle/token", "train.py", (), "python3"),
             make_policy(self.spec.policy, self.spec.settings),
-            Watcher(),
+            FakeObserver(),
             TrialTracker(self.spec, self.store, self.study, records),
             self.store,
             lambda: None,
@@ -262,7 +262,7 @@ class World:
             self.launched.add(task_id)
             self.mesos._check_executor(info)
             self._executor_of[task_id] = executor_of(info)
-            self.slots[task_id] = ModelSlot(task_id, info["agent_id"]["value"])
+            self.slots[task_id] = FakeSlot(task_id, info["agent_id"]["value"])
             self._update(task_id, "TASK_RUNNING")
         self._survives()
 

@@ -1,4 +1,4 @@
-"""A search with a played Mesos, played slots and a clock moved by hand; database, sampler and policy are real."""
+"""A search with a fake Mesos, fake slots and a clock moved by hand; database, sampler and policy are real."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from framework.search.slots import Slot
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
 from solver import NodeClass
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 
 QUANTUM_S = 10.0
 GIB = 2**30
@@ -48,7 +48,7 @@ def search_spec(folder: Path, trials: int = 3, **changes: Any) -> SearchSpec:
     return SearchSpec(**{**values, **changes})
 
 
-class Watcher(SearchObserver):
+class FakeObserver(SearchObserver):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.waits: list[str] = []
@@ -64,7 +64,7 @@ class Watcher(SearchObserver):
         self.outputs.append(text)
 
 
-class PlayedSlot:
+class FakeSlot:
     """The executor's side of a slot."""
 
     def __init__(self, stage: SearchStage, slot: Slot) -> None:
@@ -160,8 +160,8 @@ class SearchStage:
         patient: bool = False,
     ) -> None:
         self.now = 1000.0
-        self.mesos = PlayedMesos()
-        self.watcher = Watcher()
+        self.mesos = FakeMesos()
+        self.observer = FakeObserver()
         self.store = Store(storage)
         if records is None:
             self.store.create_search(spec)
@@ -174,7 +174,7 @@ class SearchStage:
         self.search = SearchController(
             launch,
             make_policy(spec.policy, spec.settings),
-            self.watcher,
+            self.observer,
             self.tracker,
             self.store,
             nodes if callable(nodes) else lambda: nodes,
@@ -183,7 +183,7 @@ class SearchStage:
             patient=patient,
             storage_option=" --storage X",
         )
-        self.played: dict[int, PlayedSlot] = {}
+        self.fakes: dict[int, FakeSlot] = {}
         self.scheduler = Scheduler(
             self.mesos,
             journal=Journal(),
@@ -208,7 +208,7 @@ class SearchStage:
 
     def offer(
         self, agents: int = 1, cpus: float = 2, gpus: int = 0, first: int = 0, **attributes: str
-    ) -> list[PlayedSlot]:
+    ) -> list[FakeSlot]:
         """Offers come and settle; the slots that are launched come up."""
         self.tick()
         texts = [{"name": name, "type": "TEXT", "text": {"value": text}} for name, text in attributes.items()]
@@ -218,10 +218,10 @@ class SearchStage:
         )
         self.scheduler.handle(events.OffersArrived(offers))
         self.tick(SETTLE_S + 0.1)
-        new = [PlayedSlot(self, slot) for slot in self.search.slots if slot.id not in self.played]
-        for played in new:
-            self.played[played.slot.id] = played
-            played.update("TASK_RUNNING")
+        new = [FakeSlot(self, slot) for slot in self.search.slots if slot.id not in self.fakes]
+        for fake in new:
+            self.fakes[fake.slot.id] = fake
+            fake.update("TASK_RUNNING")
         self.tick(0.1)
         return new
 
@@ -242,7 +242,7 @@ def stored(storage: str) -> dict[int, Any]:
     return records
 
 
-def fail(stage: SearchStage, slot: PlayedSlot, **more: Any) -> None:
+def fail(stage: SearchStage, slot: FakeSlot, **more: Any) -> None:
     slot.train()
     slot.report(1, 1.0)
     slot.end("failed", message="ValueError: no", tail="Traceback ...", **more)

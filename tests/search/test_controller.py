@@ -24,17 +24,17 @@ from framework.search.recovery import SearchState, restore_runs
 from framework.search.slots import ActiveRun, Slot, prefer_paused
 from framework.search.store import Store
 from framework.search.trials import MAX_LOST_RUNS, TrialTracker, trial_arguments
-from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, fail, node, search_spec, stored
+from tests.search.search_stage import QUANTUM_S, FakeSlot, SearchStage, fail, node, search_spec, stored
 
 
-def suspend_in_memory_alone(slot: PlayedSlot, *others: RunKey) -> None:
+def suspend_in_memory_alone(slot: FakeSlot, *others: RunKey) -> None:
     """The run in a slot, which cannot be saved, stays there."""
     key = slot.key
     slot.status = dataclasses.replace(slot.status, paused=(*others, key), unsaved=(*others, key), pausable=False)
     slot.end("suspended", suspend_s=0.1)
 
 
-def train_unsaved(slot: PlayedSlot) -> RunKey:
+def train_unsaved(slot: FakeSlot) -> RunKey:
     run = slot.wanted.run
     assert run is not None
     left = tuple(key for key in slot.status.unsaved if key[0] != run.key[0])
@@ -96,7 +96,7 @@ def test_a_trial_that_cannot_be_saved_goes_on_in_any_slot_that_has_its_process(b
     first.end("finished")
     stage.tick(0.1)
     assert first.wanted.run.key == (0, 2)
-    assert not any("anew" in note for note in stage.watcher.notes)
+    assert not any("anew" in note for note in stage.observer.notes)
 
 
 def test_a_trial_whose_process_is_gone_and_that_could_not_be_saved_begins_anew(begin: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_trial_whose_process_is_gone_and_that_could_not_be_saved_begins_anew(b
     stage.tick(QUANTUM_S + 0.1)
     order = slot.wanted.run
     assert (order.key, order.trial.resume_from) == ((0, 1), None)
-    assert "trial 0 starts anew: its paused process is gone, and it has no checkpoint" in stage.watcher.notes
+    assert "trial 0 starts anew: its paused process is gone, and it has no checkpoint" in stage.observer.notes
     suspend_in_memory_alone(slot)
     train_unsaved(slot)
     slot.report(1, 3.0)
@@ -513,7 +513,7 @@ def test_failures_cost_first_the_executor_then_the_agent_then_the_trial(begin: A
     slot = stage.offer(cpus=1)[0]
     fail(stage, slot)
     slot.update("TASK_FINISHED")
-    assert any("launches nothing on agent agent-0 for 100 s" in note for note in stage.watcher.notes)
+    assert any("launches nothing on agent agent-0 for 100 s" in note for note in stage.observer.notes)
     assert stage.offer(cpus=1) == []
     slot = stage.offer(cpus=1, first=1)[0]
     fail(stage, slot)
@@ -567,7 +567,7 @@ def test_a_slot_that_was_meant_for_an_executor_that_had_ended_may_get_another_on
     first.train()
     stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(cpus=1),)))
     stage.tick(1.0)
-    late = PlayedSlot(stage, stage.search.slots[1])
+    late = FakeSlot(stage, stage.search.slots[1])
     assert late.slot.executor_id == first.slot.executor_id
     first.update("TASK_FAILED", reason="REASON_EXECUTOR_TERMINATED", message="its executor ended")
     late.update("TASK_RUNNING")
@@ -587,7 +587,7 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(begin: Any, error: s
     slot.end("failed", exit_code=1, message=error, tail=traceback(error), log="/c/run-0.log")
     assert (stage.trials[0].state, stage.trials[0].runs) == (TrialState.FAILED, 1)
     assert error in stage.trials[0].error
-    assert stage.watcher.notes == [
+    assert stage.observer.notes == [
         f"trial 0 failed on agent-0: {error}; its output: dike logs s --trial 0 --storage X; the end of it is also in "
         "/c/run-0.log; Dike does not retry it: it would fail in the same way again"
     ]
@@ -638,7 +638,7 @@ def test_a_trial_that_is_given_up_costs_no_further_agent(begin: Any) -> None:
         fail(stage, slot)
         slot.update("TASK_FINISHED")
     assert stage.trials[0].state is TrialState.FAILED
-    assert not any("agent-1 is left out" in note for note in stage.watcher.notes)
+    assert not any("agent-1 is left out" in note for note in stage.observer.notes)
 
 
 def test_a_trial_that_never_gets_to_a_checkpoint_is_left_to_run(begin: Any) -> None:
@@ -783,13 +783,13 @@ def test_arguments_that_the_script_refuses_end_the_search(begin: Any) -> None:
     slot.say(number=slot.wanted.number, run=run.key)
     with pytest.raises(BadInputError, match="unrecognized arguments"):
         slot.end("bad_input", message="train.py: error: unrecognized arguments: --lr 0.1", tail="usage: train.py")
-    assert stage.watcher.outputs == ["usage: train.py"]
+    assert stage.observer.outputs == ["usage: train.py"]
 
 
 @pytest.mark.parametrize("on_failure", ["continue", "abort"])
 def test_what_a_script_says_of_its_arguments_is_for_its_user(begin: Any, on_failure: str) -> None:
     stage = begin(on_failure=on_failure)
-    stage.watcher.is_public = True
+    stage.observer.is_public = True
     slot = stage.offer(cpus=1)[0]
     slot.say(number=slot.wanted.number, run=slot.wanted.run.key)
     slot.end("bad_input", message="the script has no flag --lr")
@@ -798,7 +798,7 @@ def test_what_a_script_says_of_its_arguments_is_for_its_user(begin: Any, on_fail
     assert stage.search.done
     result = stage.search.result
     assert (result.failure, result.last_words) == ("the script refuses its arguments", "the script has no flag --lr")
-    assert not any("--lr" in note for note in stage.watcher.notes)
+    assert not any("--lr" in note for note in stage.observer.notes)
 
 
 def test_arguments_that_one_trial_refuses_fail_that_trial(begin: Any) -> None:
@@ -910,7 +910,7 @@ def test_of_a_stopped_trial_nothing_is_said_to_go_on(begin: Any, end: dict[str, 
     slot.train()
     slot.report(5, 5.0, value=4.0, values=[[1, 5, 4.0]])
     slot.end(**end)
-    assert stage.watcher.notes == []
+    assert stage.observer.notes == []
     assert (stage.trials[0].state, stage.trials[0].slot) == (TrialState.STOPPED, None)
 
 

@@ -35,7 +35,7 @@ LOSSES = st.lists(st.one_of(st.floats(-1e3, 1e3), st.sampled_from([1e308, math.i
 MANY_LOSSES = st.integers(1, 200).map(lambda count: [1000.0 / (100 + step) for step in range(count)])
 
 
-class Trial:
+class TrialStage:
     """A trial, from its steps to its record.
 
     Args:
@@ -83,7 +83,7 @@ class Trial:
 
 def undisturbed(way: Way, losses: Sequence[float], value: ValueKind = "last") -> TrialRecord:
     """A trial that is never interrupted and reports seldom."""
-    trial = Trial(way, value)
+    trial = TrialStage(way, value)
     trial.run(0, losses, lambda: False, 1 << 20)
     return trial.record
 
@@ -100,7 +100,7 @@ def test_any_cutting_of_the_same_losses_has_the_same_value(way: Way, data: st.Da
     chance = data.draw(st.randoms(use_true_random=False))
     often, size = data.draw(st.sampled_from([0.01, 0.3, 1.0])), data.draw(st.integers(1, 200))
     kind = data.draw(st.sampled_from(typing.get_args(ValueKind)))
-    trial = Trial(way, kind)
+    trial = TrialStage(way, kind)
     for begin, end in itertools.pairwise([0, *suspended, len(losses)]):
         trial.run(begin, losses[begin:end], lambda: chance.random() < often, size)
     assert figures(trial.record) == figures(undisturbed(way, losses, kind))

@@ -13,7 +13,7 @@ from framework.search.observer import SearchObserver
 from framework.search.records import TrialState
 from framework.search.run import SearchRequest, run_search
 from framework.search.store import Store
-from tests.search.recovery_stage import STEPS, World, loss_of
+from tests.search.recovery_stage import STEPS, RecoveryStage, loss_of
 from tests.search.search_stage import search_spec
 
 TRIALS = 4
@@ -24,25 +24,25 @@ MOST_LIVES = 12
 @pytest.mark.parametrize(("seed", "policy"), list(enumerate(["rr", "dike", "hermes", "hermes2"])))
 def test_a_search_survives_any_number_of_deaths(tmp_path: Path, seed: int, policy: str) -> None:
     spec = search_spec(tmp_path, trials=TRIALS, policy=policy, max_slots=2, settings=PolicySettings(quantum_s=3.0))
-    world = World(tmp_path, spec, seed)
-    while not world.search.done:
-        if world.fatal_call is None and world.random.random() < 0.5:
-            world.fatal_call = world.random.randint(1, 12)
-        if world.lives > MOST_LIVES:
-            world.fatal_call = None
-        world.step()
-        assert world.now < 5000, "it never ends"
-    assert world.lives > 5
-    assert {record.state for record in world.store.load_trials()} == {TrialState.FINISHED}
+    stage = RecoveryStage(tmp_path, spec, seed)
+    while not stage.search.done:
+        if stage.fatal_call is None and stage.random.random() < 0.5:
+            stage.fatal_call = stage.random.randint(1, 12)
+        if stage.lives > MOST_LIVES:
+            stage.fatal_call = None
+        stage.step()
+        assert stage.now < 5000, "it never ends"
+    assert stage.lives > 5
+    assert {record.state for record in stage.store.load_trials()} == {TrialState.FINISHED}
     # Every step of every trial once, whoever was there to hear of it.
-    losses = world.store.load_losses()
+    losses = stage.store.load_losses()
     for trial in range(TRIALS):
         told = {report["step"]: report["loss"] for report in losses[trial]}
         assert told == {step: loss_of(trial, step) for step in range(1, STEPS + 1)}
         assert len(losses[trial]) == STEPS
-    assert not world.slots
-    slices = world.store.load_slices()
-    assert {(piece.trial, piece.run) for piece in slices} == set(world.began)
+    assert not stage.slots
+    slices = stage.store.load_slices()
+    assert {(piece.trial, piece.run) for piece in slices} == set(stage.began)
     assert all(piece.end_s is not None and piece.outcome in ("suspended", "finished") for piece in slices)
 
 

@@ -25,7 +25,7 @@ from framework.search.recovery import SearchState
 from framework.search.slot_pool import MAX_SILENCE_S, slots_on
 from framework.search.slots import ACKNOWLEDGE_INTERVAL_S, RESEND_INTERVAL_S
 from solver import NodeClass
-from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, fail, node, stored
+from tests.search.search_stage import QUANTUM_S, FakeSlot, SearchStage, fail, node, stored
 
 
 def test_as_many_slots_as_there_are_trials_or_room(begin: Any) -> None:
@@ -65,12 +65,12 @@ def test_slots_come_and_go_in_an_executor_and_what_it_has_for_itself_counts_once
     own = amounts(stage.mesos.accepted[0]["executor"]["resources"])
     whole = {"cpus": 1.0, "mem": 1024.0}
     part = {name: round(whole[name] - own[name], 3) for name in whole}
-    # As much is free as the one that is gone had; Mesos takes no other executor of that id (`PlayedMesos`).
+    # As much is free as the one that is gone had; Mesos takes no other executor of that id (`FakeMesos`).
     first.update("TASK_FINISHED")
     stage.offer(cpus=part["cpus"])
     assert stage.offer(cpus=part["cpus"]) == []
     second.update("TASK_FINISHED")
-    third, fourth = stage.played[2], stage.offer(cpus=1)[0]
+    third, fourth = stage.fakes[2], stage.offer(cpus=1)[0]
     assert executors(stage) == ["s.slot-0"] * 4
     assert [amounts(info["resources"]) for info in stage.mesos.accepted] == [part, whole, part, whole]
     assert stage.scheduler.job("s").tasks["s.slot-3"].executor_id == "s.slot-0"
@@ -115,9 +115,9 @@ def test_whoever_comes_too_late_for_an_executor_starts_another_one(
     first.train()
     stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(cpus=1),)))
     stage.tick(1.0)
-    late = PlayedSlot(stage, stage.search.slots[1])
+    late = FakeSlot(stage, stage.search.slots[1])
     late.update(state, **status)
-    assert not any("not installed" in note or "left out" in note for note in stage.watcher.notes)
+    assert not any("not installed" in note or "left out" in note for note in stage.observer.notes)
     assert not stage.search._failed_executors
     stage.offer(cpus=1)
     assert executors(stage) == ["s.slot-0", "s.slot-0", "s.slot-2"]
@@ -130,7 +130,7 @@ def test_the_end_of_an_executor_is_one_failure(begin: Any, is_seen: bool) -> Non
         assert not stage.search.done
         stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(attempt, cpus=2),)))
         stage.tick(1.0)
-        slots = [PlayedSlot(stage, slot) for slot in stage.search.slots]
+        slots = [FakeSlot(stage, slot) for slot in stage.search.slots]
         assert len({slot.slot.executor_id for slot in slots}) == 1
         if is_seen:
             slots[1].update("TASK_STARTING")
@@ -139,7 +139,7 @@ def test_the_end_of_an_executor_is_one_failure(begin: Any, is_seen: bool) -> Non
     stage.tick(0.1)
     assert stage.search.done
     assert ("not installed" in stage.search.result.failure) is not is_seen
-    left_out = [note for note in stage.watcher.notes if "an executor did not start" in note]
+    left_out = [note for note in stage.observer.notes if "an executor did not start" in note]
     assert len(left_out) == (0 if is_seen else MAX_FAILED_EXECUTORS)
 
 
@@ -171,9 +171,9 @@ def test_whether_a_slot_has_a_gpu_is_not_decided_before_there_are_agents(begin: 
     agents: list[NodeClass] = []
     stage = begin(nodes=lambda: list(agents), patient=True)
     stage.tick(NO_OFFER_TIMEOUT_S)
-    assert stage.watcher.waits == ["No agent is registered with the Mesos master."]
+    assert stage.observer.waits == ["No agent is registered with the Mesos master."]
     agents.append(node("agent-0", cpus=8, gpus=2))
-    assert all(played.slot.gpu_devices for played in stage.offer(cpus=8, gpus=2))
+    assert all(fake.slot.gpu_devices for fake in stage.offer(cpus=8, gpus=2))
 
 
 def test_a_slot_that_fits_no_agent_is_refused(begin: Any) -> None:
@@ -430,7 +430,7 @@ def test_what_became_of_slots_that_may_have_been_launched_is_asked(begin: Any, e
     assert stage.search.need is Need.NOTHING
     stage.tick(INITIAL_RETRY_S)
     assert {slot.task_id: "S0"} in stage.mesos.reconciled
-    PlayedSlot(stage, slot).update("TASK_LOST", source="SOURCE_MASTER")
+    FakeSlot(stage, slot).update("TASK_LOST", source="SOURCE_MASTER")
     assert stage.search.need is Need.START
     assert [new.slot.id for new in stage.offer(cpus=1)] == [1]
 
@@ -508,7 +508,7 @@ def test_a_slot_is_told_now_and_then_what_it_need_not_keep(begin: Any) -> None:
 def test_a_patient_search_waits_for_agents_that_can_hold_its_slots(begin: Any) -> None:
     stage = begin(nodes=[node("agent-0", 0.5)], patient=True)
     assert stage.offer(cpus=0.5) == []
-    assert "--slot-cpus" in stage.watcher.waits[-1]
+    assert "--slot-cpus" in stage.observer.waits[-1]
     with pytest.raises(InfeasibleError):
         begin(nodes=[node("agent-0", 0.5)], name="other").offer(cpus=0.5)
 
@@ -520,14 +520,14 @@ def test_constraints_that_no_agent_meets_are_told(begin: Any) -> None:
 
     stage = begin(nodes=no_agents, patient=True)
     stage.tick(NO_OFFER_TIMEOUT_S + 1)
-    assert stage.watcher.waits == ["No agent meets --constraint rack:IS:r7."]
+    assert stage.observer.waits == ["No agent meets --constraint rack:IS:r7."]
 
 
 def test_how_it_ended_is_told_apart(begin: Any) -> None:
     killed = begin(trials=1)
     killed.offer(cpus=1)
     killed.search.cancel()
-    killed.played[0].update("TASK_FINISHED")
+    killed.fakes[0].update("TASK_FINISHED")
     killed.tick(0.1)
     assert killed.search.outcome().state is JobState.KILLED
     failed = begin(trials=1, name="failed", timeout_s=5.0)

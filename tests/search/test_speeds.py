@@ -16,7 +16,7 @@ from framework.search.slot_pool import kind_of
 from framework.search.speeds import MIN_TRAINING_S, SpeedTracker
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
-from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, search_spec, stored
+from tests.search.search_stage import QUANTUM_S, FakeSlot, SearchStage, search_spec, stored
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def two_kinds(tmp_path: Path, storage: str) -> SearchStage:
 def test_policies_see_kinds_and_speeds_and_slices_keep_them(tmp_path: Path, storage: str) -> None:
     stage = two_kinds(tmp_path, storage)
     assert [slot.view().kind for slot in stage.search.slots] == ["k80", "v100"]
-    for slot in stage.played.values():
+    for slot in stage.fakes.values():
         slot.train()
         slot.report(1, 1.0)
         slot.report(11, 0.5)
     first, second = stage.tracker.views({}, {}, {})
     assert (first.batch_size, first.speeds) == (8.0, {"k80": pytest.approx(8.0)})
     assert (second.batch_size, second.speeds) == (16.0, {"v100": pytest.approx(16.0)})
-    stage.played[0].end("finished")
+    stage.fakes[0].end("finished")
     (ended,) = (piece for piece in stage.store.load_slices() if piece.outcome == "finished")
     assert (ended.kind, ended.samples_per_s) == ("k80", pytest.approx(8.0))
 
@@ -131,11 +131,11 @@ def test_a_batch_size_that_only_the_process_knows_is_used_and_kept(begin: Any, s
 
 def test_a_search_that_goes_on_knows_the_speeds(tmp_path: Path, storage: str) -> None:
     stage = two_kinds(tmp_path, storage)
-    for slot in stage.played.values():
+    for slot in stage.fakes.values():
         slot.train()
         slot.report(1, 1.0)
         slot.report(21, 0.5)
-    stage.played[0].end("suspended", checkpoint="/c/a", step=21)
+    stage.fakes[0].end("suspended", checkpoint="/c/a", step=21)
     stage.tick(2)
     # The process is killed here: the second slice is left open.
     store = Store(storage)
@@ -156,9 +156,9 @@ def test_a_gpu_of_unknown_speed_is_named_once(tmp_path: Path, storage: str) -> N
     stage.offer(first=2, gpus=1, gpu_model="Quantum 9")
     stage.offer(first=3, gpus=1, gpu_model="V100")
     assert len(stage.search.slots) == 4
-    (note,) = (note for note in stage.watcher.notes if "Quantum 9" in note)
+    (note,) = (note for note in stage.observer.notes if "Quantum 9" in note)
     assert note.startswith("agent agent-0 has GPUs 'Quantum 9', whose speed Dike does not know")
-    assert not any("V100" in note for note in stage.watcher.notes)
+    assert not any("V100" in note for note in stage.observer.notes)
 
 
 def slices(moved: int, stayed: int) -> list[SliceRecord]:
@@ -182,7 +182,7 @@ def test_what_a_move_costs_is_measured_once_there_are_enough() -> None:
     assert with_measured_migration_cost(settings, []) == settings
 
 
-def stage_of_batch_sizes(tmp_path: Path, storage: str, **changes: Any) -> tuple[SearchStage, list[PlayedSlot]]:
+def stage_of_batch_sizes(tmp_path: Path, storage: str, **changes: Any) -> tuple[SearchStage, list[FakeSlot]]:
     """Three trials of which two train in two slots, by steps of a second; the first has done 101, the second 11."""
     space = (Parameter("batch_size", choices=(8, 16, 32)),)
     stage = SearchStage(search_spec(tmp_path, trials=3, space=space, flags={}, **changes), storage)

@@ -363,16 +363,16 @@ def test_a_sampler_that_has_no_more_points_ends_the_asking(url: str, kind: str, 
     assert Study.open(url, spec).remaining == 0
 
 
-class Forgetful(optuna.samplers.RandomSampler):
+class FakeSampler(optuna.samplers.RandomSampler):
     def after_trial(self, *_: object) -> None:
         raise RuntimeError("after_trial")
 
 
 def test_a_sampler_that_fails_at_the_end_of_a_trial_does_not_fail_there_again(url: str) -> None:
-    own = write_object(pickled.dumps(Forgetful(), "sampler", 10**6), "sampler", "")
-    study = Study.create(url, spec_of(GRID, "Forgetful", 6, sampler_object=own))
+    own = write_object(pickled.dumps(FakeSampler(), "sampler", 10**6), "sampler", "")
+    study = Study.create(url, spec_of(GRID, "FakeSampler", 6, sampler_object=own))
     number, _ = study.ask()
-    with pytest.raises(BadInputError, match=r"sampler Forgetful failed .*after_trial"):
+    with pytest.raises(BadInputError, match=r"sampler FakeSampler failed .*after_trial"):
         study.tell(number, 1.0, failed=False)
     study.tell(number, 1.0, failed=False)
     assert load(url).trials[0].value == 1.0

@@ -14,7 +14,7 @@ from framework.cli import logs
 from framework.search import output
 from framework.search.records import SliceRecord
 from framework.search.store import Store
-from tests.search.search_stage import PlayedSlot, SearchStage
+from tests.search.search_stage import FakeSlot, SearchStage
 
 LINE = b"x" * 99 + b"\n"
 
@@ -98,12 +98,12 @@ def stage(begin: Any) -> SearchStage:
     return stage
 
 
-def prints(slot: PlayedSlot, offset: int, data: bytes, skipped: int = 0) -> None:
+def prints(slot: FakeSlot, offset: int, data: bytes, skipped: int = 0) -> None:
     slot.stage.send(slot.slot, TrialOutput(slot.slot.task_id, *slot.key, offset, data, skipped).encode())
 
 
 def test_what_is_missing_is_asked_for_and_what_comes_twice_counts_once(stage: SearchStage) -> None:
-    (slot,) = stage.played.values()
+    (slot,) = stage.fakes.values()
     assert slot.wanted.acknowledged_output == ((0, 0, 0),)
     slot.train()
     prints(slot, 0, b"one\n")
@@ -122,7 +122,7 @@ def test_what_is_missing_is_asked_for_and_what_comes_twice_counts_once(stage: Se
 
 
 def test_a_run_has_not_ended_before_its_output_is_there(stage: SearchStage) -> None:
-    (slot,) = stage.played.values()
+    (slot,) = stage.fakes.values()
     slot.train()
     slot.end("finished", output=12)
     assert stage.trials[0].ended_s is None
@@ -136,7 +136,7 @@ def test_a_run_has_not_ended_before_its_output_is_there(stage: SearchStage) -> N
 
 
 def test_the_last_words_of_a_slot_hold_the_end_of_the_output(stage: SearchStage, tmp_path: Path) -> None:
-    (slot,) = stage.played.values()
+    (slot,) = stage.fakes.values()
     slot.train()
     prints(slot, 0, b"one\n")
     end = TrialOutput(slot.slot.task_id, 0, 0, 10, b"four\n")

@@ -1,4 +1,4 @@
-"""A service with its API on a real socket, a real database and a loop on a thread; Mesos is played."""
+"""A service with its API on a real socket, a real database and a loop on a thread; Mesos is a fake."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
 from framework.service.users import Users
-from tests.mesos.played_mesos import PlayedMesos
-from tests.service.job_context import played_context
+from tests.mesos.fake_mesos import FakeMesos
+from tests.service.fake_context import fake_context
 from tests.training.job_stage import profile
 from tests.waiting import wait_until
 
@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789", "root": "roots-token-0123456789"}
 
 
-class _PlayedMaster(http.server.BaseHTTPRequestHandler):
+class _FakeMaster(http.server.BaseHTTPRequestHandler):
     """Tells of agents, as Mesos 1.11 does."""
 
     hostnames: Sequence[str] = ("agent-1", "agent-0")
@@ -65,9 +65,9 @@ class _PlayedMaster(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def played_master(hostnames: Sequence[str] = _PlayedMaster.hostnames) -> Iterator[Master]:
+def fake_master(hostnames: Sequence[str] = _FakeMaster.hostnames) -> Iterator[Master]:
     """A master that tells of agents and of nothing else."""
-    handler = type("Handler", (_PlayedMaster,), {"hostnames": hostnames})
+    handler = type("Handler", (_FakeMaster,), {"hostnames": hostnames})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = server.server_address[1]
@@ -126,13 +126,11 @@ class ApiStage:
         inbox: what the loop reads.
     """
 
-    def __init__(
-        self, url: str, store: ServiceStore, master: Master, service: Callable[[PlayedMesos], Service]
-    ) -> None:
+    def __init__(self, url: str, store: ServiceStore, master: Master, service: Callable[[FakeMesos], Service]) -> None:
         self.url = url
         self.store = store
         self.master = master
-        self.mesos = PlayedMesos()
+        self.mesos = FakeMesos()
         self.inbox: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self.service = service(self.mesos)
         self._ended = threading.Event()
@@ -200,11 +198,11 @@ def api_stage(
             listening = ApiFront("127.0.0.1:0", users, "https://dike.example/", proxy)
             front = stack.enter_context(contextlib.closing(listening))
         store = stack.enter_context(contextlib.closing(ServiceStore(f"sqlite:///{folder}/service.db", users.limits)))
-        master = stack.enter_context(played_master())
+        master = stack.enter_context(fake_master())
         leading = LeadingMaster(master)
         directory = stack.enter_context(contextlib.closing(AgentDirectory(leading.ask)))
         directory.refresh()
-        around = played_context(store, str(folder / "runs"))
+        around = fake_context(store, str(folder / "runs"))
         stage = ApiStage(
             front.url, store, master, lambda mesos: Service(around, mesos, agents=directory, master=leading)
         )

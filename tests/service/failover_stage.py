@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PROFILE = made_up_profile({"w": (4, 1)}, name="failover_script.py", flops=1e6)
 
 
-class Stage:
+class FailoverStage:
     """A cluster, a database, and a service that comes and goes."""
 
     def __init__(self, folder: Path, cluster: EmbeddedCluster) -> None:
@@ -106,8 +106,8 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Stage]:
+def staged(folder: Path) -> Iterator[FailoverStage]:
     """A stage on an agent of its own."""
     spec = AgentSpec(resources="cpus:4;mem:8192;disk:10000")
-    with EmbeddedCluster([spec]) as cluster, contextlib.closing(Stage(folder, cluster)) as made:
+    with EmbeddedCluster([spec]) as cluster, contextlib.closing(FailoverStage(folder, cluster)) as made:
         yield made

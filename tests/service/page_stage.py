@@ -29,7 +29,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 expect.set_options(timeout=DEADLINE_S * 1000)
 
 
-class ServiceProcess:
+class ServiceStage:
     """`dike serve` as a process; the port stays the same over restarts.
 
     Args:
@@ -45,7 +45,7 @@ class ServiceProcess:
         self._listen = f"127.0.0.1:{self._block.first}"
         self.log = folder / "service.log"
 
-    def __enter__(self) -> ServiceProcess:
+    def __enter__(self) -> ServiceStage:
         self._cluster.start()
         self.start()
         return self

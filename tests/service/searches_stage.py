@@ -1,4 +1,4 @@
-"""Searches of a service on a played Mesos: services come and go, slots say what a test has them say."""
+"""Searches of a service on a fake Mesos: services come and go, slots say what a test has them say."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from framework.service.requests import search_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
-from tests.mesos.played_mesos import PlayedMesos
-from tests.service.job_context import played_context
+from tests.mesos.fake_mesos import FakeMesos
+from tests.service.fake_context import fake_context
 from tests.waiting import wait_until
 
 
-class Stage:
-    """A database, a played Mesos, and services that come and go."""
+class SearchesStage:
+    """A database, a fake Mesos, and services that come and go."""
 
     def __init__(self, folder: Path) -> None:
         self.store = ServiceStore(f"sqlite:///{folder}/service.db")
         self.script = folder / "train.py"
         self.script.touch()
-        self.mesos = PlayedMesos()
+        self.mesos = FakeMesos()
         self.inbox: queue.SimpleQueue[events.Event]
         self.submissions: Submissions
         self.service: Service
@@ -46,7 +46,7 @@ class Stage:
         """A service, with what the one before it has left in the database."""
         self.inbox = queue.SimpleQueue()
         self.submissions = Submissions(self.store, self.inbox)
-        around = played_context(self.store, checkpoint_root)
+        around = fake_context(self.store, checkpoint_root)
         self.service = Service(around, self.mesos)
         self.service.handle(events.Subscribed("F", "127.0.0.1:5050"))
         self.service.tick()

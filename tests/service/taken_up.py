@@ -1,4 +1,4 @@
-"""A played training job that another service goes on with."""
+"""A fake training job that another service goes on with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from framework.training.controller import TrainingJob
 from framework.training.spec import JobSpec
-from tests.training.job_stage import Stage
+from tests.training.job_stage import JobStage
 
 
 def written(job: TrainingJob) -> Any:
@@ -16,16 +16,16 @@ def written(job: TrainingJob) -> Any:
     return json.loads(json.dumps(job.to_state(), allow_nan=False))
 
 
-def another(stage: Stage, job_spec: JobSpec, state: Any, launched: Collection[str] | None = None) -> None:
+def another(stage: JobStage, job_spec: JobSpec, state: Any, launched: Collection[str] | None = None) -> None:
     """Another service goes on with the stage's job."""
     stage.begin(job_spec, state, launched)
 
 
-def subscribe(stage: Stage, master_age_s: float | None = None) -> None:
+def subscribe(stage: JobStage, master_age_s: float | None = None) -> None:
     stage.subscribe(master_age_s)
 
 
-def go_on(stage: Stage, job_spec: JobSpec, launched: Collection[str] | None = None) -> None:
+def go_on(stage: JobStage, job_spec: JobSpec, launched: Collection[str] | None = None) -> None:
     """The service ends without a word, and another one takes its place."""
     another(stage, job_spec, written(stage.job), launched)
     subscribe(stage)

@@ -125,7 +125,7 @@ def test_no_zookeeper_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, cap
 
 
 @dataclass
-class Standby:
+class StandbyStage:
     """A service in a process of its own."""
 
     process: subprocess.Popen[bytes]
@@ -149,16 +149,16 @@ class Standby:
 
 
 @contextmanager
-def services(folder: Path, cluster: EmbeddedCluster) -> Iterator[Callable[..., Standby]]:
-    started: list[Standby] = []
+def services(folder: Path, cluster: EmbeddedCluster) -> Iterator[Callable[..., StandbyStage]]:
+    started: list[StandbyStage] = []
 
-    def start(name: str, ha: str, master: str = "") -> Standby:
+    def start(name: str, ha: str, master: str = "") -> StandbyStage:
         log = folder / f"{name}.log"
         command = [sys.executable, "-m", "tests.service.serving_script", f"sqlite:///{folder}/s.db"]
         command += [master or cluster.master, *(["--ha", ha] if ha else [])]
         with log.open("wb") as output:
             process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
-        started.append(Standby(process, log))
+        started.append(StandbyStage(process, log))
         return started[-1]
 
     try:

@@ -26,7 +26,7 @@ from framework.service.explanation import Explanation, Verdict
 from framework.service.requests import SearchJobRequest, TrainingRequest
 from framework.training.planning import TrainingSizing, plan_request
 from solver import NodeClass, make_plan
-from tests.scheduler.played_cluster import PlayedJob, SchedulerStage
+from tests.scheduler.scheduler_stage import FakeJob, SchedulerStage
 from tests.training.job_stage import GIB, profile, spec
 
 
@@ -82,7 +82,7 @@ def test_what_is_missing_on_which_agent_and_who_holds_it(stage: SchedulerStage) 
 
 
 def test_what_is_missing_is_told_of_the_task_that_lacks_most() -> None:
-    class Pair(PlayedJob):
+    class Pair(FakeJob):
         def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
             return (TaskNeed("worker", 1, 2.0, 1024.0), TaskNeed("ps", 1, 1.0, 65536.0))
 
@@ -103,7 +103,7 @@ def test_what_is_missing_is_told_of_the_task_that_lacks_most() -> None:
 def test_what_is_missing_is_told_where_each_task_has_room_but_not_all_together(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Pair(PlayedJob):
+    class Pair(FakeJob):
         def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
             return (TaskNeed("worker", 1, 1.0, 2048.0), TaskNeed("ps", 1, 0.5, 1536.0))
 
@@ -170,7 +170,7 @@ def test_constraints_that_stand_in_the_way(stage: SchedulerStage, constraint: st
 
 
 def test_agents_left_out_after_failures(stage: SchedulerStage) -> None:
-    class Excluding(PlayedJob):
+    class Excluding(FakeJob):
         def excluded_agents(self) -> dict[str, float]:
             return {"S0": 120.0}
 

@@ -16,20 +16,20 @@ import pytest
 from framework.scheduler.records import JobState
 from framework.service.submission import Submissions
 from tests.service.dying_service import AFTER_ACCEPT, BEFORE_ACCEPT, BEFORE_LAST_ACKNOWLEDGEMENT, NEVER
-from tests.service.failover_stage import ROOT, Stage, staged
+from tests.service.failover_stage import ROOT, FailoverStage, staged
 from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.mesos]
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path: Path) -> Iterator[FailoverStage]:
     with staged(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def standin(tmp_path: Path) -> Path:
+def fake_python(tmp_path: Path) -> Path:
     """What runs on the agents in place of Python: an executor whose tasks run until they are killed."""
     python = tmp_path / "python"
     executor = ROOT / "benchmarks" / "load" / "quick_executor.py"
@@ -38,21 +38,23 @@ def standin(tmp_path: Path) -> Path:
     return python
 
 
-def test_nothing_is_launched_twice_by_services_that_die_around_the_launch(stage: Stage, standin: Path) -> None:
+def test_nothing_is_launched_twice_by_services_that_die_around_the_launch(
+    stage: FailoverStage, fake_python: Path
+) -> None:
     job = stage.submit([])
-    stage.wait_for_death(stage.serve(BEFORE_ACCEPT, standin))
+    stage.wait_for_death(stage.serve(BEFORE_ACCEPT, fake_python))
     framework_id = stage.store.framework_id()
     assert framework_id
     intended = stage.store.tasks(job_id=job.id)
     assert {task.state for task in intended} == {"intended"}
     assert stage.known_to_mesos() == []
 
-    stage.wait_for_death(stage.serve(AFTER_ACCEPT, standin))
+    stage.wait_for_death(stage.serve(AFTER_ACCEPT, fake_python))
     launched = {task.task_id for task in stage.store.tasks(job_id=job.id, live_only=True)}
     assert len(launched) == 2
     assert not launched & {task.task_id for task in intended}
 
-    stage.serve(NEVER, standin)
+    stage.serve(NEVER, fake_python)
     stage.wait_until(lambda: len(stage.running(job.id)) == 2, "the tasks under another service")
     assert {task.task_id for task in stage.running(job.id)} == launched
     assert Counter(task["id"] for task in stage.known_to_mesos()) == Counter(launched)
@@ -61,7 +63,7 @@ def test_nothing_is_launched_twice_by_services_that_die_around_the_launch(stage:
 
 
 @pytest.mark.tensorflow
-def test_a_job_trains_on_under_services_that_are_killed(stage: Stage) -> None:
+def test_a_job_trains_on_under_services_that_are_killed(stage: FailoverStage) -> None:
     job = stage.submit([str(stage.folder)])
     # Its executors find nobody to fetch the script from; that is no failure of the job's.
     stage.wait_for_death(stage.serve(AFTER_ACCEPT))
@@ -99,16 +101,18 @@ def test_a_job_trains_on_under_services_that_are_killed(stage: Stage) -> None:
     assert losses == sorted(losses, reverse=True), "training began anew"
 
 
-def tear_down(stage: Stage, framework_id: str | None) -> None:
+def tear_down(stage: FailoverStage, framework_id: str | None) -> None:
     url, wanted = f"http://{stage.cluster.master}/teardown", {"frameworkId": framework_id}
     assert httpx.post(
         url, data=wanted, auth=stage.cluster.access.credentials, trust_env=False, timeout=DEADLINE_S
     ).is_success
 
 
-def test_a_framework_that_was_torn_down_starts_its_jobs_again_under_another_id(stage: Stage, standin: Path) -> None:
+def test_a_framework_that_was_torn_down_starts_its_jobs_again_under_another_id(
+    stage: FailoverStage, fake_python: Path
+) -> None:
     job = stage.submit([])
-    service = stage.serve(NEVER, standin)
+    service = stage.serve(NEVER, fake_python)
     stage.wait_until(lambda: len(stage.running(job.id)) == 2, "the tasks")
     before = {task.task_id for task in stage.running(job.id)}
     first_id = stage.store.framework_id()
@@ -123,7 +127,7 @@ def test_a_framework_that_was_torn_down_starts_its_jobs_again_under_another_id(s
     service.kill()
     service.wait()
     tear_down(stage, second_id)
-    stage.serve(NEVER, standin)
+    stage.serve(NEVER, fake_python)
     stage.wait_until(
         lambda: stage.store.framework_id() not in (None, first_id, second_id) and len(stage.running(job.id)) == 2,
         "tasks of a third framework",
@@ -132,16 +136,18 @@ def test_a_framework_that_was_torn_down_starts_its_jobs_again_under_another_id(s
     assert sorted(unfinished) == sorted(task.task_id for task in stage.store.tasks(live_only=True))
 
 
-def test_a_job_that_was_killed_while_no_service_ran_ends_with_the_next_one(stage: Stage, standin: Path) -> None:
+def test_a_job_that_was_killed_while_no_service_ran_ends_with_the_next_one(
+    stage: FailoverStage, fake_python: Path
+) -> None:
     job = stage.submit([])
-    service = stage.serve(NEVER, standin)
+    service = stage.serve(NEVER, fake_python)
     stage.wait_until(lambda: len(stage.running(job.id)) == 2, "the tasks")
     os.kill(service.pid, signal.SIGKILL)
     service.wait()
     Submissions(stage.store, queue.SimpleQueue()).kill(stage.job(job.id))
     never_started = stage.submit([])
     Submissions(stage.store, queue.SimpleQueue()).kill(stage.job(never_started.id))
-    stage.serve(NEVER, standin)
+    stage.serve(NEVER, fake_python)
     for one in (job, never_started):
         stage.wait_until(lambda one=one: stage.job(one.id).state is JobState.KILLED, "the job's end")
     assert not stage.store.tasks(live_only=True)

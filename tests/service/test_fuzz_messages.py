@@ -26,10 +26,10 @@ from framework.service.requests import read_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.properties import examples
 from tests.scheduler.test_lease import take_over
-from tests.service.job_context import played_context
+from tests.service.fake_context import fake_context
 from tests.service.test_security import TRAIN, archive
 from tests.training.elastic.elastic_stage import heavy
 from tests.training.job_stage import profile
@@ -47,11 +47,11 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass
 class Running:
-    """A service with a played Mesos and a real database; jobs by name, with the tasks that were launched for them."""
+    """A service with a fake Mesos and a real database; jobs by name, with the tasks that were launched for them."""
 
     service: Service
     store: ServiceStore
-    mesos: PlayedMesos
+    mesos: FakeMesos
     submissions: Submissions
     jobs: dict[str, str]
 
@@ -102,9 +102,9 @@ class Running:
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     monkeypatch.setattr(service_module, "WRITE_S", 0.0)
     monkeypatch.setattr(offer_pool, "SETTLE_S", 0.0)
-    mesos = PlayedMesos()
+    mesos = FakeMesos()
     with closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as store:
-        service = Service(played_context(store, "/checkpoints"), mesos)
+        service = Service(fake_context(store, "/checkpoints"), mesos)
         submissions = Submissions(store, queue.SimpleQueue())
         stage = Running(service, store, mesos, submissions, {})
         service.handle(events.Subscribed("F", "127.0.0.1:5050"))

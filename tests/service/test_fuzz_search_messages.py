@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from framework.mesos import events
 from framework.search.records import TrialState
-from tests.search.search_stage import PlayedSlot, SearchStage, search_spec, stored
+from tests.search.search_stage import FakeSlot, SearchStage, search_spec, stored
 from tests.service.test_fuzz_messages import JSON, NUMBERS, ODD_TEXT, PATIENT, TASK, encoded, record
 
 SMALL = st.integers(-1, 3)
@@ -94,7 +94,7 @@ MESSAGES = st.one_of(
 def stage(tmp_path: Path) -> Iterator[SearchStage]:
     stage = SearchStage(search_spec(tmp_path, trials=40), f"sqlite:///{tmp_path}/search.db")
     stage.offer(2)
-    for slot in stage.played.values():
+    for slot in stage.fakes.values():
         slot.train()
     try:
         yield stage
@@ -102,9 +102,9 @@ def stage(tmp_path: Path) -> Iterator[SearchStage]:
         stage.store.close()
 
 
-def honest(stage: SearchStage) -> PlayedSlot:
+def honest(stage: SearchStage) -> FakeSlot:
     """The slot that always says what is."""
-    return stage.played[max(stage.played)]
+    return stage.fakes[max(stage.fakes)]
 
 
 @PATIENT
@@ -113,7 +113,7 @@ def honest(stage: SearchStage) -> PlayedSlot:
     {"kind": "losses", "task_id": TASK, "trial": 0, "run": 0, "first": 0, "oldest": 0, "reports": [{"step": 1e300}]}
 )
 def test_what_a_slot_says_ends_no_search(stage: SearchStage, tmp_path: Path, message: Any) -> None:
-    liar = stage.played[min(stage.played)]
+    liar = stage.fakes[min(stage.fakes)]
     stage.send(liar.slot, encoded(message, liar.slot.task_id))
     stage.tick(0.5)
     assert not stage.search.done
@@ -124,7 +124,7 @@ def test_what_a_slot_says_ends_no_search(stage: SearchStage, tmp_path: Path, mes
 @PATIENT
 @given(MESSAGES, st.sampled_from(["TASK_FAILED", "TASK_FINISHED", "TASK_LOST"]))
 def test_the_last_words_of_a_slot_end_no_search(stage: SearchStage, tmp_path: Path, message: Any, state: str) -> None:
-    liar = stage.played[min(stage.played)]
+    liar = stage.fakes[min(stage.fakes)]
     scheduler = events.EventScheduler()
     status = {"task_id": {"value": liar.slot.task_id}, "agent_id": {"value": liar.slot.agent_id}, "state": state}
     scheduler.statusUpdate(None, {**status, "data": encoded(message, liar.slot.task_id)})

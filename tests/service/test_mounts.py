@@ -20,10 +20,10 @@ from framework.service.requests import SearchJobRequest, TrainingRequest, read_r
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.search.search_stage import search_spec
 from tests.service.api_stage import BUNDLE, api_stage, form, training
-from tests.service.job_context import played_context
+from tests.service.fake_context import fake_context
 from tests.waiting import wait_until
 
 IMAGE = "registry/dike:1"
@@ -150,16 +150,16 @@ def test_who_asks_for_what_is_not_there_is_told(tmp_path: Path) -> None:
     assert "'data' cannot be mounted" in answers[1].json()["detail"]
 
 
-class Stage:
-    """A service whose jobs run in containers; Mesos is played."""
+class MountsStage:
+    """A service whose jobs run in containers; Mesos is a fake."""
 
     def __init__(self, folder: Path) -> None:
         self.store = ServiceStore(f"sqlite:///{folder}/service.db")
         self.inbox: Any = events.EventScheduler().events
 
-        plain = played_context(self.store, ROOT)
+        plain = fake_context(self.store, ROOT)
         around = dataclasses.replace(plain, image=IMAGE, allowed_volumes=ALLOWED)
-        self.mesos = PlayedMesos()
+        self.mesos = FakeMesos()
         self.service = Service(around, self.mesos)
         self.submissions = Submissions(self.store, self.inbox, around.mounts)
         self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
@@ -194,7 +194,7 @@ class Stage:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_search", [False, True])
 def test_what_is_launched_has_its_volumes(tmp_path: Path, is_search: bool) -> None:
-    stage = Stage(tmp_path)
+    stage = MountsStage(tmp_path)
     for refused in asked("/etc"):
         with pytest.raises(BadInputError, match="none that this service allows"):
             stage.submit(refused)

@@ -10,7 +10,7 @@ import pytest
 from framework.scheduler.records import JobState
 from tests.service.counting_script import LAST
 from tests.service.dying_service import NEVER
-from tests.service.failover_stage import Stage, staged
+from tests.service.failover_stage import FailoverStage, staged
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos]
@@ -19,12 +19,12 @@ LINES = 20
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path: Path) -> Iterator[FailoverStage]:
     with staged(tmp_path) as made:
         yield made
 
 
-def test_all_that_was_written_is_there_once_and_in_its_order(stage: Stage) -> None:
+def test_all_that_was_written_is_there_once_and_in_its_order(stage: FailoverStage) -> None:
     def output(stream: str) -> str:
         return "".join(chunk.text for chunk in stage.store.history.output(job.id) if chunk.stream == stream)
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Route, expect
 from framework.project.bundle import pack
 from framework.service.requests import TrainingRequest, read_request, search_request
 from tests.search.search_stage import search_spec
-from tests.service.page_stage import CHROMIUM, ROOT, ServiceProcess, WatchedPage, browser
+from tests.service.page_stage import CHROMIUM, ROOT, ServiceStage, WatchedPage, browser
 from tests.training.job_stage import profile
 
 HERE = Path(__file__).parent
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.mesos, pytest.mark.skipif(CHROMIUM is None, reason="no
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with ServiceProcess(tmp_path_factory.mktemp("page")) as started:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceStage]:
+    with ServiceStage(tmp_path_factory.mktemp("page")) as started:
         yield started
 
 
@@ -38,7 +38,7 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def watched(service: ServiceProcess, chromium: Browser) -> Iterator[WatchedPage]:
+def watched(service: ServiceStage, chromium: Browser) -> Iterator[WatchedPage]:
     with WatchedPage(chromium, service.url, viewport={"width": 1280, "height": 900}) as page:
         yield page
         assert page.troubles == []
@@ -65,7 +65,7 @@ def request(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_job_is_submitted_watched_and_killed(
-    watched: WatchedPage, service: ServiceProcess, script: Path, tmp_path: Path
+    watched: WatchedPage, service: ServiceStage, script: Path, tmp_path: Path
 ) -> None:
     asked, bundle = tmp_path / "request.json", tmp_path / "bundle.tar.gz"
     asked.write_text(json.dumps(request()))
@@ -118,7 +118,7 @@ def test_a_job_is_submitted_watched_and_killed(
     page.get_by_text("No job matches these filters.").wait_for()
 
 
-def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, script: Path) -> None:
+def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceStage, script: Path) -> None:
     with service.client() as client:
         job = client.submit_request(read_request(request(constraints=["rack:IS:<b>none</b>"])), pack(script))
         page = watched.enter(service.token)
@@ -136,7 +136,7 @@ def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, scr
         page.locator(".title .state-killed").wait_for()
 
 
-def test_goes_on_with_a_search_that_was_killed(watched: WatchedPage, service: ServiceProcess, tmp_path: Path) -> None:
+def test_goes_on_with_a_search_that_was_killed(watched: WatchedPage, service: ServiceStage, tmp_path: Path) -> None:
     asked = search_request(search_spec(tmp_path, name="resumed"), COUNTING.name, ())
     with service.client() as client:
         client.submit_request(dataclasses.replace(asked, constraints=("rack:IS:none",)), pack(COUNTING))
@@ -150,9 +150,7 @@ def test_goes_on_with_a_search_that_was_killed(watched: WatchedPage, service: Se
         client.kill("resumed")
 
 
-def test_shows_a_search_with_its_trials_and_slots(
-    watched: WatchedPage, service: ServiceProcess, tmp_path: Path
-) -> None:
+def test_shows_a_search_with_its_trials_and_slots(watched: WatchedPage, service: ServiceStage, tmp_path: Path) -> None:
     spec = search_spec(tmp_path, name="shown", arguments=("--steps", "20"), slot_mem_mib=256.0, max_slots=2)
     writing = tmp_path / "writing.py"
     more = "Path('<b>model').write_text(str(arguments.lr))\nprint('lr', arguments.lr, '<b>printed')\n"
@@ -194,7 +192,7 @@ def test_shows_a_search_with_its_trials_and_slots(
         assert page.locator("b", has_text="model").count() == 0
 
 
-def test_a_wrong_token_is_refused(service: ServiceProcess, chromium: Browser) -> None:
+def test_a_wrong_token_is_refused(service: ServiceStage, chromium: Browser) -> None:
     with WatchedPage(chromium, service.url) as watched:
         watched.page.goto(f"{service.url}/#token=wrong")
         watched.page.get_by_role("alert").get_by_text("does not know this token").wait_for()
@@ -202,7 +200,7 @@ def test_a_wrong_token_is_refused(service: ServiceProcess, chromium: Browser) ->
         assert all("401" in trouble for trouble in watched.troubles)
 
 
-def test_fits_a_small_screen_and_is_used_by_keyboard(service: ServiceProcess, chromium: Browser) -> None:
+def test_fits_a_small_screen_and_is_used_by_keyboard(service: ServiceStage, chromium: Browser) -> None:
     with WatchedPage(chromium, service.url, viewport={"width": 400, "height": 800}, color_scheme="dark") as watched:
         page = watched.enter(service.token)
         page.keyboard.press("Tab")
@@ -216,7 +214,7 @@ def test_fits_a_small_screen_and_is_used_by_keyboard(service: ServiceProcess, ch
         assert watched.troubles == []
 
 
-def test_reads_output_as_a_terminal_does(watched: WatchedPage, service: ServiceProcess) -> None:
+def test_reads_output_as_a_terminal_does(watched: WatchedPage, service: ServiceStage) -> None:
     page = watched.enter(service.token)
     lines = page.evaluate(
         """async () => {
@@ -236,7 +234,7 @@ def test_reads_output_as_a_terminal_does(watched: WatchedPage, service: ServiceP
     ]
 
 
-def test_says_that_the_service_is_away_and_goes_on_when_it_is_back(service: ServiceProcess, chromium: Browser) -> None:
+def test_says_that_the_service_is_away_and_goes_on_when_it_is_back(service: ServiceStage, chromium: Browser) -> None:
     with WatchedPage(chromium, service.url) as watched:
         page = watched.enter(service.token)
         service.end()
@@ -251,7 +249,7 @@ def test_says_that_the_service_is_away_and_goes_on_when_it_is_back(service: Serv
         assert all("ERR_CONNECTION" in trouble or "Failed to load" in trouble for trouble in watched.troubles)
 
 
-def test_says_that_jobs_end_with_a_service_of_a_private_mesos(service: ServiceProcess, chromium: Browser) -> None:
+def test_says_that_jobs_end_with_a_service_of_a_private_mesos(service: ServiceStage, chromium: Browser) -> None:
     with WatchedPage(chromium, service.url) as watched:
 
         def answer(route: Route) -> None:
@@ -265,7 +263,7 @@ def test_says_that_jobs_end_with_a_service_of_a_private_mesos(service: ServicePr
         page.get_by_text("and so have all running jobs").wait_for()
 
 
-def test_shows_the_rest_api(watched: WatchedPage, service: ServiceProcess) -> None:
+def test_shows_the_rest_api(watched: WatchedPage, service: ServiceStage) -> None:
     """With no file of another host, under the page's content security policy, and with the token of this tab."""
     page = watched.enter(service.token)
     page.goto(f"{service.url}/docs")

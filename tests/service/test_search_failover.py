@@ -37,7 +37,7 @@ MANY_STEPS = 100_000
 """More than a trial comes to do: it ends when it is told to."""
 
 
-class Stage:
+class SearchFailoverStage:
     """A Mesos, a database, and a service that comes and goes.
 
     Args:
@@ -109,8 +109,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
+def stage(tmp_path: Path) -> Iterator[SearchFailoverStage]:
+    made = SearchFailoverStage(tmp_path)
     for name in ("even", "turns"):
         (tmp_path / name).mkdir()
     yield made
@@ -134,7 +134,7 @@ def undisturbed(lr: float, steps: int) -> dict[int, str]:
 
 
 def test_trials_run_on_while_no_service_is_there_and_nothing_they_report_is_lost(
-    stage: Stage, mesos: EmbeddedCluster
+    stage: SearchFailoverStage, mesos: EmbeddedCluster
 ) -> None:
     stage.submit("even", (0.01, 0.02), "ann", policy="fifo")
     stage.submit("turns", (0.01, 0.02, 0.04), "bob", policy="rr", max_slots=2)
@@ -168,7 +168,7 @@ def test_trials_run_on_while_no_service_is_there_and_nothing_they_report_is_lost
         assert {"task", "trial", "ended"} <= {event.kind for event in stage.store.history.events(name)}
 
 
-def check_losses(stage: Stage, name: str) -> None:
+def check_losses(stage: SearchFailoverStage, name: str) -> None:
     """Each trial's losses are those of an undisturbed one, and the database has all of them, and what was printed."""
     with contextlib.closing(Store(stage.url)) as store:
         store.open_search(name)
@@ -191,7 +191,7 @@ def check_losses(stage: Stage, name: str) -> None:
 
 
 def test_a_search_that_is_killed_suspends_its_trials_and_can_be_gone_on_with(
-    stage: Stage, mesos: EmbeddedCluster
+    stage: SearchFailoverStage, mesos: EmbeddedCluster
 ) -> None:
     job = stage.submit("even", (0.01, 0.02), "ann", policy="fifo")
     stage.start(mesos.master)

@@ -1,4 +1,4 @@
-"""A search that has ended and that its service is to go on with, on a played Mesos: nothing of it is done twice."""
+"""A search that has ended and that its service is to go on with, on a fake Mesos: nothing of it is done twice."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from framework.search.store import Store
 from framework.service.requests import read_request
 from tests.search.search_stage import search_spec
 from tests.service.api_stage import training
-from tests.service.searches_stage import Stage
+from tests.service.searches_stage import SearchesStage
 
 LOSS = {"loss": 1.0, "low": 1.0, "high": 1.0, "count": 1}
 REPORT = {"type": "progress", "step": 1, "train_s": 1.0, **LOSS, "value": 1.0}
 
 
-class ResumingStage(Stage):
+class ResumingStage(SearchesStage):
     """A stage whose search `s` ends and is gone on with."""
 
     def run_ends(self, slot: Slot, trial: int, outcome: str, run: int = 0) -> None:

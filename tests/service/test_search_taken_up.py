@@ -1,4 +1,4 @@
-"""A search that another service goes on with, on a played Mesos: it stays what it was, and loses nothing it knew."""
+"""A search that another service goes on with, on a fake Mesos: it stays what it was, and loses nothing it knew."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from framework.search.store import Store
 from framework.service.retention import remove_old_searches
 from tests.search.search_stage import search_spec
 from tests.search.stored_search import add_search
-from tests.service.searches_stage import Stage
+from tests.service.searches_stage import SearchesStage
 
 LONG_AFTER_S = 1e10
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
+def stage(tmp_path: Path) -> Iterator[SearchesStage]:
+    made = SearchesStage(tmp_path)
     yield made
     made.kill()
     made.store.close()
@@ -34,7 +34,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_launched", [False, True])
 def test_under_another_checkpoint_root_it_goes_on_where_its_checkpoints_are(
-    stage: Stage, tmp_path: Path, is_launched: bool
+    stage: SearchesStage, tmp_path: Path, is_launched: bool
 ) -> None:
     stage.submit(search_spec(tmp_path, checkpoint_dir=""))
     slots = [stage.launch("s").task_id] if is_launched else []
@@ -46,7 +46,7 @@ def test_under_another_checkpoint_root_it_goes_on_where_its_checkpoints_are(
     assert not stage.mesos.killed
 
 
-def test_a_search_made_by_others_is_not_taken_for_the_jobs(stage: Stage, tmp_path: Path) -> None:
+def test_a_search_made_by_others_is_not_taken_for_the_jobs(stage: SearchesStage, tmp_path: Path) -> None:
     with contextlib.closing(Store(stage.store.database.url)) as store:
         spec = dataclasses.replace(search_spec(tmp_path), script="train.py")
         store.create_search(spec)
@@ -58,7 +58,7 @@ def test_a_search_made_by_others_is_not_taken_for_the_jobs(stage: Stage, tmp_pat
 
 
 def test_a_search_learns_from_one_that_the_service_knows_and_goes_on_when_that_is_gone(
-    stage: Stage, tmp_path: Path
+    stage: SearchesStage, tmp_path: Path
 ) -> None:
     with contextlib.closing(Store(stage.store.database.url)) as store:
         add_search(store, search_spec(tmp_path, name="before"), [[3.0, 2.0 - 0.1 * number] for number in range(8)])
@@ -74,7 +74,7 @@ def test_a_search_learns_from_one_that_the_service_knows_and_goes_on_when_that_i
 
 
 @pytest.mark.slow
-def test_a_search_that_was_taken_over_ends_alone(stage: Stage, tmp_path: Path) -> None:
+def test_a_search_that_was_taken_over_ends_alone(stage: SearchesStage, tmp_path: Path) -> None:
     for name in ("s", "other"):
         stage.submit(search_spec(tmp_path, name=name, max_slots=1))
     slots = {name: stage.launch(name) for name in ("s", "other")}
@@ -90,7 +90,7 @@ def test_a_search_that_was_taken_over_ends_alone(stage: Stage, tmp_path: Path) -
     assert [trial.checkpoint for trial in stage.trials("s") if trial.runs] == [None]
 
 
-def test_the_end_of_a_search_that_was_taken_over_leaves_it_as_it_is(stage: Stage, tmp_path: Path) -> None:
+def test_the_end_of_a_search_that_was_taken_over_leaves_it_as_it_is(stage: SearchesStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path))
     stage.take_over("s")
     stage.service.handle(events.KillRequested("s"))
@@ -102,7 +102,7 @@ def test_the_end_of_a_search_that_was_taken_over_leaves_it_as_it_is(stage: Stage
 
 @pytest.mark.slow
 def test_a_trial_that_failed_ends_the_search_even_if_the_service_was_killed_at_that_moment(
-    stage: Stage, tmp_path: Path
+    stage: SearchesStage, tmp_path: Path
 ) -> None:
     stage.submit(search_spec(tmp_path, max_slots=1, on_failure="abort"))
     slot = stage.launch("s")
@@ -126,7 +126,7 @@ def test_a_trial_that_failed_ends_the_search_even_if_the_service_was_killed_at_t
 
 
 @pytest.mark.slow
-def test_a_task_that_comes_back_when_its_job_is_forgotten_is_ended(stage: Stage, tmp_path: Path) -> None:
+def test_a_task_that_comes_back_when_its_job_is_forgotten_is_ended(stage: SearchesStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path, max_slots=1))
     slot = stage.launch("s")
     stage.service.handle(events.KillRequested("s"))

@@ -1,4 +1,4 @@
-"""A service on a real database, with a played Mesos and a clock of its own: jobs come, go on, end; services too."""
+"""A service on a real database, with a fake Mesos and a clock of its own: jobs come, go on, end; services too."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
 from solver.network import Network
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.service.api_stage import BUNDLE, training
-from tests.service.job_context import played_context
+from tests.service.fake_context import fake_context
 from tests.training.job_stage import ended
 from tests.waiting import wait_until
 
 END = {"worker:0": "TASK_FINISHED", "ps:0": "TASK_KILLED"}
 
 
-class Stage:
+class ServiceStage:
     """Services one after the other on one database."""
 
     def __init__(self, folder: Path) -> None:
         self.store = ServiceStore(f"sqlite:///{folder}/service.db")
-        self.mesos = PlayedMesos()
+        self.mesos = FakeMesos()
         self.inbox: Any = events.EventScheduler().events
         self.services: list[Service] = []
         self.start()
 
     def start(self, checkpoint_root: str = "/checkpoints", **changes: Any) -> None:
         """Another service takes the place of the one before, which has ended without a word."""
-        around = dataclasses.replace(played_context(self.store, checkpoint_root), **changes)
-        self.mesos = PlayedMesos()
+        around = dataclasses.replace(fake_context(self.store, checkpoint_root), **changes)
+        self.mesos = FakeMesos()
         self.service = Service(around, self.mesos)
         self.services.append(self.service)
         self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
@@ -135,8 +135,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
+def stage(tmp_path: Path) -> Iterator[ServiceStage]:
+    made = ServiceStage(tmp_path)
     with contextlib.closing(made.store):
         yield made
         for service in made.services:
@@ -145,7 +145,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 @pytest.mark.slow
 def test_a_name_that_is_free_again_brings_no_checkpoints_of_its_first_job(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: ServiceStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = []
     for submitted_s in (1.7e9, 1.8e9):
@@ -163,7 +163,7 @@ def test_a_name_that_is_free_again_brings_no_checkpoints_of_its_first_job(
 
 
 @pytest.mark.slow
-def test_a_job_is_queued_then_runs_then_is_queued_again_then_ends(stage: Stage) -> None:
+def test_a_job_is_queued_then_runs_then_is_queued_again_then_ends(stage: ServiceStage) -> None:
     job_id = stage.submit()
     assert stage.job(job_id).state is JobState.QUEUED
     tasks = stage.run(job_id)
@@ -184,7 +184,7 @@ def test_a_job_is_queued_then_runs_then_is_queued_again_then_ends(stage: Stage) 
 
 
 @pytest.mark.slow
-def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_have_ended(stage: Stage) -> None:
+def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_have_ended(stage: ServiceStage) -> None:
     waits, runs = stage.submit(), stage.submit()
     stage.kill(waits)
     assert stage.job(waits).state is JobState.KILLED
@@ -206,7 +206,7 @@ def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_hav
 
 
 @pytest.mark.slow
-def test_jobs_are_planned_with_what_the_service_knows_of_the_network(stage: Stage) -> None:
+def test_jobs_are_planned_with_what_the_service_knows_of_the_network(stage: ServiceStage) -> None:
     speeds = []
     for network in (None, Network(within_node_gbps=0.001)):
         stage.start(network=network)
@@ -218,7 +218,7 @@ def test_jobs_are_planned_with_what_the_service_knows_of_the_network(stage: Stag
     assert speeds[1] < speeds[0] / 2
 
 
-def test_who_has_killed_a_job_is_told(stage: Stage) -> None:
+def test_who_has_killed_a_job_is_told(stage: ServiceStage) -> None:
     runs = stage.submit()
     tasks = stage.run(runs)
     waits, search = stage.submit(), stage.submit_search()
@@ -235,7 +235,7 @@ def test_who_has_killed_a_job_is_told(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_that_is_ended_with_its_job_was_not_asked_for_by_anybody(stage: Stage) -> None:
+def test_a_task_that_is_ended_with_its_job_was_not_asked_for_by_anybody(stage: ServiceStage) -> None:
     job_id = stage.submit()
     tasks = stage.run(job_id)
     for task in tasks:
@@ -251,7 +251,7 @@ def test_a_task_that_is_ended_with_its_job_was_not_asked_for_by_anybody(stage: S
 
 
 @pytest.mark.slow
-def test_an_end_is_written_down_before_it_is_acknowledged(stage: Stage) -> None:
+def test_an_end_is_written_down_before_it_is_acknowledged(stage: ServiceStage) -> None:
     """Of the updates of a job's end any may be the last that a service takes in."""
     job_id = stage.submit()
     for task in stage.run(job_id):
@@ -269,7 +269,7 @@ def test_an_end_is_written_down_before_it_is_acknowledged(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_the_end_of_the_output_is_written_down_before_the_end_is_acknowledged(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: ServiceStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = stage.submit()
     [worker] = [task for task in stage.run(job_id) if task.name == "worker:0"]
@@ -284,7 +284,7 @@ def test_the_end_of_the_output_is_written_down_before_the_end_is_acknowledged(
     assert kept == ["that was all"]
 
 
-def test_a_stored_request_that_is_not_understood_any_more_fails_its_job_alone(stage: Stage) -> None:
+def test_a_stored_request_that_is_not_understood_any_more_fails_its_job_alone(stage: ServiceStage) -> None:
     broken, sound = stage.submit_search(), stage.submit()
     stage.store.change_job(broken, request={**stage.job(broken).request, "spec": {}})
     stage.start()
@@ -296,7 +296,7 @@ def test_a_stored_request_that_is_not_understood_any_more_fails_its_job_alone(st
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_be_taken_up_fails_alone_and_its_tasks_are_ended(stage: Stage) -> None:
+def test_a_job_that_cannot_be_taken_up_fails_alone_and_its_tasks_are_ended(stage: ServiceStage) -> None:
     broken, sound = stage.submit(), stage.submit()
     tasks = [*stage.run(broken), *stage.run(sound)]
     stage.store.save([], {broken: {"version": 0}})
@@ -314,7 +314,7 @@ def test_a_job_that_cannot_be_taken_up_fails_alone_and_its_tasks_are_ended(stage
 
 
 @pytest.mark.slow
-def test_after_a_removal_all_tasks_are_gone_and_jobs_start_again(stage: Stage) -> None:
+def test_after_a_removal_all_tasks_are_gone_and_jobs_start_again(stage: ServiceStage) -> None:
     job_id = stage.submit(max_restarts=0)
     tasks = stage.run(job_id)
     with pytest.raises(FrameworkRemovedError):
@@ -327,7 +327,7 @@ def test_after_a_removal_all_tasks_are_gone_and_jobs_start_again(stage: Stage) -
     assert stage.job(job_id).state is JobState.RUNNING
 
 
-def test_a_search_too_goes_on_after_a_removal(stage: Stage) -> None:
+def test_a_search_too_goes_on_after_a_removal(stage: ServiceStage) -> None:
     job_id = stage.submit_search()
     with pytest.raises(FrameworkRemovedError):
         stage.service.handle(events.Refused("Framework has been removed"))
@@ -336,7 +336,7 @@ def test_a_search_too_goes_on_after_a_removal(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_keeps_its_checkpoints_where_they_are(stage: Stage) -> None:
+def test_a_job_keeps_its_checkpoints_where_they_are(stage: ServiceStage) -> None:
     job_id = stage.submit()
     tasks = stage.run(job_id)
     stage.start(checkpoint_root="/elsewhere")
@@ -353,7 +353,7 @@ def test_a_job_keeps_its_checkpoints_where_they_are(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_a_service_that_leaves_ends_nothing(stage: Stage) -> None:
+def test_a_service_that_leaves_ends_nothing(stage: ServiceStage) -> None:
     job_id = stage.submit()
     stage.run(job_id)
     stage.service.cancel()

@@ -33,18 +33,18 @@ from framework.service.requests import search_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.search.search_stage import search_spec
 from tests.waiting import wait_until
 
 
-class Stage:
-    """A service with a played Mesos and a real database."""
+class SearchServiceStage:
+    """A service with a fake Mesos and a real database."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder}/service.db"
         self.store = ServiceStore(self.url)
-        self.mesos = PlayedMesos()
+        self.mesos = FakeMesos()
         self.submissions = Submissions(self.store, queue.SimpleQueue())
         self.script = folder / "train.py"
         self.script.touch()
@@ -81,15 +81,15 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
+def stage(tmp_path: Path) -> Iterator[SearchServiceStage]:
+    made = SearchServiceStage(tmp_path)
     yield made
     made.service.scheduler.cancel()
     made.service.tick()
     made.store.close()
 
 
-def is_free(stage: Stage) -> bool:
+def is_free(stage: SearchServiceStage) -> bool:
     """Whether anybody could run the search."""
     with contextlib.closing(Store(stage.url)) as store:
         return not next(summary for summary in store.searches() if summary.spec.name == "s").is_running
@@ -105,14 +105,14 @@ def open_files(folder: Path) -> int:
     return sum(name.startswith(str(folder)) for name in opened)
 
 
-def stored_spec(stage: Stage, spec: SearchSpec) -> SearchSpec:
+def stored_spec(stage: SearchServiceStage, spec: SearchSpec) -> SearchSpec:
     """As the service keeps it."""
     folder = stage.job(spec.name).folder_name
     assert re.fullmatch(rf"{spec.name}-\d{{8}}-\d{{6}}", folder)
     return dataclasses.replace(spec, script="train.py", checkpoint_dir=f"/checkpoints/{folder}")
 
 
-def test_it_is_made_where_the_service_keeps_its_jobs(stage: Stage, tmp_path: Path) -> None:
+def test_it_is_made_where_the_service_keeps_its_jobs(stage: SearchServiceStage, tmp_path: Path) -> None:
     spec = search_spec(tmp_path, trials=2, checkpoint_dir="")
     assert stage.take_in(stage.submit(spec)).state is JobState.QUEUED
     assert stage.searches() == {"s": stored_spec(stage, spec)}
@@ -120,14 +120,16 @@ def test_it_is_made_where_the_service_keeps_its_jobs(stage: Stage, tmp_path: Pat
 
 
 def test_one_is_not_taken_for_ended_because_the_machine_stood_still(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: SearchServiceStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = itertools.count()
     monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: 10.0 * next(looks)))
     assert stage.take_in(stage.submit(search_spec(tmp_path))).state is JobState.QUEUED
 
 
-def test_one_that_is_killed_gives_its_lease_back_and_says_how_it_ended(stage: Stage, tmp_path: Path) -> None:
+def test_one_that_is_killed_gives_its_lease_back_and_says_how_it_ended(
+    stage: SearchServiceStage, tmp_path: Path
+) -> None:
     job_id = stage.submit(search_spec(tmp_path, trials=2))
     stage.take_in(job_id)
     stage.submissions.kill(stage.job(job_id))
@@ -142,7 +144,7 @@ def test_one_that_is_killed_gives_its_lease_back_and_says_how_it_ended(stage: St
     assert is_free(stage)
 
 
-def test_the_name_of_another_search_is_refused(stage: Stage, tmp_path: Path) -> None:
+def test_the_name_of_another_search_is_refused(stage: SearchServiceStage, tmp_path: Path) -> None:
     with contextlib.closing(Store(stage.url)) as store:
         store.create_search(search_spec(tmp_path, trials=3))
     record = stage.take_in(stage.submit(search_spec(tmp_path, trials=2)))
@@ -150,7 +152,7 @@ def test_the_name_of_another_search_is_refused(stage: Stage, tmp_path: Path) -> 
     assert "There is a search 's' already" in record.failure
 
 
-def test_what_a_service_that_was_killed_has_begun_is_gone_on_with(stage: Stage, tmp_path: Path) -> None:
+def test_what_a_service_that_was_killed_has_begun_is_gone_on_with(stage: SearchServiceStage, tmp_path: Path) -> None:
     spec = search_spec(tmp_path, trials=2, checkpoint_dir="")
     job_id = stage.submit(spec)
     with contextlib.closing(Store(stage.url)) as store:
@@ -160,7 +162,7 @@ def test_what_a_service_that_was_killed_has_begun_is_gone_on_with(stage: Stage, 
 
 @pytest.mark.slow
 def test_many_that_wait_share_their_connections_and_a_heartbeat(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: SearchServiceStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
     beats: list[int] = []
@@ -200,7 +202,7 @@ def test_many_that_wait_share_their_connections_and_a_heartbeat(
 
 
 def test_what_the_database_refuses_one_job_ends_that_job_only(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: SearchServiceStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away, refused = StorageUnavailableError("unable to open database file"), 2
 
@@ -232,7 +234,7 @@ def test_what_the_database_refuses_one_job_ends_that_job_only(
     assert stage.job(other).state is JobState.QUEUED
 
 
-def test_an_error_of_one_search_is_noted_and_leaves_others_alone(stage: Stage, tmp_path: Path) -> None:
+def test_an_error_of_one_search_is_noted_and_leaves_others_alone(stage: SearchServiceStage, tmp_path: Path) -> None:
     other = stage.submit(search_spec(tmp_path, trials=2, name="other"))
     stage.take_in(other)
     optuna.create_study(storage=stage.url, study_name="s").ask()

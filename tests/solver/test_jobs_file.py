@@ -32,7 +32,7 @@ jobs:
 """
 
 
-class _Profiles:
+class FakeProfiler:
     """Stands in for the profiler and notes what it was asked for."""
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class _Profiles:
         return profile(batch_size=batch_size or 16)
 
 
-def _read(tmp_path: Path, text: str, profiles: _Profiles | None = None) -> tuple[Job, ...]:
+def _read(tmp_path: Path, text: str, profiles: FakeProfiler | None = None) -> tuple[Job, ...]:
     path = tmp_path / "jobs.yaml"
     path.write_text(text, encoding="utf-8")
-    return read_jobs(path, profiles or _Profiles())
+    return read_jobs(path, profiles or FakeProfiler())
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
-    profiles = _Profiles()
+    profiles = FakeProfiler()
     jobs = _read(tmp_path, GOOD, profiles)
     assert [job.name for job in jobs] == ["big", "small-0", "small-1", "small-2", "other"]
     big, small, _, _, other = jobs
@@ -65,7 +65,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "jobs").glob("*.yaml")), ids=lambda path: path.name)
 def test_the_examples_can_be_planned(path: Path) -> None:
-    profiles = _Profiles()
+    profiles = FakeProfiler()
     jobs = read_jobs(path, profiles)
     plan = plan_jobs(jobs, read_cluster(EXAMPLES / "clusters" / "mixed.yaml"))
     assert {job.name for job in plan.placed} == {job.name for job in jobs}
@@ -119,11 +119,11 @@ def test_what_is_no_file_of_jobs(tmp_path: Path, text: str, says: str) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read"):
-        read_jobs(tmp_path / "missing.yaml", _Profiles())
+        read_jobs(tmp_path / "missing.yaml", FakeProfiler())
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInputError, match="not UTF-8"):
-        read_jobs(path, _Profiles())
+        read_jobs(path, FakeProfiler())
 
 
 def test_no_more_jobs_than_there_may_be(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from solver.cli.planning_options import plan_settings
 from solver.cluster_file import read_network
 from solver.described import values_of
 from solver.settings import PlanOptions
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.solver.solver_cases import profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
@@ -161,7 +161,7 @@ gpu-0:p0|gpu-1:p1+2w|old-0:1w,1,1,3.5
 
 def _offers() -> list[AgentOffer]:
     """What the machines of `CLUSTER` offer as agents, which say of themselves what the file says of them."""
-    mesos, offers = PlayedMesos(), []
+    mesos, offers = FakeMesos(), []
     shapes = {"gpu": (8, 32, "V100", 25, "r1"), "old": (4, 16, "K80", 1, "r2")}
     for number, name in enumerate(("gpu-0", "gpu-1", "old-0", "old-1")):
         cpus, mem_gib, model, gbps, rack = shapes[name.partition("-")[0]]

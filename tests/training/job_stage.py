@@ -1,4 +1,4 @@
-"""A training job with a played Mesos and a clock that is moved by hand; the planner is real."""
+"""A training job with a fake Mesos and a clock that is moved by hand; the planner is real."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from framework.training.controller import TrainingJob
 from framework.training.observer import JobObserver
 from framework.training.spec import JobSpec, JobTask
 from solver import NodeClass
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.profiles import made_up_profile
 
 GIB = 2**30
@@ -45,7 +45,7 @@ def spec(**changes: Any) -> JobSpec:
     return JobSpec(**{**values, **changes})
 
 
-class Watcher(JobObserver):
+class FakeObserver(JobObserver):
     def __init__(self) -> None:
         self.waits: list[str] = []
         self.restarts: list[str] = []
@@ -65,8 +65,8 @@ class Watcher(JobObserver):
         self.output += chunk.data
 
 
-class Stage:
-    """A job at a scheduler of its own, with a played Mesos and a clock that is moved by hand.
+class JobStage:
+    """A job at a scheduler of its own, with a fake Mesos and a clock that is moved by hand.
 
     Args:
         job_spec: the job.
@@ -80,8 +80,8 @@ class Stage:
         self.now = 1000.0
         self._own_agents = own_agents
         self.job_spec = job_spec
-        self.mesos = PlayedMesos()
-        self.watcher = Watcher()
+        self.mesos = FakeMesos()
+        self.observer = FakeObserver()
         self.scheduler: Scheduler
         self.job: TrainingJob
         self.begin(job_spec, all_agents=lambda: all_agents)
@@ -121,7 +121,7 @@ class Stage:
         def make(handle: JobEntry) -> TrainingJob:
             self.job = TrainingJob(
                 job_spec,
-                self.watcher,
+                self.observer,
                 clock=lambda: self.now,
                 state=state,
                 launched=None if state is None else handle.tasks.keys(),

@@ -1,4 +1,4 @@
-"""The job's state machine, fed with events; only Mesos' calls are played, the planner is real."""
+"""The job's state machine, fed with events; only Mesos' calls are fakes, the planner is real."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from framework.training.controller import REPLACEMENT_TIMEOUT_S
 from framework.training.spec import JobTask
 from solver import NodeClass
 from tests.profiles import made_up_profile
-from tests.training.job_stage import GIB, Stage, ended, profile, spec
+from tests.training.job_stage import GIB, JobStage, ended, profile, spec
 
 
 def test_all_tasks_are_launched_together_with_one_cluster_spec() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start(agents=2)
     assert {name.split(":")[0] for name in tasks} == {"ps", "worker"}
     orders = [LaunchOrder.decode(info["data"]) for info in stage.mesos.accepted]
@@ -44,7 +44,7 @@ def test_all_tasks_are_launched_together_with_one_cluster_spec() -> None:
 
 @pytest.mark.parametrize("isolate_tasks", [False, True])
 def test_what_is_launched_is_what_was_planned(isolate_tasks: bool) -> None:
-    stage = Stage(spec(isolate_tasks=isolate_tasks))
+    stage = JobStage(spec(isolate_tasks=isolate_tasks))
     tasks = stage.start(agents=2).values()
     executors = {executor_of(info): info["executor"]["resources"] for info in stage.mesos.accepted}
     assert len(executors) == (len(tasks) if isolate_tasks else 2)
@@ -60,7 +60,7 @@ def test_what_is_launched_is_what_was_planned(isolate_tasks: bool) -> None:
 
 
 def test_offers_are_waited_for_while_they_keep_coming_but_not_for_ever() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     began_s = stage.now
     while not stage.mesos.accepted:
         stage.offer(stage.mesos.offer(0, cpus=0.5, mem=1024))
@@ -69,7 +69,7 @@ def test_offers_are_waited_for_while_they_keep_coming_but_not_for_ever() -> None
 
 
 def test_no_more_offers_are_waited_for_where_all_agents_that_there_are_have_made_one() -> None:
-    stage = Stage(spec(), own_agents=2)
+    stage = JobStage(spec(), own_agents=2)
     stage.offer(stage.mesos.offer(0))
     stage.wait(0.0)
     assert not stage.mesos.accepted
@@ -78,7 +78,7 @@ def test_no_more_offers_are_waited_for_where_all_agents_that_there_are_have_made
     assert stage.mesos.accepted
 
 
-def find_other_layout(stage: Stage) -> None:
+def find_other_layout(stage: JobStage) -> None:
     """A job starts, and its chief finds the checkpoints of the other kind of job."""
     stage.start()
     chief = next(task for task in stage.job.tasks if stage.job_spec.is_chief(task.planned))
@@ -87,9 +87,9 @@ def find_other_layout(stage: Stage) -> None:
 
 
 def test_a_job_is_planned_to_fit_the_checkpoints_that_it_finds() -> None:
-    stage = Stage(spec(min_workers=None))
+    stage = JobStage(spec(min_workers=None))
     find_other_layout(stage)
-    assert "are of a job with parameter servers; planning again" in stage.watcher.notes[-1]
+    assert "are of a job with parameter servers; planning again" in stage.observer.notes[-1]
     stage.start()
     assert "ps:0" in {task.name for task in stage.job.tasks}
     assert stage.job.result.restarts == 0
@@ -102,7 +102,7 @@ def test_a_job_is_planned_to_fit_the_checkpoints_that_it_finds() -> None:
 
 
 def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
-    stage = Stage(spec(min_workers=None))
+    stage = JobStage(spec(min_workers=None))
     find_other_layout(stage)
     assert not stage.job.done
     find_other_layout(stage)
@@ -113,14 +113,14 @@ def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
 @pytest.mark.parametrize("option", ["--min-workers", "--elastic"])
 def test_parameter_servers_that_were_asked_for_cannot_go_on_from_a_plain_task(option: str) -> None:
     elastic = (1, 2) if option == "--elastic" else None
-    stage = Stage(spec(min_workers=None if elastic else 1, max_workers=None, elastic=elastic))
+    stage = JobStage(spec(min_workers=None if elastic else 1, max_workers=None, elastic=elastic))
     find_other_layout(stage)
     assert stage.job.done
     assert f"are of one plain task; leave out {option}, or name another folder" in stage.job.result.failure
 
 
 def test_a_job_goes_on_as_it_has_begun() -> None:
-    stage = Stage(spec(min_workers=None))
+    stage = JobStage(spec(min_workers=None))
     (task,) = stage.start().values()
     assert task.planned.is_plain
     stage.say(task, Report(task.task_id, {"type": "checkpoint", "path": "run-0-step-10", "step": 10}))
@@ -130,7 +130,7 @@ def test_a_job_goes_on_as_it_has_begun() -> None:
 
 
 def test_a_rescinded_offer_is_not_used() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     gone = stage.mesos.offer(0)
     stage.offer(gone, stage.mesos.offer(1))
     stage.handle(events.OfferRescinded(gone["id"]["value"]))
@@ -139,36 +139,36 @@ def test_a_rescinded_offer_is_not_used() -> None:
 
 
 def test_too_little_on_offer_is_declined_and_named() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     offer = stage.mesos.offer(0, cpus=0.1)
     stage.offer(offer)
     stage.wait(SETTLE_S + 0.1)
     assert not stage.mesos.accepted
     assert stage.mesos.declined == [offer["id"]["value"]]
-    assert "agent-0 0.1 cpus" in stage.watcher.waits[0]
+    assert "agent-0 0.1 cpus" in stage.observer.waits[0]
     stage.start()
     assert stage.mesos.accepted
 
 
 def test_agents_without_ports_are_named() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.offer(stage.mesos.offer(0, ports=False))
     stage.wait(SETTLE_S + 0.1)
-    assert "ports" in stage.watcher.waits[0]
+    assert "ports" in stage.observer.waits[0]
 
 
 def test_a_job_that_can_never_fit_ends_at_once() -> None:
     small = NodeClass(name="S0", count=1, cpus=0.1, mem_bytes=GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
-    stage = Stage(spec(), all_agents=[small])
+    stage = JobStage(spec(), all_agents=[small])
     stage.offer(stage.mesos.offer(0, cpus=0.1))
     with pytest.raises(InfeasibleError, match="can never start"):
         stage.wait(SETTLE_S + 0.1)
 
 
 def test_no_offer_at_all_is_told() -> None:
-    stage = Stage(spec(), all_agents=[])
+    stage = JobStage(spec(), all_agents=[])
     stage.wait(NO_OFFER_TIMEOUT_S + 1)
-    assert stage.watcher.waits == ["No agent is registered with the Mesos master."]
+    assert stage.observer.waits == ["No agent is registered with the Mesos master."]
 
 
 @pytest.mark.parametrize("has_offers", [False, True])
@@ -176,17 +176,17 @@ def test_constraints_that_no_agent_meets_are_told(has_offers: bool) -> None:
     def no_agents() -> list[NodeClass]:
         raise no_matching_agent_error(["rack:IS:r7"])
 
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.begin(spec(), all_agents=no_agents, patient=True)
     stage.subscribe()
     if has_offers:
         stage.offer(stage.mesos.offer(0, cpus=0.1))
     stage.wait(NO_OFFER_TIMEOUT_S + 1)
-    assert stage.watcher.waits[0].startswith("No agent meets --constraint rack:IS:r7.")
+    assert stage.observer.waits[0].startswith("No agent meets --constraint rack:IS:r7.")
 
 
 def test_a_v1_job_ends_well_when_its_last_worker_has() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     workers = [task for name, task in tasks.items() if name.startswith("worker")]
     for worker in workers:
@@ -199,7 +199,7 @@ def test_a_v1_job_ends_well_when_its_last_worker_has() -> None:
 
 
 def test_a_keras_job_ends_well_when_its_chief_has() -> None:
-    stage = Stage(spec(profile=profile(Api.KERAS)))
+    stage = JobStage(spec(profile=profile(Api.KERAS)))
     tasks = stage.start()
     stage.update(tasks["chief:0"], "TASK_FINISHED", ended(0))
     stage.end_killed()
@@ -208,7 +208,7 @@ def test_a_keras_job_ends_well_when_its_chief_has() -> None:
 
 
 def test_output_that_did_not_come_with_the_end_is_told_and_not_waited_for() -> None:
-    stage = Stage(spec(profile=profile(Api.KERAS)))
+    stage = JobStage(spec(profile=profile(Api.KERAS)))
     tasks = stage.start()
     chief = tasks["chief:0"]
     stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"one "))
@@ -216,11 +216,11 @@ def test_output_that_did_not_come_with_the_end_is_told_and_not_waited_for() -> N
     stage.end_killed()
     assert stage.job.done
     assert stage.job.result.succeeded
-    assert "lost in transit" in stage.watcher.notes[0]
+    assert "lost in transit" in stage.observer.notes[0]
 
 
 def test_updates_may_come_twice_and_late() -> None:
-    stage = Stage(spec(profile=profile(Api.KERAS)))
+    stage = JobStage(spec(profile=profile(Api.KERAS)))
     tasks = stage.start()
     chief = tasks["chief:0"]
     stage.update(chief, "TASK_FINISHED", ended(0))
@@ -231,7 +231,7 @@ def test_updates_may_come_twice_and_late() -> None:
 
 
 def test_a_task_of_an_earlier_attempt_is_ended() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     stage.handle(
         events.StatusUpdate(
@@ -243,7 +243,7 @@ def test_a_task_of_an_earlier_attempt_is_ended() -> None:
 
 
 def test_a_lost_ps_restarts_the_whole_job_under_new_ids() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     before = stage.start()
     stage.step(before["worker:0"], 10)
     stage.update(before["ps:0"], "TASK_LOST", message="agent removed", reason="REASON_AGENT_REMOVED")
@@ -254,11 +254,11 @@ def test_a_lost_ps_restarts_the_whole_job_under_new_ids() -> None:
     assert not {task.task_id for task in after.values()} & {task.task_id for task in before.values()}
     assert not {task.port for task in after.values()} & {task.port for task in before.values()}
     assert stage.job.result.restarts == 1
-    assert "ps:0 was lost on agent-0" in stage.watcher.restarts[0]
+    assert "ps:0 was lost on agent-0" in stage.observer.restarts[0]
 
 
 def test_restarts_are_bounded_and_the_failure_names_everything() -> None:
-    stage = Stage(spec(max_restarts=1))
+    stage = JobStage(spec(max_restarts=1))
     for _ in range(2):
         tasks = stage.start()
         stage.step(tasks["worker:0"], 10)
@@ -273,7 +273,7 @@ def test_restarts_are_bounded_and_the_failure_names_everything() -> None:
 
 
 def test_a_job_that_gets_on_survives_any_number_of_failures() -> None:
-    stage = Stage(spec(max_restarts=2))
+    stage = JobStage(spec(max_restarts=2))
     for step, need in ((10, Need.START), (20, Need.REPLACE_LOST), (20, Need.REPLACE_LOST), (20, Need.START)):
         assert stage.job.need is need
         tasks = stage.start()
@@ -304,7 +304,7 @@ ValueError: my own mistake
     ],
 )
 def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up(tail: str, words: str) -> None:
-    stage = Stage(spec(max_restarts=10))
+    stage = JobStage(spec(max_restarts=10))
     for _ in range(2):
         assert not stage.job.done
         tasks = stage.start()
@@ -323,7 +323,7 @@ FOUND = made_up_profile({"w": (300, 100)}, flops=6e5, batch_size=64)
 OTHER_MODEL = "exited with status 77"
 
 
-def find_other_model(stage: Stage, reported: object = None) -> dict[str, JobTask]:
+def find_other_model(stage: JobStage, reported: object = None) -> dict[str, JobTask]:
     """The job starts, and its chief finds another model than was planned for."""
     tasks = stage.start()
     chief = tasks["worker:0"]
@@ -333,17 +333,17 @@ def find_other_model(stage: Stage, reported: object = None) -> dict[str, JobTask
     return tasks
 
 
-def cached_batch_sizes(stage: Stage) -> list[int | None]:
+def cached_batch_sizes(stage: JobStage) -> list[int | None]:
     """What the tasks of the last launch were told of the model."""
     orders = [LaunchOrder.decode(info["data"]) for info in stage.mesos.accepted]
     return [order.task.cached_batch_size for order in orders if order.task.attempt == orders[-1].task.attempt]
 
 
 def test_another_model_than_the_kept_one_is_planned_for_once() -> None:
-    stage = Stage(spec(profile_is_kept=True, max_restarts=0))
+    stage = JobStage(spec(profile_is_kept=True, max_restarts=0))
     find_other_model(stage)
     assert set(cached_batch_sizes(stage)) == {64}
-    assert "planning again" in stage.watcher.notes[-1]
+    assert "planning again" in stage.observer.notes[-1]
     tasks = stage.start()
     assert set(cached_batch_sizes(stage)) == {None}
     plan = stage.job.result.plan
@@ -361,7 +361,7 @@ def test_another_model_than_the_kept_one_is_planned_for_once() -> None:
 
 
 def test_a_model_that_got_lost_on_its_way_is_read_again_but_not_for_ever() -> None:
-    stage = Stage(spec(profile_is_kept=True, max_restarts=0))
+    stage = JobStage(spec(profile_is_kept=True, max_restarts=0))
     for nonsense in ({"name": "no profile"}, [1]):
         assert not stage.job.done
         find_other_model(stage, nonsense)
@@ -370,16 +370,16 @@ def test_a_model_that_got_lost_on_its_way_is_read_again_but_not_for_ever() -> No
 
 
 def test_a_plan_of_the_users_is_not_made_anew() -> None:
-    first = Stage(spec())
+    first = JobStage(spec())
     first.start()
-    stage = Stage(spec(plan=first.job.result.plan, profile_is_kept=True))
+    stage = JobStage(spec(plan=first.job.result.plan, profile_is_kept=True))
     find_other_model(stage)
     assert stage.job.done
     assert "--plan-only" in stage.job.result.failure
 
 
 def test_the_same_error_of_another_worker_is_the_same() -> None:
-    stage = Stage(spec(max_restarts=10))
+    stage = JobStage(spec(max_restarts=10))
     for name, words in (("worker:0", "OSError: no file x7f31"), ("worker:1", "OSError: no file x9a02")):
         stage.update(stage.start()[name], "TASK_FAILED", raised(words), message="exited with status 1")
         stage.end_killed()
@@ -393,7 +393,7 @@ def raised(words: str) -> Outcome:
 
 def attempts_until_given_up(words: str, *, steps: int, saves: bool = False, limit: int = 6) -> int:
     """How often a job is started whose chief always ends with this error."""
-    stage = Stage(spec(max_restarts=limit - 1))
+    stage = JobStage(spec(max_restarts=limit - 1))
     for attempt in range(1, limit + 1):
         chief = stage.start()["worker:0"]
         for step in range(steps):
@@ -443,7 +443,7 @@ def test_a_script_that_gets_on_between_equal_failures_is_started_again() -> None
 
 
 def test_a_mistake_is_none_where_an_earlier_attempt_has_passed_the_place() -> None:
-    stage = Stage(spec(max_restarts=3))
+    stage = JobStage(spec(max_restarts=3))
     chief = stage.start()["worker:0"]
     stage.step(chief, 1)
     stage.update(chief, "TASK_LOST", message="agent removed", reason="REASON_AGENT_REMOVED")
@@ -454,7 +454,7 @@ def test_a_mistake_is_none_where_an_earlier_attempt_has_passed_the_place() -> No
 
 
 def test_an_error_that_was_caught_is_no_mistake() -> None:
-    stage = Stage(spec(max_restarts=3))
+    stage = JobStage(spec(max_restarts=3))
     outcome = raised("KeyError: 'x'")
     outcome = dataclasses.replace(outcome, tail=f"{outcome.tail}the mirror is away\n")
     stage.update(stage.start()["worker:0"], "TASK_FAILED", outcome, message="exited with status 1")
@@ -463,7 +463,7 @@ def test_an_error_that_was_caught_is_no_mistake() -> None:
 
 
 def test_an_executor_that_never_reports_points_at_the_installation() -> None:
-    stage = Stage(spec(max_restarts=10))
+    stage = JobStage(spec(max_restarts=10))
     reason = "REASON_EXECUTOR_TERMINATED"
     for _ in range(2):
         stage.offer(stage.mesos.offer(0))
@@ -476,7 +476,7 @@ def test_an_executor_that_never_reports_points_at_the_installation() -> None:
 
 
 def test_a_task_that_took_too_much_memory_says_which_option_gives_it_more() -> None:
-    stage = Stage(spec(max_restarts=0))
+    stage = JobStage(spec(max_restarts=0))
     task = stage.start()["worker:0"]
     message = "Memory limit exceeded: Requested: 576MB Maximum Used: 577MB\n\nMEMORY STATISTICS:\ncache 0"
     reason = "REASON_CONTAINER_LIMITATION_MEMORY"
@@ -491,7 +491,7 @@ def test_a_task_that_took_too_much_memory_says_which_option_gives_it_more() -> N
 
 
 def test_stale_offers_cost_no_restart() -> None:
-    stage = Stage(spec(max_restarts=0))
+    stage = JobStage(spec(max_restarts=0))
     tasks = stage.start()
     for task in tasks.values():
         stage.update(task, "TASK_LOST", message="offers are no longer valid", reason="REASON_INVALID_OFFERS")
@@ -502,7 +502,7 @@ def test_stale_offers_cost_no_restart() -> None:
 
 
 def test_a_launch_without_a_master_is_tried_again() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.mesos.unavailable = True
     stage.offer(stage.mesos.offer(0))
     stage.wait(SETTLE_S + 0.1)
@@ -516,7 +516,7 @@ def test_a_launch_without_a_master_is_tried_again() -> None:
 
 
 def test_a_launch_that_the_master_refuses_is_a_failure_told_in_its_words() -> None:
-    stage = Stage(spec(max_restarts=0))
+    stage = JobStage(spec(max_restarts=0))
     stage.mesos.refusal = "Failed to send request 400: no such resource"
     stage.offer(stage.mesos.offer(0), stage.mesos.offer(1))
     stage.wait(SETTLE_S + 0.1)
@@ -529,7 +529,7 @@ def test_a_launch_that_the_master_refuses_is_a_failure_told_in_its_words() -> No
 
 
 def test_what_could_not_be_declined_is_declined_later() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.start()
     stage.mesos.unavailable = True
     late = stage.mesos.offer(3)
@@ -542,7 +542,7 @@ def test_what_could_not_be_declined_is_declined_later() -> None:
 
 
 def test_a_refused_decline_does_not_end_the_job() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     stage.mesos.decline_refusal = "Failed to send request 403: Framework is not subscribed"
     stage.offer(stage.mesos.offer(3))
@@ -552,24 +552,24 @@ def test_a_refused_decline_does_not_end_the_job() -> None:
 
 
 def test_offers_are_asked_for_again_when_none_comes() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.wait(NO_OFFER_TIMEOUT_S + 1)
     assert stage.mesos.calls == ["revive"]
 
 
 def test_a_lost_connection_is_told_once() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.start()
     for _ in range(2):
         stage.handle(events.Disconnected())
     stage.handle(events.Subscribed("F", "127.0.0.1:5050"))
-    assert [note.partition(" to ")[0] for note in stage.watcher.notes] == ["the connection", "connected"]
+    assert [note.partition(" to ")[0] for note in stage.observer.notes] == ["the connection", "connected"]
     assert stage.mesos.calls[-1] == "suppress"
 
 
 def test_agents_that_are_away_after_a_failure_are_waited_for() -> None:
     small = NodeClass(name="agent-0", count=1, cpus=0.1, mem_bytes=GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
-    stage = Stage(spec(), all_agents=[small])
+    stage = JobStage(spec(), all_agents=[small])
     tasks = stage.start()
     stage.step(tasks["worker:0"], 10)
     stage.update(tasks["ps:0"], "TASK_LOST", reason="REASON_AGENT_REMOVED")
@@ -577,11 +577,11 @@ def test_agents_that_are_away_after_a_failure_are_waited_for() -> None:
     stage.offer(stage.mesos.offer(0, cpus=0.1))
     stage.wait(SETTLE_S + 0.1)
     assert not stage.job.done
-    assert len(stage.watcher.waits) == 1
+    assert len(stage.observer.waits) == 1
 
 
 def test_a_kill_is_repeated_until_it_is_answered() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.start()
     stage.job.cancel()
     stage.wait(0.1)
@@ -594,7 +594,7 @@ def test_a_kill_is_repeated_until_it_is_answered() -> None:
 
 
 def test_the_master_is_asked_for_tasks_that_nothing_is_heard_of() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.offer(stage.mesos.offer(0))
     stage.wait(SETTLE_S + 0.1)
     silent, *others = stage.job.tasks
@@ -609,7 +609,7 @@ def test_the_master_is_asked_for_tasks_that_nothing_is_heard_of() -> None:
 
 
 def test_live_tasks_are_reconciled_after_a_reconnection() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     stage.handle(events.Disconnected())
     stage.handle(events.Subscribed("F", "127.0.0.1:5050"))
@@ -620,13 +620,13 @@ def test_live_tasks_are_reconciled_after_a_reconnection() -> None:
 
 
 def test_wrong_credentials_are_told_apart() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     with pytest.raises(BadInputError, match="--secret-file"):
         stage.handle(events.Refused("no", 401))
 
 
 def test_offers_that_come_while_the_job_runs_are_declined() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.start()
     assert stage.mesos.calls == ["suppress"]
     late = stage.mesos.offer(3)
@@ -636,7 +636,7 @@ def test_offers_that_come_while_the_job_runs_are_declined() -> None:
 
 
 def test_messages_that_make_no_sense_are_survived() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     stage.handle(events.MessageArrived("S0", "x", "not base64!"))
     worker = tasks["worker:0"]
@@ -649,7 +649,7 @@ def test_messages_that_make_no_sense_are_survived() -> None:
 
 
 def test_a_worker_rejoins_alone_under_its_old_address() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start(agents=2)
     worker = tasks["worker:1"]
     stage.step(tasks["worker:0"], 10)
@@ -668,7 +668,7 @@ def test_a_worker_rejoins_alone_under_its_old_address() -> None:
 
 
 def test_workers_lost_together_are_one_failure() -> None:
-    stage = Stage(spec(max_workers=4, max_restarts=1))
+    stage = JobStage(spec(max_workers=4, max_restarts=1))
     tasks = stage.start(agents=4)
     stage.step(tasks["worker:0"], 10)
     for name in ("worker:1", "worker:2", "worker:3"):
@@ -678,7 +678,7 @@ def test_workers_lost_together_are_one_failure() -> None:
 
 
 def test_the_workers_of_a_removed_agent_do_not_wait_for_it() -> None:
-    stage = Stage(spec(max_workers=4, max_restarts=1))
+    stage = JobStage(spec(max_workers=4, max_restarts=1))
     tasks = stage.start(agents=4)
     stage.step(tasks["worker:0"], 10)
     for name in ("worker:1", "worker:2"):
@@ -690,7 +690,7 @@ def test_the_workers_of_a_removed_agent_do_not_wait_for_it() -> None:
 
 
 def test_the_tasks_of_an_agent_that_is_started_anew_are_one_failure() -> None:
-    stage = Stage(spec(max_restarts=1))
+    stage = JobStage(spec(max_restarts=1))
     tasks = stage.start()
     stage.step(tasks["worker:0"], 10)
     for name in ("worker:1", "ps:0", "worker:0"):
@@ -702,7 +702,7 @@ def test_the_tasks_of_an_agent_that_is_started_anew_are_one_failure() -> None:
 
 
 def test_a_worker_whose_place_is_not_offered_again_restarts_the_job() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start(agents=2)
     stage.step(tasks["worker:0"], 10)
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
@@ -712,7 +712,7 @@ def test_a_worker_whose_place_is_not_offered_again_restarts_the_job() -> None:
 
 @pytest.mark.parametrize("which", ["chief worker", "synchronous"])
 def test_other_workers_cannot_rejoin(which: str) -> None:
-    stage = Stage(spec(profile=profile(synchronous=which == "synchronous")))
+    stage = JobStage(spec(profile=profile(synchronous=which == "synchronous")))
     tasks = stage.start(agents=2)
     stage.step(tasks["worker:0"], 10)
     stage.update(tasks["worker:0" if which == "chief worker" else "worker:1"], "TASK_FAILED", ended(-9))

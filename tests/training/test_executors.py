@@ -1,4 +1,4 @@
-"""Executors that tasks of a job share on one agent: who joins which, and what the end of one means; Mesos is played."""
+"""Executors that tasks of a job share on one agent: who joins which, and what the end of one means; Mesos is a fake."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from framework.training.controller import REPLACEMENT_TIMEOUT_S
 from framework.training.launch import launch_operation, place
 from framework.training.spec import JobSpec, JobTask
 from solver import Plan, PlannedTask
-from tests.mesos.played_mesos import PlayedMesos, scalar
+from tests.mesos.fake_mesos import FakeMesos, scalar
 from tests.service.taken_up import go_on
 from tests.training.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic
-from tests.training.job_stage import Stage, ended, profile, spec
+from tests.training.job_stage import JobStage, ended, profile, spec
 
 TERMINATED = {"source": "SOURCE_AGENT", "reason": "REASON_EXECUTOR_TERMINATED", "message": "Executor terminated"}
 # What real Mesos says, `test_executors_run.py` has one of them.
@@ -33,7 +33,7 @@ TOO_LATE = [
 
 def own_plan(*names: str) -> Plan:
     """A plan for one agent, of tasks such as `worker:0`, in this order."""
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.start()
     plan = stage.job.result.plan
     assert plan is not None
@@ -41,21 +41,21 @@ def own_plan(*names: str) -> Plan:
     return dataclasses.replace(plan, tasks=tuple(by_name[name] for name in names))
 
 
-def training(job_spec: JobSpec | None = None) -> tuple[Stage, dict[str, JobTask]]:
+def training(job_spec: JobSpec | None = None) -> tuple[JobStage, dict[str, JobTask]]:
     """A job on one agent whose workers do not wait for each other, and that has made a step."""
-    stage = Stage(job_spec or spec())
+    stage = JobStage(job_spec or spec())
     tasks = stage.start()
     stage.step(tasks["worker:0"], 1)
     return stage, tasks
 
 
-def executor_ends(stage: Stage, tasks: list[JobTask]) -> None:
+def executor_ends(stage: JobStage, tasks: list[JobTask]) -> None:
     """Mesos says so of each of its tasks."""
     for task in tasks:
         stage.update(task, "TASK_FAILED", **TERMINATED)
 
 
-def offered(stage: Stage, **more: Any) -> list[dict[str, Any]]:
+def offered(stage: JobStage, **more: Any) -> list[dict[str, Any]]:
     """What is launched on an offer of the first agent."""
     before = len(stage.mesos.accepted)
     stage.offer(stage.mesos.offer(0, **more))
@@ -68,7 +68,7 @@ def test_what_comes_later_to_an_agent_joins_the_executor_there() -> None:
     (executor,) = {task.executor_id for task in tasks.values()}
     assert executor not in {task.task_id for task in tasks.values()}
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
-    # Mesos takes nothing else under an id that it knows (`PlayedMesos`).
+    # Mesos takes nothing else under an id that it knows (`FakeMesos`).
     (info,) = offered(stage)
     assert executor_of(info) == executor
     assert stage.job.result.restarts == 1
@@ -108,7 +108,7 @@ def test_whoever_comes_too_late_for_an_executor_starts_another_one(state: str, s
     late = stage.job_task(info["task_id"]["value"])
     assert late.joined
     stage.update(late, state, **status)
-    assert "not installed" not in stage.watcher.restarts[-1]
+    assert "not installed" not in stage.observer.restarts[-1]
     (info,) = offered(stage)
     assert executor_of(info) not in {task.executor_id for task in tasks.values()}
     # The worker's own failure, that one's only.
@@ -132,10 +132,10 @@ def test_the_end_of_an_executor_is_one_failure(order: tuple[str, ...]) -> None:
     executor_ends(stage, [tasks[name] for name in order])
     stage.end_killed()
     assert stage.job.need is Need.REPLACE_LOST
-    assert (stage.job.result.restarts, len(stage.watcher.restarts)) == (1, 1)
+    assert (stage.job.result.restarts, len(stage.observer.restarts)) == (1, 1)
     others = ", ".join(name for name in tasks if name != order[0])
     expected = f"{order[0]} failed on agent-0: Executor terminated; {others} ended with it"
-    assert stage.watcher.restarts == [expected]
+    assert stage.observer.restarts == [expected]
     # The next attempt has one of its own.
     again = stage.start()
     assert not {task.executor_id for task in again.values()} & {task.executor_id for task in tasks.values()}
@@ -146,7 +146,9 @@ def test_workers_that_are_lost_with_their_executor_come_back_alone_and_are_one_f
     (worker,) = (task for task in plan.tasks if task.name == "worker:1")
     there = (dataclasses.replace(worker, index=index, node="agent-1") for index in (1, 2))
     option = dataclasses.replace(plan.option, workers=3)
-    stage = Stage(spec(max_restarts=1, plan=dataclasses.replace(plan, option=option, tasks=(*plan.tasks[:2], *there))))
+    stage = JobStage(
+        spec(max_restarts=1, plan=dataclasses.replace(plan, option=option, tasks=(*plan.tasks[:2], *there)))
+    )
     tasks = stage.start(agents=2)
     stage.step(tasks["worker:0"], 1)
     executor_ends(stage, [tasks["worker:1"], tasks["worker:2"]])
@@ -173,7 +175,7 @@ def test_gpus_that_mesos_isolates_are_not_shared(hand_out_gpus: bool) -> None:
         *(PlannedTask("worker", index, "agent-0", 1.0, 512, 0, 1) for index in range(2)),
     )
     plan = dataclasses.replace(own_plan("ps:0"), tasks=planned)
-    (agent,) = by_agent([PlayedMesos().offer(0, cpus=8, gpus=2)])
+    (agent,) = by_agent([FakeMesos().offer(0, cpus=8, gpus=2)])
     infos = launch_operation(job, plan, place(job, plan, [agent], 0), {}, agent, 0)["launch"]["task_infos"]
     assert len({executor_of(info) for info in infos}) == (1 if hand_out_gpus else 3)
     assert [LaunchOrder.decode(info["data"]).gpu_devices for info in infos[2:]] == (
@@ -183,7 +185,7 @@ def test_gpus_that_mesos_isolates_are_not_shared(hand_out_gpus: bool) -> None:
 
 def test_what_an_executor_has_for_itself_may_be_reserved() -> None:
     plan = own_plan("ps:0", "worker:0", "worker:1")
-    offer = PlayedMesos().offer(0)
+    offer = FakeMesos().offer(0)
     reserved = [scalar("cpus", 0.005) | {"role": "ml"}, scalar("mem", 8) | {"role": "ml"}]
     (agent,) = by_agent([{**offer, "resources": [*offer["resources"], *reserved]}])
     infos = launch_operation(spec(), plan, place(spec(), plan, [agent], 0), {}, agent, 0)["launch"]["task_infos"]
@@ -216,7 +218,7 @@ def test_growth_that_comes_too_late_for_an_executor_is_tried_again_at_once(state
     stage, further = growing()
     for task in further:
         stage.update(task, state, **status)
-    assert status["message"] in stage.watcher.notes[-1]
+    assert status["message"] in stage.observer.notes[-1]
     began_s = stage.now
     stage.look(stage.mesos.offer(0))
     assert stage.now - began_s < INTERVAL_S

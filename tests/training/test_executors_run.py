@@ -21,8 +21,8 @@ from framework.scheduler.job import JobEntry
 from framework.training.controller import TrainingJob
 from framework.training.spec import JobTask
 from tests.embedded.embedded_support import be_patient
-from tests.scheduler.subscribed import Framework
-from tests.training.job_stage import Watcher, spec
+from tests.scheduler.subscribed_stage import SubscribedStage
+from tests.training.job_stage import FakeObserver, spec
 
 pytestmark = pytest.mark.mesos
 EXECUTOR = Path(__file__).parents[2] / "benchmarks" / "load" / "quick_executor.py"
@@ -35,16 +35,16 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedCluster]:
         yield started
 
 
-class Stage:
+class ExecutorsStage:
     """A job on one agent; its tasks run until they are killed."""
 
     def __init__(self, cluster: EmbeddedCluster, python: Path) -> None:
         self._cluster = cluster
-        self.framework = Framework(cluster, "*")
-        self.watcher = Watcher()
+        self.framework = SubscribedStage(cluster, "*")
+        self.observer = FakeObserver()
 
         def make(handle: JobEntry) -> TrainingJob:
-            return TrainingJob(spec(python=str(python), max_restarts=9), self.watcher, lambda: None)
+            return TrainingJob(spec(python=str(python), max_restarts=9), self.observer, lambda: None)
 
         job = self.framework.scheduler.admit("job", "ada", 0, make).job
         assert isinstance(job, TrainingJob)
@@ -86,7 +86,7 @@ def test_tasks_come_and_go_in_one_executor_until_that_ends(cluster: EmbeddedClus
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{EXECUTOR}" forever\n')
     python.chmod(0o755)
-    stage = Stage(cluster, python)
+    stage = ExecutorsStage(cluster, python)
     with contextlib.closing(stage.framework) as framework:
         first = stage.running()
         (executor,) = stage.executors()

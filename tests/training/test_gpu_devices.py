@@ -17,9 +17,9 @@ from framework.search.slot_pool import SlotLaunch, slots_on
 from framework.training.launch import DoesNotFitError, launch_operation, place
 from framework.training.spec import JobTask
 from solver import Plan, PlannedTask
-from tests.mesos.played_mesos import PlayedMesos, scalar
+from tests.mesos.fake_mesos import FakeMesos, scalar
 from tests.search.search_stage import search_spec
-from tests.training.job_stage import Stage, ended, spec
+from tests.training.job_stage import JobStage, ended, spec
 
 
 def devices(first: int, last: int, **more: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def devices(first: int, last: int, **more: Any) -> dict[str, Any]:
 
 
 def agent_with(*pieces: dict[str, Any], gpus: int) -> AgentOffer:
-    offer = PlayedMesos().offer(0, cpus=8, gpus=gpus)
+    offer = FakeMesos().offer(0, cpus=8, gpus=gpus)
     return by_agent([{**offer, "resources": [*offer["resources"], *pieces]}])[0]
 
 
@@ -38,7 +38,7 @@ def held(info: dict[str, Any]) -> list[int]:
 
 
 def plan_of(workers: int) -> Plan:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.start()
     assert stage.job.result.plan is not None
     tasks = tuple(PlannedTask("worker", index, "agent-0", 1.0, 512, 0, 1) for index in range(workers))
@@ -92,7 +92,7 @@ def test_too_few_devices_are_named() -> None:
 
 
 def test_a_lost_worker_comes_back_to_its_device_or_not_at_all() -> None:
-    stage = Stage(spec(max_workers=2))
+    stage = JobStage(spec(max_workers=2))
     stage.offer(*(_offer(stage, number, 4, 7) for number in range(2)))
     stage.wait(1.0)
     tasks = {task.name: task for task in stage.job.tasks}
@@ -113,6 +113,6 @@ def test_a_lost_worker_comes_back_to_its_device_or_not_at_all() -> None:
     assert held(info) == [4]
 
 
-def _offer(stage: Stage, agent: int, first: int, last: int) -> dict[str, Any]:
+def _offer(stage: JobStage, agent: int, first: int, last: int) -> dict[str, Any]:
     offer = stage.mesos.offer(agent, cpus=2, gpus=1)
     return {**offer, "resources": [*offer["resources"], devices(first, last)]}

@@ -15,13 +15,13 @@ from executor.streams import OutputSender
 from framework.mesos import events
 from framework.training import output
 from framework.training.output import GAP_REPORT_INTERVAL_S, GAP_TIMEOUT_S, MAX_RESEND_INTERVAL_S, RESEND_INTERVAL_S
-from tests.training.job_stage import Stage, ended, profile, spec
+from tests.training.job_stage import JobStage, ended, profile, spec
 from tests.waiting import wait_until
 
 SPEC = spec(profile=profile(Api.KERAS))
 
 
-class OutputStage(Stage):
+class OutputStage(JobStage):
     """A job whose chief's output is watched."""
 
     def __init__(self) -> None:
@@ -53,19 +53,19 @@ def test_what_was_lost_is_asked_for_and_comes_in_its_order(stage: OutputStage) -
     stage.writes(8, b"three ")
     stage.writes(14, b"four ")
     assert stage.wanted() == [WantedOutput({"stdout": 4})]
-    assert stage.watcher.output == b"one "
+    assert stage.observer.output == b"one "
     stage.writes(4, b"two three ")
     stage.writes(14, b"four five")
-    assert stage.watcher.output == b"one two three four five"
+    assert stage.observer.output == b"one two three four five"
     stage.wait(10 * RESEND_INTERVAL_S)
-    assert (stage.wanted(), stage.watcher.notes) == ([], [])
+    assert (stage.wanted(), stage.observer.notes) == ([], [])
 
 
 def test_nothing_comes_twice(stage: OutputStage) -> None:
     for offset, data in ((0, b"one two "), (0, b"one "), (4, b"two three"), (4, b"two "), (0, b"one two three four")):
         stage.writes(offset, data)
-    assert stage.watcher.output == b"one two three four"
-    assert (stage.wanted(), stage.watcher.notes) == ([], [])
+    assert stage.observer.output == b"one two three four"
+    assert (stage.wanted(), stage.observer.notes) == ([], [])
 
 
 def test_a_new_connection_asks_everybody_who_sends_output(stage: OutputStage) -> None:
@@ -100,13 +100,13 @@ def test_an_executor_that_never_answers_is_listened_to_all_the_same(stage: Outpu
     stage.writes(8, b"three ")
     stage.wait(GAP_TIMEOUT_S - 1)
     stage.writes(14, b"four ")
-    assert stage.watcher.output == b"one "
+    assert stage.observer.output == b"one "
     stage.wait(1)
-    assert stage.watcher.output == b"one three four "
+    assert stage.observer.output == b"one three four "
     stage.writes(19, b"five")
-    assert stage.watcher.output == b"one three four five"
+    assert stage.observer.output == b"one three four five"
     expected = "4 bytes that chief:0 wrote to stdout are missing here; they are in its sandbox on agent-0"
-    assert stage.watcher.notes == [expected]
+    assert stage.observer.notes == [expected]
 
 
 def test_of_what_comes_ahead_the_newest_is_kept(stage: OutputStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,36 +114,36 @@ def test_of_what_comes_ahead_the_newest_is_kept(stage: OutputStage, monkeypatch:
     for offset, data in ((4, b"two "), (8, b"three "), (14, b"four ")):
         stage.writes(offset, data)
     stage.update(stage.chief, "TASK_LOST")
-    assert stage.watcher.output == b"four "
-    assert [note[:8] for note in stage.watcher.notes if "are missing here" in note] == ["14 bytes"]
+    assert stage.observer.output == b"four "
+    assert [note[:8] for note in stage.observer.notes if "are missing here" in note] == ["14 bytes"]
 
 
 def test_what_came_ahead_precedes_the_end_of_the_output(stage: OutputStage) -> None:
     stage.writes(4, b"two three ")
     last = LogChunk(stage.chief.task_id, "stdout", 8, b"three four")
     stage.update(stage.chief, "TASK_FINISHED", data=ended(0, {"stdout": 18}).encode([last]))
-    assert stage.watcher.output == b"two three four"
+    assert stage.observer.output == b"two three four"
 
 
 def test_gaps_in_output_that_comes_too_fast_are_told_together(stage: OutputStage) -> None:
     for number in range(1, 50):
         stage.writes(10 * number, b"x", skipped=10)
-    assert [note[:9] for note in stage.watcher.notes] == ["10 bytes "]
+    assert [note[:9] for note in stage.observer.notes] == ["10 bytes "]
     stage.wait(GAP_REPORT_INTERVAL_S)
-    assert [note[:9] for note in stage.watcher.notes] == ["10 bytes ", "432 bytes"]
+    assert [note[:9] for note in stage.observer.notes] == ["10 bytes ", "432 bytes"]
     stage.writes(1_000, b"x", skipped=509)
     stage.update(stage.chief, "TASK_FINISHED")
-    assert [note[:9] for note in stage.watcher.notes if "are missing here" in note][2:] == ["509 bytes"]
+    assert [note[:9] for note in stage.observer.notes if "are missing here" in note][2:] == ["509 bytes"]
 
 
 def test_what_the_executor_does_not_have_any_more_is_told(stage: OutputStage) -> None:
     stage.writes(0, b"one ")
     stage.subscribe_again()
     stage.writes(1_000, b"late", skipped=996)
-    assert stage.watcher.output == b"one late"
-    assert [note for note in stage.watcher.notes if note.startswith("996 bytes")]
+    assert stage.observer.output == b"one late"
+    assert [note for note in stage.observer.notes if note.startswith("996 bytes")]
     stage.writes(2_000, b"lost", skipped=900)
-    assert stage.watcher.output == b"one late", "only 900 of the 996 that are missing are given up"
+    assert stage.observer.output == b"one late", "only 900 of the 996 that are missing are given up"
 
 
 @pytest.mark.parametrize(("last", "whole"), [((4, b"two"), b"one two"), ((0, b"one two"), b"one two")])
@@ -153,10 +153,10 @@ def test_the_end_of_the_output_comes_with_the_end_of_the_task(
     stage.writes(0, b"one ")
     chunk = LogChunk(stage.chief.task_id, "stdout", *last)
     stage.update(stage.chief, "TASK_FINISHED", data=ended(0, {"stdout": 7}).encode([chunk]))
-    assert stage.watcher.output == whole
+    assert stage.observer.output == whole
     stage.end_killed()
     assert stage.job.done, "nothing more was to be waited for"
-    assert stage.watcher.notes == []
+    assert stage.observer.notes == []
 
 
 def test_a_task_that_has_ended_is_not_asked(stage: OutputStage) -> None:
@@ -179,7 +179,7 @@ def test_whatever_is_lost_the_output_is_whole(
     chance = random.Random(seed)
     arrived: list[LogChunk] = []
 
-    class LossyDriver:
+    class FakeDriver:
         def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
             if chance.random() < 0.75:
                 chunk = decode_message(data)
@@ -189,7 +189,7 @@ def test_whatever_is_lost_the_output_is_whole(
         def sendStatusUpdate(self, status: object) -> None:  # noqa: N802
             pytest.fail("no update is for it to send")
 
-    sender = OutputSender(TaskChannel(LossyDriver(), stage.chief.task_id, tmp_path), enabled=True)
+    sender = OutputSender(TaskChannel(FakeDriver(), stage.chief.task_id, tmp_path), enabled=True)
     lines = [f"line {number}\n".encode() for number in range(200)]
 
     def exchange() -> None:
@@ -209,7 +209,7 @@ def test_whatever_is_lost_the_output_is_whole(
         stage.subscribe_again()
         exchange()
         stage.wait(RESEND_INTERVAL_S)
-        return stage.watcher.output == b"".join(lines)
+        return stage.observer.output == b"".join(lines)
 
-    wait_until(is_whole, "all of the output", said=lambda: stage.watcher.output[-200:])
-    assert not [note for note in stage.watcher.notes if "are missing here" in note]
+    wait_until(is_whole, "all of the output", said=lambda: stage.observer.output[-200:])
+    assert not [note for note in stage.observer.notes if "are missing here" in note]

@@ -1,4 +1,4 @@
-"""Plans that a job is given, and where their tasks go; Mesos' calls are played."""
+"""Plans that a job is given, and where their tasks go; Mesos' calls are fakes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from solver.calibration import Measurement
 from solver.placement.naming import Assignment
 from solver.resources import WorkerShape
 from solver.settings import PlanSettings
-from tests.mesos.played_mesos import PlayedMesos
-from tests.training.job_stage import GIB, Stage, profile, spec
+from tests.mesos.fake_mesos import FakeMesos
+from tests.training.job_stage import GIB, JobStage, profile, spec
 
 
 def any_plan() -> Plan:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.start()
     assert stage.job.result.plan is not None
     return stage.job.result.plan
@@ -35,7 +35,7 @@ def any_plan() -> Plan:
 
 def test_a_plan_for_other_agents_is_refused() -> None:
     other = NodeClass(name="elsewhere", count=1, cpus=8, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
-    stage = Stage(spec(plan=any_plan()), all_agents=[other])
+    stage = JobStage(spec(plan=any_plan()), all_agents=[other])
     stage.offer(stage.mesos.offer(7))
     with pytest.raises(InfeasibleError, match="no agent is called agent-0; the agents are elsewhere"):
         stage.wait(SETTLE_S + 0.1)
@@ -44,7 +44,7 @@ def test_a_plan_for_other_agents_is_refused() -> None:
 def test_a_plan_that_is_too_large_for_its_agents_is_refused() -> None:
     plan = any_plan()
     wide = tuple(dataclasses.replace(task, cpus=64.0) for task in plan.tasks)
-    agent = by_agent([PlayedMesos().offer(0)])[0].node_class()
+    agent = by_agent([FakeMesos().offer(0)])[0].node_class()
     with pytest.raises(InfeasibleError, match=r"can never start here: it needs 1.* cpus.* on agent-0, which is"):
         check_ever_fits(spec(plan=dataclasses.replace(plan, tasks=wide)), [agent])
     check_ever_fits(spec(plan=plan), [agent])
@@ -77,20 +77,20 @@ def test_jobs_that_are_alike_are_planned_once(monkeypatch: pytest.MonkeyPatch) -
     planned = Mock(wraps=make_plan)
     monkeypatch.setattr(planning, "make_plan", planned)
     planning.planned.cache_clear()
-    offers = by_agent([PlayedMesos().offer(0)])
+    offers = by_agent([FakeMesos().offer(0)])
     # They come with profiles of their own, which say the same.
     plan, other = (plan_for(spec(job_id=name, profile=profile()), offers) for name in ("one", "other"))
     assert plan == other
     assert planned.call_count == 1
-    plan_for(spec(), by_agent([PlayedMesos().offer(0, cpus=3.0)]))
+    plan_for(spec(), by_agent([FakeMesos().offer(0, cpus=3.0)]))
     plan_for(spec(planning=PlanSettings(objective="traffic")), offers)
     plan_for(spec(profile=dataclasses.replace(profile(), layers={"Dense": 99})), offers)
     assert planned.call_count == 4
 
 
 def test_measurements_are_of_whole_machines_and_of_those_that_are_here() -> None:
-    offers = by_agent([PlayedMesos().offer(0, cpus=1.5), PlayedMesos().offer(1)])
-    whole = [agent.node_class() for agent in by_agent([PlayedMesos().offer(agent) for agent in range(2)])]
+    offers = by_agent([FakeMesos().offer(0, cpus=1.5), FakeMesos().offer(1)])
+    whole = [agent.node_class() for agent in by_agent([FakeMesos().offer(agent) for agent in range(2)])]
 
     def measured(node: str, gpus: int = 0) -> Measurement:
         return Measurement(WorkerShape(gpus, 2.0), Assignment(("agent-0",), (node,), None), seconds=0.5)
@@ -107,27 +107,27 @@ def test_measurements_are_of_whole_machines_and_of_those_that_are_here() -> None
 
 def test_gpus_of_one_machine_are_numbered_across_its_agents() -> None:
     planned = tuple(PlannedTask("worker", index, f"agent-{index}", 1.0, 512, 0, 1) for index in range(2))
-    mesos = PlayedMesos()
+    mesos = FakeMesos()
     offers = [mesos.offer(agent, gpus=1) for agent in range(2)]
     tasks = place(spec(), dataclasses.replace(any_plan(), tasks=planned), by_agent(offers), 0)
     assert [task.gpu_devices for task in tasks] == [(0,), (1,)]
 
 
 def test_a_saved_plan_is_followed_and_waits_for_its_nodes() -> None:
-    first = Stage(spec())
+    first = JobStage(spec())
     first.start()
     plan = Plan.loads(first.job.result.plan.dumps())  # type: ignore[union-attr]
 
-    stage = Stage(spec(plan=plan))
+    stage = JobStage(spec(plan=plan))
     stage.offer(stage.mesos.offer(5))
     stage.wait(SETTLE_S + 0.1)
-    assert "agent-0 offers nothing" in stage.watcher.waits[0]
+    assert "agent-0 offers nothing" in stage.observer.waits[0]
     stage.start()
     assert stage.job.result.plan == plan
 
 
 def test_a_plan_alone_launches_nothing() -> None:
-    stage = Stage(spec(plan_only=True))
+    stage = JobStage(spec(plan_only=True))
     offer = stage.mesos.offer(0)
     stage.offer(offer)
     stage.wait(SETTLE_S + 0.1)
@@ -140,7 +140,7 @@ def test_a_plan_alone_launches_nothing() -> None:
 def test_agents_of_one_host_are_found_by_whatever_name_a_plan_has_for_them() -> None:
     more = {"hostname": "b"}
     offers = [
-        {**PlayedMesos().offer(number), **more, "id": {"value": str(number)}, "agent_id": {"value": f"x-S{number}"}}
+        {**FakeMesos().offer(number), **more, "id": {"value": str(number)}, "agent_id": {"value": f"x-S{number}"}}
         for number in range(2)
     ]
     assert [agent.node for agent in by_agent(offers)] == ["b", "b/S1"]

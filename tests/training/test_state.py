@@ -1,4 +1,4 @@
-"""A training job that is written down, and gone on with by another service: at every stage, with a played Mesos."""
+"""A training job that is written down, and gone on with by another service: at every stage, with a fake Mesos."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from framework.scheduler.task_tracker import KILL_RETRY_S
 from framework.training.spec import JobSpec
 from framework.training.state import Phase
 from solver import NodeClass
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.profiles import made_up_profile
 from tests.properties import examples
 from tests.service.taken_up import another, go_on, subscribe, written
-from tests.training.job_stage import GIB, Stage, ended, profile, spec
+from tests.training.job_stage import GIB, JobStage, ended, profile, spec
 
 SMALL = NodeClass(name="S0", count=1, cpus=0.1, mem_bytes=GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
 
 
-class WrittenAtLaunch(PlayedMesos):
+class FakeWritingMesos(FakeMesos):
     """Writes down how the job stands at each launch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.states: list[Any] = []
-        self.stage: Stage | None = None
+        self.stage: JobStage | None = None
 
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
         assert self.stage is not None
@@ -44,9 +44,9 @@ class WrittenAtLaunch(PlayedMesos):
         super().acceptOffers(offer_ids, operations, filters)
 
 
-def written_at_launch(job_spec: JobSpec) -> tuple[Stage, WrittenAtLaunch]:
-    stage = Stage(job_spec)
-    mesos = WrittenAtLaunch()
+def written_at_launch(job_spec: JobSpec) -> tuple[JobStage, FakeWritingMesos]:
+    stage = JobStage(job_spec)
+    mesos = FakeWritingMesos()
     mesos.stage, stage.mesos = stage, mesos
     another(stage, job_spec, None)
     subscribe(stage)
@@ -54,7 +54,7 @@ def written_at_launch(job_spec: JobSpec) -> tuple[Stage, WrittenAtLaunch]:
 
 
 def test_a_job_that_waits_goes_on_waiting() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     go_on(stage, spec())
     assert stage.job.need is Need.START
     assert stage.start()
@@ -62,7 +62,7 @@ def test_a_job_that_waits_goes_on_waiting() -> None:
 
 
 def test_a_job_that_runs_goes_on_with_its_tasks() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     before = stage.start()
     launched = len(stage.mesos.accepted)
     stage.step(before["worker:0"], 7, 0.5)
@@ -84,7 +84,7 @@ def test_a_job_that_runs_goes_on_with_its_tasks() -> None:
 
 
 def test_a_task_that_failed_meanwhile_restarts_the_job_and_counts() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     go_on(stage, spec())
     stage.update(tasks["ps:0"], "TASK_FAILED", ended(1))
@@ -98,7 +98,7 @@ def test_a_task_that_failed_meanwhile_restarts_the_job_and_counts() -> None:
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_job_that_stops_goes_on_stopping_until_all_have_ended(comes_back: bool) -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     if comes_back:
         stage.update(tasks["ps:0"], "TASK_LOST")
@@ -121,7 +121,7 @@ def test_a_job_that_stops_goes_on_stopping_until_all_have_ended(comes_back: bool
 
 
 def test_a_job_that_has_ended_stays_ended() -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     stage.step(tasks["worker:0"], 9, 0.125)
     for name, task in tasks.items():
@@ -139,7 +139,7 @@ def test_a_job_that_has_ended_stays_ended() -> None:
 def test_a_job_goes_on_with_the_model_that_its_chief_has_found() -> None:
     job_spec = spec(profile_is_kept=True)
     found = made_up_profile({"w": (300, 100)}, flops=6e5, batch_size=64)
-    stage = Stage(job_spec)
+    stage = JobStage(job_spec)
     chief = stage.start()["worker:0"]
     stage.say(chief, Report(chief.task_id, {"type": "profile", "profile": found.to_json()}))
     stage.update(chief, "TASK_FAILED", ended(EXIT_CODE_OTHER_MODEL))
@@ -203,7 +203,7 @@ def test_a_task_whose_script_could_not_be_fetched_without_a_service_does_not_cou
 
 
 def test_a_task_that_was_seen_running_and_is_lost_counts() -> None:
-    stage = Stage(spec(max_restarts=0, profile=profile(synchronous=True)))
+    stage = JobStage(spec(max_restarts=0, profile=profile(synchronous=True)))
     tasks = stage.start()
     go_on(stage, spec(max_restarts=0, profile=profile(synchronous=True)))
     stage.update(tasks["worker:0"], "TASK_LOST", reason="REASON_RECONCILIATION", source="SOURCE_MASTER")
@@ -213,7 +213,7 @@ def test_a_task_that_was_seen_running_and_is_lost_counts() -> None:
 
 def test_a_worker_that_was_to_rejoin_is_waited_for_anew() -> None:
     job_spec = spec(max_restarts=1)
-    stage = Stage(job_spec)
+    stage = JobStage(job_spec)
     tasks = stage.start(agents=1)
     stage.step(tasks["worker:0"], 5)
     lost = tasks["worker:1"]
@@ -240,7 +240,7 @@ def test_a_rejoining_worker_is_written_down_before_it_is_launched() -> None:
 
 @pytest.mark.parametrize(("age_s", "after_s"), [(None, RECONCILE_AFTER_S), (0.0, RECONCILE_AFTER_S), (1e4, 0.0)])
 def test_states_are_asked_for_once_the_master_can_know_them(age_s: float | None, after_s: float) -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     tasks = stage.start()
     another(stage, spec(), written(stage.job))
     subscribe(stage, age_s)
@@ -253,7 +253,7 @@ def test_states_are_asked_for_once_the_master_can_know_them(age_s: float | None,
 
 def test_output_that_nobody_received_is_asked_for() -> None:
     job_spec = spec(profile=profile(Api.KERAS))
-    stage = Stage(job_spec)
+    stage = JobStage(job_spec)
     chief = stage.start()["chief:0"]
     stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"one "))
     # What has come is in the database, but for the blank.
@@ -261,34 +261,34 @@ def test_output_that_nobody_received_is_asked_for() -> None:
     subscribe(stage)
     asked = [(to, WantedOutput.decode(data)) for to, data in stage.mesos.messages]
     assert asked == [(chief.task_id, WantedOutput({"stdout": 3, "stderr": 0}))]
-    stage.watcher.output = b""
+    stage.observer.output = b""
     stage.say(chief, LogChunk(chief.task_id, "stdout", 10, b"three "))
     stage.say(chief, LogChunk(chief.task_id, "stdout", 3, b" meanwhile three "))
     stage.say(chief, LogChunk(chief.task_id, "stdout", 20, b"four "))
-    assert stage.watcher.output == b" meanwhile three four "
+    assert stage.observer.output == b" meanwhile three four "
     stage.update(stage.job_task(chief.task_id), "TASK_FINISHED", ended(0, {"stdout": 25}))
     stage.end_killed()
     assert stage.job.done
-    assert stage.watcher.notes == []
+    assert stage.observer.notes == []
 
 
 def test_output_that_never_came_because_no_service_was_there_is_not_called_lost() -> None:
     job_spec = spec(profile=profile(Api.KERAS))
-    stage = Stage(job_spec)
+    stage = JobStage(job_spec)
     chief = stage.start()["chief:0"]
     stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"all there is"))
     go_on(stage, job_spec)
     stage.update(stage.job_task(chief.task_id), "TASK_FINISHED", ended(0, {"stdout": 12}))
     stage.end_killed()
     assert stage.job.done
-    assert stage.watcher.notes == [
+    assert stage.observer.notes == [
         "the output that chief:0 wrote while no service was running is missing here; it is in /sandbox on agent-0"
     ]
 
 
 def test_a_patient_job_waits_where_it_fits_nothing_yet() -> None:
     nodes = [SMALL]
-    stage = Stage(spec())
+    stage = JobStage(spec())
     for patient in (False, True):
         stage.begin(spec(), all_agents=lambda: list(nodes), patient=patient)
         subscribe(stage)
@@ -297,7 +297,7 @@ def test_a_patient_job_waits_where_it_fits_nothing_yet() -> None:
             with pytest.raises(InfeasibleError, match="can never start"):
                 stage.wait(SETTLE_S + 0.1)
     stage.wait(SETTLE_S + 0.1)
-    assert "can never start on the agents there are" in stage.watcher.waits[-1]
+    assert "can never start on the agents there are" in stage.observer.waits[-1]
     nodes[0] = NodeClass(name="S0", cpus=8, mem_bytes=64 * GIB, disk_bytes=64 * GIB)
     assert stage.start()
 
@@ -306,7 +306,7 @@ def test_a_patient_job_waits_where_it_fits_nothing_yet() -> None:
     "damage", [{"version": 0}, {"phase": "dancing"}, {"tasks": [{}]}, {"plan": {"tasks": []}}, {"attempt": "many"}]
 )
 def test_a_state_that_cannot_be_read_is_one_clear_sentence(damage: dict[str, Any]) -> None:
-    stage = Stage(spec())
+    stage = JobStage(spec())
     stage.start()
     with pytest.raises(BadInputError, match="written by another version of Dike"):
         another(stage, spec(), {**written(stage.job), **damage})
@@ -327,7 +327,7 @@ ACTIONS = st.one_of(
 )
 
 
-def act(stage: Stage, action: tuple[Any, ...]) -> None:
+def act(stage: JobStage, action: tuple[Any, ...]) -> None:
     tasks = stage.job.tasks
     match action:
         case ("offer",):
@@ -350,14 +350,14 @@ def test_what_is_read_is_what_was_written_and_the_job_goes_on(
     actions: list[tuple[Any, ...]], api: Api, moment: int
 ) -> None:
     job_spec = spec(profile=profile(api))
-    stage = Stage(job_spec)
+    stage = JobStage(job_spec)
     stage.offer(stage.mesos.offer(0))
     stage.wait(SETTLE_S + 0.1)
     for number, action in enumerate(actions):
         act(stage, action)
         state = written(stage.job)
         assert written(stage.job) == state, "it is not stable"
-        again = Stage(job_spec)
+        again = JobStage(job_spec)
         again.begin(job_spec, state)
         assert written(again.job) == state
         if number == moment and not stage.job.done:

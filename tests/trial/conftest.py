@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.trial.slot import Slot, slot
+from tests.trial.slot_stage import SlotStage, slot
 
 
 @pytest.fixture(scope="module")
-def plain_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
+def plain_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlotStage]:
     """A slot whose zygote has NumPy, and pyarrow with the thread of its memory allocator."""
     with slot(tmp_path_factory.mktemp("slot"), ["numpy", "pyarrow", "no_such_module"]) as plain:
         yield plain

@@ -1,4 +1,4 @@
-"""Plays trials of TensorFlow 1 scripts (`tests.trial.played_trials`).
+"""Plays trials of TensorFlow 1 scripts (`tests.trial.fake_runtime`).
 
 A case's run is told to suspend itself at the steps of `suspend_at`; its first one kills itself at `kill_at`, or is
 asked to suspend itself from the beginning (`ask`).
@@ -18,10 +18,10 @@ import tensorflow as tf
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 from dike.v1 import trial as graph
-from tests.trial.played_trials import Case, PlayedRuntime, main
+from tests.trial.fake_runtime import Case, FakeRuntime, main
 
 
-class ObservedRuntime(PlayedRuntime):
+class FakeObservedRuntime(FakeRuntime):
     """Writes down every loss, and is interrupted at given steps."""
 
     def __init__(self, case: Case, spec: TrialSpec) -> None:
@@ -45,7 +45,7 @@ def prepare(case: Case, spec: TrialSpec) -> TrialRuntime:
         requests, control = os.pipe()
         os.write(control, b"suspend\n")
         spec = dataclasses.replace(spec, control_fd=requests)
-    runtime = ObservedRuntime(case, spec)
+    runtime = FakeObservedRuntime(case, spec)
     if case.get("ask"):
         runtime.listen()
     graph.install(runtime)

@@ -1,4 +1,4 @@
-"""Plays trials that train with Keras (`tests.trial.played_trials`).
+"""Plays trials that train with Keras (`tests.trial.fake_runtime`).
 
 SIGUSR1, which scripts send themselves, asks a run to suspend itself; so does the first one's `patience` when it ends.
 """
@@ -17,10 +17,10 @@ from dike.keras3 import trial as keras_fit
 from dike.tf_keras import trial as tf_keras_fit
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
-from tests.trial.played_trials import Case, PlayedRuntime, main
+from tests.trial.fake_runtime import Case, FakeRuntime, main
 
 
-class ObservedRuntime(PlayedRuntime):
+class FakeObservedRuntime(FakeRuntime):
     """Writes down every loss; may request a suspension by itself.
 
     Args:
@@ -52,7 +52,7 @@ class ObservedRuntime(PlayedRuntime):
 
 def prepare(case: Case, spec: TrialSpec) -> TrialRuntime:
     """See `Prepare`."""
-    runtime = ObservedRuntime(case, spec)
+    runtime = FakeObservedRuntime(case, spec)
 
     def request(*_: object) -> None:
         runtime.suspend_requested = True

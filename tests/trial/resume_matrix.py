@@ -71,7 +71,7 @@ class Keeper:
         (folder / "point.json").write_text(json.dumps({"name": name, "before": before}))
 
 
-class SavingRuntime(TrialRuntime):
+class FakeSavingRuntime(TrialRuntime):
     """Writes a checkpoint wherever it can."""
 
     def __init__(self, spec: TrialSpec, keeper: Keeper) -> None:
@@ -210,7 +210,7 @@ def _run(
                     resume_from=None if resume_from is None else f"{folder}/{resume_from}",
                     checkpoint_interval_s=1000.0,
                 )
-                runtime = TrialRuntime(spec) if keeper is None else SavingRuntime(spec, keeper)
+                runtime = TrialRuntime(spec) if keeper is None else FakeSavingRuntime(spec, keeper)
                 keras_fit.install(runtime)
             code = 1
             try:

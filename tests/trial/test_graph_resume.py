@@ -57,7 +57,7 @@ CASES = [
 
 
 @dataclass(frozen=True)
-class Played:
+class TrialRecord:
     """How a trial went.
 
     Attributes:
@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def played(folder: Path) -> dict[str, Played]:
+def trials(folder: Path) -> dict[str, TrialRecord]:
     (folder / "cases.json").write_text(json.dumps(CASES))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, HERE / "graph_zygote.py", folder]
@@ -100,9 +100,9 @@ def played(folder: Path) -> dict[str, Played]:
     return {each["name"]: read(folder, each["name"]) for each in CASES}
 
 
-def read(folder: Path, name: str) -> Played:
+def read(folder: Path, name: str) -> TrialRecord:
     lines = [line.split() for line in (folder / name / "steps.txt").read_text().splitlines()]
-    return Played(
+    return TrialRecord(
         **json.loads((folder / f"{name}.json").read_text()),
         losses=[(int(run), int(step), loss) for run, step, loss in lines],
         output=(folder / name / "output.txt").read_text(),
@@ -110,8 +110,8 @@ def read(folder: Path, name: str) -> Played:
 
 
 @pytest.mark.parametrize("name", ["digits", "monitored", "plain"])
-def test_a_suspended_trial_has_the_losses_of_an_uninterrupted_one(played: dict[str, Played], name: str) -> None:
-    whole, suspended = played[name], played[f"{name}-suspended"]
+def test_a_suspended_trial_has_the_losses_of_an_uninterrupted_one(trials: dict[str, TrialRecord], name: str) -> None:
+    whole, suspended = trials[name], trials[f"{name}-suspended"]
     assert whole.codes == [0]
     assert suspended.codes[:-1] == [SUSPENDED] * (len(suspended.codes) - 1)
     assert len(suspended.codes) > 2
@@ -120,8 +120,8 @@ def test_a_suspended_trial_has_the_losses_of_an_uninterrupted_one(played: dict[s
 
 
 @pytest.mark.parametrize("name", ["digits", "monitored", "plain"])
-def test_a_trial_that_stands_still_in_memory_has_the_same_losses(played: dict[str, Played], name: str) -> None:
-    whole, paused = played[name], played[f"{name}-paused"]
+def test_a_trial_that_stands_still_in_memory_has_the_same_losses(trials: dict[str, TrialRecord], name: str) -> None:
+    whole, paused = trials[name], trials[f"{name}-paused"]
     assert paused.codes == [0]
     times = len(paused.told("paused"))
     assert times > 1
@@ -133,7 +133,7 @@ def test_a_trial_that_stands_still_in_memory_has_the_same_losses(played: dict[st
     check_same(whole, paused)
 
 
-def check_same(whole: Played, suspended: Played) -> None:
+def check_same(whole: TrialRecord, suspended: TrialRecord) -> None:
     assert [step for _, step, _ in suspended.losses] == [step for _, step, _ in whole.losses]
     assert suspended.last_losses() == whole.last_losses()
     assert suspended.value() == whole.value()
@@ -146,8 +146,8 @@ def check_same(whole: Played, suspended: Played) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "monitored", "plain"])
-def test_a_killed_trial_goes_on_from_its_newest_checkpoint(played: dict[str, Played], name: str) -> None:
-    whole, killed = played[name], played[f"{name}-killed"]
+def test_a_killed_trial_goes_on_from_its_newest_checkpoint(trials: dict[str, TrialRecord], name: str) -> None:
+    whole, killed = trials[name], trials[f"{name}-killed"]
     assert killed.codes == [KILLED, 0]
     done = max(step for run, step, _ in killed.losses if run == 0)
     again = [step for run, step, _ in killed.losses if run == 1]
@@ -156,23 +156,23 @@ def test_a_killed_trial_goes_on_from_its_newest_checkpoint(played: dict[str, Pla
     assert killed.value() == whole.value()
 
 
-def test_folds_and_optimizers_that_take_turns_go_on(played: dict[str, Played]) -> None:
-    whole, suspended = played["folds"], played["folds-suspended"]
+def test_folds_and_optimizers_that_take_turns_go_on(trials: dict[str, TrialRecord]) -> None:
+    whole, suspended = trials["folds"], trials["folds-suspended"]
     assert suspended.codes == [SUSPENDED, SUSPENDED, 0]
     assert [loss for _, _, loss in suspended.losses] == [loss for _, _, loss in whole.losses]
     assert len(whole.losses) == 12
     assert suspended.output.splitlines()[-1] == whole.output.splitlines()[-1]
 
 
-def test_a_script_with_its_own_loop_gets_back_its_lists_and_counters(played: dict[str, Played]) -> None:
+def test_a_script_with_its_own_loop_gets_back_its_lists_and_counters(trials: dict[str, TrialRecord]) -> None:
     for name in ("plain", "plain-suspended", "unseeded"):
-        trial = played[name]
+        trial = trials[name]
         history = trial.output.splitlines()[-1].removeprefix("history ").split()
         assert history == [loss for _, _, loss in trial.losses]
 
 
-def test_what_a_trial_tells(played: dict[str, Played]) -> None:
-    trial = played["monitored-suspended"]
+def test_what_a_trial_tells(trials: dict[str, TrialRecord]) -> None:
+    trial = trials["monitored-suspended"]
     assert [(report["path"].rpartition("/")[2], report["step"]) for report in trial.told("suspended")] == [
         ("run-0-step-1", 1),
         ("run-1-step-7", 7),
@@ -186,32 +186,32 @@ def test_what_a_trial_tells(played: dict[str, Played]) -> None:
     assert trial.told("checkpoint")[-1]["step"] == 25
 
 
-def test_a_request_is_obeyed_after_the_step(played: dict[str, Played]) -> None:
-    trial = played["asked"]
+def test_a_request_is_obeyed_after_the_step(trials: dict[str, TrialRecord]) -> None:
+    trial = trials["asked"]
     assert trial.codes == [SUSPENDED, 0]
-    assert trial.last_losses() == played["monitored"].last_losses()
+    assert trial.last_losses() == trials["monitored"].last_losses()
 
 
-def test_a_session_left_open_is_saved_at_the_end(played: dict[str, Played]) -> None:
-    assert [report["step"] for report in played["left-open"].told("checkpoint")] == [5]
+def test_a_session_left_open_is_saved_at_the_end(trials: dict[str, TrialRecord]) -> None:
+    assert [report["step"] for report in trials["left-open"].told("checkpoint")] == [5]
 
 
-def test_each_run_has_its_own_folder_for_the_scripts_checkpoints(played: dict[str, Played]) -> None:
-    trial = played["monitored-suspended"]
+def test_each_run_has_its_own_folder_for_the_scripts_checkpoints(trials: dict[str, TrialRecord]) -> None:
+    trial = trials["monitored-suspended"]
     assert "checkpoints for 'model' go to" in trial.output
     assert "kept model.ckpt-" in trial.output
     assert trial.last_losses().keys() == set(range(1, 26))
 
 
-def test_data_read_by_python_begin_anew_and_the_trial_says_so(played: dict[str, Played]) -> None:
-    trial = played["python-data"]
+def test_data_read_by_python_begin_anew_and_the_trial_says_so(trials: dict[str, TrialRecord]) -> None:
+    trial = trials["python-data"]
     assert trial.codes == [SUSPENDED, 0]
     assert [step for _, step, _ in trial.losses] == list(range(1, 13))
     assert "a resumed run reads them from the start" in trial.output
 
 
-def test_the_position_in_data_with_random_ops_is_kept(played: dict[str, Played]) -> None:
-    whole, suspended = played["random-data"], played["random-data-suspended"]
+def test_the_position_in_data_with_random_ops_is_kept(trials: dict[str, TrialRecord]) -> None:
+    whole, suspended = trials["random-data"], trials["random-data-suspended"]
     assert suspended.codes == [SUSPENDED, 0]
     # The loop of this script counts for itself, so it takes all its steps again.
     assert [step for _, step, _ in suspended.losses] == [1, 2, 3, 4, 5]
@@ -233,14 +233,14 @@ print({name: value.shape.as_list() for name, value in model(image=tf.zeros([3, 8
 
 
 def test_a_session_is_exported_as_a_checkpoint_and_where_the_graph_allows_as_a_saved_model(
-    played: dict[str, Played], folder: Path
+    trials: dict[str, TrialRecord], folder: Path
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-c", EXPORTED, folder]
     done = warm.run(command, env=environment, timeout=120, process_class=WarmTensorFlow)
     assert done.returncode == 0, done.stderr
     digits, plain, shape = done.stdout.splitlines()
-    steps = [max(played[name].last_losses()) for name in ("digits", "plain")]
+    steps = [max(trials[name].last_losses()) for name in ("digits", "plain")]
     assert [int(line.split()[0]) for line in (digits, plain)] == steps
     assert shape == "{'logits': [3, 10]}"
     assert "no SavedModel beside the checkpoint: its model reads the data itself" in done.stderr
@@ -249,8 +249,8 @@ def test_a_session_is_exported_as_a_checkpoint_and_where_the_graph_allows_as_a_s
 
 
 @pytest.mark.parametrize(("name", "why"), [("queue", "from queues"), ("threads", "in several threads")])
-def test_a_trial_that_cannot_be_saved_says_so_and_runs_on(played: dict[str, Played], name: str, why: str) -> None:
-    trial = played[name]
+def test_a_trial_that_cannot_be_saved_says_so_and_runs_on(trials: dict[str, TrialRecord], name: str, why: str) -> None:
+    trial = trials[name]
     assert trial.codes == [0]
     assert trial.told("training")[-1]["preemptible"] is False
     assert why in trial.output
@@ -259,7 +259,7 @@ def test_a_trial_that_cannot_be_saved_says_so_and_runs_on(played: dict[str, Play
 
 
 @pytest.mark.parametrize(("name", "why"), [("other-way", "did not run the same ops"), ("other-model", "another model")])
-def test_a_changed_script_is_refused(played: dict[str, Played], name: str, why: str) -> None:
-    trial = played[name]
+def test_a_changed_script_is_refused(trials: dict[str, TrialRecord], name: str, why: str) -> None:
+    trial = trials[name]
     assert trial.codes == [SUSPENDED, 2]
     assert why in trial.output.splitlines()[-1]

@@ -69,7 +69,7 @@ def _cases() -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Played:
+class TrialRecord:
     """What is left of a trial that has run to its end."""
 
     folder: Path
@@ -93,7 +93,7 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("keras")
     (folder / "cases.json").write_text(json.dumps(list(_cases())))
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -102,27 +102,27 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
     assert process.returncode == 0, process.stderr
 
     @functools.cache
-    def by_name(name: str) -> Played:
-        return Played(folder / name, **json.loads((folder / f"{name}.json").read_text()))
+    def by_name(name: str) -> TrialRecord:
+        return TrialRecord(folder / name, **json.loads((folder / f"{name}.json").read_text()))
 
     return by_name
 
 
 @pytest.mark.parametrize("name", list(_INTERRUPTS))
-def test_an_interrupted_trial_is_the_same_at_every_step(played: Any, name: str) -> None:
-    cut = played(f"{name}-cut")
+def test_an_interrupted_trial_is_the_same_at_every_step(trials: Any, name: str) -> None:
+    cut = trials(f"{name}-cut")
     assert cut.codes == [-9 if how == "kill" else 75 for *_, how in _INTERRUPTS[name]] + [0], cut.output
-    check_same(played(f"{name}-plain"), cut)
+    check_same(trials(f"{name}-plain"), cut)
 
 
 @pytest.mark.parametrize("name", [name for name, interrupts in _INTERRUPTS.items() if interrupts[-1][-1] == "suspend"])
-def test_a_trial_that_stands_still_in_memory_is_the_same_at_every_step(played: Any, name: str) -> None:
-    paused = played(f"{name}-paused")
+def test_a_trial_that_stands_still_in_memory_is_the_same_at_every_step(trials: Any, name: str) -> None:
+    paused = trials(f"{name}-paused")
     assert paused.codes == [0], paused.output
     told = paused.of_type("paused")
     assert len(told) == len(_INTERRUPTS[name])
     assert [Path(each["path"]).name.split("-step")[0] for each in told] == [f"run-{run}" for run in range(len(told))]
-    check_same(played(f"{name}-plain"), paused)
+    check_same(trials(f"{name}-plain"), paused)
     # The time it stands still is no time of training.
     trained = [report["train_s"] for report in paused.reports if "train_s" in report]
     assert trained == sorted(trained)
@@ -155,8 +155,8 @@ def weights_of(kept: StoredModel, folder: Path) -> dict[str, bytes]:
     return found
 
 
-def test_the_example_is_the_same_at_every_step(played: Any) -> None:
-    plain, cut = played("digits-plain"), played("digits-cut")
+def test_the_example_is_the_same_at_every_step(trials: Any) -> None:
+    plain, cut = trials("digits-plain"), trials("digits-cut")
 
     assert plain.codes == [0], plain.output
     assert cut.codes == [75, 0], cut.output
@@ -168,8 +168,8 @@ def test_the_example_is_the_same_at_every_step(played: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "codes"), [("unseeded", [75, 75, 75, 0]), ("unseeded-paused", [0])])
-def test_an_interrupted_epoch_has_each_sample_once_without_a_seed(played: Any, name: str, codes: list[int]) -> None:
-    unseeded = played(name)
+def test_an_interrupted_epoch_has_each_sample_once_without_a_seed(trials: Any, name: str, codes: list[int]) -> None:
+    unseeded = trials(name)
 
     assert unseeded.codes == codes, unseeded.output
     epochs: dict[tuple[str, str], list[float]] = {}
@@ -180,8 +180,8 @@ def test_an_interrupted_epoch_has_each_sample_once_without_a_seed(played: Any, n
     assert [sorted(losses) for losses in epochs.values()] == [[float(sample) for sample in range(8)]] * 4
 
 
-def test_nothing_is_lost_and_nothing_done_twice_when_suspended(played: Any) -> None:
-    cut = played("dataset-cut")
+def test_nothing_is_lost_and_nothing_done_twice_when_suspended(trials: Any) -> None:
+    cut = trials("dataset-cut")
 
     steps = (cut.folder / "losses.txt").read_text().splitlines()
     assert len(steps) == 15
@@ -192,8 +192,8 @@ def test_nothing_is_lost_and_nothing_done_twice_when_suspended(played: Any) -> N
     ]
 
 
-def test_reports_tell_the_whole_course(played: Any) -> None:
-    reports = [report for report in played("digits-cut").reports if report["type"] != "kept_back"]
+def test_reports_tell_the_whole_course(trials: Any) -> None:
+    reports = [report for report in trials("digits-cut").reports if report["type"] != "kept_back"]
 
     kinds = [report["type"] for report in reports if report["type"] != "progress"]
     assert kinds == ["training", "checkpoint", "suspended", "restored", "training", "checkpoint"]
@@ -206,8 +206,8 @@ def test_reports_tell_the_whole_course(played: Any) -> None:
     assert trained == sorted(trained)
 
 
-def test_old_checkpoints_are_removed_but_not_those_of_finished_fits(played: Any) -> None:
-    cut = played("several-cut")
+def test_old_checkpoints_are_removed_but_not_those_of_finished_fits(trials: Any) -> None:
+    cut = trials("several-cut")
 
     names = sorted(path.name for path in (cut.folder / "checkpoints").glob("run-*"))
     last = json.loads((cut.folder / "checkpoints" / names[-1] / "dike-trial.json").read_text())
@@ -216,15 +216,15 @@ def test_old_checkpoints_are_removed_but_not_those_of_finished_fits(played: Any)
     assert len(names) == 3 + len(ends)
 
 
-def test_a_lost_checkpoint_is_replaced_by_the_newest(played: Any) -> None:
-    cut = played("generator-cut")
+def test_a_lost_checkpoint_is_replaced_by_the_newest(trials: Any) -> None:
+    cut = trials("generator-cut")
 
     assert "there is no complete checkpoint in" in cut.output
     assert [report["step"] for report in cut.of_type("restored")] == [6]
 
 
-def test_a_checkpoint_of_another_model_is_refused(played: Any) -> None:
-    changed = played("changed")
+def test_a_checkpoint_of_another_model_is_refused(trials: Any) -> None:
+    changed = trials("changed")
 
     assert changed.codes == [75, 2]
     assert (
@@ -233,16 +233,16 @@ def test_a_checkpoint_of_another_model_is_refused(played: Any) -> None:
     )
 
 
-def test_a_metric_that_is_not_there_is_refused_after_the_first_epoch(played: Any) -> None:
-    metric = played("metric")
+def test_a_metric_that_is_not_there_is_refused_after_the_first_epoch(trials: Any) -> None:
+    metric = trials("metric")
 
     assert metric.codes == [2]
     assert "does not report a metric 'val_loss', only loss" in metric.output
     assert len(metric.lines("losses.txt", keys=3)) == 2
 
 
-def test_tf_keras_reports_and_is_not_preemptible(played: Any) -> None:
-    tf_keras = played("tf_keras")
+def test_tf_keras_reports_and_is_not_preemptible(trials: Any) -> None:
+    tf_keras = trials("tf_keras")
 
     assert tf_keras.codes == [0], tf_keras.output
     assert [report["preemptible"] for report in tf_keras.of_type("training")] == [False]
@@ -250,8 +250,8 @@ def test_tf_keras_reports_and_is_not_preemptible(played: Any) -> None:
     assert tf_keras.lines("steps.txt", keys=1) == tf_keras.lines("expected.txt", keys=1)
 
 
-def test_steps_of_train_on_batch_are_reported(played: Any) -> None:
-    on_batch = played("on_batch")
+def test_steps_of_train_on_batch_are_reported(trials: Any) -> None:
+    on_batch = trials("on_batch")
 
     assert on_batch.codes == [0], on_batch.output
     assert [report["preemptible"] for report in on_batch.of_type("training")] == [False]

@@ -14,7 +14,7 @@ import pytest
 import dike
 from dike.tracebacks import error_lines
 from dike.trial.spec import TrialSpec
-from tests.trial.slot import Slot, trial
+from tests.trial.slot_stage import SlotStage, trial
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +53,7 @@ sys.exit(f"{sys.argv[1]!r} is no override; write key=value")
     ],
 )
 def test_a_flag_that_the_script_does_not_know(
-    plain_slot: Slot, tmp_path: Path, source: str, arguments: list[str], complaint: str
+    plain_slot: SlotStage, tmp_path: Path, source: str, arguments: list[str], complaint: str
 ) -> None:
     run = plain_slot.run(plain_slot.write("flags.py", source), trial(tmp_path), arguments)
     assert run.code == 2, run.output
@@ -77,7 +77,7 @@ dike.report(1, loss=0.5)
 
 @pytest.mark.parametrize("body", ["sys.exit(2)", "raise ValueError('child')", "os._exit(0)"])
 def test_the_end_of_a_process_that_the_script_has_forked_is_not_the_trials(
-    plain_slot: Slot, tmp_path: Path, body: str
+    plain_slot: SlotStage, tmp_path: Path, body: str
 ) -> None:
     run = plain_slot.run(plain_slot.write("forks.py", FORKS.replace("BODY", body)), trial(tmp_path))
     assert run.code == 0, run.output
@@ -108,7 +108,7 @@ ENDS: list[tuple[str, dict[str, Any], int, str, str]] = [
 
 @pytest.mark.parametrize(("source", "spec", "code", "last", "message"), ENDS)
 def test_how_a_script_ends(
-    plain_slot: Slot, tmp_path: Path, source: str, spec: dict[str, Any], code: int, last: str, message: str
+    plain_slot: SlotStage, tmp_path: Path, source: str, spec: dict[str, Any], code: int, last: str, message: str
 ) -> None:
     script = plain_slot.write("end.py", f"import sys\nimport dike\nf = print\n{source}\n")
     run = plain_slot.run(script, trial(tmp_path, **spec))
@@ -131,14 +131,14 @@ threading.Thread(target=lambda: (time.sleep(0.1), dike.report(2, loss=0.25), pri
 """
 
 
-def test_threads_and_what_is_to_be_done_at_exit_are_waited_for(plain_slot: Slot, tmp_path: Path) -> None:
+def test_threads_and_what_is_to_be_done_at_exit_are_waited_for(plain_slot: SlotStage, tmp_path: Path) -> None:
     run = plain_slot.run(plain_slot.write("late.py", LATE), trial(tmp_path), environment={"PYTHONUNBUFFERED": None})
     assert run.code == 0
     assert run.output == "bufferedthread\nat exit\n"
     assert run.reports[-1]["step"] == 2
 
 
-def test_a_crash_of_a_library_shows_the_scripts_line(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_crash_of_a_library_shows_the_scripts_line(plain_slot: SlotStage, tmp_path: Path) -> None:
     script = plain_slot.write("crash.py", "import ctypes\n\nctypes.string_at(0)\n")
     run = plain_slot.run(script, trial(tmp_path))
     assert run.code == -signal.SIGSEGV
@@ -147,7 +147,7 @@ def test_a_crash_of_a_library_shows_the_scripts_line(plain_slot: Slot, tmp_path:
 
 
 def test_a_trial_that_starts_cold_does_the_same(tmp_path: Path) -> None:
-    cold = Slot(tmp_path, None)
+    cold = SlotStage(tmp_path, None)
     run = cold.run(cold.write("flags.py", PARSED), trial(tmp_path, parameters={"lr": 0.1}), ["--lr", "0.1"])
     assert run.code == 0, run.output
     assert [report["type"] for report in run.reports] == ["started", "training", "progress"]
@@ -166,7 +166,7 @@ def test_without_a_trial_nothing_is_run(tmp_path: Path) -> None:
     assert "RuntimeWarning" not in done.stderr
 
 
-def test_a_traceback_shows_the_users_lines_only(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_traceback_shows_the_users_lines_only(plain_slot: SlotStage, tmp_path: Path) -> None:
     source = """
 import dike
 

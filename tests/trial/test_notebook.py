@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 from dike.exceptions import BadInputError
 from dike.trial import pickled
 from tests.running import dike_environment
-from tests.trial.slot import Slot, trial
+from tests.trial.slot_stage import SlotStage, trial
 
 pytestmark = pytest.mark.integration
 
@@ -138,7 +138,7 @@ def test_searches_without_a_file(tmp_path: Path, arguments: tuple[str, ...]) -> 
     assert "needs 'lr', which the search space does not have" in done.stderr
 
 
-def test_a_function_finds_its_source_and_asks_for_no_search(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_function_finds_its_source_and_asks_for_no_search(plain_slot: SlotStage, tmp_path: Path) -> None:
     session: dict[str, Any] = {"__name__": "__main__"}
     source = "def train(lr):\n    import sys, __main__\n    print(sys.argv, vars(__main__).get('__file__'))\n    MORE\n"
 

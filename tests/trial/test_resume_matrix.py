@@ -74,7 +74,7 @@ def _differences(kind: str, runs: dict[str, Any]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("matrix")
     (folder / "plays.json").write_text(json.dumps(_POINTS))
     _play(folder)
@@ -82,8 +82,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("kind", list(_POINTS))
-def test_a_trial_resumed_anywhere_trains_as_without_dike_or_interruption(played: Any, kind: str) -> None:
-    runs = played(kind)
+def test_a_trial_resumed_anywhere_trains_as_without_dike_or_interruption(recorded: Any, kind: str) -> None:
+    runs = recorded(kind)
 
     assert len(runs["resumed"]) == len(_POINTS[kind])
     assert _differences(kind, runs) == []
@@ -96,6 +96,6 @@ def test_the_whole_matrix(tmp_path: Path, request: pytest.FixtureRequest) -> Non
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(lambda part: _play(tmp_path, str(part), str(_PARTS)), range(_PARTS)))
 
-    played = sorted(path for path in tmp_path.glob("*.json"))
-    assert len(played) > 100
-    assert [line for path in played for line in _differences(path.stem, json.loads(path.read_text()))] == []
+    recorded = sorted(path for path in tmp_path.glob("*.json"))
+    assert len(recorded) > 100
+    assert [line for path in recorded for line in _differences(path.stem, json.loads(path.read_text()))] == []

@@ -17,7 +17,7 @@ from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.export import export, find_model
 from executor.trial_reports import RunReports
-from tests.trial.slot import Run, Slot, trial
+from tests.trial.slot_stage import Run, SlotStage, trial
 from tests.warm import in_tensorflow
 
 pytestmark = pytest.mark.integration
@@ -67,7 +67,7 @@ def losses(diary: Path) -> dict[int, str]:
     return {step: each.pop() for step, each in found.items()}
 
 
-def test_each_value_is_told_where_trials_may_be_stopped(plain_slot: Slot, tmp_path: Path) -> None:
+def test_each_value_is_told_where_trials_may_be_stopped(plain_slot: SlotStage, tmp_path: Path) -> None:
     source = "import dike\nfor step in range(1, 2001): dike.report(step, loss=step if step < 2000 else float('nan'))\n"
     script = plain_slot.write("fast.py", source)
     run = plain_slot.run(script, trial(tmp_path, every_value=True))
@@ -79,7 +79,7 @@ def test_each_value_is_told_where_trials_may_be_stopped(plain_slot: Slot, tmp_pa
     assert "values" not in plain_slot.run(script, trial(tmp_path)).of("progress")[-1]
 
 
-def test_nothing_is_lost_where_a_script_leaves_python_at_once(plain_slot: Slot, tmp_path: Path) -> None:
+def test_nothing_is_lost_where_a_script_leaves_python_at_once(plain_slot: SlotStage, tmp_path: Path) -> None:
     steps = "import os, dike\nfor step in range(1, 21): dike.report(step, loss=1 / step)\n"
     for name, leaves in (("exit.py", "os._exit(0)"), ("child.py", "os.fork() or os._exit(1)\nos.wait()\nos._exit(0)")):
         run = plain_slot.run(plain_slot.write(name, steps + leaves), trial(tmp_path))
@@ -88,7 +88,7 @@ def test_nothing_is_lost_where_a_script_leaves_python_at_once(plain_slot: Slot, 
         assert sum(report["count"] for report in run.of("progress")) == 20
 
 
-def test_what_a_crash_cuts_off_is_known(plain_slot: Slot, tmp_path: Path) -> None:
+def test_what_a_crash_cuts_off_is_known(plain_slot: SlotStage, tmp_path: Path) -> None:
     source = (
         "import os, signal, time, dike\nfor step in range(1, 8): time.sleep(0.06); dike.report(step, loss=1 / step)\n"
     )
@@ -102,7 +102,7 @@ def test_what_a_crash_cuts_off_is_known(plain_slot: Slot, tmp_path: Path) -> Non
     assert sum(report["count"] for report in reports.losses.take(100)[1]) == 7
 
 
-def test_steps_are_reported_also_where_the_script_then_hangs(plain_slot: Slot, tmp_path: Path) -> None:
+def test_steps_are_reported_also_where_the_script_then_hangs(plain_slot: SlotStage, tmp_path: Path) -> None:
     source = (
         "import threading, dike\nfor step in range(1, 6): dike.report(step, loss=1 / step)\nthreading.Event().wait()\n"
     )
@@ -114,12 +114,12 @@ def test_steps_are_reported_also_where_the_script_then_hangs(plain_slot: Slot, t
 
 
 @pytest.fixture
-def script(plain_slot: Slot) -> Path:
+def script(plain_slot: SlotStage) -> Path:
     return plain_slot.write("counting.py", SCRIPT.replace("STEPS", str(STEPS)))
 
 
 @pytest.fixture
-def uninterrupted(plain_slot: Slot, script: Path, tmp_path: Path) -> dict[int, str]:
+def uninterrupted(plain_slot: SlotStage, script: Path, tmp_path: Path) -> dict[int, str]:
     spec = trial(tmp_path / "alone", parameters={"seed": 1, "diary": str(tmp_path / "alone.txt")})
     run = plain_slot.run(script, spec)
     assert run.code == 0, run.output
@@ -128,7 +128,7 @@ def uninterrupted(plain_slot: Slot, script: Path, tmp_path: Path) -> dict[int, s
     return losses(tmp_path / "alone.txt")
 
 
-def interrupted(slot: Slot, script: Path, folder: Path, number: int, resume: str | None, **parameters: int) -> Run:
+def interrupted(slot: SlotStage, script: Path, folder: Path, number: int, resume: str | None, **parameters: int) -> Run:
     spec = trial(
         folder,
         run=number,
@@ -145,7 +145,7 @@ def interrupted(slot: Slot, script: Path, folder: Path, number: int, resume: str
 
 
 def test_a_suspended_trial_goes_on_as_if_nothing_had_been(
-    plain_slot: Slot, script: Path, tmp_path: Path, uninterrupted: dict[int, str]
+    plain_slot: SlotStage, script: Path, tmp_path: Path, uninterrupted: dict[int, str]
 ) -> None:
     resume = None
     for number, wait_at in enumerate((7, 19)):
@@ -171,7 +171,7 @@ def test_a_suspended_trial_goes_on_as_if_nothing_had_been(
 
 
 def test_a_killed_trial_goes_on_from_its_last_checkpoint(
-    plain_slot: Slot, script: Path, tmp_path: Path, uninterrupted: dict[int, str]
+    plain_slot: SlotStage, script: Path, tmp_path: Path, uninterrupted: dict[int, str]
 ) -> None:
     run = interrupted(plain_slot, script, tmp_path, 0, None, kill_at=12)
     assert run.code == -signal.SIGKILL
@@ -185,13 +185,13 @@ def test_a_killed_trial_goes_on_from_its_last_checkpoint(
     assert losses(tmp_path / "diary.txt") == uninterrupted
 
 
-def test_an_objective_that_is_reported_by_name(plain_slot: Slot, script: Path, tmp_path: Path) -> None:
+def test_an_objective_that_is_reported_by_name(plain_slot: SlotStage, script: Path, tmp_path: Path) -> None:
     spec = trial(tmp_path, metric="f1", parameters={"seed": 1, "diary": str(tmp_path / "diary.txt")})
     run = plain_slot.run(script, spec)
     assert run.of("progress")[-1]["value"] == 1.0
 
 
-def test_a_script_without_checkpoint_is_not_preemptible(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_script_without_checkpoint_is_not_preemptible(plain_slot: SlotStage, tmp_path: Path) -> None:
     script = plain_slot.write("plain.py", PLAIN)
     run = plain_slot.start(script, trial(tmp_path))
     run.suspend()
@@ -200,7 +200,7 @@ def test_a_script_without_checkpoint_is_not_preemptible(plain_slot: Slot, tmp_pa
     assert run.of("training") == [{"type": "training", "preemptible": False}]
 
 
-def test_a_script_without_checkpoint_waits_in_memory(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_script_without_checkpoint_waits_in_memory(plain_slot: SlotStage, tmp_path: Path) -> None:
     run = plain_slot.start(plain_slot.write("plain.py", PLAIN), trial(tmp_path))
     os.write(run.control, b"pause\n")
     run.read(lambda report: report["type"] == "paused")

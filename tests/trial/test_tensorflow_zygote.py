@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trial.slot import Slot, slot, trial
+from tests.trial.slot_stage import SlotStage, slot, trial
 
 pytestmark = pytest.mark.tensorflow
 
@@ -24,19 +24,19 @@ tf.report(1, loss=0.5)
 
 
 @pytest.fixture(scope="module")
-def tensorflow_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
+def tensorflow_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlotStage]:
     with slot(tmp_path_factory.mktemp("tensorflow"), ["tensorflow", "keras", "sklearn.datasets"]) as ready:
         yield ready
 
 
-def test_nothing_has_run_in_the_zygote(tensorflow_slot: Slot, tmp_path: Path) -> None:
+def test_nothing_has_run_in_the_zygote(tensorflow_slot: SlotStage, tmp_path: Path) -> None:
     run = tensorflow_slot.run(tensorflow_slot.write("look.py", LOOK), trial(tmp_path))
     assert run.code == 0, run.output
     assert "not preloaded" not in (tensorflow_slot.folder / "zygote.out").read_text()
     assert "DIKE_MASTER" not in (tensorflow_slot.folder / "zygote.out").read_text()
 
 
-def test_a_script_of_sessions_is_suspended(tensorflow_slot: Slot, tmp_path: Path) -> None:
+def test_a_script_of_sessions_is_suspended(tensorflow_slot: SlotStage, tmp_path: Path) -> None:
     run = tensorflow_slot.start(EXAMPLES / "digits_v1.py", trial(tmp_path), ["--steps", "100000", "--seed", "1"])
     run.read(until=lambda report: report["type"] == "progress")
     run.suspend()
@@ -53,7 +53,7 @@ def test_a_script_of_sessions_is_suspended(tensorflow_slot: Slot, tmp_path: Path
     assert run.reports[-1]["step"] == step + 20
 
 
-def test_a_function_of_an_example_trains(tensorflow_slot: Slot, tmp_path: Path) -> None:
+def test_a_function_of_an_example_trains(tensorflow_slot: SlotStage, tmp_path: Path) -> None:
     spec = trial(tmp_path, call=0, parameters={"lr": 0.01, "units": 16}, metric="test_accuracy")
     run = tensorflow_slot.run(EXAMPLES / "tune_function.py", spec)
     assert run.code == 0, run.output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trial.slot import Run, Slot, slot, trial
+from tests.trial.slot_stage import Run, SlotStage, slot, trial
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.integration
@@ -35,12 +35,12 @@ runpy.run_path(example, run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def torch_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
+def torch_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlotStage]:
     with slot(tmp_path_factory.mktemp("torch"), ["torch", "sklearn.datasets"]) as ready:
         yield ready
 
 
-def play(torch_slot: Slot, folder: Path, suspend_at: str) -> tuple[list[str], list[Run]]:
+def play(torch_slot: SlotStage, folder: Path, suspend_at: str) -> tuple[list[str], list[Run]]:
     """Runs the trial to its end; its losses, and its runs."""
     folder.mkdir()
     script = torch_slot.write("observed.py", OBSERVED)
@@ -53,7 +53,7 @@ def play(torch_slot: Slot, folder: Path, suspend_at: str) -> tuple[list[str], li
     return (folder / "diary.txt").read_text().splitlines(), runs
 
 
-def test_losses_after_suspensions_are_the_same(torch_slot: Slot, tmp_path: Path) -> None:
+def test_losses_after_suspensions_are_the_same(torch_slot: SlotStage, tmp_path: Path) -> None:
     alone, _ = play(torch_slot, tmp_path / "alone", "")
     assert len(alone) == 3 * STEPS_PER_EPOCH
     # Within an epoch, at its end, at the beginning of the next one.

@@ -33,7 +33,7 @@ from framework.search.space import read_space
 from framework.search.store import Store
 from framework.service.api.schemas import TrialView
 from tests.running import dike_environment
-from tests.trial.slot import Slot, trial
+from tests.trial.slot_stage import SlotStage, trial
 
 pytestmark = pytest.mark.integration
 
@@ -278,13 +278,13 @@ print("never")
 """
 
 
-def in_second_call(slot: Slot, folder: Path, body: str, **spec: Any) -> Any:
+def in_second_call(slot: SlotStage, folder: Path, body: str, **spec: Any) -> Any:
     values = {"call": 1, "parameters": {"lr": 0.1}, **spec}
     slot.write(EARLIER_RESULTS, json.dumps([RESULT]))
     return slot.run(slot.write("two.py", TWO_CALLS.replace("BODY", body)), trial(folder, **values))
 
 
-def test_the_first_call_trains_and_ends_the_process(plain_slot: Slot, tmp_path: Path) -> None:
+def test_the_first_call_trains_and_ends_the_process(plain_slot: SlotStage, tmp_path: Path) -> None:
     script = plain_slot.write("two.py", TWO_CALLS.replace("BODY", "pass"))
     run = plain_slot.run(script, trial(tmp_path, call=0, parameters={"lr": 0.25}))
     assert (run.code, run.output) == (0, "first call\n")
@@ -303,7 +303,7 @@ def test_the_first_call_trains_and_ends_the_process(plain_slot: Slot, tmp_path: 
     ],
 )
 def test_what_the_function_returns(
-    plain_slot: Slot, tmp_path: Path, body: str, spec: dict[str, Any], last: dict[str, Any]
+    plain_slot: SlotStage, tmp_path: Path, body: str, spec: dict[str, Any], last: dict[str, Any]
 ) -> None:
     run = in_second_call(plain_slot, tmp_path, body, **spec)
     assert run.code == 0
@@ -323,7 +323,7 @@ def test_what_the_function_returns(
     ],
 )
 def test_how_a_function_fails(
-    plain_slot: Slot, tmp_path: Path, body: str, spec: dict[str, Any], code: int, message: str
+    plain_slot: SlotStage, tmp_path: Path, body: str, spec: dict[str, Any], code: int, message: str
 ) -> None:
     run = in_second_call(plain_slot, tmp_path, body, **spec)
     assert run.code == code
@@ -331,13 +331,13 @@ def test_how_a_function_fails(
     assert "swallowed" not in run.output
 
 
-def test_a_function_that_has_reported_its_objective_need_not_return_it(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_function_that_has_reported_its_objective_need_not_return_it(plain_slot: SlotStage, tmp_path: Path) -> None:
     run = in_second_call(plain_slot, tmp_path, "pass", metric="accuracy")
     assert run.code == 0
     assert run.reports[-1]["value"] == 0.5
 
 
-def test_an_earlier_call_that_failed_fails_again(plain_slot: Slot, tmp_path: Path) -> None:
+def test_an_earlier_call_that_failed_fails_again(plain_slot: SlotStage, tmp_path: Path) -> None:
     source = """
 import dike
 from dike.exceptions import JobFailedError

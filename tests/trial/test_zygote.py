@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from executor.zygote import ForkRequest
-from tests.trial.slot import Slot, slot, trial
+from tests.trial.slot_stage import SlotStage, slot, trial
 from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.integration
@@ -53,7 +53,7 @@ begun.wait()
 """
 
 
-def test_what_a_trial_finds(plain_slot: Slot, tmp_path: Path) -> None:
+def test_what_a_trial_finds(plain_slot: SlotStage, tmp_path: Path) -> None:
     script = plain_slot.write("look.py", LOOK)
     spec = trial(tmp_path, parameters={"lr": 0.1})
     environment = {"A_VARIABLE": "set", "PYTHONUNBUFFERED": None}
@@ -81,7 +81,7 @@ def test_what_a_trial_finds(plain_slot: Slot, tmp_path: Path) -> None:
     assert runs[0].reports[0] == {"type": "started"}
 
 
-def test_the_thread_of_a_memory_allocator_is_no_hindrance(plain_slot: Slot, tmp_path: Path) -> None:
+def test_the_thread_of_a_memory_allocator_is_no_hindrance(plain_slot: SlotStage, tmp_path: Path) -> None:
     """pyarrow's jemalloc has one as soon as it is imported: by pandas, and so by Keras."""
     assert plain_slot.zygote is not None
     assert psutil.Process(plain_slot.zygote.pid).num_threads() == 2
@@ -91,7 +91,7 @@ def test_the_thread_of_a_memory_allocator_is_no_hindrance(plain_slot: Slot, tmp_
     assert run.reports[-1]["loss"] == 4_999_950_000
 
 
-def test_a_fork_has_the_threads_that_it_asks_for(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_fork_has_the_threads_that_it_asks_for(plain_slot: SlotStage, tmp_path: Path) -> None:
     script = plain_slot.write(
         "pools.py",
         "import dike, numpy, threadpoolctl\n"
@@ -120,11 +120,11 @@ def test_with_any_other_thread_it_is_not_forked(
     assert "threaded, so every process imports them itself: threads run after the imports: worker" in caplog.messages
 
 
-def test_it_says_what_it_could_not_import(plain_slot: Slot) -> None:
+def test_it_says_what_it_could_not_import(plain_slot: SlotStage) -> None:
     assert "no_such_module is not preloaded" in (plain_slot.folder / "zygote.out").read_text()
 
 
-def test_a_folder_that_is_gone_fails_the_trial_alone(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_fails_the_trial_alone(plain_slot: SlotStage, tmp_path: Path) -> None:
     script = plain_slot.write("ok.py", "import dike; dike.report(1, loss=0.5)")
     run = plain_slot.run(script, trial(tmp_path), folder=tmp_path / "gone")
     assert run.code == 1
@@ -132,7 +132,7 @@ def test_a_folder_that_is_gone_fails_the_trial_alone(plain_slot: Slot, tmp_path:
     assert plain_slot.run(script, trial(tmp_path)).code == 0
 
 
-def test_a_zygote_that_dies_takes_no_trial_along(plain_slot: Slot, tmp_path: Path) -> None:
+def test_a_zygote_that_dies_takes_no_trial_along(plain_slot: SlotStage, tmp_path: Path) -> None:
     script = plain_slot.write(
         "wait.py", "import dike, os, time\ndike.report(1, loss=0.5)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
     )
@@ -153,7 +153,7 @@ def test_a_zygote_that_dies_takes_no_trial_along(plain_slot: Slot, tmp_path: Pat
 EXECUTOR = """
 import sys
 from pathlib import Path
-from tests.trial.slot import slot, trial
+from tests.trial.slot_stage import slot, trial
 folder = Path(sys.argv[1])
 with slot(folder) as own:
     script = own.write("sleep.py", "import dike, time; dike.report(1, loss=0.5); time.sleep(600)")

@@ -4,7 +4,7 @@ import signal
 import types
 
 
-class _Server:
+class _FakeServer:
     def __init__(self, *arguments: object, **named: object) -> None:
         pass
 
@@ -14,4 +14,4 @@ class _Server:
 
 compat = types.SimpleNamespace(v1=types.SimpleNamespace(ConfigProto=types.SimpleNamespace))
 train = types.SimpleNamespace(ClusterSpec=dict)
-distribute = types.SimpleNamespace(Server=_Server)
+distribute = types.SimpleNamespace(Server=_FakeServer)

@@ -1,4 +1,4 @@
-"""An elastic job with a played Mesos and played slots, which do what they are told as far as a test lets them."""
+"""An elastic job with a fake Mesos and fake slots, which do what they are told as far as a test lets them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from framework.scheduler.offer_pool import SETTLE_S
 from framework.training.elastic.autoscaler import MIN_SPEED_WINDOW_S, SPEED_WARM_UP_S
 from framework.training.elastic.resizer import OFFER_TIMEOUT_S
 from framework.training.spec import JobSpec, JobTask, Resize
-from tests.training.job_stage import Stage, Watcher, profile, spec
+from tests.training.job_stage import FakeObserver, JobStage, profile, spec
 
 INTERVAL_S = 10.0
 TERMINATED = 143
@@ -36,7 +36,7 @@ def elastic(least: int = 1, most: int = 4, **changes: Any) -> JobSpec:
     return spec(resize_interval_s=INTERVAL_S, **values)
 
 
-class ElasticWatcher(Watcher):
+class FakeElasticObserver(FakeObserver):
     def __init__(self) -> None:
         super().__init__()
         self.reasons: list[str] = []
@@ -50,7 +50,7 @@ class ElasticWatcher(Watcher):
 
 
 @dataclasses.dataclass
-class PlayedSlot:
+class FakeSlot:
     """What an executor would know."""
 
     order: LaunchOrder
@@ -71,14 +71,14 @@ class PlayedSlot:
         self.status = dataclasses.replace(status, number=wanted.number, attempt=attempt, ends=ends)
 
 
-class ElasticStage(Stage):
-    """Adds slots to a `Stage`."""
+class ElasticStage(JobStage):
+    """Adds slots to a `JobStage`."""
 
     def __init__(self, job_spec: JobSpec) -> None:
         super().__init__(job_spec)
         self.demand: Demand | None = None
-        self.watcher: ElasticWatcher = ElasticWatcher()
-        self.slots: dict[str, PlayedSlot] = {}
+        self.observer: FakeElasticObserver = FakeElasticObserver()
+        self.slots: dict[str, FakeSlot] = {}
         self.deaf: set[str] = set()
         self._heard = 0
         self.begin(job_spec, demand=lambda own: self.demand)
@@ -116,7 +116,7 @@ class ElasticStage(Stage):
     def resume(self, step: int) -> None:
         self.say(self.chief, Report(self.chief.task_id, {"type": "resumed", "step": step}))
 
-    def make_slots(self) -> list[PlayedSlot]:
+    def make_slots(self) -> list[FakeSlot]:
         """Plays the slots of what was launched and has none yet."""
         made = []
         for info in self.mesos.accepted:
@@ -125,7 +125,7 @@ class ElasticStage(Stage):
                 order = LaunchOrder.decode(info["data"])
                 attempt = None if order.standby else order.task.attempt
                 ran = [] if attempt is None else [attempt]
-                self.slots[task_id] = PlayedSlot(order, ElasticStatus(task_id, 0, True, attempt), ran)
+                self.slots[task_id] = FakeSlot(order, ElasticStatus(task_id, 0, True, attempt), ran)
                 made.append(self.slots[task_id])
         return made
 

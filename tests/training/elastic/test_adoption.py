@@ -1,4 +1,4 @@
-"""An elastic training job that is written down, and gone on with by another service, with played slots."""
+"""An elastic training job that is written down, and gone on with by another service, with fake slots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_elastic_job_goes_on_once_its_slots_bear_out_what_was_written_down() 
     assert len(stage.mesos.accepted) > launched
     stage.get_ready()
     stage.change(last)
-    assert len(stage.watcher.resizes) == 1
+    assert len(stage.observer.resizes) == 1
     assert stage.mesos.killed == []
     assert set(stage.running.values()) == {1}
     assert stage.job.result.restarts == 0

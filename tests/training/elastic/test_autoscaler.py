@@ -19,7 +19,7 @@ from framework.training.elastic.autoscaler import (
     worker_counts,
 )
 from framework.training.elastic.layout import Size
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.training.elastic.elastic_stage import ElasticStage, elastic, heavy
 
 NOW = Size(2, 1)
@@ -41,7 +41,7 @@ def learned() -> JobModels:
     stage = ElasticStage(SPEC)
     stage.start(1)
     assert stage.job.result.plan is not None
-    return JobModels(SPEC, stage.job.result.plan, [agent.node_class() for agent in by_agent([PlayedMesos().offer(0)])])
+    return JobModels(SPEC, stage.job.result.plan, [agent.node_class() for agent in by_agent([FakeMesos().offer(0)])])
 
 
 def test_a_job_grows_to_where_it_is_fastest() -> None:

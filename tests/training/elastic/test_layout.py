@@ -11,7 +11,7 @@ from framework.training.elastic.layout import Size, layout, replacement
 from framework.training.spec import JobTask
 from solver import Plan
 from solver.settings import PlanSettings
-from tests.mesos.played_mesos import PlayedMesos
+from tests.mesos.fake_mesos import FakeMesos
 from tests.training.elastic.elastic_stage import ElasticStage, elastic, heavy
 
 SPEC = elastic(1, 8, profile=heavy(Api.GRAPH))
@@ -25,7 +25,7 @@ def job(agents: int) -> tuple[Plan, list[JobTask]]:
 
 
 def offers(*agents: int, **resources: float) -> list[AgentOffer]:
-    mesos = PlayedMesos()
+    mesos = FakeMesos()
     return by_agent(mesos.offer(agent, **resources) for agent in agents)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""How a running job changes its size; Mesos and slots are played, the planner and the models are real."""
+"""How a running job changes its size; Mesos and slots are fakes, the planner and the models are real."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_job_grows_when_there_is_room() -> None:
     before = stage.start_training()
     workers = sum(name.startswith("worker") for name in before)
     stage.look(stage.mesos.offer(1))
-    assert "times as fast" in stage.watcher.reasons[0]
+    assert "times as fast" in stage.observer.reasons[0]
     further = stage.make_slots()
     assert further
     assert all(slot.order.standby and slot.order.elastic for slot in further)
@@ -135,7 +135,7 @@ def test_a_job_shrinks_for_others_and_does_not_grow_back() -> None:
     before = stage.start_training(agents=2)
     stage.demand = waiting()
     stage.look()
-    assert "a search waits" in stage.watcher.reasons[0]
+    assert "a search waits" in stage.observer.reasons[0]
     stage.change(step=100)
     left = {task.name for task in stage.job.tasks}
     assert left < set(before)
@@ -147,10 +147,10 @@ def test_a_job_shrinks_for_others_and_does_not_grow_back() -> None:
     for _ in range(3):
         stage.look(stage.mesos.offer(1))
         stage.train(200)
-    assert len(stage.watcher.reasons) == 1
+    assert len(stage.observer.reasons) == 1
     stage.demand = Demand(TOTAL)
     stage.look(stage.mesos.offer(1))
-    assert len(stage.watcher.reasons) == 2
+    assert len(stage.observer.reasons) == 2
 
 
 def test_tasks_that_do_not_get_ready_are_given_up() -> None:
@@ -158,7 +158,7 @@ def test_tasks_that_do_not_get_ready_are_given_up() -> None:
     stage.wait(WARM_UP_TIMEOUT_S + 1)
     assert set(stage.mesos.killed) == {task.task_id for task in new}
     stage.end_killed()
-    assert "not ready within" in stage.watcher.notes[-1]
+    assert "not ready within" in stage.observer.notes[-1]
     assert set(stage.running.values()) == {0}
     assert stage.job.result.restarts == 0
 
@@ -166,16 +166,16 @@ def test_tasks_that_do_not_get_ready_are_given_up() -> None:
 def test_a_further_task_that_dies_costs_nothing_but_the_change() -> None:
     stage, new = changing()
     stage.update(new[0], "TASK_FAILED", ended(1), message="exited with status 1")
-    assert "keeps its size" in stage.watcher.notes[-1]
+    assert "keeps its size" in stage.observer.notes[-1]
     stage.end_killed()
     assert set(stage.running.values()) == {0}
     stage.train(100)
     # That agent is not tried again at once; another is.
     stage.look(stage.mesos.offer(1))
-    assert len(stage.watcher.reasons) == 1
+    assert len(stage.observer.reasons) == 1
     stage.train(200)
     stage.look(stage.mesos.offer(1), stage.mesos.offer(2))
-    assert len(stage.watcher.reasons) == 2
+    assert len(stage.observer.reasons) == 2
     assert {task.node for task in stage.job._run.tasks.values() if not task.member} == {"agent-2"}
 
 
@@ -287,13 +287,13 @@ def test_a_script_that_cannot_resume_is_left_alone() -> None:
         stage.round()
     stage.step(stage.chief, 1)
     assert len(stage.job.result.resizes) == 1
-    told = [note for note in stage.watcher.notes if "cannot resume" in note]
+    told = [note for note in stage.observer.notes if "cannot resume" in note]
     assert len(told) == 1
     stage.train(1)
     for _ in range(3):
         stage.look(stage.mesos.offer(2))
-    assert len(stage.watcher.reasons) == 1
-    assert [note for note in stage.watcher.notes if "cannot resume" in note] == told
+    assert len(stage.observer.reasons) == 1
+    assert [note for note in stage.observer.notes if "cannot resume" in note] == told
 
 
 def test_a_straggler_is_replaced_on_another_agent() -> None:
@@ -302,7 +302,7 @@ def test_a_straggler_is_replaced_on_another_agent() -> None:
     slow = next(task for task in stage.job.tasks if task.name == "worker:1")
     same = int(slow.node[-1])
     slow_down(stage)
-    assert any("worker:1 makes 1 steps/s" in note for note in stage.watcher.notes)
+    assert any("worker:1 makes 1 steps/s" in note for note in stage.observer.notes)
     stage.look(stage.mesos.offer(same), stage.mesos.offer(5))
     stage.get_ready()
     stage.change(step=100)
@@ -319,24 +319,24 @@ def test_a_straggler_stays_where_no_other_agent_has_room() -> None:
     slow = next(task for task in stage.job.tasks if task.name == "worker:1")
     slow_down(stage)
     stage.look(stage.mesos.offer(int(slow.node[-1])))
-    assert "until another agent has room" in stage.watcher.notes[-1]
-    assert stage.watcher.reasons == []
+    assert "until another agent has room" in stage.observer.notes[-1]
+    assert stage.observer.reasons == []
     # It is not told of again, and left alone for an interval.
-    told = list(stage.watcher.notes)
+    told = list(stage.observer.notes)
     slow_down(stage)
     stage.look(stage.mesos.offer(5))
-    assert stage.watcher.reasons == []
+    assert stage.observer.reasons == []
     slow_down(stage)
     stage.look(stage.mesos.offer(int(slow.node[-1])))
-    assert stage.watcher.notes == told
+    assert stage.observer.notes == told
     # The next time for two.
     stage.wait(INTERVAL_S)
     slow_down(stage)
     stage.look(stage.mesos.offer(5))
-    assert stage.watcher.reasons == []
+    assert stage.observer.reasons == []
     slow_down(stage)
     stage.look(stage.mesos.offer(5))
-    assert stage.watcher.reasons == [f"worker:1 on {slow.node} is too slow"]
+    assert stage.observer.reasons == [f"worker:1 on {slow.node} is too slow"]
 
 
 def test_a_straggler_does_not_keep_the_job_from_shrinking_for_others() -> None:
@@ -345,7 +345,7 @@ def test_a_straggler_does_not_keep_the_job_from_shrinking_for_others() -> None:
     slow_down(stage)
     stage.demand = waiting()
     stage.look()
-    assert "a search waits" in stage.watcher.reasons[0]
+    assert "a search waits" in stage.observer.reasons[0]
 
 
 def test_a_straggler_that_stays_does_not_keep_the_job_from_growing() -> None:
@@ -354,8 +354,8 @@ def test_a_straggler_that_stays_does_not_keep_the_job_from_growing() -> None:
     slow = next(task for task in stage.job.tasks if task.name == "worker:1")
     slow_down(stage)
     stage.look(stage.mesos.offer(int(slow.node[-1])))
-    assert "until another agent has room" in stage.watcher.notes[-1]
-    assert len(stage.watcher.reasons) == 1
+    assert "until another agent has room" in stage.observer.notes[-1]
+    assert len(stage.observer.reasons) == 1
     assert [task.name for task in stage.job._run.tasks.values() if not task.member] == ["worker:2"]
 
 
@@ -364,7 +364,7 @@ def test_a_launch_that_breaks_down_uses_other_names_the_next_time() -> None:
     stage.start_training()
     stage.mesos.refusal = "no such offer"
     stage.look(stage.mesos.offer(1))
-    assert "keeps its size" in stage.watcher.notes[-1]
+    assert "keeps its size" in stage.observer.notes[-1]
     stage.mesos.refusal = ""
     stage.train(100)
     stage.look(stage.mesos.offer(1))
@@ -380,7 +380,7 @@ def test_offers_that_are_not_used_are_given_back() -> None:
     stage.look(small)
     assert small["id"]["value"] in stage.mesos.declined
     assert stage.mesos.calls[-1] == "suppress"
-    assert stage.watcher.reasons == []
+    assert stage.observer.reasons == []
 
 
 def _order(info: dict[str, Any]) -> LaunchOrder:

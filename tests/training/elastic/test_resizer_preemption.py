@@ -35,7 +35,7 @@ def test_it_gives_up_what_it_is_asked_for_and_does_not_grow_before_the_other_run
     for _ in range(3):
         stage.job.reclaim(wanted, WHY)
         stage.wait(0.1)
-    assert stage.watcher.reasons == [WHY]
+    assert stage.observer.reasons == [WHY]
     assert stage.job.reclaimable() == Reclaimable(ending=wanted)
     stage.change(step=200)
     assert set(stage.mesos.killed) == wanted
@@ -55,7 +55,7 @@ def test_it_gives_up_what_it_is_asked_for_and_does_not_grow_before_the_other_run
     stage.job.reclaim(frozenset(), "")
     stage.train(400)
     stage.look(stage.mesos.offer(1))
-    assert "times as fast" in stage.watcher.reasons[-1]
+    assert "times as fast" in stage.observer.reasons[-1]
 
 
 def test_it_is_not_asked_for_its_chief_nor_below_its_least_size() -> None:
@@ -63,14 +63,14 @@ def test_it_is_not_asked_for_its_chief_nor_below_its_least_size() -> None:
     assert stage.chief.task_id not in stage.job.reclaimable().task_ids
     stage.job.reclaim(frozenset(workers(stage)), WHY)
     stage.wait(1.0)
-    assert stage.watcher.reasons == [WHY]
+    assert stage.observer.reasons == [WHY]
     stage.change(step=200)
     assert workers(stage) == [stage.chief.task_id]
     least = training(2, 2)
     assert least.job.reclaimable() == Reclaimable()
     least.job.reclaim(frozenset(workers(least)[:1]), WHY)
     least.wait(1.0)
-    assert least.watcher.reasons == []
+    assert least.observer.reasons == []
 
 
 def test_nothing_is_spare_before_a_checkpoint_nor_long_before_the_next_change() -> None:
@@ -87,9 +87,9 @@ def test_nothing_is_spare_before_a_checkpoint_nor_long_before_the_next_change() 
     # Once asked it still waits until it may.
     patient.job.reclaim(frozenset(workers(patient)[:1]), WHY)
     patient.wait(1.0)
-    assert patient.watcher.reasons == []
+    assert patient.observer.reasons == []
     patient.wait(RECLAIM_HORIZON_S)
-    assert patient.watcher.reasons == [WHY]
+    assert patient.observer.reasons == [WHY]
 
 
 def test_nothing_is_spare_once_a_worker_has_ended() -> None:
@@ -109,7 +109,7 @@ def test_a_job_that_cannot_resume_is_not_asked_again() -> None:
     for _ in range(6):
         stage.round()
     stage.step(stage.chief, 1)
-    assert "it cannot resume" in stage.watcher.notes[-1]
+    assert "it cannot resume" in stage.observer.notes[-1]
     stage.end_killed()
     stage.wait(INTERVAL_S)
     assert stage.job.reclaimable() == Reclaimable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from framework.training.elastic.stragglers import MIN_SLOW_REPORTS, StragglerDetector
-from tests.training.job_stage import Stage, spec
+from tests.training.job_stage import JobStage, spec
 
 
 def test_a_worker_that_stays_slow_is_a_straggler() -> None:
@@ -47,8 +47,8 @@ def test_other_workers_begin_anew() -> None:
 
 def test_a_job_of_one_size_reports_its_straggler_once() -> None:
     for choice, told in (("report", 1), ("ignore", 0)):
-        stage = Stage(spec(stragglers=choice))
+        stage = JobStage(spec(stragglers=choice))
         chief = stage.start()["worker:0"]
         for _ in range(2 * MIN_SLOW_REPORTS):
             stage.rates(chief, {0: 10.0, 1: 1.0, 2: 10.0})
-        assert len([note for note in stage.watcher.notes if "worker:1 makes 1 steps/s" in note]) == told
+        assert len([note for note in stage.observer.notes if "worker:1 makes 1 steps/s" in note]) == told

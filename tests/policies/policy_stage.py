@@ -1,4 +1,4 @@
-"""A small world in virtual time that holds a policy to its contract: trials come and end, slots come and go."""
+"""A small stage in virtual time that holds a policy to its contract: trials come and end, slots come and go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS_PER_S = 4
 
 
 @dataclass(frozen=True)
-class PlannedTrial:
+class FakeTrial:
     """A trial to come: its loss by training time; `report_s` apart are its reports, infinity for a silent one.
 
     `speeds`: what is measured of it on which kind of slot, samples a second; it trains equally fast on all.
@@ -31,7 +31,7 @@ class PlannedTrial:
 
 
 @dataclass(frozen=True)
-class PlannedSlot:
+class FakeSlot:
     """A slot that is there for a time."""
 
     comes_s: float = 0.0
@@ -96,7 +96,7 @@ def violations(decision: Decision, now_s: float, trials: Sequence[TrialView], sl
 
 @dataclass
 class _Trial:
-    plan: PlannedTrial
+    plan: FakeTrial
     train_s: float = 0.0
     training_since_s: float | None = None
     ready: bool = True
@@ -137,7 +137,7 @@ class _Slot:
     """Events of an earlier term no longer concern the slot."""
 
 
-class World:
+class PolicyStage:
     """Runs a policy on planned trials and slots, numbered in their order.
 
     Every decision is checked by `violations`; a slot takes `switch_s` to be emptied and again to be filled. With
@@ -147,8 +147,8 @@ class World:
     def __init__(
         self,
         policy: Policy,
-        trials: Sequence[PlannedTrial],
-        slots: Sequence[PlannedSlot],
+        trials: Sequence[FakeTrial],
+        slots: Sequence[FakeSlot],
         switch_s: float = 1.0,
         *,
         tells_left: bool = False,
@@ -179,7 +179,7 @@ class World:
     def has_ended(self, trial: int) -> bool:
         return trial in self.trials and self.trials[trial].ended_s is not None
 
-    def run(self, until_s: float) -> World:
+    def run(self, until_s: float) -> PolicyStage:
         """Goes on until that time, or until all trials have ended.
 
         Raises:
@@ -291,7 +291,7 @@ class World:
         term = slot.term
         self._at(self.now_s + delay_s, lambda: slot.term == term and event())
 
-    def _arrive(self, number: int, plan: PlannedTrial) -> bool:
+    def _arrive(self, number: int, plan: FakeTrial) -> bool:
         self.trials[number] = _Trial(plan)
         return True
 

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-STANDIN = (sys.executable, str(HERE / "standin_zygote.py"))
+FAKE_ZYGOTE = (sys.executable, str(HERE / "fake_zygote.py"))
 DEADLINE_S = 120.0
 LIMITED = {LIMITS_VARIABLE: "1", PROCESSES_VARIABLE: "40"}
 """Environment of a slot process whose runs have control groups."""
@@ -38,7 +38,7 @@ def skip_without_groups() -> None:
         pytest.skip(f"no control groups can be made here that count {' and '.join(sorted(missing))}")
 
 
-class SeenSlot(ABC, Generic[Status]):
+class SlotStage(ABC, Generic[Status]):
     """Starts `slot_process.py` and reads what it says.
 
     Args:
@@ -59,7 +59,7 @@ class SeenSlot(ABC, Generic[Status]):
         self,
         folder: Path,
         order: str,
-        zygote: Sequence[str] = STANDIN,
+        zygote: Sequence[str] = FAKE_ZYGOTE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.sandbox = folder / "sandbox"

@@ -1,8 +1,8 @@
 """In a slot's process without a GPU: what NVIDIA's driver and its management library would say of one.
 
 Every process of a trial holds memory on it, unless the driver has brought that to the host. What the driver is asked
-for is written to `$PLAYED_GPU`, a line each; `$PLAYED_GPU_FAILS` names what it refuses, `$PLAYED_GPU_HANGS` what it
-never ends. `$PLAYED_GPU_BYTES` is what each process holds. With `$PLAYED_GPU_UNSEEN` no library shows the GPU.
+for is written to `$FAKE_GPU`, a line each; `$FAKE_GPU_FAILS` names what it refuses, `$FAKE_GPU_HANGS` what it
+never ends. `$FAKE_GPU_BYTES` is what each process holds. With `$FAKE_GPU_UNSEEN` no library shows the GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from executor.monitor import Gpus
 _states: dict[int, str] = {}
 
 
-class PlayedGpus(Gpus):
+class FakeGpus(Gpus):
     """See the module."""
 
     def __init__(self, devices: Sequence[int] | None) -> None:
@@ -31,10 +31,10 @@ class PlayedGpus(Gpus):
         self._devices = devices
 
     def __bool__(self) -> bool:
-        return bool(self._devices) and not os.environ["PLAYED_GPU_UNSEEN"]
+        return bool(self._devices) and not os.environ["FAKE_GPU_UNSEEN"]
 
     def bytes_by_process(self) -> dict[int, int]:
-        held = int(os.environ["PLAYED_GPU_BYTES"])
+        held = int(os.environ["FAKE_GPU_BYTES"])
         pids = [child.pid for child in psutil.Process().children(recursive=True) if held and _is_trial(child.pid)]
         return {pid: held for pid in pids if _states.get(pid) != "checkpointed"}
 
@@ -54,7 +54,7 @@ class Process:
 
     @property
     def state(self) -> str:
-        if os.environ.get("PLAYED_GPU_FAILS") == "state":
+        if os.environ.get("FAKE_GPU_FAILS") == "state":
             raise RuntimeError("the driver is too old")
         return _states.get(self._pid, "running")
 
@@ -74,18 +74,18 @@ class Process:
         # A thread of the process itself does the work.
         assert psutil.Process(self._pid).status() != psutil.STATUS_STOPPED
         assert self.state == before
-        if os.environ.get("PLAYED_GPU_FAILS") == what:
+        if os.environ.get("FAKE_GPU_FAILS") == what:
             raise RuntimeError(f"{what} is refused")
-        if os.environ.get("PLAYED_GPU_HANGS") == what:
+        if os.environ.get("FAKE_GPU_HANGS") == what:
             threading.Event().wait()
         _states[self._pid] = after
-        with Path(os.environ["PLAYED_GPU"]).open("a", encoding="utf-8") as diary:
+        with Path(os.environ["FAKE_GPU"]).open("a", encoding="utf-8") as diary:
             diary.write(f"{what}\n")
 
 
 def install() -> None:
     """Puts it where the product looks for the real ones."""
-    trial_slot.Gpus = PlayedGpus  # type: ignore[misc]
+    trial_slot.Gpus = FakeGpus  # type: ignore[misc]
     core = ModuleType("cuda.core")
     core.checkpoint = ModuleType("cuda.core.checkpoint")  # type: ignore[attr-defined]
     core.checkpoint.Process = Process

@@ -11,7 +11,7 @@ from framework.policies.trials.interface import Reading, SlotView, TrialView
 
 
 @dataclass(slots=True)
-class PlayedTrial:
+class SimulatedTrial:
     """A trial.
 
     Attributes:
@@ -65,7 +65,7 @@ class PlayedTrial:
 
 
 @dataclass(slots=True)
-class PlayedSlot:
+class SimulatedSlot:
     """A slot.
 
     Attributes:
@@ -83,8 +83,8 @@ class PlayedSlot:
 
     id: int
     kind: str = ""
-    trial: PlayedTrial | None = None
-    leaving: PlayedTrial | None = None
+    trial: SimulatedTrial | None = None
+    leaving: SimulatedTrial | None = None
     pace: float = 1.0
     relative: float = 1.0
     since_s: float = 0.0
@@ -117,7 +117,7 @@ class UseOfSlots:
         """See `Outcome.speed`; NaN before the first trial has left that no other follows."""
         return self._sum_s / (self._needed * self._ended_s) if self._ended_s else math.nan
 
-    def add(self, slot: PlayedSlot, curve_s: float) -> None:
+    def add(self, slot: SimulatedSlot, curve_s: float) -> None:
         """So far along its curve the trial of a slot has come."""
         if self._ended_s is None:
             self._sum_s += curve_s / slot.pace * slot.relative

@@ -86,7 +86,7 @@ class Run:
         os.write(self.control, b"suspend\n")
 
 
-class Slot:
+class SlotStage:
     """Starts trials, from a zygote or cold.
 
     Args:
@@ -160,7 +160,7 @@ class Slot:
 
 
 @contextmanager
-def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[Slot]:
+def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[SlotStage]:
     """A slot whose zygote has preloaded some modules; this process adopts the trials, as executors do."""
     libc, before = ctypes.CDLL(None), ctypes.c_int()
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
@@ -177,7 +177,7 @@ def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[Slot]:
     zygote = Zygote(preload, environment, folder / "zygote.out", (*PROGRAM, LAUNCHER))
     try:
         poll_until(zygote, lambda: zygote.ready, "a zygote")
-        yield Slot(folder, zygote)
+        yield SlotStage(folder, zygote)
     finally:
         zygote.close()
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before, 0, 0, 0)

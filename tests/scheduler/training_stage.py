@@ -1,4 +1,4 @@
-"""Real training jobs at a scheduler, on a played cluster with played slots."""
+"""Real training jobs at a scheduler, on a fake cluster with fake slots."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from framework.service.serve import agents_for
 from framework.training.controller import TrainingJob
 from framework.training.planning import TrainingSizing
 from framework.training.spec import JobSpec
-from tests.scheduler.played_cluster import STEP_S, SchedulerStage
-from tests.training.elastic.elastic_stage import ElasticWatcher, PlayedSlot
+from tests.scheduler.scheduler_stage import STEP_S, SchedulerStage
+from tests.training.elastic.elastic_stage import FakeElasticObserver, FakeSlot
 from tests.training.job_stage import ended
 
 
-class TrainingCluster:
+class TrainingStage:
     """Jobs train while time passes, each worker as much as any other, with a checkpoint after each step.
 
     Args:
@@ -42,10 +42,10 @@ class TrainingCluster:
         if allocation is not None:
             job_sizes = JobSizes(allocation, interval_s, lambda user: weights.get(user, 1.0), sample_runs)
         self.stage = SchedulerStage(agents, weight=weights, job_sizes=job_sizes)
-        self.watcher = ElasticWatcher()
-        self.watchers: dict[str, ElasticWatcher] = {}
+        self.observer = FakeElasticObserver()
+        self.observers: dict[str, FakeElasticObserver] = {}
         self.training: dict[str, TrainingJob] = {}
-        self.slots: dict[str, PlayedSlot] = {}
+        self.slots: dict[str, FakeSlot] = {}
         self.steps: dict[str, float] = {}
         self._totals: dict[str, int] = {}
         self._attempts: dict[str, int] = {}
@@ -61,12 +61,12 @@ class TrainingCluster:
             steps: how long it trains; None: only as a test says.
         """
         job_id = job_spec.job_id
-        watcher = self.watchers[job_id] = self.watcher if steps is None else ElasticWatcher()
+        observer = self.observers[job_id] = self.observer if steps is None else FakeElasticObserver()
 
         def make(handle: JobEntry) -> TrainingJob:
             handle.sizing = TrainingSizing(job_spec)
             all_agents = agents_for(self.stage.directory, ())
-            return TrainingJob(job_spec, watcher, all_agents, lambda: self.stage.master.now, patient=True)
+            return TrainingJob(job_spec, observer, all_agents, lambda: self.stage.master.now, patient=True)
 
         job = self.stage.scheduler.admit(job_id, user or job_id, number, make).job
         assert isinstance(job, TrainingJob)
@@ -85,7 +85,7 @@ class TrainingCluster:
                 if order.elastic and task_id not in self.slots:
                     attempt = None if order.standby else order.task.attempt
                     status = ElasticStatus(task_id, 0, True, attempt)
-                    self.slots[task_id] = PlayedSlot(order, status, [] if attempt is None else [attempt])
+                    self.slots[task_id] = FakeSlot(order, status, [] if attempt is None else [attempt])
                     self._tell(task_id)
             messages, self._heard = stage.master.messages[self._heard :], len(stage.master.messages)
             for task_id, data in messages:

@@ -14,11 +14,11 @@ from framework.mesos.driver import Driver, FrameworkSettings
 from framework.scheduler.agents import AgentDirectory
 from framework.scheduler.scheduler import Scheduler
 from tests.embedded.embedded_support import leading_master
-from tests.scheduler.played_cluster import RecordingJournal
+from tests.scheduler.scheduler_stage import FakeJournal
 from tests.waiting import wait_until
 
 
-class Framework:
+class SubscribedStage:
     """A scheduler with a subscription of its own."""
 
     def __init__(self, cluster: EmbeddedCluster, role: str) -> None:
@@ -33,7 +33,7 @@ class Framework:
         self.failed: list[Exception] = []
         self.scheduler = Scheduler(
             self.driver,
-            journal=RecordingJournal(),
+            journal=FakeJournal(),
             log=lambda text: None,
             ended=lambda handle: None,
             failed=lambda handle, error: self.failed.append(error),

@@ -6,7 +6,7 @@ from framework.service.job_factory import JobContext
 from framework.service.store import ServiceStore
 
 
-def played_context(store: ServiceStore, checkpoint_root: str) -> JobContext:
+def fake_context(store: ServiceStore, checkpoint_root: str) -> JobContext:
     return JobContext(
         store=store,
         bundle_url="http://127.0.0.1:1/bundle/{}".format,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from framework.policies.trials.interface import Choice, Decision, SlotView, TrialView
-from tests.policies.world import PlannedSlot, PlannedTrial, World, violations
+from tests.policies.policy_stage import FakeSlot, FakeTrial, PolicyStage, violations
 
 TRIALS = [
     TrialView(0, 0.0, runnable=False),
@@ -66,7 +66,7 @@ def test_what_may_be_vacated(vacated: int, found: list[str]) -> None:
     assert violations(replace(decision({3: 1}), suspends=frozenset({vacated})), 10.0, TRIALS, SLOTS) == found
 
 
-class Forgetful:
+class FakePolicy:
     """Fills a slot when it first sees one, and never again."""
 
     name = "forgetful"
@@ -82,17 +82,17 @@ class Forgetful:
 
 
 def test_a_world_in_which_nothing_can_happen_is_an_error() -> None:
-    one, two = PlannedTrial(lambda _: 1.0, length_s=10.0), PlannedTrial(lambda _: 1.0, length_s=10.0, arrives_s=11.5)
+    one, two = FakeTrial(lambda _: 1.0, length_s=10.0), FakeTrial(lambda _: 1.0, length_s=10.0, arrives_s=11.5)
     with pytest.raises(AssertionError, match=r"at 11.5 s: slot 0 stays empty, though trial 1 waits"):
-        World(Forgetful(), [one, two], [PlannedSlot()]).run(100.0)
+        PolicyStage(FakePolicy(), [one, two], [FakeSlot()]).run(100.0)
     with pytest.raises(AssertionError, match="nothing can happen"):
-        World(Forgetful(), [one, two], []).run(100.0)
+        PolicyStage(FakePolicy(), [one, two], []).run(100.0)
 
 
 def test_the_world_keeps_time() -> None:
-    plan = PlannedTrial(lambda train_s: 100.0 - train_s, length_s=10.0, report_s=4.0)
-    world = World(Forgetful(), [plan], [PlannedSlot(comes_s=2.0)], switch_s=1.5).run(100.0)
-    assert world.now_s == 13.5
-    readings = world.trials[0].readings
+    plan = FakeTrial(lambda train_s: 100.0 - train_s, length_s=10.0, report_s=4.0)
+    stage = PolicyStage(FakePolicy(), [plan], [FakeSlot(comes_s=2.0)], switch_s=1.5).run(100.0)
+    assert stage.now_s == 13.5
+    readings = stage.trials[0].readings
     assert [reading.train_s for reading in readings] == [4.0, 8.0, 10.0]
     assert [(reading.low, reading.high, reading.count) for reading in readings[:2]] == [(96, 99, 16), (92, 95, 16)]

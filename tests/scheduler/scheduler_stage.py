@@ -1,4 +1,4 @@
-"""A played cluster: a master that offers, filters and launches as Mesos does, and jobs of one kind of task."""
+"""A fake cluster: a master that offers, filters and launches as Mesos does, and jobs of one kind of task."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from framework.scheduler.offer_pool import Offer, offer_id
 from framework.scheduler.records import JobState, TaskNeed, TaskRecord
 from framework.scheduler.reservation import Reservations
 from framework.scheduler.scheduler import Scheduler
-from tests.mesos.played_mesos import PlayedMesos, scalar
+from tests.mesos.fake_mesos import FakeMesos, scalar
 
 STEP_S = 0.5
 MEM_OF_CPU = 1024.0
 
 
-class PlayedMaster(PlayedMesos):
+class FakeMaster(FakeMesos):
     """Offers what is free and not filtered; launches at once.
 
     Args:
@@ -126,7 +126,7 @@ class PlayedMaster(PlayedMesos):
         self._suppressed = True
 
 
-class PlayedJob:
+class FakeJob:
     """A job of `count` tasks of one size that start together, wherever there is room (a `Job` and its `Sizing`)."""
 
     is_gang = True
@@ -223,7 +223,7 @@ class PlayedJob:
         }
 
 
-class PreemptibleJob(PlayedJob):
+class FakePreemptibleJob(FakeJob):
     """One that leaves agents when it is asked to, as searches do."""
 
     def preemptible_tasks(self) -> frozenset[str]:
@@ -233,10 +233,10 @@ class PreemptibleJob(PlayedJob):
         self.vacated |= agent_ids
 
 
-class PromptDirectory(AgentDirectory):
+class FakeDirectory(AgentDirectory):
     """Asks at once, so that what it says does not depend on threads."""
 
-    def __init__(self, master: PlayedMaster) -> None:
+    def __init__(self, master: FakeMaster) -> None:
         super().__init__(master.ask, clock=lambda: master.now)
         self._master = master
         self._refreshed_s = master.now
@@ -249,7 +249,7 @@ class PromptDirectory(AgentDirectory):
         return self._known
 
 
-class RecordingJournal(Journal):
+class FakeJournal(Journal):
     """Keeps in memory what a service writes down."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class RecordingJournal(Journal):
 
 
 class SchedulerStage:
-    """A scheduler on a played master, with a clock that is moved by hand."""
+    """A scheduler on a fake master, with a clock that is moved by hand."""
 
     def __init__(
         self,
@@ -283,13 +283,13 @@ class SchedulerStage:
         background: Background | None = None,
         job_sizes: JobSizes | None = None,
     ) -> None:
-        self.master = PlayedMaster(agents, others)
-        self.journal = RecordingJournal()
-        self.directory = PromptDirectory(self.master)
+        self.master = FakeMaster(agents, others)
+        self.journal = FakeJournal()
+        self.directory = FakeDirectory(self.master)
         self.failed: list[tuple[str, Exception]] = []
         self.ended: list[str] = []
         self.told: list[tuple[str, str]] = []
-        self.jobs: dict[str, PlayedJob] = {}
+        self.jobs: dict[str, FakeJob] = {}
         self.started_s: dict[str, float] = {}
         self._ends: dict[str, float] = {}
         self._numbers = itertools.count()
@@ -323,9 +323,9 @@ class SchedulerStage:
         lasts_s: float = 10.0,
         key: Hashable = None,
         constraints: Sequence[str] = (),
-        kind: type[PlayedJob] = PlayedJob,
-    ) -> PlayedJob:
-        def make(handle: JobEntry) -> PlayedJob:
+        kind: type[FakeJob] = FakeJob,
+    ) -> FakeJob:
+        def make(handle: JobEntry) -> FakeJob:
             job = kind(handle, count, cpus, lasts_s, key)
             handle.sizing = job
             return job

@@ -1,4 +1,4 @@
-"""The master's side of a framework, played: hands out offers, remembers calls."""
+"""The master's side of a framework, fake: hands out offers, remembers calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def scalar(name: str, value: float) -> dict[str, Any]:
     return {"name": name, "type": "SCALAR", "scalar": {"value": value}, "role": "*"}
 
 
-class PlayedMesos:
-    """Plays the master: hands out offers, remembers calls."""
+class FakeMesos:
+    """The master's side of a subscription: hands out offers, remembers calls."""
 
     def __init__(self) -> None:
         self.accepted: list[dict[str, Any]] = []

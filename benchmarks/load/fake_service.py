@@ -42,7 +42,7 @@ PROFILE = ModelProfile(
 
 
 @dataclass(frozen=True)
-class PlayedService:
+class FakeService:
     """A service under load.
 
     Attributes:
@@ -77,7 +77,7 @@ class PlayedService:
 
 
 @contextlib.contextmanager
-def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]:
+def fake_service(agents: int, cpus_of_agent: float) -> Iterator[FakeService]:
     """Starts cluster and service; ends both."""
     with contextlib.ExitStack() as stack:
         # What is started here ends with us.
@@ -110,7 +110,7 @@ def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]
         stack.callback(process.terminate)
         client = stack.enter_context(ServiceClient(f"http://127.0.0.1:{block.first}", USERS["load"]))
         _wait_until_up(client, process, folder / "service.log")
-        yield PlayedService(client, psutil.Process(process.pid), cluster, bundle.pack(folder / "project" / "train.py"))
+        yield FakeService(client, psutil.Process(process.pid), cluster, bundle.pack(folder / "project" / "train.py"))
 
 
 def _wait_until_up(client: ServiceClient, process: subprocess.Popen[bytes], log: Path) -> None:

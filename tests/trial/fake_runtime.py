@@ -40,7 +40,7 @@ Prepare = Callable[[Case, TrialSpec], TrialRuntime]
 """Makes a run's runtime and intercepts what the script trains with."""
 
 
-class PlayedRuntime(TrialRuntime):
+class FakeRuntime(TrialRuntime):
     """A trial's runtime; where its case says so, its process stays at a suspension, is stopped, and goes on.
 
     Args:

@@ -76,7 +76,7 @@ class Process:
 
 
 @dataclass
-class Job:
+class RolesStage:
     """A job that runs until the `with` block ends; what is left then is killed."""
 
     api: Api
@@ -98,7 +98,7 @@ class Job:
     script's imports allow it (`framework.project.script_facts`); otherwise in a Python of its own."""
     processes: dict[str, Process] = field(default_factory=dict)
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> RolesStage:
         counts = {Role.PS: self.ps, Role.WORKER: self.workers}
         if self.api.has_separate_chief:
             counts[Role.CHIEF] = 1
