@@ -7,6 +7,8 @@ import json
 import math
 import os
 import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from dike.reporting import PROGRESS_INTERVAL_S, EpochLosses, Reporter
 from dike.task import Role, TaskSpec
 from dike.trial.spec import TrialSpec
 from tests.profiles import made_up_profile
+from tests.waiting import DEADLINE_S
 
 PROFILE = made_up_profile({"a": (2, 4), "b": (2,)}, name="model.py", flops=1.0)
 
@@ -129,19 +132,48 @@ def test_losses_of_a_plain_task_are_smoothed_and_those_of_a_trial_are_not(smooth
     assert runtime.losses == [*(0.0, 1.0, 1.0, 1.0), *second] * 2
 
 
-def test_a_reader_that_is_gone_or_slow_stops_nothing() -> None:
+LARGE = {"variable": "x" * 4096}
+MANY = 400
+"""Far more of those than a pipe and the queue hold."""
+
+
+def assert_ends(work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def report_much(reporter: Reporter) -> None:
+    for _ in range(MANY):
+        reporter.placement(LARGE)
+
+
+@pytest.mark.parametrize("is_gone_before", [True, False])
+def test_a_reader_that_is_gone_stops_nothing(is_gone_before: bool) -> None:
     reader, writer = os.pipe()
-    os.close(reader)
-    gone = Reporter(writer)
-    gone.placement({"variable": "device"})
-    gone.close()
+    reporter = Reporter(writer)
+    if is_gone_before:
+        os.close(reader)
+    assert_ends(lambda: report_much(reporter))
+    if not is_gone_before:
+        os.close(reader)
+    assert_ends(reporter.close)
     os.close(writer)
+
+
+def test_a_reader_that_is_slow_stops_nothing_and_gets_whole_lines() -> None:
     reader, writer = os.pipe()
-    slow = Reporter(writer)
-    for _ in range(400):  # far more than a pipe and the queue hold
-        slow.placement({"variable": "x" * 4096})
-    os.close(reader)
-    slow.close()
+    reporter = Reporter(writer)
+    assert_ends(lambda: report_much(reporter))
+    lines: list[str] = []
+    reading = threading.Thread(target=lambda: lines.extend(os.fdopen(reader)))
+    reading.start()
+    assert_ends(reporter.close)
+    os.close(writer)
+    reading.join(DEADLINE_S)
+    assert 0 < len(lines) < MANY
+    assert all(json.loads(line) == {"type": "placement", "variables": LARGE} for line in lines)
 
 
 def test_a_folder_belongs_to_the_model_that_marked_it(tmp_path: Path) -> None:

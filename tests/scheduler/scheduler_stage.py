@@ -240,9 +240,12 @@ class FakeDirectory(AgentDirectory):
         super().__init__(master.ask, clock=lambda: master.now)
         self._master = master
         self._refreshed_s = master.now
+        self.is_known = True
         self.refresh()
 
     def current(self) -> tuple[AgentFacts, ...] | None:
+        if not self.is_known:
+            return None
         if self._master.now - self._refreshed_s >= REFRESH_S:
             self._refreshed_s = self._master.now
             self.refresh()

@@ -66,9 +66,12 @@ def test_little_is_done_at_a_time_and_what_was_cancelled_before_it_began_not_at_
 def test_a_process_ends_without_waiting_for_what_is_done_in_the_background() -> None:
     code = (
         "import threading; from framework.scheduler.background import Threads; begun = threading.Event(); "
-        "Threads(print).start(lambda: (begun.set(), threading.Event().wait())); begun.wait()"
+        "Threads(print).start(lambda: (begun.set(), threading.Event().wait())); begun.wait(); print('at its end')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "at its end\n", "")
 
 
 PLANS_AT_ITS_END = """

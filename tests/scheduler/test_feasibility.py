@@ -10,6 +10,7 @@ import pytest
 from dike.exceptions import BadInputError, InfeasibleError
 from framework.scheduler.feasibility import PLANNING_BUDGET_S, PLANNING_COOLDOWN_FACTOR, FitCache, FitResult, Nodes
 from framework.scheduler.job import Need
+from framework.scheduler.offer_matcher import GANG_KEEP_S, GANG_REFUSE_S
 from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError
 from framework.scheduler.reservation import PLACEMENT_INTERVAL_S, RESERVE_AFTER_S, Contender, Place, Reservations
 from framework.training import planning
@@ -187,11 +188,14 @@ def test_offers_are_gathered_on_while_it_is_not_known_whether_that_helps() -> No
     stage.run(3.0)
     stage.submit("pair", 2, 4.0)
     stage.run(3.0)
-    queue = stage.scheduler._queue
-    assert queue.gang_waits
-    stage.directory._known = None
-    queue.review(stage.scheduler.pool, stage.master.now)
-    assert queue.gang_waits
+    assert stage.scheduler.pool.offers
+    stage.directory.is_known = False
+    kept = []
+    for _ in range(round(GANG_REFUSE_S + GANG_KEEP_S)):
+        stage.run(1.0)
+        kept.append(bool(stage.scheduler.pool.offers))
+    # Declined together, so that they come again together, and then kept again.
+    assert kept.count(True) >= GANG_KEEP_S
     assert stage.jobs["pair"].need is Need.START
     stage.close()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, Usage, Wanted
 from framework.mesos import events
-from framework.policies.trials.interface import PolicySettings
+from framework.policies.trials.interface import Decision, Policy, PolicySettings, SlotView, TrialView
 from framework.policies.trials.registry import make_policy
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.job import JobEntry
@@ -148,6 +148,9 @@ class SearchStage:
         nodes: all agents there are, or what lists them.
         records: trials of an interrupted search.
         patient: whether it waits for other agents where none can hold a slot.
+
+    Attributes:
+        views: trial -> what its policy was shown of it the last time that it was asked.
     """
 
     def __init__(
@@ -160,20 +163,23 @@ class SearchStage:
         patient: bool = False,
     ) -> None:
         self.now = 1000.0
+        self.spec = spec
         self.mesos = FakeMesos()
         self.observer = FakeObserver()
         self.store = Store(storage)
         if records is None:
             self.store.create_search(spec)
-            study = Study.create(storage, spec)
+            self.study = Study.create(storage, spec)
         else:
             self.store.open_search(spec.name)
-            study = Study.open(storage, spec)
-        self.tracker = TrialTracker(spec, self.store, study, records or ())
-        launch = SlotLaunch(spec, "http://127.0.0.1:1/bundle/token", "train.py", ("tensorflow",), "python3")
+            self.study = Study.open(storage, spec)
+        self.tracker = TrialTracker(spec, self.store, self.study, records or ())
+        self.policy = make_policy(spec.policy, spec.settings)
+        self.views: dict[int, TrialView] = {}
+        self.launch = SlotLaunch(spec, "http://127.0.0.1:1/bundle/token", "train.py", ("tensorflow",), "python3")
         self.search = SearchController(
-            launch,
-            make_policy(spec.policy, spec.settings),
+            self.launch,
+            self._watched(self.policy),
             self.observer,
             self.tracker,
             self.store,
@@ -194,6 +200,15 @@ class SearchStage:
         )
         self.scheduler.admit(spec.name, "user", 1, lambda handle: self.search)
         self.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))
+
+    def _watched(self, policy: Policy) -> Policy:
+        def decide(now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
+            self.views = {trial.id: trial for trial in trials}
+            return decided(now_s, trials, slots)
+
+        decided = policy.decide
+        policy.decide = decide  # type: ignore[method-assign]
+        return policy
 
     @property
     def trials(self) -> Mapping[int, TrialRecord]:

@@ -335,20 +335,20 @@ def test_a_trial_is_given_the_slot_where_its_process_stands_still(
 
 
 def test_an_older_run_that_stands_still_is_no_place_to_go_on(begin: Any) -> None:
-    stage = begin(trials=2, policy="rr")
-    slot = stage.offer(cpus=1)[0]
-    for run in (0, 1):
-        assert slot.train() == (0, run)
-        slot.report(10 * run + 1, 1.0)
-        stage.tick(QUANTUM_S)
-        slot.end("suspended", checkpoint="/c/a", step=10 * run + 1)
-        if run == 0:
-            assert slot.train() == (1, 0)
-            slot.report(1, 1.0)
-            stage.tick(QUANTUM_S)
-            slot.end("suspended", checkpoint="/c/b", step=1)
-    listed = [(0, ((0, 0),)), (1, ((0, 1),))]
-    assert stage.search._paused_in(listed) == {0: frozenset([1])}
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    first.train()
+    second.train()
+    second.report(1, 1.0)
+    for step, following in enumerate([(2, 0), (0, 1), (2, 1)], 1):
+        first.report(step, 1.0)
+        stage.tick(QUANTUM_S + 0.1)
+        first.end("suspended", checkpoint=f"/c/{step}", step=step)
+        assert first.train() == following
+    first.say(paused=((0, 0),))
+    second.say(paused=((0, 1),))
+    stage.tick(QUANTUM_S + 0.1)
+    assert stage.views[0].paused_in == {second.slot.id}
 
 
 def test_the_next_run_waits_until_the_slot_is_free(begin: Any) -> None:
@@ -532,15 +532,15 @@ def test_a_trial_that_has_failed_is_tried_in_another_executor(begin: Any) -> Non
     second.report(1, 1.0)
     fail(stage, first)
     # As long as there is no other it would have to do.
-    assert 0 not in stage.search._refused({second.slot.id})
+    assert stage.views[0].refused == frozenset()
     first.update("TASK_FINISHED")
     other = stage.offer(cpus=1)[0]
     assert other.slot.executor_id != second.slot.executor_id == first.slot.executor_id
-    ids = {second.slot.id, other.slot.id}
-    assert stage.search._refused(ids) == {0: {second.slot.id}}
+    assert stage.views[0].refused == {second.slot.id}
     # Once it trains again it goes on anywhere.
     assert other.train() == (0, 1)
-    assert stage.search._refused(ids) == {}
+    stage.tick(QUANTUM_S + 0.1)
+    assert stage.views[0].refused == frozenset()
 
 
 def test_a_slot_is_not_ended_for_others_if_an_unsaved_trial_is_next_in_it(begin: Any) -> None:
@@ -893,9 +893,9 @@ def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart
     state = stage.search.to_state()
     records = trials_to_resume(list(stored(storage).values()), {}, live_slots={0})
     assert records[0].slot == 0
-    tracker = TrialTracker(stage.search._spec, stage.store, Study.open(storage, stage.search._spec), records)
+    tracker = TrialTracker(stage.spec, stage.store, Study.open(storage, stage.spec), records)
     slots = SearchState.from_json(state).slots
-    restore_runs(stage.search._spec, slots, tracker, stage.store.load_slices(), 0.0, 0.0)
+    restore_runs(stage.spec, slots, tracker, stage.store.load_slices(), 0.0, 0.0)
     slots[0].adopt(slot.status)
     wanted = slots[0].take_due_message(0.0)
     assert wanted is not None
@@ -1004,6 +1004,6 @@ def test_a_policy_that_begins_anew_hears_of_the_trials_that_have_ended(
     slot.end("finished", last={"step": 9, "train_s": 9.0, "value": 1.0})
     spec = search_spec(tmp_path, trials=3, policy="dike")
     resumed = SearchStage(spec, storage, records=trials_to_resume(list(stored(storage).values()), {}))
-    progress = resumed.search._policy.progress
+    progress = resumed.policy.progress
     assert {trial: one.loss for trial, one in progress.items()} == {0: 1.0}
     assert resumed.tracker.take_ended_before() == []

@@ -82,7 +82,6 @@ def test_slots_come_and_go_in_an_executor_and_what_it_has_for_itself_counts_once
         slot.update("TASK_FINISHED")
     stage.offer(cpus=1)
     assert executors(stage)[4:] == ["s.slot-4", "s.slot-5"]
-    assert list(stage.search._pool._executors) == ["s.slot-5"]
 
 
 def test_slots_of_a_service_before_are_in_their_executors_and_new_ones_begin_another(begin: Any) -> None:
@@ -92,7 +91,7 @@ def test_slots_of_a_service_before_are_in_their_executors_and_new_ones_begin_ano
     slots = SearchState.from_json(state).slots
     assert [slot.executor_id for slot in slots] == ["s.slot-0", "s.slot-0"]
     (agent,) = by_agent([stage.mesos.offer(cpus=1)])
-    (new,), _ = slots_on(stage.search._pool._launch, agent, 0, 2, 1, (), slots, {})
+    (new,), _ = slots_on(stage.launch, agent, 0, 2, 1, (), slots, {})
     assert new.executor_id == "s.slot-2"
 
 
@@ -117,8 +116,7 @@ def test_whoever_comes_too_late_for_an_executor_starts_another_one(
     stage.tick(1.0)
     late = FakeSlot(stage, stage.search.slots[1])
     late.update(state, **status)
-    assert not any("not installed" in note or "left out" in note for note in stage.observer.notes)
-    assert not stage.search._failed_executors
+    assert not any("not installed" in note or "launches nothing" in note for note in stage.observer.notes)
     stage.offer(cpus=1)
     assert executors(stage) == ["s.slot-0", "s.slot-0", "s.slot-2"]
 

@@ -204,8 +204,8 @@ def test_the_trials_that_have_finished_say_what_others_have_left(tmp_path: Path,
     assert left_s(stage) == {0: None, 1: None, 2: None}
     first.end("finished")
     assert left_s(stage) == {1: pytest.approx((101 * 8 - 11 * 16) / 16), 2: None}, "the third has no speed yet"
-    resumed = TrialTracker(stage.search._spec, stage.store, stage.tracker._study, stage.tracker.all)
-    assert resumed._length(()) == 101 * 8
+    resumed = TrialTracker(stage.spec, stage.store, stage.study, stage.tracker.all)
+    assert [view.left_s for view in resumed.views({}, {}, {})] == list(left_s(stage).values())
     second.end("suspended", checkpoint="/c/a", step=6)
     assert left_s(stage)[1] == pytest.approx((101 * 8 - 6 * 16) / 16), "it goes on from its checkpoint"
     assert left_s(stage, stands_still=1)[1] == pytest.approx((101 * 8 - 11 * 16) / 16), "or from where it stands"

@@ -112,13 +112,14 @@ def test_a_second_process_goes_on_as_the_first_would_have(tmp_path: Path, sample
 def test_no_point_of_a_finite_space_comes_twice_before_all_have_come(tmp_path: Path, sampler: str) -> None:
     space = (Parameter("depth", low=1, high=4, is_integer=True), Parameter("kind", ("wide", "deep", True)))
     url = f"sqlite:///{tmp_path}/points.db"
-    study = Study.create(url, spec_of(space, sampler, 14))
+    spec = spec_of(space, sampler, 14)
+    study = Study.create(url, spec)
     asked = []
     for number in range(14):
         asked.append(study.ask())
         study.tell(number, 0.1 * number, failed=False)
         if number == 9:
-            study = Study.open(url, study._spec)
+            study = Study.open(url, spec)
     assert [number for number, _ in asked] == list(range(14))
     assert len({str(parameters) for _, parameters in asked[:12]}) == 12
     assert study.asked() == dict(asked)

@@ -136,8 +136,9 @@ def test_equal_limits_are_an_equation(solver: None) -> None:
     assert result.values == (0, 7)
 
 
-def test_highs_is_preferred() -> None:
-    assert milp._solver() is milp.solve_by_highs
+def test_highs_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp, "LpProblem", lambda *_: pytest.fail("CBC is slower"))
+    assert milp.solve(milp.Milp([1.0], [3], [])).values == (3,)
 
 
 def test_every_speed_has_a_source() -> None:

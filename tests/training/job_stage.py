@@ -163,8 +163,15 @@ class JobStage:
             self.update(task, "TASK_RUNNING")
         return {task.name: task for task in self.job.tasks}
 
-    def job_task(self, task_id: str) -> JobTask:
-        return self.job._run.tasks[task_id]
+    @property
+    def launched(self) -> dict[str, JobTask]:
+        """All tasks of the attempt by id, those that are getting ready included."""
+        return self.job._run.tasks
+
+    @property
+    def new_tasks(self) -> list[JobTask]:
+        """Those that are getting ready: the training does not use them yet."""
+        return [task for task in self.launched.values() if not task.member]
 
     def update(self, task: JobTask, state: str, outcome: Outcome | None = None, **more: Any) -> None:
         status = {
@@ -190,7 +197,7 @@ class JobStage:
 
     def end_killed(self) -> None:
         """Every task that was asked to end does so."""
-        for task in list(self.job._run.tasks.values()):
+        for task in list(self.launched.values()):
             if task.task_id in self.mesos.killed and not task.state.is_terminal():
                 self.update(task, "TASK_KILLED")
         self.wait(0.1)

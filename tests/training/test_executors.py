@@ -88,7 +88,7 @@ def test_who_comes_back_gets_as_much_as_the_lost_one_had(first: str) -> None:
         assert [piece for piece in back["resources"] if "scalar" in piece] == [
             piece for piece in lost["resources"] if "scalar" in piece
         ]
-        stage.update(stage.job_task(back["task_id"]["value"]), "TASK_FAILED", ended(-9))
+        stage.update(stage.launched[back["task_id"]["value"]], "TASK_FAILED", ended(-9))
 
 
 def test_the_next_service_knows_the_executors_as_they_were_launched() -> None:
@@ -105,7 +105,7 @@ def test_whoever_comes_too_late_for_an_executor_starts_another_one(state: str, s
     stage, tasks = training(spec(max_restarts=1))
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
     (info,) = offered(stage)
-    late = stage.job_task(info["task_id"]["value"])
+    late = stage.launched[info["task_id"]["value"]]
     assert late.joined
     stage.update(late, state, **status)
     assert "not installed" not in stage.observer.restarts[-1]
@@ -119,7 +119,7 @@ def test_a_task_that_ran_has_not_come_too_late() -> None:
     stage, tasks = training(spec(max_restarts=1))
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
     (info,) = offered(stage)
-    back = stage.job_task(info["task_id"]["value"])
+    back = stage.launched[info["task_id"]["value"]]
     stage.update(back, "TASK_RUNNING")
     executor_ends(stage, [back])
     stage.end_killed()
@@ -199,7 +199,7 @@ def growing() -> tuple[ElasticStage, list[JobTask]]:
     stage = ElasticStage(elastic())
     stage.start_training()
     stage.look(stage.mesos.offer(0))
-    further = [task for task in stage.job._run.tasks.values() if not task.member]
+    further = stage.new_tasks
     assert further
     return stage, further
 
@@ -222,7 +222,7 @@ def test_growth_that_comes_too_late_for_an_executor_is_tried_again_at_once(state
     began_s = stage.now
     stage.look(stage.mesos.offer(0))
     assert stage.now - began_s < INTERVAL_S
-    again = [task for task in stage.job._run.tasks.values() if not task.member]
+    again = stage.new_tasks
     assert [task.name for task in again] == [task.name for task in further]
     assert stage.chief.executor_id not in {task.executor_id for task in again}
 

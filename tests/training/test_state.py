@@ -173,10 +173,10 @@ def test_tasks_that_were_only_to_be_launched_restart_the_job_and_do_not_count(in
     subscribe(stage, master_age_s=RECONCILE_AFTER_S)
     stage.wait(0.1)
     for task_id in launched:
-        stage.update(stage.job_task(task_id), "TASK_RUNNING")
+        stage.update(stage.launched[task_id], "TASK_RUNNING")
     if intended:
         assert not stage.mesos.killed, "nothing was heard of it yet"
-        stage.update(stage.job_task(last), "TASK_LOST", reason="REASON_RECONCILIATION", source="SOURCE_MASTER")
+        stage.update(stage.launched[last], "TASK_LOST", reason="REASON_RECONCILIATION", source="SOURCE_MASTER")
     assert set(stage.mesos.killed) == set(launched)
     stage.end_killed()
     assert (stage.job.need, stage.job.result.restarts) == (Need.REPLACE_LOST, 0)
@@ -266,7 +266,7 @@ def test_output_that_nobody_received_is_asked_for() -> None:
     stage.say(chief, LogChunk(chief.task_id, "stdout", 3, b" meanwhile three "))
     stage.say(chief, LogChunk(chief.task_id, "stdout", 20, b"four "))
     assert stage.observer.output == b" meanwhile three four "
-    stage.update(stage.job_task(chief.task_id), "TASK_FINISHED", ended(0, {"stdout": 25}))
+    stage.update(stage.launched[chief.task_id], "TASK_FINISHED", ended(0, {"stdout": 25}))
     stage.end_killed()
     assert stage.job.done
     assert stage.observer.notes == []
@@ -278,7 +278,7 @@ def test_output_that_never_came_because_no_service_was_there_is_not_called_lost(
     chief = stage.start()["chief:0"]
     stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"all there is"))
     go_on(stage, job_spec)
-    stage.update(stage.job_task(chief.task_id), "TASK_FINISHED", ended(0, {"stdout": 12}))
+    stage.update(stage.launched[chief.task_id], "TASK_FINISHED", ended(0, {"stdout": 12}))
     stage.end_killed()
     assert stage.job.done
     assert stage.observer.notes == [
@@ -366,7 +366,7 @@ def test_what_is_read_is_what_was_written_and_the_job_goes_on(
         if stage.job.done:
             break
         stage.job.cancel()
-        for task in stage.job._run.tasks.values():
+        for task in stage.launched.values():
             if not task.state.is_terminal():
                 stage.update(task, "TASK_KILLED")
         stage.wait(1.0)

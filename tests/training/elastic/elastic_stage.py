@@ -164,7 +164,7 @@ class ElasticStage(JobStage):
     def get_ready(self) -> list[JobTask]:
         """What was launched beside the job gets ready."""
         made = self.make_slots()
-        tasks = [self.job_task(slot.status.task_id) for slot in made]
+        tasks = [self.launched[slot.status.task_id] for slot in made]
         for task in tasks:
             self.update(task, "TASK_RUNNING")
         self.round()

@@ -66,7 +66,7 @@ def test_tasks_that_were_getting_ready_are_ended_and_the_others_train_on() -> No
     stage.start_training()
     before = {task.task_id for task in stage.job.tasks}
     stage.look(stage.mesos.offer(1))
-    new = set(stage.job._run.tasks) - before
+    new = set(stage.launched) - before
     elastic_again(stage, job_spec)
     for task in stage.job.tasks:
         stage.report(task.task_id)

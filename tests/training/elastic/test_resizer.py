@@ -30,7 +30,7 @@ def changing(agents: int = 1, **changes: Any) -> tuple[ElasticStage, list[JobTas
     stage = ElasticStage(elastic(**changes))
     stage.start_training(agents)
     stage.look(stage.mesos.offer(agents))
-    tasks = [task for task in stage.job._run.tasks.values() if not task.member]
+    tasks = stage.new_tasks
     assert tasks
     return stage, tasks
 
@@ -67,7 +67,7 @@ def test_a_job_grows_when_there_is_room() -> None:
     # It trains on while they get ready.
     assert stage.mesos.messages == []
     for slot in further:
-        stage.update(stage.job_task(slot.status.task_id), "TASK_RUNNING")
+        stage.update(stage.launched[slot.status.task_id], "TASK_RUNNING")
     stage.round()
     stage.change(step=100)
     after = {task.name for task in stage.job.tasks}
@@ -92,7 +92,7 @@ def test_a_synchronous_job_keeps_its_batch() -> None:
 
 def test_a_v1_job_stops_its_chief_before_the_other_workers() -> None:
     stage, _ = saving(profile=heavy(Api.GRAPH))
-    told = [task_id for task_id, _ in stage.mesos.messages if stage.job_task(task_id).member]
+    told = [task_id for task_id, _ in stage.mesos.messages if stage.launched[task_id].member]
     assert set(told) == {stage.chief.task_id}
     stage.deaf = set()
     stage.wait(RESEND_INTERVAL_S)
@@ -176,7 +176,7 @@ def test_a_further_task_that_dies_costs_nothing_but_the_change() -> None:
     stage.train(200)
     stage.look(stage.mesos.offer(1), stage.mesos.offer(2))
     assert len(stage.observer.reasons) == 2
-    assert {task.node for task in stage.job._run.tasks.values() if not task.member} == {"agent-2"}
+    assert {task.node for task in stage.new_tasks} == {"agent-2"}
 
 
 def test_a_worker_that_dies_while_others_get_ready_rejoins() -> None:
@@ -253,7 +253,7 @@ def test_a_slot_that_does_not_stop_ends_the_attempt() -> None:
     stage, _ = saving()
     for _ in range(round(STOP_TIMEOUT_S) + 2):
         stage.wait(1.0)
-    assert set(stage.mesos.killed) == set(stage.job._run.tasks)
+    assert set(stage.mesos.killed) == set(stage.launched)
     stage.end_killed()
     assert not stage.job.done
 
@@ -356,7 +356,7 @@ def test_a_straggler_that_stays_does_not_keep_the_job_from_growing() -> None:
     stage.look(stage.mesos.offer(int(slow.node[-1])))
     assert "until another agent has room" in stage.observer.notes[-1]
     assert len(stage.observer.reasons) == 1
-    assert [task.name for task in stage.job._run.tasks.values() if not task.member] == ["worker:2"]
+    assert [task.name for task in stage.new_tasks] == ["worker:2"]
 
 
 def test_a_launch_that_breaks_down_uses_other_names_the_next_time() -> None:
