@@ -1,7 +1,7 @@
 # make demo   install into .venv and run the main job on the embedded Mesos
 # make test   install the test needs and run everything that CI runs
 # make test-fast      the tests that start no process, open no socket and are not slow: a loop of a minute
-# make test-thorough  everything, with all examples of all properties, other ones each time
+# make test-thorough  everything, with all examples of all properties; DIKE_TEST_SEED=N repeats those of a run
 # make fuzz   more than 10,000 made-up command lines, requests, files and messages, other ones each time
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
 # make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md

@@ -6,6 +6,7 @@ import functools
 import gc
 import multiprocessing.process
 import os
+import random
 import re
 import sys
 import tempfile
@@ -27,13 +28,22 @@ gc.disable()
 for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_TOKEN", "DIKE_USERS", "DIKE_LOG"):
     os.environ.pop(name, None)
 
-# Each run tries the same examples, so that what fails for one fails for all; only a thorough run tries new ones.
+# Each run tries other examples, by a seed that it prints (`SEED_VARIABLE`), the same one in all of its processes.
 # A machine that stands still is no fault. `max_examples` is a share of a hundred: see `tests/properties.py`.
-_COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
-settings.register_profile("standard", max_examples=10, derandomize=True, **_COMMON)
-settings.register_profile("thorough", max_examples=100, derandomize=False, print_blob=True, **_COMMON)
-settings.register_profile("fuzz", max_examples=400, derandomize=False, print_blob=True, **_COMMON)
+_COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+    "database": None,
+    "derandomize": False,
+    "print_blob": True,
+}
+settings.register_profile("standard", max_examples=10, **_COMMON)
+settings.register_profile("thorough", max_examples=100, **_COMMON)
+settings.register_profile("fuzz", max_examples=400, **_COMMON)
 settings.load_profile("standard")
+
+SEED_VARIABLE = "DIKE_TEST_SEED"
+"""Seed of the examples of all properties; a fresh one if it is not set."""
 
 _LONG = (
     "training/test_run.py",
@@ -100,7 +110,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its seed
 def pytest_configure(config: pytest.Config) -> None:
+    config.option.hypothesis_seed = os.environ[SEED_VARIABLE] = _seed(config)
     if not hasattr(config, "workerinput"):  # the processes that it starts have its environment
         # No test looks at what a machine has lost that lost its power, and to write for that takes a fifth of all.
         root = str(_MEMORY) if "TMPDIR" not in os.environ and _has_room(_MEMORY) else tempfile.gettempdir()
@@ -110,6 +122,23 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[FOLDER_VARIABLE] = os.environ["TMPDIR"] = tempfile.tempdir = folder.name
         config.add_cleanup(folder.cleanup)
     ENVIRONMENT.update(os.environ)
+
+
+def _seed(config: pytest.Config) -> str:
+    seed = config.option.hypothesis_seed or os.environ.get(SEED_VARIABLE) or str(random.SystemRandom().randrange(10**9))
+    if not seed.isdecimal():
+        raise pytest.UsageError(f"{SEED_VARIABLE} is '{seed}', which is not a number.")
+    return str(seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"examples of properties: {SEED_VARIABLE}={config.option.hypothesis_seed}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Where tests have failed, also without a header."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"{SEED_VARIABLE}={config.option.hypothesis_seed} repeats the examples of this run")
 
 
 def _has_room(folder: Path) -> bool:
