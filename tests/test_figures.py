@@ -181,12 +181,14 @@ def without_source(page: str) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_figure_has_a_source(page: Path) -> None:
     found = without_source(page.read_text(encoding="utf-8"))
     assert not found, f"neither in the results that the section links to nor in the code, nor marked: {found}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_is_marked_has_no_source(page: Path) -> None:
     for section in kept_sections(page.read_text(encoding="utf-8")):
@@ -201,6 +203,7 @@ def test_few_sections_are_without_results() -> None:
     assert [section.heading for section in found if NOT_KEPT in section.heading] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_bound", [True, False])
 def test_a_changed_digit_is_noticed(is_bound: bool) -> None:
     """Most changed digits: where results or code have many figures, one of them may be the other by chance."""

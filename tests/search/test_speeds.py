@@ -15,7 +15,6 @@ from framework.search.recovery import close_open_slices
 from framework.search.slot_pool import kind_of
 from framework.search.speeds import MIN_TRAINING_S, SpeedTracker
 from framework.search.store import Store
-from framework.search.trials import TrialTracker
 from tests.search.search_stage import QUANTUM_S, FakeSlot, SearchStage, search_spec, stored
 
 
@@ -204,8 +203,6 @@ def test_the_trials_that_have_finished_say_what_others_have_left(tmp_path: Path,
     assert left_s(stage) == {0: None, 1: None, 2: None}
     first.end("finished")
     assert left_s(stage) == {1: pytest.approx((101 * 8 - 11 * 16) / 16), 2: None}, "the third has no speed yet"
-    resumed = TrialTracker(stage.spec, stage.store, stage.study, stage.tracker.all)
-    assert [view.left_s for view in resumed.views({}, {}, {})] == list(left_s(stage).values())
     second.end("suspended", checkpoint="/c/a", step=6)
     assert left_s(stage)[1] == pytest.approx((101 * 8 - 6 * 16) / 16), "it goes on from its checkpoint"
     assert left_s(stage, stands_still=1)[1] == pytest.approx((101 * 8 - 11 * 16) / 16), "or from where it stands"
@@ -215,6 +212,17 @@ def test_the_trials_that_have_finished_say_what_others_have_left(tmp_path: Path,
     assert left_s(stage)[2] == pytest.approx(0.0, abs=1e-9), "a tenth more than the first: about as long"
     first.report(31, 1.0)
     assert left_s(stage) == {1: None, 2: None}, "it is longer than the one that has finished"
+
+
+def test_what_has_finished_before_a_search_is_resumed_says_what_others_have_left(tmp_path: Path, storage: str) -> None:
+    stage, (first, _) = stage_of_batch_sizes(tmp_path, storage)
+    first.end("finished")
+    resumed = SearchStage(stage.spec, storage, records=trials_to_resume(list(stored(storage).values()), {}))
+    (again,) = resumed.offer(cpus=1)
+    assert again.train() == (1, 1)
+    again.report(1, 1.0)
+    again.report(11, 0.5)
+    assert left_s(resumed) == {1: pytest.approx((101 * 8 - 11 * 16) / 16), 2: None}
 
 
 def test_trials_that_have_finished_early_say_nothing(tmp_path: Path, storage: str) -> None:
