@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -140,6 +141,15 @@ class JobStage:
         )
         scheduler.admit("job", "user", 1, make, tasks=tasks)
         self.scheduler = scheduler
+
+    def written_state(self) -> Any:
+        """The job's state as the database gives it back."""
+        return json.loads(json.dumps(self.job.to_state(), allow_nan=False))
+
+    def take_over(self, job_spec: JobSpec, launched: Collection[str] | None = None) -> None:
+        """The service ends without a word, and another one takes its place."""
+        self.begin(job_spec, self.written_state(), launched)
+        self.subscribe()
 
     def handle(self, event: events.Event) -> None:
         """An event comes, and the scheduler goes round."""

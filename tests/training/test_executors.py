@@ -18,7 +18,6 @@ from framework.training.launch import launch_operation, place
 from framework.training.spec import JobSpec, JobTask
 from solver import Plan, PlannedTask
 from tests.mesos.fake_mesos import FakeMesos, scalar
-from tests.service.taken_up import go_on
 from tests.training.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic
 from tests.training.job_stage import JobStage, ended, profile, spec
 
@@ -93,7 +92,7 @@ def test_who_comes_back_gets_as_much_as_the_lost_one_had(first: str) -> None:
 
 def test_the_next_service_knows_the_executors_as_they_were_launched() -> None:
     stage, tasks = training()
-    go_on(stage, spec(python="another"))
+    stage.take_over(spec(python="another"))
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
     (info,) = offered(stage)
     assert executor_of(info) == tasks["ps:0"].executor_id

@@ -24,7 +24,6 @@ from solver import NodeClass
 from tests.mesos.fake_mesos import FakeMesos
 from tests.profiles import made_up_profile
 from tests.properties import examples
-from tests.service.taken_up import another, go_on, subscribe, written
 from tests.training.job_stage import GIB, JobStage, ended, profile, spec
 
 SMALL = NodeClass(name="S0", count=1, cpus=0.1, mem_bytes=GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
@@ -40,7 +39,7 @@ class FakeWritingMesos(FakeMesos):
 
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
         assert self.stage is not None
-        self.states.append(written(self.stage.job))
+        self.states.append(self.stage.written_state())
         super().acceptOffers(offer_ids, operations, filters)
 
 
@@ -48,14 +47,14 @@ def written_at_launch(job_spec: JobSpec) -> tuple[JobStage, FakeWritingMesos]:
     stage = JobStage(job_spec)
     mesos = FakeWritingMesos()
     mesos.stage, stage.mesos = stage, mesos
-    another(stage, job_spec, None)
-    subscribe(stage)
+    stage.begin(job_spec, None)
+    stage.subscribe()
     return stage, mesos
 
 
 def test_a_job_that_waits_goes_on_waiting() -> None:
     stage = JobStage(spec())
-    go_on(stage, spec())
+    stage.take_over(spec())
     assert stage.job.need is Need.START
     assert stage.start()
     assert {LaunchOrder.decode(info["data"]).task.attempt for info in stage.mesos.accepted} == {0}
@@ -66,7 +65,7 @@ def test_a_job_that_runs_goes_on_with_its_tasks() -> None:
     before = stage.start()
     launched = len(stage.mesos.accepted)
     stage.step(before["worker:0"], 7, 0.5)
-    go_on(stage, spec())
+    stage.take_over(spec())
     stage.wait(KILL_RETRY_S + 1)
     tasks = {task.name: task for task in stage.job.tasks}
     assert [task.task_id for task in tasks.values()] == [task.task_id for task in before.values()]
@@ -86,11 +85,11 @@ def test_a_job_that_runs_goes_on_with_its_tasks() -> None:
 def test_a_task_that_failed_meanwhile_restarts_the_job_and_counts() -> None:
     stage = JobStage(spec())
     tasks = stage.start()
-    go_on(stage, spec())
+    stage.take_over(spec())
     stage.update(tasks["ps:0"], "TASK_FAILED", ended(1))
     stage.end_killed()
     assert (stage.job.need, stage.job.result.restarts) == (Need.REPLACE_LOST, 1)
-    go_on(stage, spec())
+    stage.take_over(spec())
     assert (stage.job.need, stage.job.result.restarts) == (Need.REPLACE_LOST, 1)
     again = stage.start()
     assert not {task.task_id for task in again.values()} & {task.task_id for task in tasks.values()}
@@ -105,7 +104,7 @@ def test_a_job_that_stops_goes_on_stopping_until_all_have_ended(comes_back: bool
     else:
         stage.job.cancel()
     stage.mesos.killed.clear()
-    go_on(stage, spec())
+    stage.take_over(spec())
     stage.wait(0.1)
     live = {task.task_id for task in tasks.values() if not task.state.is_terminal()}
     assert set(stage.mesos.killed) == live
@@ -129,7 +128,7 @@ def test_a_job_that_has_ended_stays_ended() -> None:
             stage.update(task, "TASK_FINISHED", ended(0))
     stage.end_killed()
     result = stage.job.result.to_json()
-    go_on(stage, spec())
+    stage.take_over(spec())
     stage.job.cancel()
     assert stage.job.done
     assert stage.job.outcome().state is JobState.FINISHED
@@ -144,9 +143,9 @@ def test_a_job_goes_on_with_the_model_that_its_chief_has_found() -> None:
     stage.say(chief, Report(chief.task_id, {"type": "profile", "profile": found.to_json()}))
     stage.update(chief, "TASK_FAILED", ended(EXIT_CODE_OTHER_MODEL))
     stage.end_killed()
-    go_on(stage, job_spec)
+    stage.take_over(job_spec)
     stage.start()
-    go_on(stage, job_spec)
+    stage.take_over(job_spec)
     assert stage.job.result.plan is not None
     assert stage.job.result.plan.profile == found
     assert LaunchOrder.decode(stage.mesos.accepted[-1]["data"]).task.cached_batch_size is None
@@ -169,8 +168,8 @@ def test_tasks_that_were_only_to_be_launched_restart_the_job_and_do_not_count(in
     stage, mesos = written_at_launch(job_spec)
     stage.start(agents=2)
     *launched, last = [info["task_id"]["value"] for info in mesos.accepted]
-    another(stage, job_spec, mesos.states[-1], [*launched, last] if intended else launched)
-    subscribe(stage, master_age_s=RECONCILE_AFTER_S)
+    stage.begin(job_spec, mesos.states[-1], [*launched, last] if intended else launched)
+    stage.subscribe(master_age_s=RECONCILE_AFTER_S)
     stage.wait(0.1)
     for task_id in launched:
         stage.update(stage.launched[task_id], "TASK_RUNNING")
@@ -189,8 +188,8 @@ def test_a_task_whose_script_could_not_be_fetched_without_a_service_does_not_cou
     job_spec = spec(max_restarts=0)
     stage, mesos = written_at_launch(job_spec)
     stage.start()
-    another(stage, job_spec, mesos.states[0])
-    subscribe(stage)
+    stage.begin(job_spec, mesos.states[0])
+    stage.subscribe()
     for task in stage.job.tasks:
         stage.update(task, "TASK_STARTING")
         stage.update(task, "TASK_FAILED", ended(1))
@@ -205,7 +204,7 @@ def test_a_task_whose_script_could_not_be_fetched_without_a_service_does_not_cou
 def test_a_task_that_was_seen_running_and_is_lost_counts() -> None:
     stage = JobStage(spec(max_restarts=0, profile=profile(synchronous=True)))
     tasks = stage.start()
-    go_on(stage, spec(max_restarts=0, profile=profile(synchronous=True)))
+    stage.take_over(spec(max_restarts=0, profile=profile(synchronous=True)))
     stage.update(tasks["worker:0"], "TASK_LOST", reason="REASON_RECONCILIATION", source="SOURCE_MASTER")
     stage.end_killed()
     assert stage.job.outcome().state is JobState.FAILED
@@ -218,7 +217,7 @@ def test_a_worker_that_was_to_rejoin_is_waited_for_anew() -> None:
     stage.step(tasks["worker:0"], 5)
     lost = tasks["worker:1"]
     stage.update(lost, "TASK_FAILED", ended(1))
-    go_on(stage, job_spec)
+    stage.take_over(job_spec)
     assert (stage.job.need, stage.mesos.killed) == (Need.REPLACE_LOST, [])
     stage.offer(stage.mesos.offer(0))
     stage.wait(SETTLE_S + 0.1)
@@ -242,8 +241,8 @@ def test_a_rejoining_worker_is_written_down_before_it_is_launched() -> None:
 def test_states_are_asked_for_once_the_master_can_know_them(age_s: float | None, after_s: float) -> None:
     stage = JobStage(spec())
     tasks = stage.start()
-    another(stage, spec(), written(stage.job))
-    subscribe(stage, age_s)
+    stage.begin(spec(), stage.written_state())
+    stage.subscribe(age_s)
     stage.wait(max(0.0, after_s - 1.0))
     if after_s:
         assert not stage.mesos.reconciled
@@ -257,8 +256,8 @@ def test_output_that_nobody_received_is_asked_for() -> None:
     chief = stage.start()["chief:0"]
     stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"one "))
     # What has come is in the database, but for the blank.
-    another(stage, job_spec, {**written(stage.job), "received": {chief.task_id: {"stdout": 3}}})
-    subscribe(stage)
+    stage.begin(job_spec, {**stage.written_state(), "received": {chief.task_id: {"stdout": 3}}})
+    stage.subscribe()
     asked = [(to, WantedOutput.decode(data)) for to, data in stage.mesos.messages]
     assert asked == [(chief.task_id, WantedOutput({"stdout": 3, "stderr": 0}))]
     stage.observer.output = b""
@@ -277,7 +276,7 @@ def test_output_that_never_came_because_no_service_was_there_is_not_called_lost(
     stage = JobStage(job_spec)
     chief = stage.start()["chief:0"]
     stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"all there is"))
-    go_on(stage, job_spec)
+    stage.take_over(job_spec)
     stage.update(stage.launched[chief.task_id], "TASK_FINISHED", ended(0, {"stdout": 12}))
     stage.end_killed()
     assert stage.job.done
@@ -291,7 +290,7 @@ def test_a_patient_job_waits_where_it_fits_nothing_yet() -> None:
     stage = JobStage(spec())
     for patient in (False, True):
         stage.begin(spec(), all_agents=lambda: list(nodes), patient=patient)
-        subscribe(stage)
+        stage.subscribe()
         stage.offer(stage.mesos.offer(0, cpus=0.1))
         if not patient:
             with pytest.raises(InfeasibleError, match="can never start"):
@@ -309,7 +308,7 @@ def test_a_state_that_cannot_be_read_is_one_clear_sentence(damage: dict[str, Any
     stage = JobStage(spec())
     stage.start()
     with pytest.raises(BadInputError, match="written by another version of Dike"):
-        another(stage, spec(), {**written(stage.job), **damage})
+        stage.begin(spec(), {**stage.written_state(), **damage})
 
 
 # Any course of events.
@@ -355,13 +354,13 @@ def test_what_is_read_is_what_was_written_and_the_job_goes_on(
     stage.wait(SETTLE_S + 0.1)
     for number, action in enumerate(actions):
         act(stage, action)
-        state = written(stage.job)
-        assert written(stage.job) == state, "it is not stable"
+        state = stage.written_state()
+        assert stage.written_state() == state, "it is not stable"
         again = JobStage(job_spec)
         again.begin(job_spec, state)
-        assert written(again.job) == state
+        assert again.written_state() == state
         if number == moment and not stage.job.done:
-            go_on(stage, job_spec)
+            stage.take_over(job_spec)
     for _ in range(200):
         if stage.job.done:
             break

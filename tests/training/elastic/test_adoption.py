@@ -7,13 +7,12 @@ import pytest
 from framework.scheduler.job import Need
 from framework.scheduler.task_tracker import KILL_RETRY_S
 from framework.training.spec import JobSpec
-from tests.service.taken_up import subscribe, written
 from tests.training.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic
 
 
 def elastic_again(stage: ElasticStage, job_spec: JobSpec) -> None:
-    stage.begin(job_spec, written(stage.job), demand=lambda own: stage.demand)
-    subscribe(stage)
+    stage.begin(job_spec, stage.written_state(), demand=lambda own: stage.demand)
+    stage.subscribe()
 
 
 def test_an_elastic_job_goes_on_once_its_slots_bear_out_what_was_written_down() -> None:
@@ -43,14 +42,14 @@ def test_an_elastic_job_in_the_middle_of_a_change_starts_again_at_one_size(round
     stage = ElasticStage(job_spec)
     stage.start_training()
     stage.look(stage.mesos.offer(1))
-    state = written(stage.job)
+    state = stage.written_state()
     stage.get_ready()
     stage.save(50)
     for _ in range(rounds):
         stage.round()
     everything = set(stage.slots)
     stage.begin(job_spec, state)
-    subscribe(stage)
+    stage.subscribe()
     for task_id in stage.slots:
         stage.report(task_id)
     stage.wait(KILL_RETRY_S + 1)
