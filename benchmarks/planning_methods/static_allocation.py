@@ -7,11 +7,14 @@ import numpy as np
 from solver.baselines.by_hand import next_turn
 from solver.baselines.filling import fill_by_turns, worker_turns
 from solver.baselines.setting import EQUAL, Choice, On, Setting
-from solver.baselines.speeds import CELLS, Speeds, samples_per_s
+from solver.baselines.speeds import Speeds, samples_per_s
 from solver.capacity import Ints
 from solver.rate_arrays import Floats, PlacementArrays, total_rates
 from solver.resources import WorkerShape
 from solver.shards import Shards, useful_ps_count
+
+CELLS = 1 << 19
+"""Placements x groups of machines in one array."""
 
 
 def sar_tuned(setting: Setting) -> Choice:

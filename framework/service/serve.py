@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,9 +183,3 @@ def agents_for(directory: AgentDirectory, constraints: Sequence[str]) -> AllAgen
         return nodes
 
     return all_agents
-
-
-@contextlib.contextmanager
-def no_front(submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
-    """Nobody but this process can ask for anything."""
-    yield
