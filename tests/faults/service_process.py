@@ -56,6 +56,6 @@ if __name__ == "__main__":
     for trick in tricks:
         spoil_first_launch(trick, master)
     users = Users(lambda: {digest(token): User(name) for name, token in TOKENS.items()})
-    front: Front = lambda *_: contextlib.nullcontext() if listen == "-" else ApiFront(listen, users)
+    front: Front = (lambda *_: contextlib.nullcontext()) if listen == "-" else ApiFront(listen, users)
     with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
         serve(ServeRequest(state=state, mesos=MesosAccess(master=master), checkpoint_root=checkpoint_root), front, say)
