@@ -109,7 +109,7 @@ def test_users_are_read_again_and_a_mistake_changes_nothing(tmp_path: Path, capl
         with caplog.at_level(logging.ERROR):
             users.reload()
         assert users.signed_in(OTHER) == User("b")
-        assert "users not read again" in caplog.text
+        assert "users not reloaded" in caplog.text
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_service_reads_its_users_again_on_hangup(tmp_path: Path) -> None:
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
     users = Users.of_file(path)
     before = signal.getsignal(signal.SIGHUP)
-    with users.kept_current():
+    with users.auto_reload():
         write(path, f"b: {{token: {OTHER}}}")
         signal.raise_signal(signal.SIGHUP)
         assert users.signed_in(OTHER) == User("b")
@@ -243,7 +243,7 @@ def test_users_without_a_token_are_known_by_name_only(tmp_path: Path) -> None:
 def test_a_service_notices_that_its_users_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(users_module, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(users_module, "CHECK_INTERVAL_S", 0.01)
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
     users = Users.of_file(path)
 
@@ -254,17 +254,17 @@ def test_a_service_notices_that_its_users_have_changed(
     looks: list[object] = []
     look = users._looks
     monkeypatch.setattr(users, "_looks", lambda: looks.append(None) or look())
-    with users.kept_current():
+    with users.auto_reload():
         put(f"b: {{token: {OTHER}}}")
         wait_until(lambda: users.signed_in(OTHER), "another user")
         assert users.signed_in(TOKEN) is None
         # What cannot be read changes nothing, and neither does it end the looking.
         path.unlink()
-        wait_until(lambda: "users not read again" in caplog.text, "the loss of the file")
+        wait_until(lambda: "users not reloaded" in caplog.text, "the loss of the file")
         # Said once, and not each time that is looked.
         seen = len(looks)
         wait_until(lambda: len(looks) > seen + 3, "more looks")
-        assert caplog.text.count("users not read again") == 1
+        assert caplog.text.count("users not reloaded") == 1
         put(f"c: {{token: {TOKEN}}}", 0o644)
         wait_until(lambda: "chmod 600" in caplog.text, "a mode that is refused")
         assert users.signed_in(OTHER) == User("b")

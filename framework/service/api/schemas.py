@@ -19,7 +19,7 @@ Finite = Annotated[float | None, BeforeValidator(_finite)]
 
 
 class View(BaseModel):
-    """Made from a record by its attributes."""
+    """A model that is created from a record by its attributes."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True, json_schema_serialization_defaults_required=True)
 
@@ -35,11 +35,11 @@ class Problem(View):
 
 
 class Me(View):
-    """Who the token belongs to.
+    """The user of the token.
 
     Attributes:
         user: name.
-        admin: whether jobs of others may be ended and their output read.
+        admin: whether you may kill other users' jobs and read their output.
     """
 
     user: str
@@ -47,10 +47,10 @@ class Me(View):
 
 
 class SignIn(View):
-    """How the asker signs in.
+    """How to sign in.
 
     Attributes:
-        proxy: whether the proxy through which this was asked says who the asker is; otherwise by a token.
+        proxy: whether the proxy has signed you in; otherwise a token is needed.
     """
 
     proxy: bool
@@ -69,15 +69,14 @@ class JobView(View):
     """A job in the list of jobs (`framework.scheduler.records.JobRecord`).
 
     Attributes:
-        live_tasks: how many of its tasks have not ended.
+        live_tasks: number of its tasks that have not ended.
         progress: the last report of a training job's chief; None before the first, and for a search.
-        trials: state -> number of a search's trials in it; None for a training job, and before a search has begun.
-        best: the best value of a search's trials; None for a training job, and before there is one.
-        queue_position: its place among the jobs that wait to run, 1 being served first; None if it does not wait, and
-            for about a second after it was submitted.
-        waiting_s: for how many seconds it has waited to run, since it was submitted or since it last ran; None if it
-            does not wait.
-        yours: whether you may end it and see request, result and output.
+        trials: state -> number of a search's trials; None for a training job, and before a search has begun.
+        best: the best value of a search's trials; None for a training job, and before the first value.
+        queue_position: its position among the queued jobs, starting at 1; None if it is not queued, and for about a
+            second after submission.
+        waiting_s: seconds since it was submitted or last ran; None if it is not queued.
+        yours: whether you may kill it and see request, result and output.
     """
 
     id: str
@@ -105,8 +104,8 @@ class JobDetails(JobView):
     """One job.
 
     Attributes:
-        request: what was asked for (`framework.service.requests`); None if it is not yours.
-        result: how it ended, as `dike run --format json` or `dike tune --format json` prints it; None before the end,
+        request: the request (`framework.service.requests`); None if it is not yours.
+        result: its result, as printed by `dike run --format json` or `dike tune --format json`; None before the end,
             and if the job is not yours.
     """
 
@@ -115,23 +114,23 @@ class JobDetails(JobView):
 
 
 class Submitted(JobView):
-    """A job that was taken in.
+    """A job that was accepted.
 
     Attributes:
-        warnings: what its user should know, one sentence each; such as that it fits on no agent seen so far.
+        warnings: warnings for its user, one sentence each; such as that it fits on no agent seen so far.
     """
 
     warnings: list[str]
 
 
 class JobList(View):
-    """Jobs, in the order that was asked for.
+    """Jobs, in the requested order.
 
     Attributes:
         jobs: a page of them.
-        before: what to give as `before` for the next page; None if this is the last one.
-        counts: state -> number of the user's jobs in it, of everybody's if no user was named, on all pages and whatever
-            states were asked for; states without jobs are left out.
+        before: the `before` of the next page; None on the last one.
+        counts: state -> number of the user's jobs, or of all users' if none was named, on all pages and regardless of
+            the requested states; states without jobs are omitted.
     """
 
     jobs: list[JobView]
@@ -140,13 +139,13 @@ class JobList(View):
 
 
 class TaskList(View):
-    """Tasks in the order of their launch."""
+    """Tasks in order of launch."""
 
     tasks: list[TaskRecord]
 
 
 class EventView(View):
-    """Something that happened in a job (`framework.scheduler.records.JobEvent`)."""
+    """An event of a job (`framework.scheduler.records.JobEvent`)."""
 
     number: int
     time_s: float
@@ -159,7 +158,7 @@ class EventList(View):
 
     Attributes:
         events: a page of them.
-        after: what to give as `after` for what comes next.
+        after: the `after` of the next page.
     """
 
     events: list[EventView]
@@ -167,13 +166,13 @@ class EventList(View):
 
 
 class ProgressList(View):
-    """Progress in the order of the steps."""
+    """Progress by step."""
 
     points: list[ProgressView]
 
 
 class PlanView(View):
-    """The plan that a training job follows, or followed last, as `dike plan --format json` prints it; None if none."""
+    """The current or last plan of a training job, as `dike plan --format json` prints it; None if there is none."""
 
     plan: dict[str, Any] | None
 
@@ -183,13 +182,13 @@ class TrialView(View):
 
     Attributes:
         parameters: name -> value; empty if the job is not yours.
-        status: its state in more words: `starting` before the first step of a run, `restarting 2/3` after a failure.
-        slot_s: for how long it has held slots; counts while it does.
+        status: its state in more detail: `starting` before the first step of a run, `restarting 2/3` after a failure.
+        slot_s: total time in slots, including the current run.
         loss: the training loss of its last step.
-        value: the objective, as it was reported last or the best of it (`TrialList.value`).
-        best_value, best_step: the best that was ever reported, and after how many steps.
-        checkpoint: its newest; null before the first and if the job is not yours.
-        not_finite: figures that JSON cannot hold, and that are null here -> `nan`, `inf` or `-inf`.
+        value: the objective, its last or best report (`TrialList.value`).
+        best_value, best_step: the best report ever, and its step.
+        checkpoint: the newest; null before the first and if the job is not yours.
+        not_finite: fields that are null because JSON has no such number -> `nan`, `inf` or `-inf`.
         error: the end of its output if it failed; empty if the job is not yours.
     """
 
@@ -219,7 +218,7 @@ class TrialView(View):
     not_finite: dict[str, str] = {}
 
     def to_record(self) -> TrialRecord:
-        """The trial, as far as it is told."""
+        """Converts to a record; fields hidden from other users stay empty."""
         values = self.model_dump(exclude={"status", "not_finite"})
         for name, text in self.not_finite.items():
             of_metric = name.removeprefix("metrics.")
@@ -232,11 +231,11 @@ class BestTrialView(View):
 
     Attributes:
         number: its number.
-        in_words: its value, and the best that it ever had where that is another.
-        train_command: the shell command that trains with its parameters; None where trials call a function, and if the
-            job is not yours.
-        export_command: the shell command that exports its model; None where the service sees none, and if the job is
-            not yours.
+        in_words: its value, and its best value ever if that differs.
+        train_command: the shell command that trains with its parameters; None if trials call a function, and if the job
+            is not yours.
+        export_command: the shell command that exports its model; None if the service sees none, and if the job is not
+            yours.
     """
 
     number: int
@@ -249,12 +248,12 @@ class TrialList(View):
     """A search's trials by number.
 
     Attributes:
-        best: the best trial; None before there is one.
-        ranking: the trials' numbers, the best first; those without a value and failed ones last.
-        metric, mode: the objective, and whether its least (`min`) or greatest (`max`) value is best.
-        value: whether a trial's value is the last one that it reported, or the best.
-        trial_count: how many there are to be.
-        trials: those that there are.
+        best: the best trial; None before the first value.
+        ranking: the trials' numbers, best first; failed ones and those without a value last.
+        metric, mode: the objective, and whether lower (`min`) or higher (`max`) is better.
+        value: whether a trial's value is its last or its best report.
+        trial_count: total number of trials of the search.
+        trials: those created so far.
     """
 
     metric: str
@@ -267,13 +266,13 @@ class TrialList(View):
 
 
 class ImportanceView(View):
-    """How much each parameter of a search matters for its objective (`framework.search.importance`).
+    """The importance of each parameter of a search for its objective (`framework.search.importance`).
 
     Attributes:
-        trials: how many finished trials were compared.
-        needed: how many it takes.
-        importances: name -> share of the importance of all, the greatest first; empty with too few trials, and if the
-            job is not yours.
+        trials: number of finished trials compared.
+        needed: minimum number of finished trials.
+        importances: name -> share of the total importance, greatest first; empty with too few trials, and if the job is
+            not yours.
     """
 
     trials: int
@@ -285,9 +284,9 @@ class OutputFileView(View):
     """A file that a job's script has written below its working folder.
 
     Attributes:
-        path: in the run's `outputs/`; of a search `trial-N/` before it.
+        path: relative to the run's `outputs/`; of a search prefixed with `trial-N/`.
         size_bytes: its size.
-        modified_s: when it was written last, seconds since the epoch.
+        modified_s: last modification, seconds since the epoch.
     """
 
     path: str
@@ -296,14 +295,14 @@ class OutputFileView(View):
 
 
 class OutputList(View):
-    """What a job's script has written.
+    """The files that a job's script has written.
 
     Attributes:
         folder: the run's folder, the same path on all agents.
-        files: those that the service can hand out, by path.
-        more: whether there are more of them than are listed.
+        files: those that the service can send, by path.
+        more: whether there are more than listed.
         left_behind: path -> why it was not brought back.
-        unreachable: why the service can hand none out; empty if it can.
+        unreachable: why the service can send none; empty if it can.
     """
 
     folder: str
@@ -335,13 +334,13 @@ class SliceView(View):
 
 
 class SliceList(View):
-    """A search's time slices, in the order in which they began."""
+    """A search's time slices, in order of their start."""
 
     slices: list[SliceView]
 
 
 class LossView(View):
-    """What a trial reported of a stretch of training: mean, least and greatest loss of `count` steps."""
+    """A trial's report about a stretch of training: mean, minimum and maximum loss of `count` steps."""
 
     run: int
     step: int
@@ -355,6 +354,6 @@ class LossView(View):
 
 
 class LossList(View):
-    """Trial's number -> its losses, oldest first."""
+    """Trial number -> its losses, oldest first."""
 
     losses: dict[int, list[LossView]]

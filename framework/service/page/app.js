@@ -47,10 +47,10 @@ function SignIn({ refused }) {
 
 function Away({ since, cluster }) {
   const jobs = cluster?.private
-    ? "It has a private Mesos of its own: if the service has ended, that has ended with it, and so have all running jobs."
-    : "Jobs that run go on without it; none begins until it is back.";
+    ? "It runs a private Mesos: if the service has ended, that Mesos and all running jobs have ended with it."
+    : "Running jobs continue without it; no job starts until it is back.";
   return html`<div class="banner" role="alert">
-    The service has not answered since <${Clock} at=${since} />. This page shows what was last known. ${jobs}
+    The service has not answered since <${Clock} at=${since} />. This page shows the last known state. ${jobs}
     ${" "}<button onClick=${tryNow}>Try now</button>
   </div>`;
 }
@@ -77,7 +77,7 @@ function Header({ me, cluster, here, away }) {
     away: "no answer from the service",
     wait: "asking the service",
     good: `connected to Mesos at ${cluster?.master}`,
-    bad: "not connected to Mesos: no job can begin",
+    bad: "not connected to Mesos: no job can start",
   }[state];
   return html`<header>
     <div class="head">

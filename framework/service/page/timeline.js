@@ -31,7 +31,7 @@ function Slice({ slice, from, length, now }) {
     `steps ${slice.from_step} to ${slice.to_step}`,
     slice.outcome,
     slice.reason,
-    slice.process === "continued" ? "went on in its process, which had stayed in the slot" : "",
+    slice.process === "continued" ? "resumed its paused process" : "",
     slice.samples_per_s === null ? "" : `${figure(slice.samples_per_s)} samples/s`,
   ];
   const style = {
