@@ -25,8 +25,8 @@ from framework.training.planning import TrainingSizing
 __all__ = ["AgentRow", "Explanation", "TaskNeed", "Verdict", "explain", "reason_never_fits"]
 
 WAITS_FOR_ALLOCATION = (
-    "The jobs of this service share the cluster by its policy (dike serve --allocation), which gives all workers to "
-    "others at the moment; the next round may give this one some."
+    "The allocation policy of this service (dike serve --allocation) gives all workers to other jobs at the moment; "
+    "the next round may give this one some."
 )
 MAX_NAMES = 5
 """Maximum number of names listed in a sentence."""

@@ -60,7 +60,7 @@ class Mounts:
         """The container of a job; None without an image.
 
         Args:
-            request: the job as it was submitted.
+            request: the job as submitted.
             checkpoint_dir: where its checkpoints go.
 
         Raises:

@@ -150,7 +150,7 @@ class _Request:
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrainingRequest(TrainingOptions, PlanOptions, _Request):
-    """A training job as it is submitted.
+    """A training job as submitted.
 
     Attributes:
         name: the job's id; None to generate one.
@@ -218,7 +218,7 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=_STRICT)
 class SearchJobRequest(_Request):
-    """A search as it is submitted.
+    """A search as submitted.
 
     Attributes:
         spec: `framework.search.records.SearchSpec` as JSON values; its script is a path inside the bundle.

@@ -240,8 +240,8 @@ class Checkpoints:
     def _record_removal(self, record: JobRecord, size_bytes: int) -> None:
         size = format_bytes(size_bytes)
         logger.info("checkpoints of job %s removed: %s", record.id, size)
-        whose = "checkpoints of its trials" if record.kind is JobKind.SEARCH else "its checkpoints"
-        self._store.history.add_events(record.id, [("note", f"{whose} are removed, {size}: they were old")])
+        removed = "checkpoints of its trials" if record.kind is JobKind.SEARCH else "its checkpoints"
+        self._store.history.add_events(record.id, [("note", f"{removed} are removed, {size}: they were old")])
         self._store.history.close(record.id)
 
 

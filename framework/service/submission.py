@@ -119,7 +119,7 @@ class Submissions:
 
         Args:
             record: the search's job.
-            user: who asks.
+            user: the user who asks.
             constraints: the agents it may use from now on; None to keep the earlier constraints.
 
         Raises:
@@ -151,7 +151,7 @@ def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints
     Args:
         store: the service's database.
         record: the job.
-        user: who asks.
+        user: the user who asks.
         constraints: the agents it may use from now on; None to keep the earlier constraints.
 
     Raises:

@@ -8,6 +8,7 @@
 | GET /jobs/{id} | JobDetails | all |
 | POST /jobs/{id}/kill | 202 JobView | owner, admin |
 | POST /jobs/{id}/again | 201 Submitted: request and bundle again | owner, admin |
+| POST /jobs/{id}/resume (optional JSON: Resumption) | Submitted: the search, resumed | owner, admin |
 | GET /jobs/{id}/bundle | application/gzip | owner, admin |
 | GET /jobs/{id}/events?after=&limit= | EventList | all |
 | GET /jobs/{id}/progress?after_step=&limit= | ProgressList, thinned to `limit` points | all |

@@ -212,8 +212,8 @@ def _user(request: Request, backend: Backend, credentials: HTTPAuthorizationCred
     except TokenExpiredError as error:
         raise _unauthorized(str(error)) from None
     if user is None:
-        said = "This token is unknown" if credentials is not None else "There is no token"
-        raise HTTPException(401, f"{said}; send 'Authorization: Bearer TOKEN'.", {"WWW-Authenticate": "Bearer"})
+        problem = "This token is unknown" if credentials is not None else "There is no token"
+        raise HTTPException(401, f"{problem}; send 'Authorization: Bearer TOKEN'.", {"WWW-Authenticate": "Bearer"})
     return user
 
 

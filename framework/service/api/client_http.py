@@ -73,7 +73,7 @@ class ServiceHttp:
 
     def get_or_none(self, path: str, form: type[Answer], wanted: Mapping[str, Any] | None = None) -> Answer | None:
         """Like `get`; None for a 404."""
-        answer = self._get(path, wanted)
+        answer = self._get_with_retries(path, wanted)
         return None if answer.status_code == HTTPStatus.NOT_FOUND else self._read(answer, form)
 
     def post(self, path: str, form: type[Answer], **content: Any) -> Answer:
@@ -118,7 +118,7 @@ class ServiceHttp:
                 self._check(answer)
             yield from answer.iter_bytes()
 
-    def _get(self, path: str, wanted: Mapping[str, Any] | None) -> httpx.Response:
+    def _get_with_retries(self, path: str, wanted: Mapping[str, Any] | None) -> httpx.Response:
         """GETs with retries, as GET requests change nothing."""
         for delay_s in RETRY_DELAYS_S:
             start_s = time.monotonic()

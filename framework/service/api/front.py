@@ -42,7 +42,7 @@ BACKLOG = 1024
 """Connections that the kernel queues until then."""
 LOG_INTERVAL_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
-"""Minimum time, and half the maximum, after which a connection without a complete request head is closed."""
+"""Time without a complete request head after which a connection is closed; checked at this interval, so up to twice."""
 START_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 3
 """Time for open requests at shutdown."""
@@ -158,11 +158,11 @@ class Connections:
             # A connection that is already closed would never be removed.
             return True
         self.remove(connection)
-        ours = self._of_user[user]
-        if len(ours) >= USER_LIMIT:
+        users_connections = self._of_user[user]
+        if len(users_connections) >= USER_LIMIT:
             self._of_address[connection.address][connection] = None
             return False
-        ours[connection] = None
+        users_connections[connection] = None
         connection.user = user
         return True
 

@@ -104,7 +104,7 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
         reason = f"The outputs are in {folder}; the service does not read there."
         return OutputList(folder=folder, files=[], unreachable=reason)
     files: list[OutputFileView] = []
-    left: dict[str, str] = {}
+    left_behind: dict[str, str] = {}
     reached, other_owner, too_large = False, "", False
     bytes_left = RECORDS_LIMIT_BYTES
     for prefix, run_folder in _runs(service, record, folder):
@@ -121,8 +121,8 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
             continue
         reached = True
         for path, why in known.left_behind.items():
-            if len(left) < MAX_LEFT_BEHIND and len(path) <= _MAX_PATH:
-                left[printable(prefix + path)] = printable(why[:MAX_REASON_LENGTH])
+            if len(left_behind) < MAX_LEFT_BEHIND and len(path) <= _MAX_PATH:
+                left_behind[printable(prefix + path)] = printable(why[:MAX_REASON_LENGTH])
         files += [
             OutputFileView(path=prefix + path, size_bytes=size, modified_s=time_ns / 1e9)
             for path, (time_ns, size) in sorted(known.kept.items())[: MAX_FILES + 1 - len(files)]
@@ -134,7 +134,7 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
     if too_large and not reached:
         reason = f"The record of the outputs in {folder} is larger than {RECORD_LIMIT_BYTES >> 20} MiB; look there."
     more = len(files) > MAX_FILES or bytes_left < 0
-    return OutputList(folder=folder, files=files[:MAX_FILES], more=more, left_behind=left, unreachable=reason)
+    return OutputList(folder=folder, files=files[:MAX_FILES], more=more, left_behind=left_behind, unreachable=reason)
 
 
 @router.get(
@@ -197,9 +197,9 @@ def get_model(
     names = [] if folder is None or known is None or known.owner != _owner(record) else _complete_checkpoints(folder)
     name = pick_checkpoint(names, epoch, best_step)
     if name is None:
-        whose = f"Job '{record.id}'" if trial is None else f"Trial {trial} of '{record.id}'"
+        subject = f"Job '{record.id}'" if trial is None else f"Trial {trial} of '{record.id}'"
         kept = f"{epoch} epoch" if epoch else "model"
-        raise HTTPException(404, f"{whose} has kept no {kept} that the service sees in {folder}.")
+        raise HTTPException(404, f"{subject} has kept no {kept} that the service sees in {folder}.")
     assert folder is not None
     try:
         files = _files_in(folder, name)

@@ -1,4 +1,4 @@
-/** The page: sign-in, header, and which view the address names. */
+/** The page: sign-in, header, and routing between views. */
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { findProxy, get, signIn, signOut, takeTokenFromAddress, token, tryNow, useConnection, useLive } from "./api.js";
@@ -16,7 +16,7 @@ const VIEWS = [
 ];
 const SHOWN = { cpus: "CPUs", mem: "memory", gpus: "GPUs" };
 
-/** The address' parts after `#/`. */
+/** The parts of the address after `#/`. */
 function useRoute() {
   const read = () => location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   const [route, setRoute] = useState(read);
@@ -75,7 +75,7 @@ function Header({ me, cluster, here, away }) {
   const state = away !== null ? "away" : cluster === undefined ? "wait" : cluster.connected ? "good" : "bad";
   const text = {
     away: "no answer from the service",
-    wait: "asking the service",
+    wait: "connecting to the service",
     good: `connected to Mesos at ${cluster?.master}`,
     bad: "not connected to Mesos: no job can start",
   }[state];
@@ -97,7 +97,7 @@ function Header({ me, cluster, here, away }) {
   </header>`;
 }
 
-function Signed({ away }) {
+function SignedIn({ away }) {
   const [view, id] = useRoute();
   const me = useLive((_, signal) => get("me", {}, signal), [], false).data;
   const cluster = useLive((_, signal) => get("cluster", {}, signal), []).data;
@@ -127,7 +127,7 @@ function Signed({ away }) {
 function App() {
   const connection = useConnection();
   return token() || connection.proxied
-    ? html`<${Signed} key=${token() ?? "proxy"} away=${connection.awaySince} />`
+    ? html`<${SignedIn} key=${token() ?? "proxy"} away=${connection.awaySince} />`
     : html`<${SignIn} refused=${connection.refused} />`;
 }
 

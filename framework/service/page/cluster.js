@@ -1,4 +1,4 @@
-/** The service, its master, the agents and what runs there. */
+/** The service, its master, the agents and their tasks. */
 
 import { html } from "./vendor/htm-preact.js";
 import { AgentBoxes } from "./agents.js";
