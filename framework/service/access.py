@@ -21,31 +21,20 @@ DEFAULT_SERVICE = f"http://{DEFAULT_LISTEN}"
 
 @dataclass(frozen=True)
 class ServiceAccess:
-    """The address and token of a service.
-
-    Attributes:
-        url: the service's address.
-        token_file: holds the token; None for the defaults of `token`.
-    """
+    """The address of a service, and a file with the token; None for the defaults of `token`."""
 
     url: str = DEFAULT_SERVICE
     token_file: Path | None = None
 
     def client(self) -> ServiceClient:
-        """Creates a client; sends nothing yet.
-
-        Raises:
-            BadInputError: if the address is invalid or the token cannot be read.
-        """
+        """Creates a client; sends nothing yet."""
         from framework.service.api.client import ServiceClient
 
         return ServiceClient(self.url, self.token())
 
     def token(self) -> str | None:
-        """The token in the file, else `$DIKE_TOKEN`, else that of this account's own local service; None without any.
-
-        Raises:
-            BadInputError: if the file cannot be read.
+        """The token in the file, else `$DIKE_TOKEN`, else that of this account's own local service; None without
+        any.
         """
         if self.token_file is not None:
             return _read_token(self.token_file)

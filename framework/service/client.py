@@ -53,9 +53,6 @@ class Client(ServiceClient):
             arguments: the script's arguments.
             options: options of `dike submit`, spelled with `_`: `name`, `max_workers`, `checkpoint_dir`, ... A
                 repeatable option takes a list, one of NAME=VALUE a mapping.
-
-        Raises:
-            BadInputError: if it cannot run with these options.
         """
         return self._command("submit", _options(options), script, arguments)
 
@@ -83,8 +80,7 @@ class Client(ServiceClient):
     def wait(
         self, job_id: str, timeout_s: float | None = None, note: Callable[[str], None] | None = None
     ) -> JobDetails:
-        """Waits until a job has ended and returns it, also if it failed: see its `state` and `failure`. Retries while
-        the service is away.
+        """Waits until a job has ended and returns it, also if it failed; retries while the service is away.
 
         Args:
             job_id: the job.

@@ -21,11 +21,7 @@ _SERVICE = 1
 class ServiceDatabase:
     """A database to which one service at a time writes.
 
-    Args:
-        url: an SQLAlchemy URL.
-
     Attributes:
-        url: the same.
         engine: for stores of searches in the same database.
         shared: Optuna storage and heartbeat, shared by its searches.
 
@@ -61,11 +57,8 @@ class ServiceDatabase:
 
     @contextmanager
     def lock(self, lost: Callable[[str], None], wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
-        """Makes this process the only writer; after the lease is lost, writes raise `ServiceLeaseLostError`.
-
-        Args:
-            lost: see `Lease`.
-            wait: see `Lease.acquire`.
+        """Makes this process the only writer (see `Lease`); after the lease is lost, writes raise
+        `ServiceLeaseLostError`.
 
         Raises:
             BadInputError: if another process owns the lease; the message names it.

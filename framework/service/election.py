@@ -35,13 +35,7 @@ EXIT_CODE = os.EX_TEMPFAIL
 
 @dataclass(frozen=True)
 class Ensemble:
-    """A ZooKeeper ensemble.
-
-    Attributes:
-        hosts: `host:port` of its servers, separated by commas.
-        path: parent node of the candidates.
-        user, password: for ZooKeeper's `digest` scheme, which protects the nodes from others; empty for none.
-    """
+    """A ZooKeeper ensemble: its servers, the parent node of the candidates, and credentials of the `digest` scheme."""
 
     hosts: str
     path: str
@@ -63,7 +57,6 @@ class Ensemble:
         return cls(hosts=found[3], path=found[4], user=found[1] or "", password=found[2] or "")
 
     def client(self) -> KazooClient:
-        """Creates a client; not started yet."""
         if not self.user:
             return KazooClient(self.hosts, timeout=SESSION_TIMEOUT_S)
         return KazooClient(
@@ -81,16 +74,13 @@ def elected(
     lost: Callable[[str], None],
     identity: str | None = None,
 ) -> Iterator[None]:
-    """Waits until this process leads; it leads inside the context.
+    """Waits until this process leads; it leads inside the context. Without `ha` it always leads.
 
     Args:
-        ha: the ensemble, as in `Ensemble.parse`; None without other services.
+        ha: the ensemble, as in `Ensemble.parse`.
         note: called with messages about the leader.
         lost: called on another thread when the session expires, or ZooKeeper is unreachable for the session timeout.
         identity: shown to the other candidates; None for host and process.
-
-    Raises:
-        BadInputError: if ZooKeeper cannot be used.
     """
     if ha is None:
         yield

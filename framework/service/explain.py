@@ -29,16 +29,10 @@ WAITS_FOR_ALLOCATION = (
     "the next round may give this one some."
 )
 MAX_NAMES = 5
-"""Maximum number of names listed in a sentence."""
 
 
 def explain(record: JobRecord, snapshot: Snapshot) -> Explanation:
-    """Explains why a job does not run.
-
-    Args:
-        record: the job in the database.
-        snapshot: the service's state about a second ago.
-    """
+    """Explains why a job does not run, from a snapshot about a second old."""
     job = snapshot.jobs.get(record.id)
     if record.state.has_ended():
         why = record.failure.rstrip(".")
@@ -54,11 +48,8 @@ def explain(record: JobRecord, snapshot: Snapshot) -> Explanation:
 def reason_never_fits(request: TrainingRequest | SearchJobRequest, snapshot: Snapshot) -> str:
     """Why a job about to be submitted can never run on the agents seen so far, in one sentence.
 
-    Returns:
-        Empty if it can, if no agent has been seen yet, or if the master does not list its agents.
-
-    Raises:
-        BadInputError: if its constraints are malformed.
+    Empty if it can, if no agent has been seen yet, or if the master does not list its agents. Raises `BadInputError`
+    for malformed constraints.
     """
     agents = _seen(snapshot)
     if not agents or snapshot.agents is None:
@@ -273,7 +264,6 @@ def _never_fits(sizing: Sizing, constraints: Constraints, agents: Sequence[Agent
 
 
 def _unmet(constraints: Constraints, agents: Sequence[AgentFacts]) -> str:
-    """Why the constraints admit no agent."""
     known = {HOSTNAME, *(name for agent in agents for name in agent.attributes)}
     for one in constraints.all:
         if one.field not in known:
@@ -310,11 +300,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 def sizing_of(request: TrainingRequest | SearchJobRequest) -> Sizing:
-    """The sizing of a job that has not been submitted yet.
-
-    Raises:
-        BadInputError: if the request contradicts itself.
-    """
     if isinstance(request, SearchJobRequest):
         return SearchSizing(request.to_spec())
     return TrainingSizing(request.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python=""))

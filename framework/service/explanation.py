@@ -41,14 +41,11 @@ class AgentRow:
     """One agent from the view of a job; amounts by resource: `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`.
 
     Attributes:
-        agent_id: Mesos' id of the agent.
-        node: its host name.
         total: what the service's role may use of it when it is empty.
         free: its last offer, less what was launched on it since; None if it never offered anything.
-        offered_s: time of that offer, in seconds since the epoch; None if never.
-        missing: what `free` lacks for the entry of `Explanation.needs` that lacks most; empty if each fits, if the
-            agent never offered anything, and for a running job. Where each task fits alone but not all fit together:
-            what the first unplaced task lacks beside the others.
+        offered_s: time of that offer, in seconds since the epoch.
+        missing: what `free` lacks for the entry of `Explanation.needs` that lacks most; empty without an offer and for
+            a running job. Where each task fits alone but not all together: what the first unplaced task lacks.
         obstacles: other obstacles, one sentence each.
         held_by_jobs: job of this service, this one included -> what its tasks use there.
         held_by_others: what other frameworks use there.
@@ -72,11 +69,8 @@ class Explanation:
     """Why a job does not run.
 
     Attributes:
-        job_id: the job.
-        verdict: the main reason.
-        sentence: the reason in one sentence, for people.
+        sentence: the verdict in one sentence, for people.
         needs: its minimum needs, the most demanding task first; empty if unknown.
-        agents: all agents, by name.
         ahead: jobs that are served before it, in order.
         last_offer_s: time of the last offer to the service, in seconds since the epoch; None before the first.
         could_be_freed: jobs that use resources which it could use, one sentence each.

@@ -28,13 +28,6 @@ PROGRESS_LIMIT = 20_000
 
 
 class JobHistory:
-    """The tables that grow while jobs run.
-
-    Args:
-        database: the database.
-        limits: limits by user.
-    """
-
     def __init__(self, database: ServiceDatabase, limits: Callable[[str], Limits] = no_limits) -> None:
         self._database = database
         self._limits = limits
@@ -77,12 +70,9 @@ class JobHistory:
         chunks: Sequence[tuple[str, str, str]],
         received: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
-        """Adds output; beyond the limits of the job and its user the oldest is replaced by a note.
+        """Adds output chunks (task, stream, text); beyond the limits of job and user a note replaces the oldest.
 
-        Args:
-            job_id: the job.
-            chunks: (task, stream, text) of each.
-            received: (task id, stream) -> bytes received up to the end of these chunks.
+        `received` maps (task id, stream) to the bytes received up to the end of these chunks.
         """
         rows = [{"job_id": job_id, "task": task, "stream": stream, "text": text} for task, stream, text in chunks]
         if not rows:
@@ -138,7 +128,6 @@ class JobHistory:
             return [ProgressPoint(**row) for row in connection.execute(query).mappings()]
 
     def last_progress(self, job_id: str) -> ProgressPoint | None:
-        """The newest report of a job; None before the first."""
         with self._database.reading() as connection:
             return queries.last_progress(connection, [job_id]).get(job_id)
 

@@ -42,16 +42,13 @@ class JobContext:
     """What a service provides to each of its jobs.
 
     Attributes:
-        store: the service's database.
         bundle_url: bundle token -> URL from which executors fetch that bundle.
-        python: interpreter on the agents.
         image: container image for the tasks; None for the agent's own file system.
-        allowed_volumes: folders that users may mount in their containers.
-        network: the known links between agents; None if unknown.
         hand_out_gpus: whether Dike assigns GPU devices itself, for agents that neither isolate nor announce them.
-        checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
-        agents: constraints -> lists the agents that meet them (`framework.training.planning.AllAgents`).
+        checkpoint_root: for jobs that name no checkpoint folder; the same path on all agents.
+        agents: constraints -> lists the agents that meet them.
         demand: framework id -> what all other frameworks use and request, None if unknown; returns immediately.
+        network: the known links between agents.
     """
 
     store: ServiceStore
@@ -71,10 +68,8 @@ class JobContext:
 
 
 def make_job(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> Job:
-    """Creates a job's state machine; restores the state in `record.state_data`.
-
-    Raises:
-        BadInputError: if the stored data cannot be used any more.
+    """Creates a job's state machine, restored from `record.state_data`; raises `BadInputError` if the data are
+    unusable.
     """
     if record.kind is JobKind.SEARCH:
         return make_search(record, handle, recorder, context)
@@ -131,13 +126,7 @@ def _stored_data_errors() -> Iterator[None]:
 
 
 class ServiceSearch(SearchController):
-    """A search that owns the lease on its database entry.
-
-    Args:
-        resources: closed with the search.
-        records: where its end is recorded.
-        arguments, more: of `framework.search.controller.SearchController`.
-    """
+    """A search that owns its lease; `resources` are closed with it, `records` stores its end."""
 
     def __init__(self, resources: contextlib.ExitStack, records: Store, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -177,7 +166,7 @@ class ServiceSearch(SearchController):
 
 
 def make_search(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> ServiceSearch:
-    """Creates a search's state machine; restores it from `record.state_data` and the database of searches.
+    """Creates a search's state machine, restored from `record.state_data` and the database of searches.
 
     Raises:
         BadInputError: if the request cannot be parsed any more, or the search's name is taken.
@@ -263,11 +252,7 @@ def _apply_abort(spec: SearchSpec, state: SearchState | None, records: Iterable[
 
 
 def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:
-    """Opens the job's search, or creates it; returns whether it is new.
-
-    Raises:
-        BadInputError: if there is a search of that name that is not this job's.
-    """
+    """Opens the job's search, or creates it; returns whether it is new. Raises `BadInputError` if the name is taken."""
     try:
         store.create_search(spec)
     except StorageUnavailableError:

@@ -33,17 +33,7 @@ WORK_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 
 
 class ServiceMetrics(Metrics):
-    """The metrics of one service. Thread-safe.
-
-    Args:
-        store: the service's database.
-
-    Attributes:
-        registry: metrics without user names.
-        registry_by_user: metrics labelled by user.
-        started_s: start of the service, in seconds since the epoch.
-        is_connected: whether the service is subscribed with the master.
-    """
+    """The metrics of one service. Thread-safe. Those labelled by user have a registry of their own."""
 
     def __init__(self, store: ServiceStore) -> None:
         # Creation times of series are not used, and would double their number.
@@ -104,14 +94,6 @@ class ServiceMetrics(Metrics):
         return time.monotonic() - self._last_iteration_s
 
     def text(self, *, by_user: bool = False) -> bytes:
-        """All metrics in Prometheus' text format.
-
-        Args:
-            by_user: whether to include those labelled by user.
-
-        Raises:
-            BadInputError: if the database cannot be reached.
-        """
         return generate_latest(self.registry) + (generate_latest(self.registry_by_user) if by_user else b"")
 
     def loop_iteration(self, seconds: float) -> None:
@@ -141,21 +123,14 @@ class ServiceMetrics(Metrics):
         self._placements.observe(seconds)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Counts a request whose answer begins.
-
-        Args:
-            method: of the request; never an arbitrary string from a client.
-            route: template of its path, such as `/api/v1/jobs/{job_id}`.
-            status: of the answer.
-            seconds: since the request.
+        """Counts a request whose answer begins; `route` is the template of its path, and `method` not a client's own
+        string.
         """
         self._requests.labels(method, route, str(status)).inc()
         self._request_times.labels(route).observe(seconds)
 
 
 class _DatabaseCollector(Collector):
-    """Counts database rows when metrics are collected."""
-
     def __init__(self, store: ServiceStore) -> None:
         self._store = store
         self._collect_lock = threading.Lock()
@@ -205,8 +180,6 @@ class _DatabaseCollector(Collector):
 
 
 class _UserCollector(Collector):
-    """Counts the open jobs of each user when metrics are collected."""
-
     def __init__(self, store: ServiceStore) -> None:
         self._store = store
 

@@ -20,12 +20,7 @@ SANDBOX = "/mnt/mesos"
 
 @dataclass(frozen=True)
 class Mounts:
-    """Checks and lists the mounts of a job.
-
-    Attributes:
-        image: container image for the tasks; None for the agent's own file system.
-        checkpoint_root: folder for the checkpoints of jobs that name none.
-        allowed: folders that users may mount, at their own path or in `PLACES`, or use for checkpoints.
+    """What a job may mount: `allowed` volumes, at their own path or in `PLACES`, and its checkpoint folder.
 
     Raises:
         BadInputError: if the root cannot be mounted, or jobs could replace one of these folders by a link.
@@ -49,22 +44,12 @@ class Mounts:
                 )
 
     def check(self, request: TrainingRequest | SearchJobRequest) -> None:
-        """Checks that a request asks only for what the service allows.
-
-        Raises:
-            BadInputError: if it asks for more.
-        """
+        """Raises `BadInputError` if a request asks for more than the service allows."""
         self.container(request, _named_folder(request) or self.checkpoint_root)
 
     def container(self, request: TrainingRequest | SearchJobRequest, checkpoint_dir: str) -> Container | None:
-        """The container of a job; None without an image.
-
-        Args:
-            request: the job as submitted.
-            checkpoint_dir: where its checkpoints go.
-
-        Raises:
-            BadInputError: if it asks for something that the service does not allow.
+        """The container of a job, None without an image; raises `BadInputError` if it asks for more than the service
+        allows.
         """
         if self.image is None:
             if request.volumes:

@@ -60,12 +60,7 @@ def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, s
 
 
 def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, float]:
-    """Search -> value of its best trial (`framework.search.records.best_trial`); searches without one are omitted.
-
-    Args:
-        connection: to the database.
-        modes: search -> `min` or `max`.
-    """
+    """Search -> value of its best trial (`framework.search.records.best_trial`), given the searches' `search_modes`."""
     # NaN and infinities are stored as values outside this range (`framework.search.tables.Number`).
     value, state = TRIALS.c.value, TRIALS.c.state
     is_finite = value.between(-sys.float_info.max, sys.float_info.max)
@@ -87,15 +82,8 @@ def named_folders(connection: Connection) -> list[str]:
 
 
 def checkpoint_folders(connection: Connection, user: str, root: str) -> tuple[list[str], list[str]]:
-    """The checkpoint folders of all jobs.
-
-    Args:
-        connection: to the database.
-        user: the user whose jobs come first.
-        root: parent of the folders that the service chose.
-
-    Returns:
-        Those of the user's jobs, and those of other users' jobs.
+    """The checkpoint folders of the user's jobs and of other users' jobs; `root` is the parent of those the service
+    chose.
     """
     named = [_json_text(connection, JOBS.c.request, *path) for path in _NAMED_FOLDERS]
     chosen = _json_text(connection, JOBS.c.state_data, "checkpoint_dir")
@@ -144,7 +132,6 @@ def output(
 
 
 def job_counts(connection: Connection) -> dict[tuple[JobKind, JobState], int]:
-    """(Kind, state) -> number of jobs."""
     query = select(JOBS.c.kind, JOBS.c.state, func.count()).group_by(JOBS.c.kind, JOBS.c.state)
     return {(JobKind(kind), JobState(state)): count for kind, state, count in connection.execute(query)}
 
@@ -178,9 +165,7 @@ def open_job_counts(connection: Connection) -> dict[tuple[str, JobState], int]:
 
 
 def oldest_queued_s(connection: Connection) -> float | None:
-    """Submission time, in seconds since the epoch, of the job that has waited longest for its first run; None without
-    one.
-    """
+    """Submission time (epoch seconds) of the job that has waited longest for its first run; None without one."""
     query = select(func.min(JOBS.c.submitted_s))
     found = connection.execute(query.where(JOBS.c.state == str(JobState.QUEUED), JOBS.c.started_s.is_(None))).scalar()
     return None if found is None else float(found)
@@ -202,13 +187,11 @@ def trial_counts(connection: Connection) -> dict[TrialState, int]:
 
 
 def newest_ids(connection: Connection, limit: int = 1000) -> list[str]:
-    """Job ids, newest first."""
     query = select(JOBS.c.id).order_by(JOBS.c.number.desc()).limit(limit)
     return list(connection.execute(query).scalars())
 
 
 def open_jobs(connection: Connection, user: str) -> int:
-    """Number of the user's jobs that have not ended."""
     query = select(func.count()).select_from(JOBS).where(JOBS.c.user == user, JOBS.c.state.in_(_OPEN))
     return int(connection.execute(query).scalar_one())
 

@@ -28,15 +28,8 @@ def finite(value: float | None) -> float | None:
 
 
 class JobRecorder:
-    """Buffers the events, output and progress of one job.
-
-    Args:
-        store: the database.
-        job_id: the job.
-        waiting: the reason in the database.
-
-    Attributes:
-        waiting: why the job does not run; empty if nothing prevents it.
+    """Buffers the events, output and progress of one job; `waiting` is why it does not run, empty if nothing prevents
+    it.
     """
 
     def __init__(self, store: ServiceStore, job_id: str, waiting: str = "") -> None:
@@ -50,11 +43,9 @@ class JobRecorder:
         self._waiting_event_s = -WAITING_EVENT_INTERVAL_S
 
     def event(self, kind: str, text: str) -> None:
-        """Adds an event; see `JobEvent.kind`."""
         self._events.append((kind, text))
 
     def set_waiting(self, reason: str) -> None:
-        """Sets why the job cannot run yet."""
         now_s = time.monotonic()
         # The reason lists current offers, and so changes often.
         if reason != self.waiting and (not self.waiting or now_s - self._waiting_event_s >= WAITING_EVENT_INTERVAL_S):
@@ -74,7 +65,6 @@ class JobRecorder:
         self._progress.append(point)
 
     def write(self) -> None:
-        """Writes everything buffered."""
         # Cleared only once written. If the database fails, the service ends and loses what is still buffered.
         self._store.history.add_events(self._job_id, self._events)
         self._events.clear()
@@ -89,12 +79,7 @@ class JobRecorder:
 
 
 class TrainingRecorder(JobObserver):
-    """Records a training job.
-
-    Args:
-        recorder: the job's recorder.
-        is_chief: whether a planned task is the chief, whose progress is the job's.
-    """
+    """Records a training job; its progress is that of the chief."""
 
     def __init__(self, recorder: JobRecorder, is_chief: Callable[[PlannedTask], bool]) -> None:
         self._recorder = recorder
@@ -150,12 +135,6 @@ class TrainingRecorder(JobObserver):
 
 
 class SearchRecorder(SearchObserver):
-    """Records a search.
-
-    Args:
-        recorder: the job's recorder.
-    """
-
     is_public = True
 
     def __init__(self, recorder: JobRecorder) -> None:

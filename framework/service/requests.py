@@ -55,11 +55,7 @@ Measured = Annotated[float, Field(ge=1e-7, le=1e9, allow_inf_nan=False)]
 
 
 def check_search(spec: SearchSpec) -> None:
-    """Checks that a search can run.
-
-    Raises:
-        BadInputError: if its policy is unknown, or its space cannot be searched this way.
-    """
+    """Raises `BadInputError` if the policy is unknown, or the space cannot be searched this way."""
     make_policy(spec.policy, spec.settings)
     check_learning(spec.policy, spec.warm_start_from)
     if spec.sampler_object or spec.space_function:
@@ -81,11 +77,9 @@ class MeasuredStep(BaseModel):
     """A measured step time with one placement (`solver.calibration.Measurement`).
 
     Attributes:
-        ps: machine of each parameter server.
-        workers: machine of each worker.
+        ps, workers: machine of each.
         gpus, cpus: of each worker.
-        seconds: duration of one step of all workers; None where `samples_per_s` is given.
-        samples_per_s: of the whole job; None where `seconds` is given.
+        seconds: duration of one step of all workers; None where `samples_per_s`, of the whole job, is given.
         batch_size: samples per step of one worker; None for the model's.
         shard_bytes: bytes of variables on each parameter server; None for those that a plan would place there.
         where: file and line, for messages.
@@ -118,11 +112,7 @@ class MeasuredStep(BaseModel):
         )
 
     def to_measurement(self) -> Measurement:
-        """Converts to a `Measurement`.
-
-        Raises:
-            BadInputError: if it is empty or contradicts itself.
-        """
+        """Converts to a `Measurement`; raises `BadInputError` if it is empty or contradicts itself."""
         # Imported late: slow to import, and few jobs have measurements.
         from solver.calibration import Measurement
         from solver.placement.naming import Assignment
@@ -150,14 +140,9 @@ class _Request:
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrainingRequest(TrainingOptions, PlanOptions, _Request):
-    """A training job as submitted.
+    """A training job as submitted: `framework.training.spec.JobSpec` with profile and plan as JSON values.
 
-    Attributes:
-        name: the job's id; None to generate one.
-        script: path inside the bundle.
-        arguments, profile, profile_is_kept, plan, stream_all_logs, preload: as in
-            `framework.training.spec.JobSpec`; profile and plan as JSON values.
-        measurements: see `solver.settings.PlanSettings`.
+    The script is a path inside the bundle; without a name the service generates the id.
     """
 
     kind: Literal["training"] = "training"
@@ -193,10 +178,6 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
         """The job spec, with the fields that the service adds: `job_id`, `checkpoint_dir`, `bundle_url`, `python` and
         the like.
 
-        Args:
-            network: the known links between agents.
-            of_the_service: further fields of the spec.
-
         Raises:
             BadInputError: if a measurement contradicts itself.
             ValueError, TypeError, KeyError: if profile, plan or measurements cannot be parsed.
@@ -218,13 +199,9 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=_STRICT)
 class SearchJobRequest(_Request):
-    """A search as submitted.
+    """A search as submitted: `framework.search.records.SearchSpec` as JSON values, its script a path inside the bundle.
 
-    Attributes:
-        spec: `framework.search.records.SearchSpec` as JSON values; its script is a path inside the bundle.
-        preload: modules for the zygotes, as `framework.project.script_facts` finds them on the client.
-        constraints: see `JobRecord`.
-        volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
+    `preload` are modules for the zygotes, as `framework.project.script_facts` finds them on the client.
     """
 
     kind: Literal["search"] = "search"
@@ -246,20 +223,12 @@ class SearchJobRequest(_Request):
         return self
 
     def to_spec(self) -> SearchSpec:
-        """Parses the spec.
-
-        Raises:
-            ValueError: if it is malformed.
-        """
+        """Parses the spec; raises `ValueError` if it is malformed."""
         return _SEARCH_SPEC.validate_python(self.spec)
 
 
 class Resumption(BaseModel):
-    """How to resume a search that has ended.
-
-    Attributes:
-        constraints: see `JobRecord`; None to keep the earlier ones.
-    """
+    """How to resume a search that has ended; without constraints it keeps the earlier ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -272,11 +241,7 @@ _REQUEST: TypeAdapter[TrainingRequest | SearchJobRequest] = TypeAdapter(JobReque
 
 
 def read_request(values: Any) -> TrainingRequest | SearchJobRequest:
-    """Validates a request from JSON values.
-
-    Raises:
-        BadInputError: if it is malformed; the message names the first malformed field.
-    """
+    """Validates a request from JSON values; raises `BadInputError` that names the first malformed field."""
     try:
         return _REQUEST.validate_python(values)
     except ValidationError as error:
@@ -284,11 +249,7 @@ def read_request(values: Any) -> TrainingRequest | SearchJobRequest:
 
 
 def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
-    """The request of a job in the database; it was validated on submission and is not checked again.
-
-    Raises:
-        BadInputError: if it cannot be parsed any more.
-    """
+    """The stored request of a job, validated on submission; raises `BadInputError` if it cannot be parsed any more."""
     try:
         return _REQUEST.validate_python(record.request, context=_STORED)
     except ValidationError as error:
@@ -306,11 +267,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def training_request(**values: Any) -> TrainingRequest:
-    """Creates the request of a training job from these fields.
-
-    Raises:
-        BadInputError: if a service would refuse it.
-    """
+    """Creates a request; raises `BadInputError` if a service would refuse it."""
     try:
         return TrainingRequest(**values)
     except ValidationError as error:
@@ -318,10 +275,8 @@ def training_request(**values: Any) -> TrainingRequest:
 
 
 def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...], **more: Any) -> SearchJobRequest:
-    """Creates the request of a search; `script` is its path inside the bundle, `more` are further fields.
-
-    Raises:
-        BadInputError: if a service would refuse it.
+    """Creates a request with `script`, a path inside the bundle; raises `BadInputError` if a service would refuse
+    it.
     """
     values = dataclasses.asdict(dataclasses.replace(spec, script=script, folder=""))
     try:
@@ -331,11 +286,7 @@ def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...], **mo
 
 
 def is_own_search(record: JobRecord, search: SearchSummary) -> bool:
-    """Whether the search with a job's name belongs to the job, and not to a `dike tune` of the same name.
-
-    Raises:
-        BadInputError: if the job's request cannot be parsed any more.
-    """
+    """Whether the search with a job's name belongs to the job, and not to a `dike tune` of the same name."""
     if record.state_data is not None:
         return True
     # A service may have been killed after it created the search and before it wrote the job's state.

@@ -36,12 +36,9 @@ _SUBMITTED = re.compile(r"-\d{8}-\d{6}$")
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """How long a service keeps jobs that have ended.
+    """How long a service keeps jobs that have ended and their checkpoints, in seconds; None for ever.
 
-    Attributes:
-        jobs_s: their rows in the database, in seconds; None for ever.
-        checkpoints_s: their checkpoints, in seconds; None for ever. At most `jobs_s`: the database knows their owners.
-        root: parent of the checkpoint folders that the service creates.
+    Checkpoints are kept at most as long as jobs, as the database knows their owners. They are in folders below `root`.
     """
 
     jobs_s: float | None = None
@@ -51,13 +48,7 @@ class RetentionPolicy:
 
 @contextlib.contextmanager
 def removing_old_jobs(store: ServiceStore, policy: RetentionPolicy, interval_s: float = INTERVAL_S) -> Iterator[None]:
-    """Removes what is old immediately and at each interval, on a thread, inside the context.
-
-    Args:
-        store: the service's database.
-        policy: the retention policy.
-        interval_s: time between two removals.
-    """
+    """Removes what is old immediately and at each interval, on a thread, inside the context."""
     ending = threading.Event()
     thread = threading.Thread(
         target=_remove_periodically, args=(store, policy, interval_s, ending), name="dike-retention", daemon=True
@@ -99,12 +90,9 @@ def _remove(store: ServiceStore, policy: RetentionPolicy, ending: threading.Even
 
 
 class Checkpoints:
-    """The checkpoints of a service's jobs, in the folders that the service created.
+    """The checkpoints of a service's jobs, in the folders that the service created below `root`.
 
-    Args:
-        store: the service's database.
-        root: parent of these folders, an absolute path.
-        before_s: checkpoints are old if job and last write ended before this time (seconds since the epoch).
+    They are old if job and last write ended before `before_s`, in seconds since the epoch.
     """
 
     def __init__(self, store: ServiceStore, root: Path, before_s: float) -> None:
@@ -114,14 +102,7 @@ class Checkpoints:
         self._folders = RunFolders(root)
 
     def remove_old(self, is_ending: Callable[[], bool]) -> None:
-        """Removes old checkpoints, except those of resumable trials and of the best trial of each search.
-
-        Args:
-            is_ending: whether to stop before the next job.
-
-        Raises:
-            OSError: if the root cannot be read.
-        """
+        """Removes old checkpoints, except those of resumable trials and of the best trial of each search."""
         if not self._root.exists():
             return
         try:
@@ -145,15 +126,8 @@ class Checkpoints:
                 self._record_removal(record, size_bytes)
 
     def remove_trials(self, record: JobRecord, searches: Store, *, may_resume: bool) -> int | None:
-        """Removes old checkpoints of a search; the caller owns its lease.
-
-        Args:
-            record: the search's job.
-            searches: the store, with the search open.
-            may_resume: whether the search may be resumed.
-
-        Returns:
-            The number of bytes; None if there was nothing to remove.
+        """Removes old checkpoints of a search whose lease the caller owns; returns the bytes, None if nothing was
+        removed.
         """
         spec = searches.spec
         folder = Path(spec.checkpoint_dir).name
@@ -183,7 +157,7 @@ class Checkpoints:
         return None
 
     def _own_folder(self, record: JobRecord) -> str | None:
-        """The name of the folder that the service chose for a job below this root; None if the user named one."""
+        """The name of the folder that the service chose for a job below this root; None if it chose none there."""
         name = record.folder_name
         if record.kind is JobKind.SEARCH:
             return None if (record.request.get("spec") or {}).get("checkpoint_dir") else name
@@ -248,15 +222,10 @@ class Checkpoints:
 def remove_old_searches(
     store: ServiceStore, ended_before_s: float, checkpoints: Checkpoints | None = None
 ) -> list[str]:
-    """Deletes the searches, with their studies, of jobs that ended before a time.
+    """Deletes the searches, with studies and checkpoints, of jobs that ended before a time; returns the jobs without a
+    search.
 
-    Args:
-        store: the service's database; locked only for short transactions.
-        ended_before_s: seconds since the epoch.
-        checkpoints: also removes their checkpoints, except those of the best trials; None to keep them.
-
-    Returns:
-        The jobs without a search now; a search that was resumed since is kept.
+    Keeps the checkpoints of the best trials, and searches that were resumed since.
     """
     names = store.old_searches(ended_before_s)
     return [name for name in names if remove_search(store, name, ended_before_s, checkpoints)]

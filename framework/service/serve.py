@@ -49,15 +49,7 @@ ENDING_WITH_MESOS_NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(ServiceOptions):
-    """What `dike serve` was asked to do.
-
-    Attributes:
-        mesos: access to the cluster.
-        webui_url: URL of the web page; None without one.
-        weight: queue weight by user.
-        limits: limits by user.
-        network: the known links between agents; None if unknown.
-    """
+    """What `dike serve` was asked to do; `weight` and `limits` are by user."""
 
     mesos: MesosAccess = field(default_factory=MesosAccess)
     webui_url: str | None = None
@@ -73,10 +65,7 @@ Front = Callable[[Submissions, Service, LeadingMaster], AbstractContextManager[N
 def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> None:
     """Runs a service until SIGTERM or Ctrl-C; its tasks keep running for the next service on the same database.
 
-    Args:
-        request: the options.
-        front: entered before the subscription, left after it.
-        note: called with messages for the operator.
+    `front` is entered before the subscription and left after it; `note` receives messages for the operator.
 
     Raises:
         BadInputError: if the database or the master cannot be used.

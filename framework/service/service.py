@@ -30,16 +30,10 @@ from framework.service.store import ServiceStore
 logger = logging.getLogger(__name__)
 
 WRITE_INTERVAL_S = 0.5
-"""Interval at which events, output and progress of jobs are written."""
 
 
 class StoredJournal(Journal):
-    """Writes the scheduler's journal to a service's database.
-
-    Args:
-        store: the database.
-        recorders: job -> its recorder, which may hold unwritten output.
-    """
+    """Writes the scheduler's journal to the database; `recorders` may hold unwritten output of jobs."""
 
     def __init__(self, store: ServiceStore, recorders: Mapping[str, JobRecorder]) -> None:
         self._store = store
@@ -61,17 +55,8 @@ class StoredJournal(Journal):
 class Service:
     """Runs the jobs of a database on one Mesos cluster (`framework.scheduler.session.Work`).
 
-    Submitted jobs and kill requests arrive as events, `JobSubmitted` and `KillRequested`, once they are in the
-    database.
-
-    Args:
-        context: the database and everything else that jobs need.
-        mesos: the master.
-        queue: orders the jobs.
-        agents: the agent directory; None without one.
-        master: notified of the leading master; None if not needed.
-        background: runs slow work; None to run it in the loop.
-        job_sizes: sizes elastic jobs centrally; None if each job sizes itself.
+    Submitted jobs and kill requests arrive as `JobSubmitted` and `KillRequested` once they are in the database. Without
+    `background`, slow work runs in the loop; without `job_sizes`, each elastic job sizes itself.
     """
 
     def __init__(
@@ -121,12 +106,8 @@ class Service:
         return self._is_shut_down
 
     def handle(self, event: events.Event) -> None:
-        """Handles one event.
-
-        Raises:
-            FrameworkRemovedError: if the master has removed the framework; recorded, so that a new service resumes the
-                jobs.
-            BadInputError, JobFailedError: as `Scheduler.handle`.
+        """Handles one event as `Scheduler.handle`; records a removal of the framework, so that a new service resumes
+        the jobs.
         """
         match event:
             case events.JobSubmitted():
@@ -144,7 +125,6 @@ class Service:
                     raise
 
     def tick(self) -> None:
-        """Does the periodic work."""
         start_s = time.monotonic()
         self.scheduler.tick()
         self._update_states()

@@ -32,21 +32,11 @@ _JSON_COLUMNS = ("request", "constraints", "result", "state_data")
 _LONG_COLUMNS = ("request", "result", "state_data")
 _SEARCH_BATCH = 1000
 DELETE_BATCH = 50
-"""Jobs deleted in one transaction."""
 DELETE_PAUSE_S = 0.2
 
 
 class ServiceStore:
     """The database of a service.
-
-    Args:
-        url: an SQLAlchemy URL.
-        limits: limits by user.
-
-    Attributes:
-        database: connections, transactions, the lease.
-        history: events, output and progress of the jobs.
-        limits: the same.
 
     Raises:
         BadInputError: if the database cannot be used; from every method.
@@ -64,7 +54,6 @@ class ServiceStore:
     # Framework
 
     def framework_id(self) -> str | None:
-        """The service's framework id at Mesos; None before the first subscription."""
         with self.database.reading() as connection:
             return connection.execute(select(SERVICES.c.framework_id)).scalar()
 
@@ -82,12 +71,7 @@ class ServiceStore:
     # Jobs
 
     def add_job(self, record: JobRecord, bundle: bytes) -> None:
-        """Adds a job with its bundle.
-
-        Raises:
-            BadInputError: if the id is taken.
-            OverLimitError: if the user exceeds the limit of open jobs or bundles.
-        """
+        """Adds a job with its bundle; raises `BadInputError` if the id is taken, and `OverLimitError`."""
         # Without the lock, two concurrent jobs could get the same number or pass a limit together: only SQLite
         # serializes writers.
         with self._submit_lock, self.database.transaction() as connection:
@@ -100,23 +84,13 @@ class ServiceStore:
             connection.execute(insert(BUNDLES).values(job_id=record.id, archive=bundle))
 
     def change_job(self, job_id: str, **changes: Any) -> None:
-        """Updates some fields of a job."""
         with self.database.transaction() as connection:
             connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(_job_values(changes)))
 
     def reopen_job(self, job_id: str, note: str, **changes: Any) -> bool:
-        """Queues a job that has ended again, behind all others.
+        """Queues a job that has ended again, behind all others, with a note among its events.
 
-        Args:
-            job_id: the job.
-            note: text of the event.
-            changes: further fields to update.
-
-        Returns:
-            False, with nothing changed, if it has not ended or was deleted.
-
-        Raises:
-            OverLimitError: if the user has reached the limit of open jobs.
+        Returns False, with nothing changed, if it has not ended or was deleted. Raises `OverLimitError`.
         """
         fresh = {"state": JobState.QUEUED, "ended_s": None, "kill_requested": False, "failure": "", "result": None}
         ended = [str(state) for state in JobState if state.has_ended()]
@@ -147,14 +121,9 @@ class ServiceStore:
         before: str | None = None,
         brief: bool = False,
     ) -> list[JobRecord]:
-        """Jobs, newest first.
+        """Jobs, newest first; `before` is the id of the job where the page starts.
 
-        Args:
-            user: only this user's; None for all.
-            states: only those in one of these states; None for all.
-            limit: maximum number; None for all.
-            before: only those submitted before the job of this id.
-            brief: whether to omit request, result and state data, which may be long.
+        With `brief`, omits request, result and state data, which may be long.
         """
         columns = [column for column in JOBS.c if not (brief and column.name in _LONG_COLUMNS)]
         query = select(*columns).order_by(JOBS.c.number.desc()).limit(limit)
@@ -173,21 +142,18 @@ class ServiceStore:
         return self.jobs(states=states)[::-1]
 
     def bundle(self, token: str) -> bytes | None:
-        """The archive of a bundle token; None if unknown."""
         query = select(BUNDLES.c.archive).join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.bundle_token == token)
         with self.database.reading() as connection:
             return connection.execute(query).scalar()
 
     def old_searches(self, ended_before_s: float) -> list[str]:
-        """Ids of searches that ended before a time (seconds since the epoch) and may be deleted; a limited number per
-        call.
-        """
+        """Ids of searches that ended before a time (epoch seconds) and may be deleted; a limited number per call."""
         query = select(JOBS.c.id).where(_is_old(ended_before_s), JOBS.c.kind == str(JobKind.SEARCH))
         with self.database.reading() as connection:
             return list(connection.execute(query.limit(_SEARCH_BATCH)).scalars())
 
     def old_job(self, job_id: str, ended_before_s: float) -> JobRecord | None:
-        """The job if it ended before a time (seconds since the epoch) and has no live task; None otherwise."""
+        """The job if it ended before a time (epoch seconds) and has no live task; None otherwise."""
         query = select(JOBS).where(JOBS.c.id == job_id, _is_old(ended_before_s))
         with self.database.reading() as connection:
             row = connection.execute(query).mappings().first()
@@ -196,15 +162,10 @@ class ServiceStore:
     def delete_jobs(
         self, ended_before_s: float, searches: Collection[str] = (), ending: threading.Event | None = None
     ) -> int:
-        """Deletes jobs that ended before a time, with all their rows.
+        """Deletes jobs that ended before a time (epoch seconds), with all their rows; returns their number.
 
-        Args:
-            ended_before_s: seconds since the epoch.
-            searches: ids of searches that may be deleted, as the database of searches has nothing of them any more.
-            ending: set to leave the rest to the next call.
-
-        Returns:
-            The number of jobs.
+        Of searches only the given ones, which are deleted from the database of searches already. `ending` stops it
+        early.
         """
         is_deletable = and_(_is_old(ended_before_s), or_(JOBS.c.kind != str(JobKind.SEARCH), JOBS.c.id.in_(searches)))
         count = 0
@@ -239,12 +200,7 @@ class ServiceStore:
     # Tasks
 
     def save(self, tasks: Sequence[TaskRecord], states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes tasks and jobs' state data in one transaction; skips tasks of deleted jobs.
-
-        Args:
-            tasks: new or changed tasks.
-            states: job -> its state data.
-        """
+        """Writes tasks and jobs' state data in one transaction; skips tasks of deleted jobs."""
         with self.database.transaction() as connection:
             for job_id, state in states.items():
                 values = {"state_data": json.dumps(state)}
@@ -253,12 +209,6 @@ class ServiceStore:
                 _save_task(connection, task)
 
     def tasks(self, *, job_id: str | None = None, live_only: bool = False) -> list[TaskRecord]:
-        """Tasks in order of launch.
-
-        Args:
-            job_id: only those of this job; None for all.
-            live_only: only those that have not ended.
-        """
         query = select(TASKS).order_by(TASKS.c.launched_s, TASKS.c.task_id)
         if job_id is not None:
             query = query.where(TASKS.c.job_id == job_id)

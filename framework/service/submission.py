@@ -29,13 +29,7 @@ from framework.service.users import OverLimitError
 
 
 class Submissions:
-    """Accepts jobs and requests to resume or kill them.
-
-    Args:
-        store: the service's database.
-        inbox: the event queue of the service's loop (`framework.mesos.events.EventScheduler.events`).
-        mounts: what jobs may mount in their containers.
-    """
+    """Accepts jobs and requests to resume or kill them; `inbox` is the event queue of the service's loop."""
 
     def __init__(
         self,
@@ -58,8 +52,7 @@ class Submissions:
         """Accepts a job; it is durable when this returns.
 
         Raises:
-            BadInputError: if the name is invalid or taken, the bundle is malformed, or the job asks for folders that
-                the service does not allow.
+            BadInputError: if the name is invalid or taken, the bundle is malformed, or folders are not allowed.
             OverLimitError: if the job exceeds a limit of the user.
         """
         asked = request.to_spec() if isinstance(request, SearchJobRequest) else request
@@ -115,17 +108,7 @@ class Submissions:
             )
 
     def resume(self, record: JobRecord, user: str, constraints: Sequence[str] | None = None) -> None:
-        """Resumes a search that has ended; durable when this returns.
-
-        Args:
-            record: the search's job.
-            user: the user who asks.
-            constraints: the agents it may use from now on; None to keep the earlier constraints.
-
-        Raises:
-            BadInputError: if the search cannot be resumed; see `reopen_search`.
-            OverLimitError: if the job's user has reached the limit of open jobs.
-        """
+        """Resumes a search that has ended, durably; see `reopen_search`."""
         reopen_search(self.store, record, user, constraints)
         self._inbox.put(events.JobSubmitted(record.id))
 
@@ -146,16 +129,11 @@ def _is_in(folder: str, other: str) -> bool:
 
 
 def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints: Sequence[str] | None) -> None:
-    """Queues the job of a search that has ended again, with all its trials.
-
-    Args:
-        store: the service's database.
-        record: the job.
-        user: the user who asks.
-        constraints: the agents it may use from now on; None to keep the earlier constraints.
+    """Queues the job of a search that has ended again, with all its trials; `constraints` None keeps the earlier ones.
 
     Raises:
         BadInputError: if the job is no search, has not ended, is complete, or another process runs the search.
+        OverLimitError: if the job's user has reached the limit of open jobs.
     """
     name = record.id
     if record.kind is not JobKind.SEARCH:

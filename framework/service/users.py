@@ -37,7 +37,6 @@ from solver.units import parse_bytes
 MIN_TOKEN_LENGTH = 16
 TOKEN_BYTES = 32
 CHECK_INTERVAL_S = 1.0
-"""Interval at which the users file is checked for changes."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +54,9 @@ class Limits:
     """Limits of one user; None for no limit.
 
     Attributes:
-        open_jobs: jobs that have not ended.
-        trials: trials of one search.
-        output_bytes: output of all the user's jobs in the database; beyond it the oldest is deleted.
-        bundle_bytes: bundles of all the user's jobs in the database.
+        trials: of one search.
+        output_bytes: of all the user's jobs; beyond it the oldest output is deleted.
+        bundle_bytes: of all the user's jobs.
     """
 
     open_jobs: int | None = None
@@ -79,12 +77,10 @@ class User:
     """A user of the service.
 
     Attributes:
-        name: as in `JobRecord.user`.
         weight: share in the queue, relative to the other users'.
         admin: whether the user may kill other users' jobs and read their output.
-        has_token: whether there is a token; without one the user signs in only through a proxy.
+        has_token: without one, the user signs in only through a proxy.
         expires: the token's last day, in UTC; None if it never expires.
-        limits: the user's limits.
     """
 
     name: str
@@ -105,9 +101,6 @@ class Users:
     Args:
         read: returns the users by `digest` of their token; called again by `reload`.
         fingerprint: returns a value that differs when `read` would return other users.
-
-    Raises:
-        BadInputError: if the users cannot be read.
     """
 
     def __init__(
@@ -121,29 +114,15 @@ class Users:
 
     @classmethod
     def of_file(cls, path: Path) -> Users:
-        """Reads a users file.
-
-        Raises:
-            BadInputError: if it cannot be read, is malformed, or holds plain tokens and other accounts may read it.
-        """
         return cls(lambda: read_users(path), lambda: _fingerprint(path))
 
     @classmethod
     def of_this_account(cls) -> Users:
-        """The account of this process as the only user and administrator; creates the token in `own_token_file` if
-        missing.
-
-        Raises:
-            BadInputError: if the token cannot be written or read.
-        """
+        """This account as the only user and administrator; creates the token in `own_token_file` if missing."""
         return cls(lambda: {digest(own_token()): User(_account_name(), admin=True)})
 
     def authenticate(self, token: str) -> User | None:
-        """The user of a token; None if it is unknown.
-
-        Raises:
-            TokenExpiredError: if it has expired.
-        """
+        """The user of a token; None if it is unknown. Raises `TokenExpiredError`."""
         given = digest(token)
         found = None
         # Compares all digests, each in constant time: the duration leaks nothing about any of them.
@@ -160,12 +139,10 @@ class Users:
         return next((user for user in self._by_digest.values() if user.name == name), None)
 
     def weight(self, name: str) -> float:
-        """The user's queue weight; 1 for an unknown user."""
         user = self.named(name)
         return 1.0 if user is None else user.weight
 
     def limits(self, name: str) -> Limits:
-        """The user's limits; none for an unknown user."""
         user = self.named(name)
         return NO_LIMITS if user is None else user.limits
 
@@ -220,11 +197,7 @@ def today() -> datetime.date:
 
 
 def own_token() -> str:
-    """The token in `own_token_file`; created once.
-
-    Raises:
-        BadInputError: if it cannot be written or read, or other accounts may read it.
-    """
+    """The token in `own_token_file`, created once; raises `BadInputError` if other accounts may read it."""
     path = own_token_file()
     token = read_or_create_secret(path, new_token(), "token")
     if len(token) < MIN_TOKEN_LENGTH:
@@ -310,11 +283,6 @@ _ENTRIES: TypeAdapter[dict[str, _Entry]] = TypeAdapter(
 
 
 def check_user_name(name: str) -> None:
-    """Checks that a user may have this name.
-
-    Raises:
-        BadInputError: if not.
-    """
     try:
         _NAMES.validate_python(name)
     except ValidationError:
@@ -341,11 +309,7 @@ def read_users(path: Path) -> dict[str, User]:
 
 
 def parse_users(path: Path, text: str) -> Any:
-    """The unchecked content of a users file.
-
-    Raises:
-        BadInputError: if it is not YAML or has a duplicate key.
-    """
+    """The unchecked content of a users file; raises `BadInputError` if it is not YAML or has a duplicate key."""
     try:
         _, values = parse_yaml(path, text)
     except (*NOT_YAML, RecursionError) as error:
@@ -357,16 +321,7 @@ def parse_users(path: Path, text: str) -> Any:
 
 
 def validate_users(path: Path, values: Any, *, is_open: bool = False) -> dict[str, User]:
-    """Validates the content of a users file; returns the users by `digest` of their token.
-
-    Args:
-        path: the file, for messages.
-        values: its parsed content.
-        is_open: whether other accounts may read the file.
-
-    Raises:
-        BadInputError: if it is malformed, or holds plain tokens and other accounts may read it.
-    """
+    """Validates the content of a users file that others may read if `is_open`; see `read_users`."""
     try:
         entries = _ENTRIES.validate_python(values)
     except ValidationError as error:

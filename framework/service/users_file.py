@@ -42,9 +42,9 @@ class Changed:
     """The result of a change.
 
     Attributes:
-        token: the new token; None if none was created.
+        token: the new token, if one was created.
         has_lost_comments: whether the file had to be rewritten without its comments.
-        was_open: whether other accounts could read the file before; they no longer can.
+        was_open: whether other accounts could read the file before.
     """
 
     token: str | None
@@ -55,12 +55,9 @@ class Changed:
 class UsersFile:
     """A users file for editing. Changes are atomic, by one process at a time; only the owner can read the new file.
 
-    Args:
-        path: the file; a link is followed.
-
     Raises:
-        BadInputError: from every method, if the file is malformed or cannot be read or written, or the change is
-            invalid; the file is unchanged then.
+        BadInputError: from every method, if the file is malformed or inaccessible, or the change is invalid; it stays
+            unchanged then.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,15 +75,7 @@ class UsersFile:
         weight: float = 1.0,
         admin: bool = False,
     ) -> Changed:
-        """Adds a user; creates the file if missing.
-
-        Args:
-            name: the user's name.
-            has_token: whether to create a token; without one the user signs in only through a proxy.
-            expires: the token's last day, in UTC; None if it never expires.
-            weight: share in the queue.
-            admin: whether the user is an administrator.
-        """
+        """Adds a user; creates the file if missing. See `User` for the fields."""
         check_user_name(name)
         token = new_token() if has_token else None
         entry: dict[str, Any] = {"no_token": True} if token is None else {"token_sha256": digest(token)}
@@ -109,12 +98,8 @@ class UsersFile:
         return self._change(change, edits, token, may_be_new=True)
 
     def rotate(self, name: str, *, expires: datetime.date | None = None, keeps_date: bool = False) -> Changed:
-        """Replaces a user's token.
-
-        Args:
-            name: the user.
-            expires: the new token's last day, in UTC; None if it never expires.
-            keeps_date: whether to keep the old token's last day instead.
+        """Replaces a user's token; the new one expires on the given or, with `keeps_date`, on the old one's last
+        day.
         """
         token = new_token()
         fresh: dict[str, Any] = {"token_sha256": digest(token)}
@@ -176,8 +161,7 @@ class UsersFile:
 
         Args:
             change: changes the parsed content.
-            edits: makes the same change to the text, for files in the usual layout; the edited text is used only if it
-                parses to the same content.
+            edits: the same for the text of a usual layout; used only if the result parses to the same content.
             token: the token created for the change.
             may_be_new: whether the file may be missing.
         """
@@ -249,7 +233,6 @@ def _replaced(pair: _Pair, values: dict[str, Any]) -> _Edit:
 
 
 def _removed(text: str, pair: _Pair) -> _Edit:
-    """Removes the lines of a pair."""
     start = text.rfind("\n", 0, pair[0].start_mark.index) + 1
     end = text.find("\n", _end(pair[1]))
     return start, len(text) if end < 0 else end + 1, ""

@@ -89,12 +89,8 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(backend: Backend, page: Path, hosts: frozenset[str] | None) -> Guard:
-    """Creates the ASGI application of the API and the web page.
-
-    Args:
-        backend: the service.
-        page: folder of the web page.
-        hosts: names allowed in the Host header; None for any.
+    """Creates the ASGI application of the API and the web page; `hosts` are names allowed in the Host header, None for
+    any.
     """
     app = _Application(
         title="Dike",

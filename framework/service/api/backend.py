@@ -44,23 +44,14 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy that signs users in and passes their name in a header.
-
-    Attributes:
-        header: the header's name.
-        networks: addresses of the proxy; the header is ignored from elsewhere.
-    """
+    """A proxy that signs users in and passes their name in a header, which is ignored from other addresses."""
 
     header: str
     networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
     @classmethod
     def of(cls, header: str, addresses: Sequence[str]) -> Proxy:
-        """Parses the operator's options.
-
-        Raises:
-            BadInputError: if the header's name or an address is invalid.
-        """
+        """Parses the operator's options; raises `BadInputError` if the header's name or an address is invalid."""
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", header):
             raise BadInputError(
                 f"--proxy-user-header {header} is not a valid header name; use letters, digits and '-', such as "
@@ -86,7 +77,6 @@ class Proxy:
         return self.is_at(request.client.host)
 
     def is_at(self, host: str) -> bool:
-        """Whether an address is the proxy's."""
         peer = ipaddress.ip_address(host.partition("%")[0])
         # An IPv6 socket reports IPv4 peers in this form.
         peer = getattr(peer, "ipv4_mapped", None) or peer
@@ -140,7 +130,6 @@ class Followers:
             return ""
 
     def release(self, user: str) -> None:
-        """Removes a follower of a user."""
         with self._lock:
             self._counts[user] -= 1
             self._counts += Counter()  # drops users without followers
@@ -148,18 +137,7 @@ class Followers:
 
 @dataclass(frozen=True)
 class Backend:
-    """The service as the API sees it.
-
-    Attributes:
-        submissions: accepts jobs and requests.
-        users: the users.
-        master: the leading Mesos master.
-        metrics: the service's metrics.
-        snapshot: returns the latest snapshot of the service's loop.
-        proxy: the proxy that may sign users in; None for none.
-        closing: set when the service shuts down.
-        followers: counts the clients that follow output.
-    """
+    """The service as the API sees it; `closing` is set when it shuts down."""
 
     submissions: Submissions
     users: Users
@@ -267,12 +245,7 @@ def find_job(backend: Backend, job_id: str) -> JobRecord:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The most similar name; compares only the first ones if names are many or long.
-
-    Args:
-        name: from a request, so it may be long and come often.
-        names: candidates, newest first.
-    """
+    """The most similar name; compares only the first ones if names are many or long, as `name` comes from a request."""
     left, compared = MAX_COMPARED_PAIRS, []
     for one in names:
         # Comparing two names takes time proportional to the product of their lengths.

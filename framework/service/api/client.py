@@ -42,16 +42,11 @@ RECONNECT_TIMEOUT_S = 600.0
 """Maximum time that a follower waits for a service that is away."""
 RECONNECT_PAUSE_S = 1.0
 POLL_INTERVAL_S = 0.5
-"""Interval at which a job's end is polled."""
 PAGE_SIZE = 200
 
 
 class ServiceClient:
     """The client behind `dike submit`, `jobs`, `logs`, `kill` and `explain`.
-
-    Args:
-        url: the service's address, such as `http://127.0.0.1:8680`.
-        token: the token; None to send none.
 
     Raises:
         BadInputError: from every method, if no service answers or it refuses the request.
@@ -74,7 +69,6 @@ class ServiceClient:
         return self._http.url
 
     def me(self) -> Me:
-        """The user of the token."""
         return self._http.get("/me", Me)
 
     def submit_request(self, request: TrainingRequest | SearchJobRequest, bundle: bytes) -> Submitted:
@@ -87,22 +81,12 @@ class ServiceClient:
         )
 
     def resume(self, job_id: str, constraints: Sequence[str] | None = None) -> Submitted:
-        """Resumes a search that was killed or has failed.
-
-        Args:
-            job_id: the search's job.
-            constraints: the agents it may use from now on; None to keep the earlier constraints.
-        """
+        """Resumes a search that was killed or has failed; `constraints` None keeps the earlier ones."""
         asked = {"constraints": None if constraints is None else list(constraints)}
         return self._http.post(f"{_path(job_id)}/resume", Submitted, json=asked)
 
     def jobs(self, *, user: str | None = None, states: tuple[JobState, ...] = ()) -> Iterator[JobView]:
-        """Jobs, newest first.
-
-        Args:
-            user: only this user's; None for all.
-            states: only those in one of these; empty for all.
-        """
+        """Jobs, newest first; with all states if `states` is empty."""
         for page in self.job_pages(user=user, states=states):
             yield from page.jobs
 
@@ -114,14 +98,7 @@ class ServiceClient:
         order: Literal["newest", "queue"] = "newest",
         limit: int = PAGE_SIZE,
     ) -> Iterator[JobList]:
-        """Jobs, page by page; at least one page, which may be empty.
-
-        Args:
-            user: only this user's; None for all.
-            states: only those in one of these; empty for all.
-            order: newest first, or running jobs, then the queue, then those that have ended.
-            limit: maximum number of jobs on a page.
-        """
+        """Jobs, page by page; at least one page, which may be empty. For `order` see `GET /jobs`."""
         wanted: dict[str, Any] = {"limit": limit, "state": [str(state) for state in states], "order": order}
         if user is not None:
             wanted["user"] = user
@@ -136,15 +113,12 @@ class ServiceClient:
         return self._http.get(_path(job_id), JobDetails)
 
     def find(self, job_id: str) -> JobDetails | None:
-        """The job; None if there is none of that id."""
         return self._http.get_or_none(_path(job_id), JobDetails)
 
     def kill(self, job_id: str) -> JobView:
-        """Requests a job's end."""
         return self._http.post(f"{_path(job_id)}/kill", JobView)
 
     def tasks(self, job_id: str) -> list[TaskRecord]:
-        """A job's tasks, in order of launch."""
         return self._http.get(f"{_path(job_id)}/tasks", TaskList).tasks
 
     def events(self, job_id: str, *, after: int = 0) -> list[EventView]:
@@ -165,7 +139,6 @@ class ServiceClient:
         return self._http.get(f"{_path(job_id)}/trials", TrialList)
 
     def importance(self, job_id: str) -> ImportanceView:
-        """The importance of each parameter of a search."""
         return self._http.get(f"{_path(job_id)}/importance", ImportanceView)
 
     def outputs(self, job_id: str) -> OutputList:
@@ -173,18 +146,12 @@ class ServiceClient:
         return self._http.get(f"{_path(job_id)}/outputs", OutputList)
 
     def output_content(self, job_id: str, path: str) -> Iterator[bytes]:
-        """Streams one of these files."""
         return self._http.blocks(f"{_path(job_id)}/outputs/content", {"path": path})
 
     def download(
         self, job_id: str, folder: str | os.PathLike[str], files: Iterable[OutputFileView] | None = None
     ) -> list[Path]:
-        """Downloads files that a job's script has written, keeping their relative paths.
-
-        Args:
-            job_id: the job.
-            folder: the local target; created if missing.
-            files: some of `outputs`; None for all of them.
+        """Downloads files that a job's script has written below `folder`, keeping their relative paths; None for all.
 
         Returns:
             The local files; without those that the script has removed meanwhile.
@@ -212,7 +179,6 @@ class ServiceClient:
         return copies
 
     def _copy(self, job_id: str, path: str, target: Path) -> bool:
-        """Downloads a file; returns False if it no longer exists."""
         partial = target.with_name(f"{target.name}.part")
         try:
             with partial.open("wb") as local:
@@ -227,11 +193,11 @@ class ServiceClient:
         return True
 
     def model(self, job_id: str, folder: Path, trial: int | None = None, epoch: str | None = None) -> None:
-        """Downloads the checkpoint folder of a model.
+        """Downloads the checkpoint folder of a model into `folder`.
 
         Args:
             job_id: a training job or a search.
-            folder: the local parent of the checkpoint folder.
+            folder: the local parent.
             trial: the trial, of a search.
             epoch: `best` or `last`; None for the best, or the last if no best one was kept.
         """
@@ -243,7 +209,6 @@ class ServiceClient:
                 files.extractall(folder, filter="data")
 
     def cluster(self) -> ClusterView:
-        """The service and the agents of its cluster."""
         return self._http.get("/cluster", ClusterView)
 
     def runs_here(self) -> bool:
@@ -254,7 +219,6 @@ class ServiceClient:
         return self.cluster().machine == this_machine()
 
     def explain(self, job_id: str) -> Explanation:
-        """Why a job does not run."""
         return self._http.get(f"{_path(job_id)}/explain", Explanation)
 
     def logs(
@@ -305,13 +269,7 @@ class ServiceClient:
     def wait_for_end(self, job_id: str, note: Callable[[str], None], timeout_s: float | None = None) -> JobDetails:
         """Waits until a job has ended and returns it; retries while the service is away.
 
-        Args:
-            job_id: the job.
-            note: called with a message when the service goes away and when it is back.
-            timeout_s: maximum waiting time; None for no limit.
-
-        Raises:
-            DikeError: if the job has not ended by then.
+        `note` is called with a message when it goes away and when it is back. Raises `DikeError` after the timeout.
         """
         lost_s: float | None = None
         until_s = None if timeout_s is None else time.monotonic() + timeout_s

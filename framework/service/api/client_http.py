@@ -21,7 +21,6 @@ TIMEOUT = httpx.Timeout(30.0, connect=10.0, write=60.0)
 STREAM_TIMEOUT_S = 60.0
 """Maximum silence of a stream: the service sends keep-alive lines more often."""
 RETRY_DELAYS_S = (0.2, 0.5, 1.0)
-"""Delays before a GET is retried."""
 MAX_RETRIED_S = 10.0
 """A GET that failed after longer than this is not retried: the service would be as slow again."""
 NDJSON = "application/x-ndjson"
@@ -36,10 +35,6 @@ class ServiceUnavailableError(BadInputError):
 
 class ServiceHttp:
     """A connection to a service.
-
-    Args:
-        url: the service's address, such as `http://127.0.0.1:8680`.
-        token: the token; None to send none.
 
     Raises:
         ServiceUnavailableError: from every method, if no service answers.
@@ -77,11 +72,7 @@ class ServiceHttp:
         return None if answer.status_code == HTTPStatus.NOT_FOUND else self._read(answer, form)
 
     def post(self, path: str, form: type[Answer], **content: Any) -> Answer:
-        """POSTs once, without retries.
-
-        Raises:
-            ServiceUnavailableError: if there is no answer; says if the service may have received the request.
-        """
+        """POSTs once, without retries; the error says if the service may have received the request."""
         try:
             return self._read(self._send("POST", path, **content), form)
         except ServiceUnavailableError as error:
@@ -107,7 +98,6 @@ class ServiceHttp:
                 yield self._object(text) if text else {}
 
     def blocks(self, path: str, wanted: Mapping[str, Any]) -> Iterator[bytes]:
-        """Streams the content of a file."""
         timeout = httpx.Timeout(30.0, read=STREAM_TIMEOUT_S)
         with (
             self._transport_errors(),
@@ -119,7 +109,6 @@ class ServiceHttp:
             yield from answer.iter_bytes()
 
     def _get_with_retries(self, path: str, wanted: Mapping[str, Any] | None) -> httpx.Response:
-        """GETs with retries, as GET requests change nothing."""
         for delay_s in RETRY_DELAYS_S:
             start_s = time.monotonic()
             try:
@@ -206,11 +195,7 @@ def _checked(token: str) -> str:
 
 
 def is_loopback_url(url: str) -> bool:
-    """Whether a service's address is on loopback.
-
-    Raises:
-        BadInputError: if the address is invalid.
-    """
+    """Whether a service's address is on loopback; raises `BadInputError` if it is invalid."""
     host = _parse(url).host
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -10,16 +10,13 @@ class AgentView(View):
     """An agent (`framework.scheduler.agents.AgentFacts`); amounts of `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`.
 
     Attributes:
-        id: Mesos' id.
         node: its host name, with a part of the id if several agents share the host name.
         active: whether it is registered with the master now.
-        attributes: as text.
         total: what the service's role may use of it when it is empty.
         used: what tasks of all frameworks use.
         offered: its last offer to the service, less what was launched on it since; None if it never offered anything.
         offered_s: time of that offer.
         held: what tasks of this service use.
-        tasks: those tasks.
     """
 
     id: str
@@ -38,11 +35,9 @@ class ClusterView(View):
     """The service and its cluster.
 
     Attributes:
-        version: of Dike.
         started_s: start of this service process.
         framework_id: its id at Mesos; None before the first subscription.
         connected: whether it is subscribed with the master.
-        master, mesos_version: the master found at the start.
         agents: by name; None until the master lists them.
         machine: machine and account of the tasks (`mesos_access.this_machine`) if that is a single machine without
             containers; empty otherwise.

@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Registers the exception handlers."""
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(DikeError)(_refused)

@@ -34,7 +34,6 @@ CONNECTION_LIMIT = 512
 ADDRESS_LIMIT = 64
 """Maximum connections of an address that are not signed in."""
 USER_LIMIT = 128
-"""Maximum connections of a user."""
 ACCEPT_BATCH = 8
 """Connections accepted before requests of the others are read again: few, so that a client that sends its request
 immediately is read before enough others arrive to make it the oldest idle one."""
@@ -61,14 +60,8 @@ class ApiFront:
     Args:
         listen: `HOST:PORT`; port 0 takes a free one.
         users: the users.
-        advertised: further host name or URL by which clients may reach it; None for `listen` only.
-        proxy: the proxy that may sign users in; None for none.
-
-    Attributes:
-        url: its URL on this machine.
-
-    Raises:
-        BadInputError: if the address is malformed or cannot be listened on.
+        advertised: further host name or URL by which clients may reach it.
+        proxy: the proxy that may sign users in.
     """
 
     def __init__(self, listen: str, users: Users, advertised: str | None = None, proxy: Proxy | None = None) -> None:
@@ -84,7 +77,6 @@ class ApiFront:
 
     @contextlib.contextmanager
     def __call__(self, submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
-        """Serves clients inside the context."""
         backend = Backend(
             submissions=submissions,
             users=self._users,
@@ -127,8 +119,7 @@ class ApiFront:
 class Connections:
     """The open connections by address and user; for the web server's loop only.
 
-    Args:
-        is_exempt: whether connections of an address are unlimited, such as a proxy's, which serves many clients.
+    Connections of exempt addresses are unlimited, such as a proxy's, which serves many clients.
     """
 
     def __init__(self, is_exempt: Callable[[str], bool]) -> None:
@@ -190,12 +181,7 @@ def _discard(groups: dict[str, dict[_Connection, None]], key: str, connection: _
 class _Connection(H11Protocol):
     """A connection that is closed when idle: uvicorn waits for a first request forever, and idle connections count.
 
-    Of uvicorn's two parsers only h11 bounds the head of a request, to 64 KiB; the other accepts any number of headers
-    from any client.
-
-    Args:
-        connections: all connections.
-        uvicorn: uvicorn's arguments.
+    Of uvicorn's two parsers only h11 bounds the head of a request, to 64 KiB; the other accepts any number of headers.
     """
 
     def __init__(self, connections: Connections, **uvicorn: Any) -> None:
@@ -221,7 +207,6 @@ class _Connection(H11Protocol):
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def assign_user(self, user: str) -> bool:
-        """See `Connections.assign_user`."""
         return user == self.user or self._connections.assign_user(self, user)
 
     def _check_idle(self, answered: Any) -> None:

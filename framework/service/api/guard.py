@@ -34,13 +34,8 @@ _HEADERS = {
 class Guard:
     """The outermost middleware.
 
-    Args:
-        app: the application.
-        metrics: count requests.
-        hosts: names allowed in the Host header, against DNS rebinding: otherwise another site's page could make its own
-            name resolve to this service; None for any.
-        body_limit_bytes: path -> maximum size of a request's body.
-        other_limit_bytes: the maximum for all other paths.
+    `hosts` are the names allowed in the Host header, against DNS rebinding: otherwise another site's page could make
+    its own name resolve to this service; None for any.
     """
 
     def __init__(

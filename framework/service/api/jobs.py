@@ -230,15 +230,7 @@ def get_plan(record: Job) -> PlanView:
 def _by_queue(
     service: Backend, user: str | None, states: Sequence[JobState], limit: int, after: JobRecord | None
 ) -> list[JobRecord]:
-    """Running jobs, then the queue, then those that have ended.
-
-    Args:
-        service: the service.
-        user: only this user's; None for all.
-        states: only those in one of these.
-        limit: maximum number.
-        after: only those after this one; None for all.
-    """
+    """Running jobs, then the queue, then those that have ended, `limit` of them after the job `after`."""
     positions = service.snapshot().queue_positions()
 
     def place(record: JobRecord) -> tuple[bool, float, float, str]:
@@ -258,7 +250,6 @@ def _by_queue(
 
 
 def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> list[dict[str, Any]]:
-    """The fields of `JobView` of each job."""
     ids = [record.id for record in records]
     snapshot = service.snapshot()
     positions = snapshot.queue_positions()
@@ -287,7 +278,6 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
 
 
 def _hidden(result: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A job's result for other users: without its checkpoint folder."""
     return result if result is None or "checkpoint_dir" not in result else {**result, "checkpoint_dir": _HIDDEN_FOLDER}
 
 

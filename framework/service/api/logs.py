@@ -23,7 +23,6 @@ from framework.service.api.searches import opened_search
 from framework.service.requests import SearchJobRequest, stored_request
 
 PAGE_SIZE = 200
-"""Chunks per query."""
 POLL_INTERVAL_S = 0.5
 KEEP_ALIVE_S = 10.0
 NDJSON = "application/x-ndjson"
@@ -73,13 +72,7 @@ async def get_logs(
 
 
 class _FollowingResponse(StreamingResponse):
-    """Releases its follower at the end, even if the client disconnects before the first line.
-
-    Args:
-        lines: the content.
-        on_end: releases the follower.
-        media_type: of the content.
-    """
+    """Releases its follower at the end, even if the client disconnects before the first line."""
 
     def __init__(self, lines: AsyncIterator[str], on_end: Callable[[], None], media_type: str) -> None:
         super().__init__(lines, media_type=media_type)
@@ -129,14 +122,8 @@ def _of_trial(service: Backend, record: JobRecord, trial: int) -> Source:
 
 
 class _Stream:
-    """Streams output.
-
-    Args:
-        service: the stream ends when it shuts down.
-        source: reads the output.
-        after: number of the chunk before the first.
-        is_allowed: whether the client may still read, checked when following; None to stop at the current end.
-        is_json: one JSON object a line instead of text.
+    """Streams output; without `is_allowed`, which checks that the client may still read, it stops at the current
+    end.
     """
 
     def __init__(

@@ -32,9 +32,7 @@ from framework.service.api.schemas import OutputFileView, OutputList
 from framework.training.state import stored_checkpoint_dir
 
 MAX_FILES = 10_000
-"""Maximum number of files listed."""
 MAX_LEFT_BEHIND = 1000
-"""Maximum number of listed files that were not brought back."""
 MAX_REASON_LENGTH = 500
 """Maximum characters of the reason why a file was not brought back."""
 RECORD_LIMIT_BYTES = 8 * 2**20
@@ -60,14 +58,7 @@ class TruncatedFileError(Exception):
 
 
 class Transfer(StreamingResponse):
-    """Sends a file or a model; closes the connection early if that fails.
-
-    Args:
-        user: the job's user.
-        content: the content.
-        media_type: of the content.
-        headers: further headers.
-    """
+    """Sends a file or a model; closes the connection early if that fails."""
 
     def __init__(self, user: str, content: Iterator[bytes], media_type: str, headers: dict[str, str]) -> None:
         super().__init__(content, media_type=media_type, headers=headers)
@@ -257,10 +248,8 @@ def _complete_checkpoints(folder: str) -> list[str]:
 
 
 def _files_in(folder: str, name: str) -> list[str]:
-    """Relative paths of the regular files in a subfolder, which scripts may have filled with anything.
-
-    Raises:
-        OSError: if they are too many, too deep or unreadable.
+    """Relative paths of the regular files in a subfolder; raises `OSError` if they are too many, too deep or
+    unreadable.
     """
     found: list[str] = []
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -294,11 +283,7 @@ def _tar(folder: str, files: list[str]) -> Iterator[bytes]:
 
 
 def _blocks(file: BinaryIO, size: int, path: str) -> Iterator[bytes]:
-    """Yields exactly `size` bytes of a file.
-
-    Raises:
-        TruncatedFileError: if it has become shorter.
-    """
+    """Yields exactly `size` bytes of a file; raises `TruncatedFileError`."""
     with file:
         left = size
         while left:

@@ -25,33 +25,20 @@ class View(BaseModel):
 
 
 class Problem(View):
-    """Every answer of 400 and above.
-
-    Attributes:
-        detail: what is wrong and what to do, in one sentence.
-    """
+    """Every answer of 400 and above: what is wrong and what to do, in one sentence."""
 
     detail: str
 
 
 class Me(View):
-    """The user of the token.
-
-    Attributes:
-        user: name.
-        admin: whether you may kill other users' jobs and read their output.
-    """
+    """The user of the token; `admin`: whether you may kill other users' jobs and read their output."""
 
     user: str
     admin: bool
 
 
 class SignIn(View):
-    """How to sign in.
-
-    Attributes:
-        proxy: whether the proxy has signed you in; otherwise a token is needed.
-    """
+    """How to sign in; `proxy`: whether the proxy has signed you in, otherwise a token is needed."""
 
     proxy: bool
 
@@ -70,9 +57,9 @@ class JobView(View):
 
     Attributes:
         live_tasks: number of its tasks that have not ended.
-        progress: the last report of a training job's chief; None before the first, and for a search.
-        trials: state -> number of a search's trials; None for a training job, and before a search has begun.
-        best: the best value of a search's trials; None for a training job, and before the first value.
+        progress: the last report of a training job's chief.
+        trials: state -> number of a search's trials; None before it has begun.
+        best: the best value of a search's trials.
         queue_position: its position among the queued jobs, starting at 1; None if it is not queued, and for about a
             second after submission.
         waiting_s: seconds since it was submitted or last ran; None if it is not queued.
@@ -154,12 +141,7 @@ class EventView(View):
 
 
 class EventList(View):
-    """Events, oldest first.
-
-    Attributes:
-        events: a page of them.
-        after: the `after` of the next page.
-    """
+    """Events, oldest first; `after` is that of the next page."""
 
     events: list[EventView]
     after: int
@@ -230,12 +212,10 @@ class BestTrialView(View):
     """The best trial of a search (`framework.search.records.best_trial`).
 
     Attributes:
-        number: its number.
         in_words: its value, and its best value ever if that differs.
-        train_command: the shell command that trains with its parameters; None if trials call a function, and if the job
-            is not yours.
-        export_command: the shell command that exports its model; None if the service sees none, and if the job is not
-            yours.
+        train_command: the shell command that trains with its parameters; None if trials call a function or the job is
+            not yours.
+        export_command: the shell command that exports its model; None if the service sees none or the job is not yours.
     """
 
     number: int
@@ -248,12 +228,10 @@ class TrialList(View):
     """A search's trials by number.
 
     Attributes:
-        best: the best trial; None before the first value.
         ranking: the trials' numbers, best first; failed ones and those without a value last.
         metric, mode: the objective, and whether lower (`min`) or higher (`max`) is better.
         value: whether a trial's value is its last or its best report.
-        trial_count: total number of trials of the search.
-        trials: those created so far.
+        trial_count: total number of trials of the search; `trials` are those created so far.
     """
 
     metric: str
@@ -269,9 +247,8 @@ class ImportanceView(View):
     """The importance of each parameter of a search for its objective (`framework.search.importance`).
 
     Attributes:
-        trials: number of finished trials compared.
-        needed: minimum number of finished trials.
-        importances: name -> share of the total importance, greatest first; empty with too few trials, and if the job is
+        trials: number of finished trials compared; at least `needed` are required.
+        importances: name -> share of the total importance, greatest first; empty with too few trials or if the job is
             not yours.
     """
 
@@ -285,7 +262,6 @@ class OutputFileView(View):
 
     Attributes:
         path: relative to the run's `outputs/`; of a search prefixed with `trial-N/`.
-        size_bytes: its size.
         modified_s: last modification, seconds since the epoch.
     """
 
@@ -299,7 +275,6 @@ class OutputList(View):
 
     Attributes:
         folder: the run's folder, the same path on all agents.
-        files: those that the service can send, by path.
         more: whether there are more than listed.
         left_behind: path -> why it was not brought back.
         unreachable: why the service can send none; empty if it can.
