@@ -61,7 +61,7 @@ def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, s
 
 def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, float]:
     """Search -> value of its best trial (`framework.search.records.best_trial`), given the searches' `search_modes`."""
-    # NaN and infinities are stored as values outside this range (`framework.search.tables.Number`).
+    # NaN and infinities sort outside this range (`framework.search.tables.Number`).
     value, state = TRIALS.c.value, TRIALS.c.state
     is_finite = value.between(-sys.float_info.max, sys.float_info.max)
     finished = case((state == TrialState.FINISHED, value))

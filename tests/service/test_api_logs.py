@@ -135,7 +135,7 @@ def test_a_follower_whose_token_is_taken_away_reads_no_more(stage: ApiStage) -> 
     follower = Follower(stage, job_id)
     wait_until(lambda: follower.text == "before", "the text")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Users, "signed_in", lambda users, token: None)
+        patched.setattr(Users, "authenticate", lambda users, token: None)
         stage.store.history.add_output(job_id, [("worker:0", "stdout", "after")])
         assert [line["text"] for line in follower.end()] == ["before"]
     end_job(stage, job_id)
