@@ -96,7 +96,7 @@ def test_who_cannot_reach_zookeeper_for_a_session_leads_no_more(
             wait_until(lambda: lost, "the loss of the lead")
         finally:
             zookeeper.thaw()
-    assert "was heard for" in lost[0]
+    assert "has not answered for" in lost[0]
 
 
 def test_strangers_cannot_stand_where_a_password_was_given(zookeeper: ZooKeeper) -> None:

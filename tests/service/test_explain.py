@@ -180,7 +180,7 @@ def test_agents_left_out_after_failures(stage: SchedulerStage) -> None:
     stage.jobs["job"].keeps_offers = True
     explanation = explained(stage, "job")
     assert explanation.verdict is Verdict.EXCLUDED
-    assert "agent-0 after failures there, for 120 s more" in explanation.sentence
+    assert "agent-0 after failures there, for another 120 s" in explanation.sentence
     assert "avoids it after failures" in explanation.agents[0].obstacles[0]
 
 

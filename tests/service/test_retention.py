@@ -206,7 +206,7 @@ def test_no_link_leads_out_of_the_root(
     add_job(store, root, "other")
     (root / TRASH).symlink_to(treasure)
     assert remove_old(store, root) == [TRASH, "other", "whole"]
-    assert f"what an earlier removal has left in {root} is not removed: " in caplog.text
+    assert f"leftovers of an earlier removal in {root} are not removed: " in caplog.text
     assert f"the checkpoints in {root}/other are not removed: " in caplog.text
     (root / TRASH).unlink()
     assert remove_old(store, root) == ["whole"]
@@ -265,7 +265,7 @@ def test_no_tree_is_too_deep_to_be_removed_nor_keeps_others_from_it(
     (root / TRASH / "0000").touch()
     assert remove_old(store, root) == [TRASH, "young"]
     assert os.listdir(root / TRASH) == ["0000"]
-    assert f"what an earlier removal has left in {root} is not removed" in caplog.text
+    assert f"leftovers of an earlier removal in {root} are not removed" in caplog.text
     store.change_job("young", ended_s=OLD_S)
     assert remove_old(store, root, time.time() + DAY_S) == [TRASH]
 
