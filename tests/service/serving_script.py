@@ -48,7 +48,7 @@ def main() -> None:
     if options.log:
         logging.basicConfig(filename=options.log, level=logging.DEBUG)
     # One that is only slow must not lose the election: the test ends a session when it is to end.
-    election.SESSION_S = LONGEST_SESSION_S
+    election.SESSION_TIMEOUT_S = LONGEST_SESSION_S
     election.KazooClient = TellingClient  # type: ignore[attr-defined]
     secret = options.secret_file.read_text().strip() if options.secret_file else None
     mesos = MesosAccess(master=options.master, principal=options.principal, secret=secret)
