@@ -1,4 +1,4 @@
-"""What-if questions: a cluster with machines added or taken away, or with one figure changed."""
+"""What-if changes: a cluster with machines added or removed, or with one field changed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _SIZES = {"mem": "mem_bytes", "disk": "disk_bytes"}
 _WHOLE = ("count", "gpus")
 _NODE_FIELDS = ("count", "cpus", "mem", "disk", "gpus", "gpu_model", "network_gbps", "rack")
 FIELDS = (*_NODE_FIELDS, *_LINK_FIELDS)
-"""What may be set: a machine's keys of the cluster file, for all machines or one class, and the links' speeds."""
+"""Fields that can be set: a machine's keys of the cluster file, for all machines or one class, and link speeds."""
 USAGE = "say 'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE' or 'FIELD=VALUE'"
 
 
 def changed(cluster: Cluster, change: str) -> Cluster:
-    """The cluster after a change.
+    """Applies a change to a cluster.
 
     Args:
-        cluster: as it is.
+        cluster: the original.
         change: `add 2 x k80`, `remove 1 x cpu`, `k80.network_gbps=25` or `network_gbps=25`. A class is one of the
             cluster's; `gpu` and `cpu` stand for the first class with and without GPUs.
 
     Raises:
-        BadInputError: if the change cannot be read, or makes no sense for this cluster.
+        BadInputError: if the change is malformed or does not apply to this cluster.
     """
     text = change.strip()
     counted = _COUNTED.fullmatch(text)

@@ -1,4 +1,4 @@
-"""What a byte between two tasks weighs, by their machines (the paper 'Dike', Eq. 1)."""
+"""Weights of a byte between two tasks, by their machines (the paper 'Dike', Eq. 1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Costs(Protocol):
 
     @property
     def cheapest(self) -> tuple[float, float]:
-        """The least weight on one machine, and between any two."""
+        """The smallest weight on one machine, and between any two."""
         ...
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
@@ -52,7 +52,7 @@ class UniformCosts:
 
 @dataclass(frozen=True)
 class RackCosts:
-    """Two levels: bytes that stay on a machine, in its rack, or cross racks.
+    """Costs for bytes that stay on a machine, in its rack, or cross racks.
 
     Attributes:
         rack_of: machine -> rack.

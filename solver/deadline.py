@@ -1,7 +1,7 @@
-"""A time limit that holds: the work is done in a child process, which is ended when its time is over.
+"""A hard time limit: the work runs in a child process, which is killed at the deadline.
 
 HiGHS overran a limit of 60 s to more than 260 s on a large program and cannot be interrupted from inside the process.
-The child sends every plan that is better than the last one, so the best so far is never lost.
+The child sends every improved plan, so the best so far is never lost.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from solver.planner import PlanProgress, make_plan
 from solver.request import PlanRequest
 
 START_S = 60.0
-"""A child that has not come up by then never will."""
+"""Maximum time for a child process to start."""
 OWN_SHARE = 0.9
-"""The planner's own limit, as a share of the whole: it ends by itself, with all its reasons, if the solver lets it."""
+"""The planner's own limit, as a share of the whole: usually it ends by itself, with all its reasons."""
 
 Observer = Callable[[PlanProgress], None]
 Planner = Callable[[PlanRequest, Observer], Plan]
@@ -35,20 +35,20 @@ class TimeOverError(BadInputError):
 def plan_within(
     request: PlanRequest, limit_s: float, on_progress: Observer | None = None, planner: Planner = make_plan
 ) -> Plan:
-    """Plans for at most so many seconds, whatever the solver does.
+    """Plans with a hard time limit.
 
     Args:
-        request: what to plan.
-        limit_s: seconds of planning; starting the child comes on top.
-        on_progress: told of every better plan.
-        planner: what makes the plan; importable by name.
+        request: the plan request.
+        limit_s: seconds of planning; the start of the child is extra.
+        on_progress: called with every better plan.
+        planner: makes the plan; importable by name.
 
     Returns:
         The plan, or the best so far with its gap.
 
     Raises:
         TimeOverError: if there was no plan in time.
-        BadInputError: if the request makes no sense.
+        BadInputError: if the request is invalid.
         DikeError: if the child died.
     """
     best: Plan | None = None
@@ -69,20 +69,20 @@ def plan_within(
 
 
 def call_within(work: Callable[..., Any], limit_s: float, on_progress: Callable[[Any], None]) -> Any:
-    """Calls `work` in a process of its own and ends that when the time is over.
+    """Calls `work` in a process of its own, which is killed at the time limit.
 
     Args:
-        work: importable by name; gets a function that passes progress of any kind on.
-        limit_s: seconds for the work; starting the process comes on top.
-        on_progress: gets the progress, in this process.
+        work: importable by name; receives a function that passes on progress of any kind.
+        limit_s: seconds for the work; the start of the process is extra.
+        on_progress: receives the progress, in this process.
 
     Raises:
         TimeOverError: if the work was not done in time.
-        DikeError: what the work raised, or that the process died.
+        DikeError: raised by the work, or if the process died.
     """
     if not 0 < limit_s < float("inf"):
         raise BadInputError(f"The time limit is {limit_s:g} s; it must be more than 0.")
-    # A fork would copy the threads of the solver's library in a state of their own; a fresh process has none.
+    # A fork would copy the locks of the solver library's threads without the threads; a fresh process has none.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_work, args=(theirs, work), daemon=True)
@@ -110,7 +110,7 @@ def _watch(ours: Connection, limit_s: float, on_progress: Callable[[Any], None])
             else:
                 return value
     except EOFError:
-        raise DikeError("The planning process died; its last words are above.") from None
+        raise DikeError("The planning process died; its last output is above.") from None
     raise TimeOverError(f"There was no result within {limit_s:g} s; give --time-limit more, or ask for less.")
 
 

@@ -1,4 +1,4 @@
-"""What any placement of an option is worth, however it was found: predicted step time and Eq. 1."""
+"""Rates any placement of an option, however it was found: predicted step time and Eq. 1."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from solver.shards import Shards
 from solver.step_time import StepModel, StepTime
 
 DIGITS = 9
-"""Of a mean batch; so that rounding makes no difference between machines with like workers."""
+"""Decimals of a mean batch, so that rounding does not separate machines with identical workers."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A placed option's worth.
+    """Predicted performance of a placed option.
 
     Attributes:
         step_time: seconds in which every worker makes one step, with the terms; where machines differ, compute is that
@@ -43,7 +43,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """How long all workers' steps take, and what the network and the workers themselves take of it."""
+    """Time of all workers' steps, with the shares of the network and of the workers themselves."""
 
     cycle_s: float
     network_s: float
@@ -59,9 +59,9 @@ class _Layout:
     Attributes:
         held: machine -> bytes of the shards on it.
         near: machine -> workers on it.
-        alike: machine and shape -> such workers.
+        alike: machine and shape -> number of such workers.
         models: shape -> its step times.
-        kind_of: machine -> what it has.
+        kind_of: machine -> its kind.
     """
 
     held: dict[str, int]
@@ -79,18 +79,18 @@ class _Layout:
 
     @cached_property
     def unlike(self) -> list[tuple[str, WorkerShape]]:
-        """A machine for each GPU model and shape: others are as fast."""
+        """One machine for each GPU model and shape; the others are equally fast."""
         found = {(self.kind_of[node].gpu_model, each): node for node, each in self.alike}
         return [(node, each) for (_, each), node in found.items()]
 
 
 def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Evaluation:
-    """Predicts what a placement reaches (docs/solver.md, 'Step time').
+    """Predicts the performance of a placement (docs/solver.md, 'Step time').
 
     Args:
         scenario: the model on the cluster.
-        shape: what each worker gets, unless the assignment says otherwise.
-        shards: what each ps holds.
+        shape: resources of each worker, unless the assignment has its own.
+        shards: bytes on each ps.
         assignment: machine of every task; several parameter servers may share one.
     """
     shapes = assignment.shapes_of_workers(shape)
@@ -126,7 +126,7 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
 def _synchronous(
     scenario: Scenario, model: StepModel, shards: Shards, assignment: Assignment, layout: _Layout
 ) -> _Rounds:
-    """Phases follow each other: the slowest worker, then the busiest link."""
+    """Sequential phases: the slowest worker, then the busiest link."""
     count = len(assignment.workers)
     network_s = max(
         model.network_s(layout.kind_of[node], layout.held.get(node, 0), layout.near[node], count)
@@ -141,7 +141,7 @@ def _synchronous(
 
 
 def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: _Layout) -> _Rounds:
-    """Every worker goes round by itself, as fast as its links let it (solver.async_rates)."""
+    """Every worker works at its own rate, as far as its links allow (solver.async_rates)."""
     count = sum(layout.near.values())
     cards = {node: layout.kind_of[node].network_bytes_per_s for node in layout.nodes}
     slowest = slowest_of(layout.held.values(), (cards[node] for node in layout.held))
@@ -152,7 +152,7 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
         rate = workers / (layout.work_s(node, each) + moved[node])
         own[node] = own.get(node, 0.0) + rate
         samples[node] = samples.get(node, 0.0) + rate * layout.models[each].samples_per_step
-    # Different workers on one machine are slowed down alike.
+    # Different workers on one machine are slowed down by the same factor.
     machines = Counter(
         Machine(
             own_rate=rate,

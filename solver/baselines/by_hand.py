@@ -1,4 +1,4 @@
-"""What people do by hand: sizes and counts by rules of thumb, or tuned, and machines in turn or in order."""
+"""Allocation by rules of thumb: fixed sizes and counts, machines in rotation or in order."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _Fill = Callable[[Ints, Sequence[TaskResources]], tuple[Ints, Ints] | None]
 
 
 def sar_basic(setting: Setting) -> Choice:
-    """Static allocation as most users write it down: every task the same slice of a machine, machines in turn.
+    """Static allocation with default values: every task gets the same slice of a machine, machines in rotation.
 
-    The paper 'Dike' (section 4) compares with SAR_Basic and SAR_Tuned and does not say how they choose. Our reading of
-    the basic one: worker and ps get the same CPUs, an eighth of the largest machine's and 1 at most, and each worker
-    one GPU where there are any; one ps for 4 workers (the last one for those left over); as many workers as fit. The
-    chief comes first, on the first machine with room, then the parameter servers and the workers by turns.
+    The paper 'Dike' (section 4) compares with SAR_Basic and SAR_Tuned without their rules. Our reading of the basic
+    one: worker and ps get the same CPUs, an eighth of the largest machine's and at most 1, and each worker one GPU if
+    there are any; one ps for 4 workers (the last one for the remainder); as many workers as fit. The chief comes first,
+    on the first machine with room, then the parameter servers and the workers in rotation.
 
     Raises:
         InfeasibleError: if not even one worker fits.
@@ -35,12 +35,11 @@ def sar_basic(setting: Setting) -> Choice:
 
 
 def first_fit(setting: Setting) -> Choice:
-    """As tfmesos does: each task takes the first offer with room, parameter servers first, then workers.
+    """Places like tfmesos: each task takes the first offer with room, parameter servers first, then workers.
 
-    tfmesos (github.com/douban/tfmesos, `scheduler.py`, `resourceOffers`) walks through the offers and gives each every
-    task that fits, in the order of the job's description. Its user says how many tasks there are and what each gets;
-    here they are the counts and slices of `sar_basic`, as many as fit this way (`max_workers` for fewer). The chief,
-    which tfmesos does not have, comes first.
+    tfmesos (github.com/douban/tfmesos, `scheduler.py`, `resourceOffers`) iterates over the offers and gives each every
+    task that fits, in the order of the job's description. Its user sets counts and sizes; here they are those of
+    `sar_basic`, as many as fit this way (`max_workers` for fewer). The chief, which tfmesos does not have, comes first.
 
     Raises:
         InfeasibleError: if not even one worker fits.
@@ -57,7 +56,7 @@ def next_turn(ps_on: Ints, machines: int) -> int:
 
 
 def _most_workers(setting: Setting, method: str, free: Ints, fill: _Fill) -> tuple[int, Ints, Ints, int]:
-    """The largest job that fits: parameter servers, their machines, what is then free, and workers."""
+    """Finds the largest job that fits: parameter servers, their machines, remaining resources, and workers."""
     shape = setting.slice
     limit = setting.at_most(int(setting.worker_rooms(shape, free).sum()))
     most_ps = min(max(1, len(setting.scenario.profile.variables)), math.ceil(limit / WORKERS_PER_PS))

@@ -17,15 +17,14 @@ from solver.shards import useful_ps_count
 def optimus(setting: Setting) -> Choice:
     """Places as Optimus does (Peng et al., EuroSys 2018, section 4.3), with the best counts under that placement.
 
-    Optimus sorts the servers by what is free on them, most first, and takes the first k with the smallest k for which
-    each of them can have the same number of workers and the same number of parameter servers (theorem 1: on servers
-    that are alike this moves least bytes between them); what does not divide evenly gives the first ones one more. It
-    sorts by CPUs; here GPUs come before CPUs where workers need them. The chief, which Optimus does not have, is on the
-    first machine with room.
+    Optimus sorts the servers by free resources, most first, and takes the first k with the smallest k for which each of
+    them can have the same number of workers and of parameter servers (theorem 1: on identical servers this moves the
+    fewest bytes between them); a remainder gives the first ones one more. It sorts by CPUs; here GPUs come before CPUs
+    if workers need them. The chief, which Optimus does not have, is on the first machine with room.
 
-    Counts: Optimus adds workers and parameter servers by marginal gain while jobs compete (section 4.2), by a fitted
-    speed function that does not know placements. Here one job is alone, so it gets the fastest counts and the fastest
-    size of worker that the step-time model finds under this placement: the best that marginal gain could arrive at.
+    Counts: Optimus adds workers and parameter servers by marginal gain while jobs compete (section 4.2), using a fitted
+    speed function that is independent of placement. Here one job is alone, so it gets the fastest counts and worker
+    size that the step-time model finds under this placement: the best that marginal gain could reach.
 
     Raises:
         InfeasibleError: if not even one worker fits.
@@ -63,13 +62,13 @@ def optimus(setting: Setting) -> Choice:
 
 @dataclass(frozen=True)
 class _Servers:
-    """The machines that hold workers, most free first.
+    """The machines that can hold workers, those with the most free resources first.
 
     Attributes:
         machines: indices of the setting's.
-        free: what is free on each.
-        rooms: how many workers fit on each.
-        worker: what one takes.
+        free: free resources on each.
+        rooms: number of workers that fit on each.
+        worker: resources of one.
     """
 
     machines: Ints
@@ -79,19 +78,18 @@ class _Servers:
 
     @classmethod
     def of(cls, setting: Setting, shape: WorkerShape, free: Ints) -> _Servers:
-        """Sorts them."""
         rooms = setting.worker_rooms(shape, free)
         order = np.lexsort((-free[:, 0], -free[:, 3] if shape.gpus else np.zeros(len(free))))
         order = order[rooms[order] > 0]
         return cls(order, free[order], rooms[order], setting.scenario.sizes.worker(shape))
 
     def most_workers(self, ps: Ints, used: int) -> int:
-        """Most workers that the first `used` machines hold in equal parts beside the ps; 0 if those do not fit."""
+        """Maximum workers that the first `used` machines hold in equal parts beside the ps; 0 if those do not fit."""
         with_ps = min(len(ps), used)
         left = self.free[:with_ps].copy()
         np.subtract.at(left, np.arange(len(ps)) % used, ps)
         if left.min() < 0:
             return 0
         rooms = np.r_[capacity_for(left, self.worker), self.rooms[with_ps:used]]
-        # The machine in place i of k takes worker i, i + k, ...; the first that cannot is the end.
+        # Machine i of k takes workers i, i + k, ...; the first that cannot ends the count.
         return int((rooms * used + np.arange(used)).min())

@@ -1,4 +1,4 @@
-"""What the methods start from: the job, its options, and what is free on every machine."""
+"""Input of the baselines: the job, its options, and the free resources of every machine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from solver.shards import Shards
 from solver.shortage import shortage
 
 EQUAL = 1e-9
-"""Speeds closer than this share differ by rounding."""
+"""Speeds closer than this share differ by rounding only."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a method decided.
+    """Decision of a baseline.
 
     Attributes:
-        shape: what each worker gets.
+        shape: resources of each worker.
         shards: the variables on the parameter servers.
         assignment: machine of every task.
-        compared: how many options the method looked at.
+        compared: number of options examined.
         note: a sentence on how it was found.
     """
 
@@ -55,14 +55,14 @@ class Setting:
     """One job on one empty cluster.
 
     Attributes:
-        request: what was asked.
+        request: the plan request.
         scenario: the model on the cluster.
-        names: the machines in the cluster's order, in which methods meet them.
+        names: the machines in the cluster's order, in which baselines visit them.
         kind_of: the kind of each of them, an index of `scenario.kinds`.
-        slice: what a worker gets from those who give every task the same: a GPU where there are any, and the CPUs of a
-            ps, which are an eighth of the largest machine's and 1 at most.
-        shapes: what a worker may get by the first two rules; of those that differ in spare CPUs only, the largest. Of
-            equally many GPUs, most CPUs first: where it makes no difference they win, as with Dike.
+        slice: a worker's resources for baselines with equal slices: one GPU if there are any, and the CPUs of a ps,
+            which are an eighth of the largest machine's and at most 1.
+        shapes: worker shapes left by the first two rules; of those that differ in spare CPUs only, the largest. For
+            equal GPUs, most CPUs first, so that they win ties, as with Dike.
     """
 
     request: PlanRequest
@@ -74,14 +74,14 @@ class Setting:
 
     @classmethod
     def of(cls, request: PlanRequest, scenario: Scenario | None = None) -> Setting:
-        """Derives the rest.
+        """Builds the setting.
 
         Args:
-            request: what was asked.
-            scenario: the request's, if it is known.
+            request: the plan request.
+            scenario: the request's, if already built.
 
         Raises:
-            BadInputError: if the request makes no sense.
+            BadInputError: if the request is invalid.
             InfeasibleError: if no machine can hold a worker.
         """
         check_request(request)
@@ -101,20 +101,19 @@ class Setting:
 
     @property
     def most_ps(self) -> int:
-        """Parameter servers beyond that have no machine each, or no variable."""
+        """Maximum parameter servers: one per machine, and at least one variable on each."""
         return min(len(self.names), max(1, len(self.scenario.profile.variables)))
 
     def at_most(self, workers: int) -> int:
-        """So many workers, or the user's limit."""
+        """Caps a number of workers by the user's limit."""
         limit = self.request.max_workers
         return workers if limit is None else min(workers, limit)
 
     def ps_tasks(self, shards: Shards) -> list[TaskResources]:
-        """Resources of each ps."""
         return [self.scenario.sizes.ps(size) for size in shards.sizes]
 
     def free_beside_chief(self) -> tuple[Ints, int | None]:
-        """What is free once the separate chief, if there is one, is on the first machine with room; and that machine.
+        """Free resources once the separate chief, if any, is on the first machine with room; and that machine.
 
         Raises:
             InfeasibleError: if no machine can hold the chief.
@@ -133,13 +132,13 @@ class Setting:
         return placed[1], int(placed[0][0])
 
     def worker_rooms(self, shape: WorkerShape, free: Ints) -> Ints:
-        """How many workers fit into what is free on each machine."""
+        """Number of workers that fit into the free resources of each machine."""
         model = self.scenario.model(shape)
         hosts = np.array([hosts_workers(kind, model) for kind in self.scenario.kinds])
         return np.where(hosts[self.kind_of], capacity_for(free, self.scenario.sizes.worker(shape)), 0)
 
     def no_room(self, method: str, shape: WorkerShape) -> InfeasibleError:
-        """The error for a job that the method cannot place, whatever its size."""
+        """The error for a job that the baseline cannot place at any size."""
         chief = ", the chief" if self.scenario.sizes.chief is not None else ""
         worker = self.scenario.sizes.worker(shape)
         return InfeasibleError(
@@ -148,13 +147,13 @@ class Setting:
         )
 
     def choice(self, shape: WorkerShape, ps: int, on: On, compared: int) -> Choice:
-        """The decision by the machines' names.
+        """Converts machine indices to names.
 
         Args:
-            shape: what each worker gets.
-            ps: how many parameter servers.
-            on: where the tasks are.
-            compared: how many options the method looked at.
+            shape: resources of each worker.
+            ps: number of parameter servers.
+            on: machines of the tasks.
+            compared: number of options examined.
         """
         assignment = Assignment(
             tuple(self.names[index] for index in on.ps),

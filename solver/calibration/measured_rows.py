@@ -1,4 +1,4 @@
-"""Measured steps, each with the terms that the step-time model sees in it."""
+"""Measured steps with their terms of the step-time model."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from solver.shards import Shards
 from solver.units import format_bytes
 
 NAMES_SHOWN = 5
-"""Machines that a message lists."""
+"""Maximum number of machines in a message."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How long a step took with one placement.
+    """A measured step time for one placement.
 
     Attributes:
         shape: a worker's GPUs and CPUs.
         assignment: machine of every ps and worker; the chief's does not matter.
-        seconds: seconds in which every worker made one step, on average; None where `samples_per_s` is given.
-        samples_per_s: samples all workers trained on in a second; None where `seconds` is given.
+        seconds: seconds in which every worker made one step, on average; None if `samples_per_s` is given.
+        samples_per_s: samples per second of all workers; None if `seconds` is given.
         batch_size: samples per step of one worker (of each of its GPUs); None for the profile's.
-        shard_bytes: bytes of variables on each ps; None for those a plan would put there.
+        shard_bytes: bytes of variables on each ps; None for those of a plan.
         where: file and line, for messages.
     """
 
@@ -57,16 +57,16 @@ class Measurement:
             raise BadInputError(f"{self.where}: {given[0]} was measured; it must be a number above 0.")
 
     def could_run(self, gpus: Mapping[str, int]) -> bool:
-        """Whether it is of machines that there are, with the GPUs that its workers have.
+        """Whether the cluster has its machines, with enough GPUs for its workers.
 
         Args:
-            gpus: machine -> how many it has.
+            gpus: machine -> number of GPUs.
         """
         here = all(node in gpus for node in (*self.assignment.ps, *self.assignment.workers))
         return here and all(gpus[node] >= self.shape.gpus for node in self.assignment.workers)
 
     def round_s(self, samples_per_step: int) -> float:
-        """Seconds in which every worker made one step of so many samples."""
+        """Seconds in which every worker made one step of `samples_per_step` samples."""
         if self.seconds is not None:
             return self.seconds
         assert self.samples_per_s is not None
@@ -79,7 +79,7 @@ class MeasuredRows:
 
     Attributes:
         terms: the terms of each row.
-        seconds: what was measured.
+        seconds: the measured times.
     """
 
     terms: tuple[StepTerms, ...]
@@ -89,10 +89,10 @@ class MeasuredRows:
     def of(
         cls, measurements: Sequence[Measurement], profile: ModelProfile, cluster: Cluster, hardware: Hardware
     ) -> MeasuredRows:
-        """Finds the terms.
+        """Computes the terms.
 
         Raises:
-            BadInputError: if there is no row, or one is of machines or of a model that this is not.
+            BadInputError: if there is no row, or one is of other machines or of another model.
         """
         if not measurements:
             raise BadInputError("There are no measurements; give at least one row.")
@@ -111,19 +111,18 @@ class MeasuredRows:
         return cls(tuple(terms), np.array(seconds))
 
     def fit(self, *, overlap: bool) -> Fit:
-        """The factors nearest to all rows."""
         return fit_factors(self._gradients(range(len(self.terms)), overlap), self.seconds, np.ones(len(TERMS)))
 
     def errors(self, factors: Floats, *, overlap: bool) -> Floats:
-        """Relative error of each row's prediction, above 0 where it is too long."""
+        """Relative error of each row's prediction, positive if too long."""
         errors: Floats = predictions(self._gradients(range(len(self.terms)), overlap), factors) / self.seconds - 1
         return errors
 
     def left_out_errors(self, fit: Fit, *, overlap: bool) -> Floats:
-        """Relative error of each row with the factors that fit the others best.
+        """Relative error of each row with the factors fitted to the others.
 
         Args:
-            fit: of all rows; where the search for the others' factors begins.
+            fit: of all rows; start of the search for the others' factors.
             overlap: as in that fit.
         """
         errors = []

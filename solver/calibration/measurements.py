@@ -4,13 +4,13 @@
     k80-0:p0+4w|k80-1:4w,1.5,1,0.812
     k80-0:p0|k80-1:p1+4w|k80-2:4w,1.5,1,0.655
 
-A placement lists the machines, each with its tasks: `p0` is ps 0, `4w` are four workers; `chief` may be left out.
-`cpus` and `gpus` are each worker's. Instead of a placement a row can name the plan that was followed:
+A placement lists the machines, each with its tasks: `p0` is ps 0, `4w` are four workers; `chief` is optional. `cpus`
+and `gpus` are each worker's. Instead of a placement a row can name a plan file:
 
     plan,samples_per_s
     first-plan.json,1280
 
-`seconds` are those in which every worker makes one step; `samples_per_s` of the whole job can stand in their place.
+`seconds` is the time in which every worker makes one step; `samples_per_s` of the whole job may replace it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
         path: a CSV file; paths of plans in it are relative to its folder.
 
     Raises:
-        BadInputError: if the file or a plan cannot be read, or something in it is wrong; names the file and the line.
+        BadInputError: if the file or a plan is unreadable or invalid; names the file and the line.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -70,7 +70,7 @@ class _Reader:
 
     Args:
         where: file and line.
-        folder: what paths of plans are relative to.
+        folder: base of relative paths of plans.
         row: column -> text.
     """
 
@@ -82,10 +82,10 @@ class _Reader:
         self._row = {name.strip(): (value or "").strip() for name, value in row.items()}
 
     def measurement(self) -> Measurement:
-        """The row.
+        """Converts the row.
 
         Raises:
-            BadInputError: if something in it is wrong.
+            BadInputError: if it is invalid.
         """
         seconds, samples_per_s = self._number("seconds"), self._number("samples_per_s")
         batch_size = self._whole("batch_size", least=1)

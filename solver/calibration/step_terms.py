@@ -1,11 +1,11 @@
-"""A placement's step time as a function of factors on its terms, so that measurements can say what the factors are.
+"""A placement's step time as a function of factors on its terms, so that measurements can determine the factors.
 
-Each factor stretches one term of `docs/solver.md`, 'Step time'; all 1, it is what `solver.evaluation` predicts.
+Each factor stretches one term of `docs/solver.md`, 'Step time'; with all 1 it equals the prediction of
+`solver.evaluation`.
 
-Asynchronous workers make X* steps a second, the optimum of a linear program (`solver.async_rates`). It is linear in the
-workers' own rates and in the speeds of the links as long as the same limits bind. Its derivatives by the own rates come
-from X* at rates slightly higher; what they leave of X* is due to the links (Euler's theorem), all of which `network`
-stretches.
+Asynchronous workers make X* steps/s, the optimum of a linear program (`solver.async_rates`). It is linear in the
+workers' own rates and in the links' speeds as long as the same limits bind. Its derivatives by the own rates come from
+X* at slightly higher rates; the rest of X* is due to the links (Euler's theorem), all of which `network` stretches.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
 
 TERMS = ("compute", "input", "network", "update", "latency", "dispatch")
-"""What has a factor. `network` stretches every transfer, over cards, uplinks and inside machines; `latency` is a step's
-constant; `dispatch` is the chief's time for each worker."""
+"""Terms with a factor. `network` stretches every transfer, over cards, uplinks and inside machines; `latency` is a
+step's constant; `dispatch` is the chief's time for each worker."""
 
 _ROWS = np.eye(len(TERMS))
 _NETWORK = TERMS.index("network")
 STEP = 1e-6
-"""Share by which own rates are raised to find derivatives: between kinks X* is linear in them, so any would do."""
+"""Share by which own rates are raised for derivatives; between kinks X* is linear in them, so any would do."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """What asynchronous workers share; arrays are by machine, those with workers first, as in `StepTerms.workers`.
+    """Limits that asynchronous workers share; arrays are by machine, those with workers first, as in
+    `StepTerms.workers`.
 
     Attributes:
         stored: shard bytes.
-        cards: bytes per second of the network card, each way.
-        racks: for each rack the indices of its machines; empty where racks do not matter.
+        cards: bytes/s of the network card, each way.
+        racks: for each rack the indices of its machines; empty if racks do not matter.
         total_bytes: size of all variables.
-        within: bytes per second between tasks of one machine.
-        uplink: bytes per second of each rack's uplink, each way.
+        within: bytes/s between tasks of one machine.
+        uplink: bytes/s of each rack's uplink, each way.
     """
 
     stored: Floats
@@ -60,12 +61,12 @@ class Links:
     uplink: float
 
     def rates(self, own_rates: Floats, slower: float) -> Floats:
-        """Steps per second of all workers together.
+        """Steps/s of all workers together.
 
         Args:
-            own_rates: by the machines with workers, their steps per second where only they limit themselves; several
-                rows for several cases.
-            slower: how many times as long every transfer takes.
+            own_rates: steps/s by machine with workers if nothing but themselves limits them; several rows for several
+                cases.
+            slower: factor on the time of every transfer.
         """
         idle = np.zeros((*own_rates.shape[:-1], len(self.stored) - own_rates.shape[-1]))
         shared = Shared(self.total_bytes, self.within / slower, self.uplink / slower)
@@ -79,14 +80,14 @@ class StepTerms:
 
     Attributes:
         synchronous: whether the workers wait for each other.
-        workers: machines' numbers of workers; those with none are left out.
+        workers: number of workers by machine; machines without any are left out.
         computing: for each of these machines a step's work if computing limits it.
-        preparing: the same if preparing the input limits it; equal to `computing` where the two do not overlap.
+        preparing: the same if preparing the input limits it; equal to `computing` if the two do not overlap.
         transfer: for each of these machines one worker's own pull and push.
         network: the busiest network card or uplink while every worker makes one step (synchronous).
         update: the busiest ps.
         dispatch: the separate chief.
-        links: what limits asynchronous workers together.
+        links: limits that asynchronous workers share.
     """
 
     synchronous: bool
@@ -100,11 +101,11 @@ class StepTerms:
     links: Links
 
     def gradient(self, factors: Floats, *, overlap: bool) -> Floats:
-        """Derivatives of the step time by each factor; the step time is this times the factors.
+        """Derivatives of the step time by each factor; the step time is their product with the factors.
 
         Args:
             factors: one for each of `TERMS`, above 0.
-            overlap: whether a synchronous step's transfers run beside its work.
+            overlap: whether a synchronous step's transfers overlap its work.
         """
         busy = self.computing @ factors >= self.preparing @ factors
         work = np.where(busy[:, None], self.computing, self.preparing)
@@ -117,7 +118,7 @@ class StepTerms:
         own = self.workers / times
         slower = float(factors[_NETWORK])
         together, *raised = self.links.rates(own * (1 + STEP * np.eye(len(own) + 1, len(own), -1)), slower)
-        # What a machine's own rate contributes to all steps; the rest the links contribute.
+        # Contribution of a machine's own rate to all steps; the links contribute the rest.
         parts = (np.array(raised) - together) / STEP
         parts_of_links = together - parts.sum()
         cycle = (
@@ -127,12 +128,12 @@ class StepTerms:
 
 
 def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> StepTerms:
-    """The terms of a placement.
+    """Computes the terms of a placement.
 
     Args:
         scenario: the model on the cluster.
-        shape: what each worker gets.
-        shards: what each ps holds.
+        shape: resources of each worker.
+        shards: bytes on each ps.
         assignment: machine of every task; several parameter servers may share one.
     """
     model = scenario.model(shape)
@@ -170,7 +171,6 @@ def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignmen
 
 
 def _links(scenario: Scenario, model: StepModel, held: Mapping[str, int], nodes: Sequence[str]) -> Links:
-    """The links between these machines."""
     kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
     racks: dict[str | None, list[int]] = {}
     uplink = math.inf

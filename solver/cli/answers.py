@@ -1,6 +1,6 @@
-"""Answers the questions of the `plan` command: makes the plans, keeps the time limit, prints and draws.
+"""Runs the `plan` command: makes the plans within the time limit, prints and draws them.
 
-What only some questions need is imported where they are answered: a plain plan does not wait for it.
+Modules needed for some questions only are imported there, so that a simple plan starts quickly.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Answers:
-    """How to answer.
+    """Options of the command.
 
     Attributes:
         method: the planning method.
-        time_limit_s: how long at most; None for the planner's own limit.
-        picture: file for a picture; None for none.
-        output_format: how to print.
+        time_limit_s: maximum planning time; None for the planner's own limit.
+        picture: picture file; None for none.
+        output_format: output format.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Answers:
     output_format: Format
 
     def plan(self, request: PlanRequest) -> None:
-        """One plan."""
+        """Makes and prints one plan."""
         made = self._planned(request)
         if self.picture is not None:
             # matplotlib takes a while to load, and most runs draw nothing.
@@ -61,7 +61,7 @@ class Answers:
         self._say_where_the_picture_is()
 
     def variants(self, requests: Mapping[str, PlanRequest], title: str) -> None:
-        """One plan for each request, side by side."""
+        """Makes and prints one plan for each request, side by side."""
         from solver.cli.comparison_tables import print_variants
         from solver.variants import plan_variants
 
@@ -78,7 +78,7 @@ class Answers:
         self._say_where_the_picture_is()
 
     def comparison(self, request: PlanRequest) -> None:
-        """All methods side by side."""
+        """Compares all methods."""
         from solver.cli.comparison_tables import print_comparison
         from solver.comparison import Comparison, Row, compare
 
@@ -98,7 +98,7 @@ class Answers:
         self._print(made, print_comparison)
 
     def jobs(self, jobs: Sequence[Job], cluster: Cluster, order: Order) -> None:
-        """Many jobs together."""
+        """Plans many jobs together."""
         from solver.cli.jobs_tables import print_jobs_plan
         from solver.jobs import plan_jobs
 
@@ -107,7 +107,7 @@ class Answers:
         self._print(made, print_jobs_plan)
 
     def _limited(self, request: PlanRequest) -> PlanRequest:
-        """The request with a limit that it keeps by itself, before the child process is ended."""
+        """The request with a time limit that the planner keeps itself, before the child process is killed."""
         if self.time_limit_s is None:
             return request
         return dataclasses.replace(request, time_limit_s=OWN_SHARE * self.time_limit_s)

@@ -1,4 +1,4 @@
-"""How a command's `--help` looks: options in panels, each under its title."""
+"""Layout of a command's `--help`: options in titled panels."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any, ClassVar
 from typer.core import TyperCommand
 
 MAX_WIDTH = 100
-"""Columns; on a narrower terminal it is the terminal's."""
+"""Maximum columns; a narrower terminal's width is used."""
 OTHERS = "Other options"
 
 _PLAIN = {"int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH", "str": "TEXT"}
 _TYPE = re.compile(rf"<(?:list\[)?({'|'.join(_PLAIN)})\]?>")
-"""How typer writes the types of values."""
+"""Typer's notation of value types."""
 _IN_WORDS = re.compile(r"(default: )\((.*)\)([];])")
-"""How it writes a default that is said in words."""
+"""Typer's notation of a default given in words."""
 
 Panels = Mapping[str, Sequence[str]]
-"""Title -> names of parameters, in the order in which they are shown."""
+"""Title -> names of parameters, in the order shown."""
 
 
 class PanelCommand(TyperCommand):
     """A command with many options.
 
     Attributes:
-        panels: which options stand under which title; those in none stand under `OTHERS`, last.
+        panels: options under each title; the others follow last under `OTHERS`.
     """
 
     panels: ClassVar[Panels] = {}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the arguments, then one panel of options after the other."""
+        """Writes the arguments, then the panels."""
         params = {param.name: param for param in self.get_params(ctx)}
         arguments = [name for name, param in params.items() if param.param_type_name == "argument"]
         named = {name for names in self.panels.values() for name in names}
@@ -49,5 +49,5 @@ class PanelCommand(TyperCommand):
 
 
 def with_panels(panels: Panels) -> type[PanelCommand]:
-    """The class of a command that shows its options so."""
+    """Returns a command class that shows its options in these panels."""
     return type("CommandWithPanels", (PanelCommand,), {"panels": panels})

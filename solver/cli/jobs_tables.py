@@ -8,11 +8,11 @@ from solver.cli.output import new_table
 from solver.jobs import JobsPlan, PlacedJob
 
 MAX_JOBS = 40
-"""With more than this the rest is counted; JSON has them all."""
+"""Maximum number of jobs shown; JSON has all."""
 
 
 def print_jobs_plan(console: Console, plan: JobsPlan) -> None:
-    """Prints the jobs that are placed, those that wait and why, and what is used in all."""
+    """Prints the placed jobs, the waiting ones with the reason, and the total use."""
     columns = ("workers", "ps", "CPUs", "GPUs", "machines", "samples/s", "remaining", "planned")
     table = new_table(f"{len(plan.placed):,} jobs placed", "job", *columns)
     for job in plan.placed[:MAX_JOBS]:

@@ -1,4 +1,4 @@
-"""Says what the planner is doing, once it has taken longer than a second."""
+"""Shows progress of planning after the first second."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ QUIET_S = 1.0
 
 
 class PlanningStatus:
-    """A line on standard error while the planner works; nothing for quick plans, nothing where no terminal is.
+    """A status line on standard error while the planner works; none for quick plans or without a terminal.
 
     Args:
-        console: where the line goes.
-        text: what is being done.
+        console: the console to print to.
+        text: the activity.
     """
 
     def __init__(self, console: Console, text: str) -> None:
@@ -31,7 +31,7 @@ class PlanningStatus:
         return self
 
     def __call__(self, progress: PlanProgress) -> None:
-        """Shows how far the planner is."""
+        """Updates the status line."""
         self._status.update(f"{self._text}; options placed: {progress.placed}; best so far: {_worth(progress)}")
 
     def __exit__(

@@ -27,7 +27,7 @@ MAX_GROUPS = 24
 
 
 def print_profile(console: Console, profile: ModelProfile) -> None:
-    """Prints what the planner knows of a model."""
+    """Prints a model's profile."""
     table = new_table(f"Model: {profile.name}")
     table.add_row("parameters", f"{profile.parameters:,} ({format_bytes(profile.parameter_bytes)})")
     table.add_row("variables", f"{len(profile.variables)} ({format_bytes(profile.variable_bytes)})")
@@ -49,7 +49,7 @@ def print_profile(console: Console, profile: ModelProfile) -> None:
 
 
 def print_plan(console: Console, plan: Plan) -> None:
-    """Prints a plan: the options, the one chosen and why, where its tasks go, and what was predicted."""
+    """Prints a plan: the options, the chosen one and the reasons, the placement and the prediction."""
     console.print(_options(plan))
     console.print(_chosen(plan))
     console.print(_placement(plan))
@@ -63,7 +63,7 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 
 def print_layout(console: Console, plan: Plan) -> None:
-    """Prints only which tasks a plan has, and where they go."""
+    """Prints only a plan's tasks and their placement."""
     console.print(_chosen(plan))
     console.print(_placement(plan))
 

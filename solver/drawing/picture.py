@@ -1,4 +1,4 @@
-"""Draws a plan: machines as boxes, the tasks in them, and the traffic between them."""
+"""Draws a plan: machines as boxes with their tasks, and the traffic between them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BOX_WIDTH, GAP = 3.0, 2.0
 TASK_HEIGHT, HEAD_HEIGHT = 0.42, 0.55
 TASKS_SHOWN = 6
 LETTER_WIDTH, LABEL_HEIGHT = 0.07, 0.2
-"""Of the labels at the lines, with a little space; a unit is an inch."""
+"""Size of labels at the lines, with some padding; a unit is an inch."""
 LABELS = 24
-"""With more lines than this they get no figures."""
+"""Maximum number of lines that get labels."""
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
@@ -50,7 +50,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Box:
-    """One box: its group, its left side and its middle, and how high it is."""
+    """A box: its group, its left side, its vertical centre, and its height."""
 
     group: NodeGroup
     x: float
@@ -72,8 +72,6 @@ class _Box:
 
 @dataclass(frozen=True)
 class _Frame:
-    """A rectangle."""
-
     left: float
     bottom: float
     right: float
@@ -90,7 +88,7 @@ class _Frame:
 
 
 def _arrange(groups: Sequence[NodeGroup]) -> list[_Box]:
-    """Boxes on an ellipse, so that no line between two of them runs behind a third."""
+    """Puts boxes on an ellipse, so that no line between two of them runs behind a third."""
     heights = [HEAD_HEIGHT + TASK_HEIGHT * min(TASKS_SHOWN + 1, len(tasks)) + 0.1 for _, tasks in groups]
     circumference = len(groups) * (max(BOX_WIDTH, *heights) + GAP) if len(groups) > 1 else 0.0
     radius = circumference / (2 * math.pi) * (1.0 if len(groups) > 2 else 1.6)
@@ -131,7 +129,7 @@ def _draw_box(axes: Axes, box: _Box) -> None:
 
 
 def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
-    """A line from each box to each other, as thick as the bytes that go one way in a step of every worker."""
+    """Draws lines between boxes, their width by the bytes that go one way in a step of every worker."""
     held = [sum(plan.ps_bytes[task.index] for task in _all_tasks(plan, box) if task.role == "ps") for box in boxes]
     workers = [sum(task.role == "worker" for task in _all_tasks(plan, box)) for box in boxes]
     flows = {
@@ -164,7 +162,7 @@ def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
 
 
 def _place_of_label(width: float, one: _Box, other: _Box, taken: Sequence[_Frame]) -> tuple[float, float]:
-    """Where on the line between two boxes a label covers nothing; the middle if it does everywhere."""
+    """A point on the line between two boxes where a label covers nothing; the middle if there is none."""
     (x1, y1), (x2, y2) = one.centre, other.centre
     # Near the middle, but not in it, where all lines between opposite boxes would meet.
     for part in (0.42, 0.58, 0.46, 0.54, 0.38, 0.62, 0.34, 0.66, 0.5, 0.3, 0.7, 0.26, 0.74):
