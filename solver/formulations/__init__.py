@@ -1,4 +1,4 @@
-"""Integer programs of the placement problem, each exact for the instances that it accepts, behind one interface.
+"""Integer programs for the placement problem, each exact for the instances that it accepts, behind one interface.
 
 `auto.choose` picks one for an instance.
 """
@@ -20,4 +20,4 @@ __all__ = [
 ]
 
 FORMULATIONS: dict[str, Formulation] = {formulation.name: formulation for formulation in PREFERRED}
-"""By name, the smallest program first."""
+"""Formulations by name, the smallest program first."""

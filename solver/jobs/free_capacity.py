@@ -1,8 +1,8 @@
-"""What is free on the machines of a cluster, counted by class.
+"""Free resources of the machines of a cluster, counted by class.
 
-Machines of one kind with the same resources free are one row of a table. A question such as 'which machines hold this'
-is a comparison of a few hundred rows, however many machines there are. Rows of one GPU model are neighbours, so that a
-job looks at those of its own model only.
+Machines of one kind with the same free resources are one row of a table, so finding machines with given free resources
+compares a few hundred rows, for any number of machines. Rows of one GPU model are adjacent, so that a job examines
+those of its own model only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ NOTHING: Amounts = (0, 0, 0, 0)
 _FIRST_ROWS = 16
 _UNLIMITED = 2**62
 _MOST_CPUS, _MOST_MEMORY = 2**24 - 1, 2**30 - 1
-"""Thousandths of a CPU and MiB that still make a difference to the order of machines; both fit one number with GPUs."""
+"""Caps for the sort key of machines, in thousandths of a CPU and MiB; both fit one integer with GPUs."""
 
 
 def amounts(task: TaskResources) -> Amounts:
-    """A task's resources."""
     return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
 
 
@@ -48,12 +47,12 @@ def plus(one: Amounts, other: Amounts, times: int = 1) -> Amounts:
 
 @dataclass
 class _Block:
-    """Neighbouring rows for the machines of one GPU model.
+    """Adjacent rows for the machines of one GPU model.
 
     Attributes:
         start: the first row.
-        size: how many rows.
-        unused: those of them that are not in use.
+        size: number of rows.
+        unused: free rows.
     """
 
     start: int
@@ -67,12 +66,12 @@ class _Block:
 class FreeCapacity:
     """Free resources of every machine.
 
-    Machines are numbered from 0, kind by kind. Rows are numbered too, but a row's number means another class of
-    machines once the last machine has left it: keep none across `take` and `give`.
+    Machines are numbered from 0, kind by kind. A row's number refers to another class of machines once its last machine
+    has left: do not keep row numbers across `take` and `give`.
 
     Attributes:
-        kinds: the machines by what they have when empty.
-        anywhere: every kind is usable.
+        kinds: the machines by their resources when empty.
+        anywhere: mask with every kind usable.
         names: name of each machine.
         kind_of: index of each machine's kind.
     """
@@ -105,7 +104,7 @@ class FreeCapacity:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Machines in each row; 0 in rows that are not in use."""
+        """Machines in each row; 0 in unused rows."""
         return self._count
 
     @property
@@ -114,7 +113,6 @@ class FreeCapacity:
         return self._kind
 
     def free_on(self, machine: int) -> Amounts:
-        """What is free on one machine."""
         return self._keys[self._row_of[machine]][1]
 
     def machines(self, row: int, count: int, skip: int = 0) -> Iterator[int]:
@@ -122,7 +120,7 @@ class FreeCapacity:
         return islice(self._members[row], skip, skip + count)
 
     def classes(self) -> Iterator[tuple[int, Amounts, tuple[int, ...]]]:
-        """Kind, free resources and machines of every class that has any."""
+        """Kind, free resources and machines of every non-empty class."""
         for (kind, free), members in zip(self._keys, self._members, strict=True):
             if members:
                 yield kind, free, tuple(members)
@@ -132,7 +130,7 @@ class FreeCapacity:
 
         Args:
             need: resources on one machine.
-            usable: whether machines of a kind may be taken, by kind.
+            usable: whether machines of a kind may be used, by kind.
         """
         found = []
         for start, end, every in self._spans_of(usable):
@@ -148,16 +146,16 @@ class FreeCapacity:
         return np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
 
     def fullest_first(self, rows: NDArray[np.intp]) -> list[int]:
-        """Rows in the order of what their machines have left, least first: GPUs, then CPUs, then memory."""
+        """Sorts rows by free resources of their machines, least first: GPUs, then CPUs, then memory."""
         if len(rows) < 2:
             return rows.tolist()
         return rows[self._fullness[rows].argsort(kind="stable")].tolist()
 
     def capacity(self, need: Amounts, usable: NDArray[np.bool_], beside: Amounts = NOTHING) -> NDArray[np.int64]:
-        """How many tasks of that size one machine of each row holds beside `beside`.
+        """Number of tasks of that size that one machine of each row holds beside `beside`.
 
         Returns:
-            By row; -1 where `beside` itself does not fit, else 0 for machines that must not be used.
+            By row; -1 where `beside` itself does not fit, else 0 for machines that are not usable.
         """
         holds = self._count > 0
         for free, amount in zip(self._free, beside, strict=True):
@@ -174,7 +172,7 @@ class FreeCapacity:
         return room
 
     def total(self, usable: NDArray[np.bool_]) -> Amounts:
-        """Sum of what is free on machines of the usable kinds."""
+        """Sum of the free resources on machines of the usable kinds."""
         counted = self._count * usable[self._kind]
         cpus, memory, disk, gpus = (self._free @ counted).tolist()
         return cpus, memory, disk, gpus
@@ -184,18 +182,18 @@ class FreeCapacity:
         self._move(machine, need, -1)
 
     def give(self, machine: int, need: Amounts) -> None:
-        """Gives reserved resources back."""
+        """Releases reserved resources."""
         self._move(machine, need, 1)
 
     def _move(self, machine: int, need: Amounts, times: int) -> None:
-        """Puts a machine into the row of what it then has free."""
+        """Moves a machine to the row of its new free resources."""
         old = self._row_of[machine]
         kind, free = self._keys[old]
         key = kind, plus(free, need, times)
         new = self._rows.get(key)
         if new is None:
             new = self._add_row(key)
-            # Making room for it may have moved the old row.
+            # Growing a block may have renumbered the old row.
             old = self._row_of[machine]
         elif new == old:
             return
@@ -222,7 +220,7 @@ class FreeCapacity:
         return row
 
     def _grow(self, number: int) -> None:
-        """Doubles a block; the rows of those behind it get other numbers."""
+        """Doubles a block; the rows of the following blocks are renumbered."""
         block = self._blocks[number]
         end, more = block.start + block.size, block.size
         self._free = np.insert(self._free, [end] * more, 0, axis=1)
@@ -241,7 +239,7 @@ class FreeCapacity:
         self._spans.clear()
 
     def _spans_of(self, usable: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
-        """First row, end, and whether every kind in between is usable, of each block that has usable kinds."""
+        """First row, end, and whether every kind in between is usable, of each block with usable kinds."""
         key = usable.tobytes()
         if key not in self._spans:
             kinds: list[list[bool]] = [[] for _ in self._blocks]

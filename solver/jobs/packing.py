@@ -1,9 +1,9 @@
-"""Puts a job's tasks on machines that have room for them.
+"""Packs a job's tasks onto machines with room for them.
 
 Optimus (EuroSys 2018, section 4.3): the fewest machines that hold the job with equal counts of workers and parameter
-servers on each. Of the machines that hold that much the fullest are taken, in one rack and behind equal network cards
-if there are enough, so that large gaps stay for large jobs. Where no even spread fits, the machines with most room are
-filled one by one; where that fails too, the job gets less.
+servers on each. Of the machines with enough room the fullest are used, in one rack and behind equal network cards if
+possible, so that large gaps remain for large jobs. If no even spread fits, the machines with most room are filled one
+by one; if that fails too, the job gets less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Host(NamedTuple):
 
 
 class _Filled(NamedTuple):
-    """Machines filled one by one, and how many workers they hold; None for the machines if that is too few."""
+    """Machines filled one by one, and the number of workers they hold; None for the machines if that is too few."""
 
     hosts: list[Host] | None
     workers: int
@@ -40,10 +40,10 @@ class Placement:
     """A job's tasks on machines.
 
     Attributes:
-        form: how the job runs.
-        workers: how many workers.
-        ps: how many parameter servers.
-        hosts: machines, each once.
+        form: the job's form.
+        workers: number of workers.
+        ps: number of parameter servers.
+        hosts: distinct machines.
         samples_per_s: predicted speed.
         step_time_s: predicted seconds in which every worker makes one step.
     """
@@ -56,12 +56,12 @@ class Placement:
     step_time_s: float
 
     def need(self, host: Host) -> Amounts:
-        """What the job takes on one of its machines."""
+        """Resources of the job on one of its machines."""
         return _need(self.form, self.ps, host)
 
 
 class Packer:
-    """Places jobs on what is free, and takes them away again."""
+    """Places jobs on the free resources, and removes them again."""
 
     def __init__(self, free: FreeCapacity) -> None:
         self._free = free
@@ -73,9 +73,9 @@ class Packer:
         self._several: dict[bytes, bool] = {}
 
     def place(self, form: Form, workers: int, ps: int) -> Placement | None:
-        """Places so many tasks and reserves what they take; None, and nothing is reserved, if they are not placed.
+        """Places these tasks and reserves their resources; None, with nothing reserved, if they do not fit.
 
-        With one ps, None means that there is no room for them, however they are arranged.
+        With one ps, None is exact: there is no room in any arrangement.
         """
         hosts = self._evenly(form, workers, ps)
         if hosts is None:
@@ -83,13 +83,13 @@ class Packer:
         return None if hosts is None else self._placement(form, workers, ps, hosts)
 
     def place_most(self, form: Form, workers: int, ps: int, at_least: int) -> Placement | None:
-        """As `place`; where there is no room, as many workers as there is room for, and in proportion fewer ps.
+        """As `place`; if there is no room, places as many workers as fit, and proportionally fewer ps.
 
         Args:
-            form: how the job runs.
+            form: the job's form.
             workers: workers wanted.
             ps: parameter servers wanted.
-            at_least: fewest workers.
+            at_least: minimum workers.
         """
         while True:
             hosts = self._evenly(form, workers, ps)
@@ -110,12 +110,12 @@ class Packer:
         return len(self._free.holding(form.needs.worker, form.usable)) > 0
 
     def release(self, placement: Placement) -> None:
-        """Gives back what a placement has reserved."""
+        """Releases the resources of a placement."""
         for host in placement.hosts:
             self._free.give(host.machine, placement.need(host))
 
     def restore(self, placement: Placement) -> None:
-        """Reserves again what `release` gave back."""
+        """Reserves the resources of a released placement again."""
         for host in placement.hosts:
             self._free.take(host.machine, placement.need(host))
 
@@ -173,7 +173,7 @@ class Packer:
         return self._several[form.pool]
 
     def _with_chief(self, form: Form, hosts: list[Host]) -> list[Host] | None:
-        """Places the chief, if there is one: on a machine of the job, the emptiest first, else on any."""
+        """Places the chief, if any: on a machine of the job, the emptiest first, else on any."""
         chief = form.needs.chief
         if chief == NOTHING:
             return hosts
@@ -189,10 +189,10 @@ class Packer:
         return None
 
     def _unevenly(self, form: Form, workers: int, ps: int) -> _Filled:
-        """Parameter servers and chief where they cost least room for workers, then workers where most fit.
+        """Places ps and chief where they cost least room for workers, then workers where most fit.
 
-        With one ps and a chief this finds a placement if there is one: the best two machines are the cheapest for
-        each, but for the case that both want the same one. Then either may have it, or both together.
+        With one ps and a chief this finds a placement if there is one: the best two machines are the cheapest for each,
+        unless both prefer the same one. Then either may get it, or both together.
         """
         one_ps, chief = Host(-1, 0, 1, 0), Host(-1, 0, 0, 1)
         if form.needs.chief == NOTHING:
@@ -231,7 +231,7 @@ class Packer:
         rooms = self._free.capacity(form.needs.worker, form.usable)
         rows = np.flatnonzero(rooms > 0)
         order = rows[np.argsort(-rooms[rows], kind="stable")].tolist()
-        # Rows change as their machines are taken, so these come first.
+        # Chosen up front, as rows change once their machines are reserved.
         chosen = [(int(rooms[row]), tuple(self._free.machines(row, -(-left // int(rooms[row]))))) for row in order]
         for room, machines in chosen:
             full = left // room
@@ -246,7 +246,7 @@ class Packer:
         return _Filled(None, workers - left)
 
     def _cheapest(self, form: Form, helper: Amounts, count: int) -> list[int]:
-        """Up to so many machines that each hold a helper and lose least room for workers; of equal ones a worker's."""
+        """Up to `count` machines that each hold a helper and lose least room for workers; ties by most room left."""
         before = self._free.capacity(form.needs.worker, form.usable)
         after = self._free.capacity(form.needs.worker, form.usable, helper)
         rows = np.flatnonzero(after >= 0)
@@ -264,5 +264,5 @@ class Packer:
 
 
 def _need(form: Form, ps: int, host: Host) -> Amounts:
-    """What the tasks on one machine take, for a job of so many parameter servers."""
+    """Resources of the tasks on one machine, for a job with `ps` parameter servers."""
     return form.needs_on(ps, host.workers, host.ps, host.chief)

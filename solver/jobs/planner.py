@@ -1,4 +1,4 @@
-"""Plans many jobs at once: docs/many-jobs.md."""
+"""Plans many jobs together: docs/many-jobs.md."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from solver.plan import Plan
 from solver.search.option_search import TIE
 
 ROUNDS = 3
-"""Growing ends after so many rounds at most: each hands out what the one before promised and could not place."""
+"""Maximum rounds of growing: each distributes what the previous one could not place."""
 
 FEW = 0.05
-"""Moving ends when less than this share of the jobs that could move have: the gaps they leave are not worth filling."""
+"""Moving ends when less than this share of the movable jobs moved: refilling their gaps would gain little."""
 
 
 def plan_jobs(
@@ -39,18 +39,18 @@ def plan_jobs(
 ) -> JobsPlan:
     """Places many jobs on one cluster.
 
-    `given` takes the jobs one after the other; each gets its fastest option on what is left. `gain` gives each its
-    minimum first, in order of weight and then as given, so that none starves while another has more than its minimum;
-    what is left goes where it saves most weighted time.
+    `given` places the jobs one after the other; each gets its fastest option on the free resources. `gain` gives each
+    its minimum first, by weight and then in the given order, so that none starves while another has more than its
+    minimum; the rest goes where it saves most weighted time.
 
     Args:
         jobs: the jobs.
         cluster: the machines, all free.
         order: how the jobs are weighed against each other.
-        time_limit_s: from then on `gain` leaves the jobs as they are and `given` plans none exactly; None for no limit.
+        time_limit_s: time after which `gain` stops improving and `given` plans none exactly; None for no limit.
 
     Returns:
-        The placed jobs and those that wait, with the reason.
+        The placed jobs and the waiting ones, with the reason.
 
     Raises:
         BadInputError: if there is no job, two share a name, or the order is unknown.
@@ -80,7 +80,7 @@ def _check(jobs: Sequence[Job], order: str, time_limit_s: float | None) -> None:
 
 
 class _Planning:
-    """The state of one call of `plan_jobs`."""
+    """State of one call of `plan_jobs`."""
 
     def __init__(self, jobs: Sequence[Job], cluster: Cluster, deadline: float) -> None:
         self._jobs = jobs
@@ -100,7 +100,7 @@ class _Planning:
         self._in_time = True
 
     def one_by_one(self) -> None:
-        """Gives each job its fastest option on what is left."""
+        """Gives each job its fastest option on the free resources."""
         exact = len(self._jobs) <= MOST_EXACT_JOBS and self._cluster.node_count <= MOST_MACHINES
         self._waiting = []
         for index, job in enumerate(self._jobs):
@@ -110,15 +110,15 @@ class _Planning:
                 self._waiting.append(index)
 
     def start_all(self) -> None:
-        """Places every job's minimum, by weight and then as given."""
+        """Places every job's minimum, by weight and then in the given order."""
         self._waiting = self._start(sorted(range(len(self._jobs)), key=lambda index: -self._jobs[index].weight))
 
     def start_late(self) -> None:
-        """Places the minimum of jobs that waited, where growing has moved others out of the way."""
+        """Places the minimum of waiting jobs, as growing may have moved others."""
         self._waiting = self._start(self._waiting)
 
     def grow(self) -> None:
-        """Gives the jobs more, as long as it gains."""
+        """Gives the jobs more tasks while that gains."""
         for _ in range(ROUNDS):
             started = [
                 Started(index, self._jobs[index], placement.form, (placement.workers, placement.ps))
@@ -127,7 +127,7 @@ class _Planning:
             ]
             wanted = larger_counts(started, self._free)
             growing = [(entry, counts) for entry, counts in zip(started, wanted, strict=True) if counts != entry.counts]
-            # Small jobs first: they find room in more places than large ones, and more of them are done.
+            # Small jobs first: they fit in more places, and more of them can grow.
             growing.sort(key=lambda item: item[0].form.table.share(item[0].form.table.needs(*item[1])))
             grown = False
             for entry, counts in growing:
@@ -139,7 +139,7 @@ class _Planning:
                 return
 
     def move(self) -> None:
-        """Moves jobs to other machines that are left over, where they are faster; others grow into the gaps."""
+        """Moves jobs to other free machines where they are faster; others grow into the gaps."""
         movable = sorted(self._placements)
         for _ in range(ROUNDS):
             moved, gaps = [], set()
@@ -158,7 +158,7 @@ class _Planning:
             self.grow()
 
     def exchange(self) -> None:
-        """Lets few jobs make room for each other."""
+        """Exchanges resources between jobs, if there are few."""
         if len(self._jobs) > MOST_JOBS:
             return
         forms = {index: self._catalogue.forms(self._jobs[index]) for index in self._placements}
@@ -170,7 +170,6 @@ class _Planning:
             self.grow()
 
     def result(self, order: Order, started: float) -> JobsPlan:
-        """The plan."""
         placed: dict[int, PlacedJob] = {}
         for index, job in enumerate(self._jobs):
             if index in self._plans:
@@ -205,7 +204,7 @@ class _Planning:
         return True
 
     def _place_fastest(self, index: int, job: Job) -> bool:
-        """Places the job as fast as what is left allows, or moves it to other machines where it is faster."""
+        """Places the job as fast as the free resources allow, or moves it to other machines if faster there."""
         forms, old = self._catalogue.forms(job), self._placements.get(index)
         floor = 0.0
         if old is not None:
@@ -224,7 +223,7 @@ class _Planning:
     def _start(self, indices: Sequence[int]) -> list[int]:
         """Places minimums in this order; returns the jobs whose minimum does not fit."""
         waiting = []
-        # What did not fit once does not fit later: until all are through, room only gets less.
+        # A form that did not fit once does not fit later: resources only shrink in this loop.
         hopeless: set[tuple[Form, int]] = set()
         for index in indices:
             job = self._jobs[index]
@@ -242,7 +241,7 @@ class _Planning:
         return waiting
 
     def _grow(self, index: int, counts: Counts) -> bool:
-        """Places the job anew with up to so many tasks; it stays as it is where that is not faster."""
+        """Places the job again with up to these counts; keeps the old placement unless that is faster."""
         old = self._placements[index]
         if counts[0] > old.workers and not self._packer.holds_a_worker(old.form):
             counts = old.workers, counts[1]

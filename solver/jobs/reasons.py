@@ -1,4 +1,4 @@
-"""Why a job waits: the resource that is short, and by how much."""
+"""Why a job waits: the scarce resource, and the amount missing."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def no_form(job: Job, gpus_per_worker: int, free: FreeCapacity, sizes: TaskSizes
 
 
 def no_room(job: Job, forms: Sequence[Form], free: FreeCapacity) -> str:
-    """Why what is left does not hold the job's minimum; speaks of the form that lacks least."""
+    """Why the free resources do not hold the job's minimum, for the form that lacks least."""
     return min((_lack(job, form, free) for form in forms), key=lambda item: item[0])[1]
 
 
 def _lack(job: Job, form: Form, free: FreeCapacity) -> tuple[float, str]:
-    """Largest share of a resource that is missing, and the sentence about it."""
+    """Largest missing share of a resource, and the sentence about it."""
     parts = [_counted(job.min_workers, "worker"), "1 parameter server"]
     if form.needs.chief != NOTHING:
         parts.append("1 chief")
@@ -65,7 +65,7 @@ def _lack(job: Job, form: Form, free: FreeCapacity) -> tuple[float, str]:
 
 
 def _shortest(need: Sequence[int], have: Amounts) -> tuple[int, int] | None:
-    """The resource of which the largest share is missing, and how much; None if there is enough of all."""
+    """The resource with the largest missing share, and the missing amount; None if nothing is missing."""
     lacking = [r for r in range(4) if need[r] > have[r]]
     if not lacking:
         return None

@@ -1,4 +1,4 @@
-"""Where the tasks of many jobs go, as data that goes to JSON."""
+"""Placement of many jobs' tasks, as data for JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MachineTasks:
         workers: workers on each.
         ps: parameter servers on each.
         chief: 1 if the separate chief is there, else 0.
-        cpus: CPUs that these tasks take on each machine.
+        cpus: CPUs of these tasks on each machine.
         mem_mb: MiB of memory, likewise.
         disk_mb: MiB of disk, likewise.
         gpus: GPUs, likewise.
@@ -44,14 +44,14 @@ class PlacedJob:
 
     Attributes:
         name: the job.
-        method: how it was planned.
+        method: the planning method.
         option: counts and sizes of its tasks.
-        gpu_model: model of its GPUs; None without GPUs, where it is not known, or where there are several.
+        gpu_model: model of its GPUs; None without GPUs, if unknown, or if there are several.
         placement: its machines.
         samples_per_s: predicted speed.
         step_time_s: predicted seconds in which every worker makes one step.
         remaining_s: predicted seconds until its last sample.
-        note: what it did not get, in a sentence; empty where it got what it was to get.
+        note: what it did not get, in a sentence; empty if it got everything.
     """
 
     name: str
@@ -66,13 +66,13 @@ class PlacedJob:
 
     @property
     def tasks(self) -> int:
-        """How many tasks it has."""
+        """Number of tasks."""
         return self.option.workers + self.option.ps + (self.option.chief is not None)
 
 
 @dataclass(frozen=True)
 class UnplacedJob:
-    """A job that waits, and the resource that is short."""
+    """A waiting job with the scarce resource."""
 
     name: str
     reason: str
@@ -84,14 +84,14 @@ class JobsPlan:
 
     Attributes:
         order: how the jobs were weighed against each other.
-        placed: jobs that run, in the order in which they were given.
-        unplaced: jobs that wait, in the order in which they were given.
+        placed: placed jobs, in the given order.
+        unplaced: waiting jobs, in the given order.
         machines: machines of the cluster.
         machines_used: machines with at least one task.
         gpus: GPUs of the cluster.
         gpus_used: GPUs of all workers.
-        solve_time_s: how long planning took.
-        complete: whether there was time for everything; if not, some jobs have their minimum and no more, or wait.
+        solve_time_s: planning time.
+        complete: whether there was time for everything; if not, some jobs have only their minimum, or wait.
     """
 
     order: Order
