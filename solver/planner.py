@@ -1,4 +1,4 @@
-"""From a model and a cluster to a plan."""
+"""Makes a plan for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from solver.shortage import shortage, shortage_of, smallest_tasks
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
 MANY_KINDS = 500
-"""With more the whole is searched first: where it is far faster than the rules allow, their part need not be."""
+"""Number of kinds above which the unrestricted search comes first: if that is much faster than the rules allow, the
+search inside the rules is skipped."""
 _ALIKE = frozenset({"identical_workers", "task_counts"})
-"""Rules with which placements are simple."""
+"""Rules under which placements are simple."""
 _WHOLE = frozenset({"cpu_gpu_ratio"})
-"""The only rule with which every placement is searched by relaxation."""
+"""The only rule under which all placements are searched by relaxation."""
 
 
 @dataclass(frozen=True)
 class PlanProgress:
-    """How far the planner is.
+    """Progress of the planner.
 
     Attributes:
         plan: the best so far, with its gap and without reasons.
-        placed: how many options have been placed or shown to be too slow.
+        placed: number of options placed or shown to be too slow.
     """
 
     plan: Plan
@@ -51,15 +52,15 @@ class PlanProgress:
 
 
 def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None = None) -> Plan:
-    """Chooses the option, places it and says why.
+    """Chooses the option, places it and gives the reasons.
 
     Args:
-        request: what to plan.
-        on_progress: told of every plan that is better than the last one.
+        request: the plan request.
+        on_progress: called with every plan that is better than the last one.
 
     Raises:
-        InfeasibleError: if no option fits the cluster; names the resource that is short and by how much.
-        BadInputError: if the request makes no sense.
+        InfeasibleError: if no option fits the cluster; names the scarce resource and the amount missing.
+        BadInputError: if the request is invalid.
     """
     check_request(request)
     try:
@@ -67,29 +68,28 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     except InfeasibleError as error:
         if not request.task_mem_mb:
             raise
-        asked = f"each task asks for {request.task_mem_mb:,} MiB of memory at least (--task-mem)"
+        asked = f"each task requests at least {request.task_mem_mb:,} MiB of memory (--task-mem)"
         raise InfeasibleError(f"{str(error).removesuffix('.')}; {asked}.") from error
 
 
 def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None) -> Plan:
-    """Does what `make_plan` says, for a request that makes sense."""
     started = time.monotonic()
     deadline = started + (DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s)
     scenario = scenario_of(request)
 
-    told = 0.0
+    reported_speed = 0.0
 
-    def tell(attempt: _Attempt, found: SearchResult) -> None:
-        nonlocal told
-        # One part of a search may come to what another has told already.
-        is_better = request.objective != "throughput" or found.best.samples_per_s > told
+    def report(attempt: _Attempt, found: SearchResult) -> None:
+        nonlocal reported_speed
+        # A part of a search may find a plan that another part has reported already.
+        is_better = request.objective != "throughput" or found.best.samples_per_s > reported_speed
         if on_progress is not None and is_better:
-            told = found.best.samples_per_s
+            reported_speed = found.best.samples_per_s
             plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
             on_progress(PlanProgress(plan, found.placed))
 
     plain = None
-    # One task causes no traffic at all; that objective is for those who want several.
+    # One task causes no traffic, so the traffic objective implies several.
     if request.plain or (request.plain is None and request.objective == "throughput"):
         plain = fastest_plain(scenario, request.max_gpus_per_task)
     if request.plain:
@@ -98,20 +98,19 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
         return _plain_plan(request, scenario, plain, None, time.monotonic() - started)
     rules = default_rules(request.objective) if request.rules is None else request.rules
     enough = 0.0 if plain is None else plain.samples_per_s
-    attempt, found = _search(request, scenario, rules, enough, deadline, tell)
+    attempt, found = _search(request, scenario, rules, enough, deadline, report)
     notes: tuple[str, ...] = ()
     if found is None and "all_gpus_used" in rules:
         rules -= {"all_gpus_used"}
-        attempt, found = _search(request, scenario, rules, enough, deadline, tell)
-        notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is left out.",)
+        attempt, found = _search(request, scenario, rules, enough, deadline, report)
+        notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is not applied.",)
     kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
     if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - TIE)):
         other = None if found is None else _plan(request, scenario, attempt, found, 0.0)
         return _plain_plan(request, scenario, plain, other, time.monotonic() - started)
     if found is None and request.min_workers > 1:
         raise InfeasibleError(
-            f"The machines have no room for {request.min_workers} workers, the fewest wanted; add machines or ask for "
-            "fewer."
+            f"The machines have no room for {request.min_workers} workers, the minimum; add machines or request fewer."
         )
     if found is None:
         raise shortage(kinds, _space_of_shapes(attempt.raw, prunings), scenario.sizes, hardware)
@@ -121,21 +120,22 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
     plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
     if plain is not None:
         share = plain.samples_per_s / plan.samples_per_s
-        alone = f"One plain task without parameter servers would reach {share:.0%} (--max-workers 1 asks for it)."
+        alone = f"One plain task without parameter servers would reach {share:.0%} (--max-workers 1 requests it)."
         why = (*why, alone)
     return dataclasses.replace(plan, why=(*notes, *why, *calibrated, *request.notes))
 
 
 def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
-    """The least that a job takes on these machines: one task of each role, (role for people, resources).
+    """The minimum resources of a job on these machines: one task of each role, as (display name of the role,
+    resources).
 
     Raises:
-        BadInputError: if the request makes no sense.
+        BadInputError: if the request is invalid.
     """
     check_request(request)
     scenario = scenario_of(request)
     if request.plain is not False:
-        # It may have more GPUs, and does without.
+        # It also runs without additional GPUs.
         plain = fastest_plain(scenario)
         if plain is not None or request.plain:
             shape = WorkerShape(0 if plain is None else plain.resources.gpus, CPU_STEP)
@@ -146,14 +146,14 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
 
 
 def _space_of_shapes(raw: OptionSpace, prunings: Sequence[Pruning]) -> OptionSpace:
-    """What the rules leave of the workers' shapes, before their number is limited to those that fit."""
+    """The space with the remaining worker shapes, before it is limited to those that fit."""
     tried = [pruning.space for pruning in prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
     return tried[-1] if tried else raw
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One search: all options, those that the rules leave, and what compares them."""
+    """One search: all options, those that the rules leave, and the search that compares them."""
 
     raw: OptionSpace
     space: OptionSpace
@@ -161,11 +161,11 @@ class _Attempt:
     search: OptionSearch | None = None
 
 
-_Tell = Callable[["_Attempt", SearchResult], None]
+_Report = Callable[["_Attempt", SearchResult], None]
 
 
 def _pruned(request: PlanRequest, scenario: Scenario, rules: frozenset[str]) -> tuple[OptionSpace, tuple[Pruning, ...]]:
-    """All options, and what the rules leave of them."""
+    """All options, and the prunings by the rules."""
     raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
     machines = sum(kind.count for kind in scenario.kinds)
     useful_ps = useful_ps_count(request.profile, machines, request.sharding)
@@ -178,7 +178,7 @@ def _search(
     rules: frozenset[str],
     enough: float,
     deadline: float,
-    tell: _Tell,
+    report: _Report,
     *,
     few: bool = False,
 ) -> tuple[_Attempt, SearchResult | None]:
@@ -186,15 +186,14 @@ def _search(
     space = prunings[-1].space if prunings else raw
     known: tuple[Solved, ...] = ()
     if rules <= _WHOLE and request.objective == "throughput":
-        return _search_whole(request, scenario, rules, _Attempt(raw, space, prunings), enough, deadline, tell)
+        return _search_whole(request, scenario, rules, _Attempt(raw, space, prunings), enough, deadline, report)
     if not rules >= _ALIKE:
-        # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
-        # What is proven of that part is not proven of the whole.
-        inside = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(tell))[0].search
+        # Options that these two rules forbid take longer to place; first search inside them, for comparison.
+        inside = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(report))[0].search
         known = () if inside is None else inside.placed
 
     def on_better(found: SearchResult) -> None:
-        tell(attempt, found)
+        report(attempt, found)
 
     search = OptionSearch(
         scenario, space, ps_may_share="task_counts" not in rules, known=known, enough=enough, on_better=on_better
@@ -205,9 +204,9 @@ def _search(
     return attempt, search.calmest(deadline)
 
 
-def _unproven(tell: _Tell) -> _Tell:
-    """What is proven of a part is not proven of the whole."""
-    return lambda attempt, found: tell(attempt, dataclasses.replace(found, gap=1.0))
+def _unproven(report: _Report) -> _Report:
+    """Sets the gap to 1, as a proof about a part is none about the whole."""
+    return lambda attempt, found: report(attempt, dataclasses.replace(found, gap=1.0))
 
 
 def _search_whole(
@@ -217,9 +216,9 @@ def _search_whole(
     whole: _Attempt,
     enough: float,
     deadline: float,
-    tell: _Tell,
+    report: _Report,
 ) -> tuple[_Attempt, SearchResult | None]:
-    """The best of all placements: the one inside the paper's rules, unless another is faster by more than `TIE`."""
+    """The best of all placements: one inside the paper's rules, unless another is faster by more than `TIE`."""
     space = WideSpace(scenario, whole.space)
     starts = incumbents(request, scenario)
     wide, bound = None, math.inf
@@ -227,14 +226,14 @@ def _search_whole(
         wide, bound = space.best(0.0, deadline, starts)
     inside, found, known = None, None, 0.0
     if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
-        # At first the most promising few, for the relaxation to begin with.
-        inside, found = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(tell), few=True)
+        # First only the few most promising options, as a start for the relaxation.
+        inside, found = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(report), few=True)
         search = inside.search
         assert search is not None
         if wide is None:
             wide, bound = space.best(search.speed, deadline, starts)
         if wide is not None:
-            tell(whole, SearchResult(_solved(wide, bound), (), 1 - wide.samples_per_s / max(bound, search.speed), 1))
+            report(whole, SearchResult(_solved(wide, bound), (), 1 - wide.samples_per_s / max(bound, search.speed), 1))
             search.enough = max(enough, wide.samples_per_s * (1 - TIE))
         found = search.fastest(deadline)
         known = search.speed
@@ -250,7 +249,7 @@ def _search_whole(
 
 
 def _ceiling(request: PlanRequest, scenario: Scenario) -> float:
-    """Samples per second that no plan inside the paper's rules exceeds: what their parameter servers can serve."""
+    """Upper bound of samples/s for plans inside the paper's rules: the capacity of their parameter servers."""
     profile = scenario.profile
     if profile.synchronous:
         return math.inf
@@ -280,7 +279,7 @@ def _solved(wide: Wide, bound: float) -> Solved:
 def _plan(
     request: PlanRequest, scenario: Scenario, attempt: _Attempt, found: SearchResult, solve_time_s: float
 ) -> Plan:
-    """The plan of what a search has found, without reasons."""
+    """Builds the plan of a search result, without reasons."""
     best, sizes = found.best, scenario.sizes
     shape, shards = best.shape, scenario.shards(best.candidate.ps)
     worth = evaluate(scenario, shape, shards, best.assignment)
@@ -314,14 +313,14 @@ def _plan(
 def _plain_plan(
     request: PlanRequest, scenario: Scenario, plain: PlainOption, other: Plan | None, solve_time_s: float
 ) -> Plan:
-    """The plan of one plain task.
+    """Builds the plan of one plain task.
 
     Args:
-        request: what to plan.
+        request: the plan request.
         scenario: the model on the cluster.
         plain: the task.
-        other: the best with parameter servers that was found; None if there is none, or none was looked for.
-        solve_time_s: how long planning took.
+        other: the best plan found with parameter servers; None if there is none, or none was searched.
+        solve_time_s: planning time.
     """
     node = next(kind for kind in scenario.kinds if plain.node in kind.names)
     why = "One plain task: the script in one process, without parameter servers, as python runs it."
@@ -333,13 +332,13 @@ def _plain_plan(
     if gpus > 1:
         why += f" Its {gpus} GPUs share each batch." if request.profile.is_measurable else f" It sees {gpus} GPUs."
     elif gpus == request.max_gpus_per_task < node.gpus and can_share(request.profile):
-        why += f" It has one of the machine's {node.gpus} GPUs; --gpus-per-task asks for more."
+        why += f" It has one of the machine's {node.gpus} GPUs; --gpus-per-task requests more."
     gap = 0.0
     if other is not None:
         tasks = f"{count_of(other.option.workers, 'worker')} and {count_of(other.option.ps, 'parameter server')}"
         share = other.samples_per_s / plain.samples_per_s
-        why += f" {tasks} would reach {share:.0%} of its speed (--min-workers asks for them all the same)."
-        # A better one with parameter servers may not have been found.
+        why += f" {tasks} would reach {share:.0%} of its speed (--min-workers requests them anyway)."
+        # A better plan with parameter servers may exist.
         gap = max(0.0, 1 - plain.samples_per_s * (1 - other.gap) / other.samples_per_s)
     return Plan(
         profile=request.profile,

@@ -1,4 +1,4 @@
-"""What a plan is asked for: the model, the machines and what binds the plan."""
+"""The plan request: the model, the machines and the constraints of the plan."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan.
+    """A plan request.
 
     Attributes:
         profile: the model.
         cluster: the machines.
         objective: `throughput` for the shortest step, `traffic` for the least of the paper's Eq. 1 alone.
-        max_workers: at most so many workers.
-        time_limit_s: stop improving after so long; the first placement found is always finished.
-        max_gpus_per_worker: most GPUs one worker can use.
-        rules: names of the pruning rules that apply (`solver.options.RULES`); None for the objective's default.
-        sharding: how the variables are dealt out to the parameter servers.
-        calibration: what measurements say of the speeds; None for the table's.
-        min_workers: at least so many workers.
+        max_workers: maximum workers.
+        time_limit_s: time after which the planner stops improving; the first placement found is always finished.
+        max_gpus_per_worker: maximum GPUs of one worker.
+        rules: names of the pruning rules that apply (`solver.choices.RULES`); None for the objective's default.
+        sharding: how the variables are distributed over the parameter servers.
+        calibration: corrections of the speeds by measurements; None for the table's speeds.
+        min_workers: minimum workers.
         plain: whether the job is one plain task without parameter servers; None: whichever is faster.
-        max_gpus_per_task: most GPUs one plain task may have.
-        task_mem_mb: memory of each task at least, in MiB; 0 for what its role needs.
-        notes: sentences for the user about the request, for the plan's reasons.
+        max_gpus_per_task: maximum GPUs of one plain task.
+        task_mem_mb: minimum memory of each task, in MiB; 0 for the needs of its role.
+        notes: sentences about the request for the plan's reasons.
     """
 
     profile: ModelProfile
@@ -58,7 +58,7 @@ class PlanRequest:
 
 
 def check_request(request: PlanRequest) -> None:
-    """Raises `BadInputError` if the request makes no sense."""
+    """Raises `BadInputError` if the request is invalid."""
     if request.objective not in ("throughput", "traffic"):
         raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
     for name in ("min_workers", "max_workers", "max_gpus_per_worker", "max_gpus_per_task"):
@@ -75,14 +75,14 @@ def check_request(request: PlanRequest) -> None:
     rules = default_rules(request.objective) if request.rules is None else request.rules
     check_rules(sorted(rules))
     if request.profile.why_alone and not request.plain:
-        raise BadInputError(f"A plan of several tasks was asked for. {request.profile.why_alone}")
+        raise BadInputError(f"The request is for a plan of several tasks. {request.profile.why_alone}")
     costs = request.cluster.costs()
     if request.objective == "traffic" and "identical_workers" not in rules and not isinstance(costs, UniformCosts):
         raise BadInputError("Where links differ in cost, least traffic needs the rule 'identical_workers'; keep it.")
 
 
 def scenario_of(request: PlanRequest) -> Scenario:
-    """The request's model on its cluster."""
+    """The request's model on its cluster, with calibrated speeds."""
     hardware, cluster = known_hardware(), request.cluster
     if request.calibration is not None:
         hardware, cluster = request.calibration.apply(hardware, cluster)

@@ -1,4 +1,4 @@
-"""The same question for several clusters: what if there were more machines, how does the plan follow the network?"""
+"""Plans for variants of a cluster: what-if questions and sweeps of one value."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _REQUEST_FIELDS = ("batch_size", "max_workers")
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant and what came of it.
+    """One variant with its result.
 
     Attributes:
-        label: what was changed.
-        plan: the plan; None where nothing fits.
+        label: the change.
+        plan: the plan; None if nothing fits.
         reason: why nothing fits; empty with a plan.
     """
 
@@ -33,21 +33,20 @@ class Variant:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The variant as JSON values."""
         return {"label": self.label, "reason": self.reason, "plan": None if self.plan is None else self.plan.to_json()}
 
 
 def shared_guesses(variants: Sequence[Variant]) -> tuple[str, ...]:
-    """The assumptions behind the plans' figures, such as the speed of a GPU that is not known; each once."""
+    """Distinct assumptions of the plans, such as the speed of an unknown GPU."""
     found = (guess for variant in variants if variant.plan is not None for guess in guesses_in(variant.plan.why))
     return tuple(dict.fromkeys(found))
 
 
 def what_if(request: PlanRequest, changes: Sequence[str]) -> dict[str, PlanRequest]:
-    """The request as it is, and with each change of its cluster; commas join changes that go together.
+    """The original request, and one with each change of its cluster; commas join changes that belong together.
 
     Raises:
-        BadInputError: if a change makes no sense.
+        BadInputError: if a change is invalid.
     """
     variants = {UNCHANGED: request}
     for text in changes:
@@ -59,14 +58,14 @@ def what_if(request: PlanRequest, changes: Sequence[str]) -> dict[str, PlanReque
 
 
 def sweep(request: PlanRequest, text: str) -> dict[str, PlanRequest]:
-    """The request with each value of one figure: a field of the cluster, `batch_size` or `max_workers`.
+    """One request for each value of a field of the cluster, `batch_size` or `max_workers`.
 
     Args:
-        request: everything else.
+        request: the base request.
         text: `NAME=VALUE,VALUE,...`, such as `network_gbps=1,10,25` or `k80.count=1,5,20`.
 
     Raises:
-        BadInputError: if it is anything else, or a value makes no sense.
+        BadInputError: if it is malformed, or a value is invalid.
     """
     parameter, _, rest = text.partition("=")
     parameter = parameter.strip()
@@ -90,7 +89,7 @@ def _with(request: PlanRequest, parameter: str, value: str) -> PlanRequest:
 
 
 def plan_variants(requests: Mapping[str, PlanRequest], plan: Callable[[PlanRequest], Plan]) -> tuple[Variant, ...]:
-    """Plans each of them; one for which nothing fits gets a reason in place of a plan."""
+    """Plans each request; one for which nothing fits gets a reason instead of a plan."""
     return tuple(_planned(label, request, plan) for label, request in requests.items())
 
 

@@ -1,8 +1,8 @@
 """The placement with the shortest step, and among those the one with the least traffic (Eq. 1).
 
-What makes this exact: a synchronous step's length depends on the placement through the busiest network card and the
-slowest worker's work only. A limit T on the network cards' time limits how many workers a machine in each state may
-have, and one program of form D says whether all fit; bisection finds the least T. Asynchronous workers are in
+It is exact because a synchronous step's length depends on the placement only through the busiest network card and the
+slowest worker's work. A limit T on the network cards' time limits the workers on a machine in each state, and one
+program (`class_counts`) decides whether all fit; bisection finds the least T. Asynchronous workers are in
 solver.placement.asynchronous.
 """
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 EQUAL = 1e-6
-"""Speeds that differ by no more than this share are equal."""
+"""Speeds that differ by at most this share are equal."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Placement:
     Attributes:
         groups: the machines in use.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
-        network_s: time the busiest network card takes for one step of every worker; asynchronous: for the steps all
+        network_s: time of the busiest network card for one step of every worker; asynchronous: for the steps that all
             workers make in `round_s`.
         round_s: seconds in which every worker makes one step.
-        samples_per_s: samples all workers train on in a second.
+        samples_per_s: samples per second of all workers.
         traffic_bytes: Eq. 1.
     """
 
@@ -64,10 +64,10 @@ def fastest_placement(
     Args:
         problem: the option.
         deadline: on `time.monotonic`'s clock; None for none.
-        at_least: samples per second below which a placement is of no interest.
+        at_least: minimum samples/s of interest.
 
     Returns:
-        The placement, or None if the option does not fit or is not that fast.
+        The placement, or None if the option does not fit or is slower.
 
     Raises:
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
@@ -101,7 +101,7 @@ def best_of(
     deadline: float | None,
     at_least: float,
 ) -> Placement | None:
-    """The fastest placement of several problems; of those that are equally fast, one with the least traffic."""
+    """The fastest placement of several problems; of those equally fast, one with the least traffic."""
     best: Placement | None = None
     for case in cases:
         found = method(case, deadline, at_least)
@@ -115,7 +115,7 @@ def best_of(
 
 
 def calmest_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
-    """Places an option for the least traffic alone: Eq. 1 as the paper means it.
+    """Places an option for the least traffic alone: Eq. 1 as in the paper.
 
     Raises:
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
@@ -128,7 +128,7 @@ def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float |
     """Whether some placement of the option is that fast; a fraction of the work of finding the fastest.
 
     Raises:
-        OutOfTimeError: if the deadline passed before the answer was proven.
+        OutOfTimeError: if the deadline passed before the result was proven.
     """
     if problem.cases:
         return any(can_reach(case, samples_per_s, deadline) for case in problem.cases)
@@ -139,14 +139,14 @@ def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float |
     round_s = problem.workers / steps_per_s
     works = [work for work in _works(problem) if work <= round_s]
     if model.overlap:
-        # Work that hides nothing else may as well be the longest.
+        # With overlap, shorter work is not better, so only the longest is tried.
         works = works[-1:]
     limits = [Limits(work, _network_limit_s(problem, round_s, work)) for work in works]
     return any(limit.network_s >= 0 and _fits(problem, limit, deadline) is not None for limit in limits)
 
 
 def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, Limits]:
-    """Shortest step from slowest work and busiest network card: their sum, or the longer where they overlap."""
+    """Minimises the sum of slowest work and busiest network card, or the longer if they overlap."""
     best: Counts | None = None
     best_s = float("inf")
     times = _network_times(problem)
@@ -170,7 +170,7 @@ def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> t
 
 
 def _works(problem: PlacementProblem) -> list[float]:
-    """Times a worker's own work takes on the machines, shortest first."""
+    """Distinct times of a worker's own work on the machines, ascending."""
     return sorted({state.work_s for state in problem.states if state.work_s})
 
 
@@ -192,13 +192,14 @@ def _fits(problem: PlacementProblem, limits: Limits, deadline: float | None) -> 
 
 
 def local_share(problem: PlacementProblem) -> Callable[[State], float]:
-    """Bytes a worker in a state exchanges on its own machine, in units of the whole model: near 1 for the solver."""
+    """Bytes that a worker in a state exchanges on its own machine, in units of the whole model (near 1 for the solver).
+    """
     scale = max(1, problem.model.total_bytes)
     return lambda state: state.local_bytes / scale
 
 
 def placement_of(problem: PlacementProblem, counts: Counts) -> Placement:
-    """What the machines found are worth."""
+    """Evaluates the machines found."""
     assert counts.groups is not None
     model, workers = problem.model, problem.workers
     if model.profile.synchronous:

@@ -1,16 +1,16 @@
-"""The placement of workers that differ between machines: each machine gives its workers the shape that suits all.
+"""Placement of workers that differ between machines: each machine gives its workers one shape.
 
-With workers that are all alike the samples of a step are fixed, and only its length counts (solver.placement.fastest).
-Here both depend on the placement. Synchronous training reaches
+With identical workers the samples of a step are fixed, and only its length counts (solver.placement.fastest). Here both
+depend on the placement. Synchronous training reaches
 
     sum_c samples_c w_c / round(W, N)        W: the slowest worker's work, N: the busiest network card's time
 
-and the program of solver.placement.class_counts gives the most samples within limits on W and N. Around it goes
-best-first search over boxes of limits: what is reached within a box's upper limits, at the round of its lower ones, is
-more than anything in the box.
+and the program of solver.placement.class_counts gives the most samples within limits on W and N. Around it runs a
+best-first search over boxes of limits: the samples within a box's upper limits, at the round of its lower ones, bound
+everything in the box.
 
 Asynchronous workers reach sum_c samples_c f_c at rates f_c that add up to X (solver.async_rates). The boxes are ranges
-of X: with the links judged at the lower end, where they allow most, any sum of the f_c in the range is allowed.
+of X: with the links evaluated at the lower end, where they allow most, any sum of the f_c in the range is allowed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from solver.placement.fastest import Placement, best_of, local_share, placement_
 from solver.placement.problem import PlacementProblem
 
 CLOSE = 1e-6
-"""Relative differences in speed below this are none."""
+"""Relative differences in speed below this are ignored."""
 NARROW = 1e-10
-"""Ranges of X whose ends differ by this share are not cut further."""
+"""Ranges of X whose ends differ by at most this share are not divided further."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Box:
     times: tuple[float, ...]
 
     def parts(self) -> tuple[_Box, ...]:
-        """The box cut in two across its longer side; none if it is a single point."""
+        """Halves of the box across its longer side; none if it is a single point."""
         if len(self.times) >= len(self.works):
             middle = len(self.times) // 2
             return (_Box(self.works, self.times[:middle]), _Box(self.works, self.times[middle:])) if middle else ()
@@ -47,7 +47,7 @@ class _Box:
         return _Box(self.works[:middle], self.times), _Box(self.works[middle:], self.times)
 
     def most(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
-        """More samples per second than anything in the box, and a placement within the box's limits."""
+        """Upper bound of samples/s in the box, and a placement within the box's limits."""
         limits = Limits(self.works[-1], self.times[-1])
         largest = max(state.samples for state in problem.states)
         counts = proven_counts(problem, limits, lambda state: state.samples / largest, deadline=deadline)
@@ -65,14 +65,14 @@ class _Range:
     high: float
 
     def parts(self) -> tuple[_Range, ...]:
-        """The range cut in two; none if it is narrow."""
+        """Halves of the range; none if it is narrow."""
         middle = (self.low + self.high) / 2
         if self.high - self.low <= NARROW * self.high:
             return ()
         return _Range(self.low, middle), _Range(middle, self.high)
 
     def most(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
-        """More samples per second than anything in the range, and a placement that may be in it."""
+        """Upper bound of samples/s in the range, and a placement that may be in it."""
         scale = self.high * max(state.samples for state in problem.states)
         within = Reach(lambda state: 1 / self.high, self.low / self.high, 1.0)
         steps = Steps(self.low, lambda state: state.samples / scale, (within,))
@@ -85,7 +85,7 @@ def fastest_mixed_placement(
 ) -> Placement | None:
     """Places an option for the most samples per second, and within the same limits for the least traffic.
 
-    What it takes, returns and raises is as with `fastest_placement`.
+    Arguments, result and errors as with `fastest_placement`.
     """
     if problem.cases:
         return best_of(fastest_mixed_placement, problem.cases, deadline, at_least)

@@ -1,4 +1,4 @@
-"""From counts of machines to named tasks on named machines."""
+"""Converts counts of machines to named tasks on named machines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Assignment:
     """Machine of every task, by index of the task.
 
     Attributes:
-        ps: machines of the parameter servers; ps 0 holds the largest shard.
+        ps: machines of the parameter servers; ps 0 has the largest shard.
         workers: machines of the workers.
-        chief: machine of the separate chief; None where there is none.
-        shapes: what each worker gets; empty where somebody else knows that they are all alike.
+        chief: machine of the separate chief; None if there is none.
+        shapes: shape of each worker; empty if all have the option's shape.
     """
 
     ps: tuple[str, ...]
@@ -28,7 +28,7 @@ class Assignment:
     shapes: tuple[WorkerShape, ...] = ()
 
     def shapes_of_workers(self, shape: WorkerShape) -> tuple[WorkerShape, ...]:
-        """What each worker gets; `shape` where the assignment does not say."""
+        """Shape of each worker; `shape` if the assignment has none."""
         return self.shapes or (shape,) * len(self.workers)
 
 

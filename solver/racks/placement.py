@@ -1,16 +1,15 @@
 """The fastest placement across racks whose uplinks limit the speed.
 
-For each T the tables of `solver.racks.problem` say whether any placement of synchronous training is left in which no
-card and no uplink is busy longer. Bisection over all distinct times of cards and uplinks does the rest, as in
-`solver.placement.fastest` without racks. For asynchronous training `solver.racks.rates` asks the same of a rate of all
-workers. Both are exact for equal shards and for few classes of equal ones, with any kinds of machines and with a
-separate chief.
+For each T the tables of `solver.racks.problem` decide whether synchronous training has a placement in which no card and
+no uplink is busy longer. Bisection runs over all distinct times of cards and uplinks, as in `solver.placement.fastest`
+without racks. For asynchronous training `solver.racks.rates` decides the same for a rate of all workers. Both are exact
+for equal shards and for few classes of equal ones, with any kinds of machines and with a separate chief.
 
-With many unequal shards the likely problem says which machines to use; the true shards are dealt out to those, and the
-outcome is evaluated as it is. No step is shorter than the optimistic problem allows with shards that add up to all
-bytes: what the machines and racks can hold at most within the limits must reach that, what they must hold at least
-(synchronous) must not exceed it. Asynchronous, speed and bytes are asked about one after the other, of placements that
-may differ: a weaker bound, but a bound. Bisection closes in on it and tries the placements that it meets on the way.
+With many unequal shards the likely problem chooses the machines; the true shards are distributed over those and
+evaluated. No step is shorter than the optimistic problem allows with shards that add up to all bytes: the maximum bytes
+on the machines and racks within the limits must reach that, the minimum (synchronous) must not exceed it. Asynchronous,
+speed and bytes are tested separately, for placements that may differ: a weaker bound, but a bound. Bisection narrows
+the bound and tries the placements found on the way.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from solver.racks.scoring import RackPlacement, placed
 from solver.racks.tree import Best, Load
 
 SLACK = 1e-9
-"""Relative room for rounding."""
+"""Relative tolerance for rounding."""
 PRECISION = 1e-4
 """Relative precision of the bound for unequal shards."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What no placement needs to exceed, and the step that this makes possible."""
+    """Limits that the fastest placement keeps, and its step."""
 
     work_s: float
     network_s: float
@@ -45,8 +44,8 @@ class Limits:
 def fastest_across_racks(problem: RackProblem, deadline: float | None = None) -> RackPlacement | None:
     """Places an option for the shortest step, uplinks included; among equally fast placements, for least traffic.
 
-    Where `samples_bound` proves the speed of synchronous training so is the traffic proven the least among equally fast
-    placements. Asynchronous, it is the least where the speed allows that of all placements, else merely small.
+    If `samples_bound` proves the speed of synchronous training, the traffic is proven the least among equally fast
+    placements. Asynchronous, it is the least if the speed allows that of all placements, else merely small.
 
     Args:
         problem: the option.
@@ -66,7 +65,7 @@ def fastest_across_racks(problem: RackProblem, deadline: float | None = None) ->
         fastest = max(placements, key=lambda placement: (placement.samples_per_s, -placement.traffic_bytes))
         if problem.are_all_cases and optimistic(problem).exact:
             return fastest
-        # A case for which nothing is found may have a placement all the same; none is faster than without waiting.
+        # A case may have a placement that was not found; none is faster than without waits.
         whole = fastest_across_racks(dataclasses.replace(problem, cases=()), deadline)
         bound = math.inf if whole is None else max(whole.samples_bound, fastest.samples_per_s)
         return dataclasses.replace(fastest, samples_bound=bound)
@@ -93,10 +92,10 @@ def can_reach_across_racks(problem: RackProblem, samples_per_s: float, deadline:
 
 
 def _with_bound(problem: RackProblem, view: View, found: RackPlacement, deadline: float | None) -> RackPlacement:
-    """The fastest placement come across while looking for the shortest step that the optimistic problem allows."""
+    """The fastest placement found while bisecting for the shortest step that the optimistic problem allows."""
     low, high, step = 0.0, found.round_s, PRECISION
     while high - low > PRECISION * high:
-        # Most often what was found is all there is, or nearly.
+        # Usually the placement found is almost optimal.
         middle = max(high * (1 - step), (low + high) / 2)
         step *= 2
         best = _may_take(problem, view, middle, deadline)
@@ -133,7 +132,7 @@ def _may_take(problem: RackProblem, view: View, round_s: float, deadline: float 
 def _holding_all(
     problem: RackProblem, view: View, work_s: float, network_s: float, deadline: float | None
 ) -> Best | None:
-    """A placement within the limits that can hold all bytes; None if there is none, or all would have to hold more."""
+    """A placement within the limits that can hold all bytes; None if there is none, or all would exceed them."""
     if view.exact:
         return best_within(problem, view, work_s, network_s, "possible", deadline)
     total = sum(problem.shards)
@@ -145,7 +144,7 @@ def _holding_all(
 
 
 def _longest(problem: RackProblem, times: Sequence[float], work_s: float, round_s: float) -> float:
-    """The longest time of the network with which a synchronous step is that short; with the shortest it is."""
+    """The longest network time with which a synchronous step takes at most `round_s`."""
     return times[bisect.bisect_right(times, round_s, key=functools.partial(problem.round_s, work_s)) - 1]
 
 

@@ -1,14 +1,14 @@
 """The placement of one option across racks as data, and for synchronous steps as tables for one limit on all links.
 
-With n workers and M bytes of shards, a rack with S bytes and a workers keeps its uplink busy for
-2 max(S (n - a), a (M - S)) / uplink seconds a step. 'No card and no uplink is busy longer than T' therefore forbids
-states of single machines and of single racks, which is what the tables of `max_plus.py` are made for. The tables
-for asynchronous workers are in `rates.py`.
+With n workers and M bytes of shards, a rack with S bytes and a workers keeps its uplink busy for 2 max(S (n - a), a (M
+- S)) / uplink seconds a step. 'No card and no uplink is busy longer than T' therefore excludes states of single
+machines and of single racks, which the tables of `max_plus.py` support. The tables for asynchronous workers are in
+`rates.py`.
 
-A state counts the shards of each class. Where the shards of a class are equal that is exact. Many unequal shards would
-be too many classes; then all are one class, and two problems take the place of the true one. The optimistic one gives
-every ps the shard that suits its machine and every rack the bytes that suit it, between its q smallest and its q
-largest shards, so it allows whatever the true shards allow. The likely one has mean shards.
+A state counts the shards of each class. If the shards of a class are equal that is exact. Many unequal shards would
+make too many classes; then all are one class, and two problems replace the true one. The optimistic one gives every ps
+the best shard for its machine and every rack the best bytes, between its q smallest and its q largest shards, so it
+allows whatever the true shards allow. The likely one has mean shards.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from solver.step_time import StepModel
 
 Floats = NDArray[np.float64]
 Value = Literal["possible", "local", "most bytes", "fewest bytes"]
-"""What a placement is worth: nothing but being possible; shards that stay local; the most bytes its machines and racks
-can hold within the limits; the fewest, negative."""
+"""Value of a placement: none but being possible; local shards; the maximum bytes of its machines and racks within the
+limits; the minimum, negative."""
 MAX_STATES = 40_000
-"""States that classes of equal shards may make; more are one class of unequal ones."""
+"""Maximum states of classes of equal shards; more are one class of unequal ones."""
 TINY = 1e-9
-"""Stands for no worker where bytes are divided by workers."""
+"""Replaces zero workers as a divisor of bytes."""
 
 
 @dataclass(frozen=True)
 class MachineType:
-    """Machines that are alike: the states they can be in, and bytes per second of the network card, each way."""
+    """Identical machines: their possible states, and bytes/s of the network card, each way."""
 
     states: tuple[State, ...]
     card: float
@@ -65,8 +65,8 @@ class Held:
 
     Attributes:
         bytes: its size; 0 for none.
-        network_s: by number of workers, how long the network card is busy while every worker makes one step.
-        steps_per_s: steps one worker makes in a second when only it limits itself (asynchronous).
+        network_s: by number of workers, seconds that the network card is busy while every worker makes one step.
+        steps_per_s: steps/s of one worker if nothing but itself limits it (asynchronous).
     """
 
     bytes: float
@@ -76,11 +76,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Setting:
-    """A machine with the chief or not, a ps or not: what it can do with each number of workers.
+    """A machine with or without the chief, with or without a ps: its possibilities for each number of workers.
 
     Attributes:
-        shards: what can be on it.
-        work_s: one worker's step without transfers; 0 where no worker fits.
+        shards: possible shards on it.
+        work_s: one worker's step without transfers; 0 if no worker fits.
     """
 
     shards: tuple[Held, ...]
@@ -88,28 +88,28 @@ class Setting:
 
     @functools.cached_property
     def network_s(self) -> Floats:
-        """By number of workers, how long the card is busy with the best shard."""
+        """By number of workers, seconds that the card is busy with the best shard."""
         return self._times.min(axis=0)
 
     @property
     def local_bytes(self) -> float:
-        """Size of the first shard; where the setting is exact all are as large."""
+        """Size of the first shard; if the setting is exact all are equal."""
         return self.shards[0].bytes
 
     @functools.cached_property
     def sizes(self) -> Floats:
-        """Shards x 1: their bytes."""
+        """Bytes of the shards, shards x 1."""
         return np.array([held.bytes for held in self.shards], dtype=np.float64)[:, None]
 
     @functools.cached_property
     def own_rates(self) -> Floats:
-        """Shards x numbers of workers: steps per second of workers that only limit themselves; -inf for no room."""
+        """Steps/s of workers limited only by themselves, shards x numbers of workers; -inf for no room."""
         counts = np.arange(self._times.shape[1])
         rates = np.array([held.steps_per_s for held in self.shards])[:, None] * counts
         return np.where(np.isfinite(self._times), rates, -np.inf)
 
     def bytes_within(self, network_s: float) -> tuple[Floats, Floats]:
-        """By number of workers, the most and the fewest bytes of a shard that keeps the card within the limit."""
+        """By number of workers, maximum and minimum bytes of a shard that keeps the card within the limit."""
         allowed = self._times <= network_s
         return np.where(allowed, self.sizes, -np.inf).max(axis=0), np.where(allowed, self.sizes, np.inf).min(axis=0)
 
@@ -126,12 +126,12 @@ Settings = dict[tuple[int, ...], Setting]
 
 @dataclass(frozen=True)
 class View:
-    """A problem in which the shards of one class can change places.
+    """A problem in which the shards of one class are interchangeable.
 
     Attributes:
         settings: by machine type.
         classes: bytes of the shards of each class, largest first.
-        exact: whether that changes nothing, since the shards of each class are equal.
+        exact: whether the shards of each class are equal, so that this changes nothing.
     """
 
     settings: tuple[Settings, ...]
@@ -139,7 +139,7 @@ class View:
     exact: bool
 
     def stored(self, counts: Sequence[NDArray[np.int64]]) -> tuple[Floats, Floats]:
-        """Fewest and most bytes of so many shards of each class."""
+        """Minimum and maximum bytes of these numbers of shards of each class."""
         least = most = np.zeros(1)
         for sizes, count in zip(self.classes, counts, strict=True):
             least = least + np.array([*itertools.accumulate(reversed(sizes), initial=0.0)])[count]
@@ -149,18 +149,18 @@ class View:
 
 @dataclass(frozen=True)
 class RackProblem:
-    """One option, to be placed across racks.
+    """One option to place across racks.
 
     Attributes:
-        tree: the machines; the states of their types are as `placement_problem` has them.
+        tree: the machines; the states of their types are as in `placement_problem`.
         model: the step-time model.
         shards: bytes on each ps, largest first.
-        workers: how many workers.
+        workers: number of workers.
         needs_chief: whether there is a separate chief.
         load: of the busiest ps (`StepModel.load`).
         uplink_bytes_per_s: speed of each rack's uplink, each way.
-        cases: as `PlacementProblem` has them.
-        are_all_cases: whether none was left out, as they were too many.
+        cases: as in `PlacementProblem`.
+        are_all_cases: as in `PlacementProblem`.
     """
 
     tree: RackTree[MachineType]
@@ -181,12 +181,12 @@ class RackProblem:
 
     @property
     def works(self) -> list[float]:
-        """Times a worker's own work takes on the machines, shortest first."""
+        """Distinct times of a worker's own work on the machines, ascending."""
         return sorted({state.work_s for here in self.tree.machine_types for state in here.states if state.work_s})
 
     @functools.cached_property
     def shared(self) -> Shared:
-        """What limits asynchronous workers together."""
+        """Limits that asynchronous workers share."""
         return self.model.shared(self.load, self.uplink_bytes_per_s)
 
     def round_s(self, cycle_s: float, network_s: float) -> float:
@@ -208,8 +208,8 @@ def rack_problem(
         kinds: the machines, each kind in one rack.
         model: step times for workers of the option's shape.
         sizes: resources of the roles.
-        shards: what each ps holds.
-        workers: how many workers.
+        shards: bytes on each ps.
+        workers: number of workers.
         uplink_bytes_per_s: speed of each rack's uplink, each way.
     """
     by_rack: dict[str | None, list[NodeKind]] = {}
@@ -247,7 +247,7 @@ def _tree(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackTree[M
 
 
 def optimistic(problem: RackProblem) -> View:
-    """Each place has the shard of its class that is best for it; exact if the classes are few enough."""
+    """Gives each place the best shard of its class; exact if the classes are few enough."""
     types = problem.shard_types
     states = math.prod(types.count(index) + 1 for index in set(types)) * (problem.workers + 1)
     class_of = types if states <= MAX_STATES or len(set(types)) == 1 else (0,) * len(types)
@@ -269,7 +269,7 @@ def optimistic(problem: RackProblem) -> View:
 
 
 def likely(problem: RackProblem) -> View:
-    """Each ps has the shard nearest to the mean, where the largest would fit as well."""
+    """Gives each ps the shard closest to the mean, where the largest would fit as well."""
     mean = sum(problem.shards) / len(problem.shards)
     types = dict(zip(problem.shard_types, problem.shards, strict=True))
     nearest = min(types, key=lambda index: abs(types[index] - mean))
@@ -289,7 +289,7 @@ def likely(problem: RackProblem) -> View:
 
 
 def _setting(states: Sequence[State], size: float | None = None) -> Setting:
-    """The best of some states, with shards of `size` bytes where that is given."""
+    """The best of some states, with shards of `size` bytes if given."""
     shards = tuple(
         Held(state.local_bytes if size is None else size, state.network_s, state.steps_per_s) for state in states
     )
@@ -297,7 +297,7 @@ def _setting(states: Sequence[State], size: float | None = None) -> Setting:
 
 
 def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64]]) -> Floats:
-    """How long the uplink of a rack with so many tasks is busy while every worker makes one step, at least.
+    """Minimum seconds that the uplink of a rack with these tasks is busy while every worker makes one step.
 
     Args:
         problem: the option.
@@ -306,7 +306,7 @@ def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64
     """
     total, workers = float(sum(problem.shards)), counts[-1]
     least, most = view.stored(counts[1:-1])
-    # What leaves the rack grows with the bytes in it, what enters falls; they are equal at workers / n of all bytes.
+    # Outgoing bytes grow with the bytes in the rack, incoming bytes fall; they are equal at workers / n of all.
     stored = np.clip(workers * (total / problem.workers), least, most)
     busiest = np.maximum(stored * (problem.workers - workers), workers * (total - stored))
     seconds: Floats = 2 * busiest / problem.uplink_bytes_per_s
@@ -314,7 +314,7 @@ def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64
 
 
 def network_times(problem: RackProblem, view: View) -> list[float]:
-    """Every time that a card or an uplink can be busy, shortest first."""
+    """All distinct busy times of cards and uplinks, ascending."""
     times = [setting.network_s for here in view.settings for setting in here.values()]
     for rack_type in problem.tree.rack_types:
         room = sum(
@@ -362,7 +362,7 @@ def _machine_table(problem: RackProblem, settings: Settings, work_s: float, netw
 
 
 def _worth(problem: RackProblem, setting: Setting, network_s: float, value: Value) -> Floats:
-    """What the machine adds, by number of workers."""
+    """Value added by the machine, by number of workers."""
     if value in ("most bytes", "fewest bytes"):
         most, fewest = setting.bytes_within(network_s)
         return most if value == "most bytes" else -fewest

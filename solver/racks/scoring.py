@@ -1,4 +1,4 @@
-"""From tasks counted per machine to a placement across racks, with the true shards on it, and what it is worth."""
+"""Converts tasks counted per machine to a placement across racks with the true shards, and evaluates it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class RackPlacement:
     Attributes:
         assignment: machine of every task.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round.
-        network_s: time the busiest network card or uplink takes for one step of every worker; asynchronous: for the
-            steps all workers make in `round_s`.
+        network_s: time of the busiest network card or uplink for one step of every worker; asynchronous: for the steps
+            that all workers make in `round_s`.
         round_s: seconds in which every worker makes one step.
-        samples_per_s: samples all workers train on in a second.
+        samples_per_s: samples per second of all workers.
         traffic_bytes: Eq. 1.
-        samples_bound: no placement of the option is faster; with equal shards `samples_per_s` itself.
+        samples_bound: upper bound of the option's speed; with equal shards `samples_per_s` itself.
     """
 
     assignment: Assignment
@@ -42,11 +42,11 @@ class RackPlacement:
 
 
 def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlacement | None:
-    """Deals the true shards out and evaluates what comes out; None if one of them does not fit where it should go.
+    """Distributes the true shards and evaluates the result; None if one of them does not fit.
 
     Args:
         problem: the option.
-        view: the problem the machines were chosen by.
+        view: the problem by which the machines were chosen.
         loads: the machines in use, with all of the option's tasks on them.
     """
     near = [load.state[-1] for load in loads]
@@ -121,19 +121,19 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
 
 
 def _states(problem: RackProblem, load: Load) -> dict[tuple[int, ...], State]:
-    """What the machine can be with the chief on it or not, by the types of its shards."""
+    """Possible states of the machine, given the chief, by the types of its shards."""
     possible = problem.tree.machine_types[load.machine_type].states
     return {state.shards: state for state in possible if state.chief == bool(load.state[0])}
 
 
 def _of_their_classes(problem: RackProblem, view: View, states: Sequence[Tasks]) -> tuple[int, ...]:
-    """For each machine with a ps, a shard of the class that it is to have."""
+    """A shard of the required class for each machine with a ps."""
     free = [iter([index for index, size in enumerate(problem.shards) if size == sizes[0]]) for sizes in view.classes]
     return tuple(next(free[state[1:-1].index(1)]) for state in states)
 
 
 def _card_s(states: dict[tuple[int, ...], State], shards: tuple[int, ...], workers: int) -> float:
-    """How long the machine's card is busy with these shards; infinite where they do not fit beside the workers."""
+    """Seconds that the machine's card is busy with these shards; infinite if they do not fit beside the workers."""
     times = states[shards].network_s if shards in states else ()
     return times[workers] if workers < len(times) else math.inf
 

@@ -1,4 +1,4 @@
-"""Finds the best option: places those, and only those, whose bounds leave them a chance."""
+"""Finds the best option; places only options whose bounds allow them to be best."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from solver.shards import Shards
 from solver.step_time import StepModel
 
 TIE = 0.01
-"""Predicted speeds closer than this share are equal: the model is not better than that."""
+"""Predicted speeds closer than this share are equal: the model is not more precise."""
 ALTERNATIVES = 5
 ROUNDING = 1e-6
 NEIGHBOUR_S = 1.0
@@ -35,13 +35,13 @@ NEIGHBOUR_S = 1.0
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What came of a search.
+    """Result of a search.
 
     Attributes:
         best: the option chosen.
         others: other options that were placed, best first, one of each label.
-        gap: share by which a better option or placement could be better; 0 where there is none.
-        placed: how many options had to be placed, or shown to be too slow, by the placement program.
+        gap: maximum improvement by a better option or placement, as a share; 0 if there is none.
+        placed: number of options placed, or shown to be too slow, by the placement program.
     """
 
     best: Solved
@@ -54,8 +54,8 @@ class OptionSearch:
     """Compares the options of one job on one cluster.
 
     Attributes:
-        enough: samples per second that the job reaches without any; of options that are no faster, only the most
-            promising few and the fastest are of interest.
+        throughput_floor: samples/s that the job reaches without these options; of options that are no faster, only the
+            most promising few and the fastest are of interest.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class OptionSearch:
             scenario: the model and the machines.
             space: the options.
             ps_may_share: whether a machine may have several parameter servers.
-            known: options already placed, in a part of the space; others are compared with them.
-            enough: see the attribute.
-            on_better: told of every option that is better than all before.
+            known: options already placed, in a part of the space, for comparison.
+            throughput_floor: see the attribute.
+            on_better: called with every option that is better than all before.
         """
         self._scenario = scenario
         self._ps_may_share = ps_may_share
@@ -93,7 +93,7 @@ class OptionSearch:
 
     @property
     def placements_are_simple(self) -> bool:
-        """Whether any one option is placed at once: workers are alike and each ps has its machine."""
+        """Whether any option is placed quickly: workers are identical and each ps has its own machine."""
         return not self._ps_may_share and not any(entry.mixed for entry in self._ranges)
 
     @property
@@ -103,23 +103,21 @@ class OptionSearch:
 
     @property
     def speed(self) -> float:
-        """Samples per second of the fastest option that has been placed; 0 before."""
+        """Samples/s of the fastest option that has been placed; 0 before."""
         return max((solved.samples_per_s for solved in self.placed), default=0.0)
 
     def shards(self, ps: int) -> Shards:
-        """The variables on that many parameter servers."""
         return self._scenario.shards(ps)
 
     def model(self, shape: WorkerShape) -> StepModel:
-        """Step times of workers of that shape."""
         return self._scenario.model(shape)
 
     def fastest(self, deadline: float, *, few: bool = False) -> SearchResult | None:
-        """The fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
+        """Finds the fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
 
         Args:
             deadline: on `time.monotonic`'s clock.
-            few: whether to place only the few that promise most; another call goes on from there.
+            few: whether to place only the few most promising options; another call resumes from there.
 
         Returns:
             None if no option fits.
@@ -133,7 +131,7 @@ class OptionSearch:
         fastest = self.speed
         floor = fastest * (1 - TIE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
-        # Which of the equals it is matters only where it can be the plan.
+        # Ties are broken only if the result can become the plan.
         for candidate in self._table.by_traffic(floor) if cut_off is None and fastest > self.enough else ():
             if candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
@@ -149,7 +147,7 @@ class OptionSearch:
         return self._result(best, gap, lambda entry: (-entry.samples_per_s, *self._key(entry)))
 
     def calmest(self, deadline: float) -> SearchResult | None:
-        """The option with least traffic by Eq. 1, whatever its speed, then with fewest tasks.
+        """Finds the option with least traffic by Eq. 1, regardless of speed, then with fewest tasks.
 
         Returns:
             None if no option fits.
@@ -187,7 +185,7 @@ class OptionSearch:
 
         Args:
             candidate: the option.
-            method: `fastest_placement` or `calmest_placement`, the same in every call.
+            method: `fastest_placement` or `least_traffic_placement`, the same in every call.
             deadline: on `time.monotonic`'s clock; None for none.
 
         Raises:
@@ -202,10 +200,10 @@ class OptionSearch:
         return self._solved[candidate.identity]
 
     def neighbour(self, solved: Solved, workers: int, ps: int) -> Solved | None:
-        """The option with other counts, placed; None if it is not in the space or does not fit.
+        """Places the option with other counts; None if it is not in the space or does not fit.
 
         Raises:
-            OutOfTimeError: if that takes longer than the search had, and a second.
+            OutOfTimeError: if that takes longer than both the search's deadline and a second.
         """
         deadline = max(self._deadline, time.monotonic() + NEIGHBOUR_S)
         region = solved.candidate.region
@@ -220,7 +218,7 @@ class OptionSearch:
         return None
 
     def _raise_if_too_large(self) -> None:
-        """Raises the first `TooManyStatesError`, if options could not be looked at."""
+        """Raises the first `TooManyStatesError`, if options could not be examined."""
         for error in self._too_large.values():
             raise error
 
@@ -240,9 +238,10 @@ class OptionSearch:
         return found
 
     def _place_fastest(self, deadline: float, *, few: bool) -> Candidate | None:
-        """Places options, best bound first, until no bound beats the best few; returns where that was cut off.
+        """Places options, best bound first, until no bound exceeds the best few; returns the candidate where time ran
+        out.
 
-        Of the few, those within 1% of the fastest are as good: then only a faster option is of interest.
+        Of the few, those within 1% of the fastest are equally good: then only a faster option is of interest.
         """
         speeds: dict[Label, float] = {}
         for entry in self._known:
@@ -263,13 +262,13 @@ class OptionSearch:
                 if goal:
                     found = self._place_if_it_reaches(candidate, goal, deadline)
                 else:
-                    # The first answer is worth waiting for.
+                    # The first placement has no deadline.
                     found = self.place(candidate, fastest_placement, deadline if best else None)
             except OutOfTimeError:
                 return candidate
             if found is not None:
                 if found.samples_per_s > max(best, default=0.0):
-                    # Options come in the order of their bounds, so no other is faster than this one's.
+                    # Options are sorted by bound, so none is faster than this one's bound.
                     self._tell(found, 1 - found.samples_per_s / candidate.samples_bound)
                 speeds[candidate.label] = max(speeds.get(candidate.label, 0.0), found.samples_per_s)
         return None
@@ -293,7 +292,7 @@ class OptionSearch:
         return CandidateTable(self._regions, self._ranges, self._total, bounds, self._max_ps)
 
     def _max_ps(self, region: Sequence[NodeKind]) -> int:
-        """Parameter servers beyond that have no machine of their own, where they need one, or no variable."""
+        """Maximum ps: one variable each, and one machine each if they must not share."""
         variables = max(1, len(self._scenario.profile.variables))
         return variables if self._ps_may_share else min(variables, sum(kind.count for kind in region))
 
@@ -313,7 +312,7 @@ class OptionSearch:
 
 
 def _separate(scenario: Scenario, space: OptionSpace, *, ps_may_share: bool) -> Iterator[OptionRange]:
-    """The ranges with one shape each, or all that are mixed; without options that another makes superfluous."""
+    """The ranges with one shape each, or all shapes of mixed ones; without options that another makes superfluous."""
     kinds, sizes = scenario.kinds, scenario.sizes
     counts = np.array([kind.count for kind in kinds])
     for entry in space.ranges:

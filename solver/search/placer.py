@@ -1,4 +1,4 @@
-"""Places one option: with the program for its kind of workers, within the uplinks, by the costs of the links."""
+"""Places one option with the program for its kind of workers, its uplinks and its costs."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ _MIXED: dict[Method, Method] = {
     fastest_placement: fastest_mixed_placement,
     calmest_placement: calmest_mixed_placement,
 }
-"""For each way to place workers that are all alike, the one where they may differ."""
+"""Placement method for identical workers -> method for workers that may differ."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A candidate, placed.
+    """A placed candidate.
 
     Attributes:
         candidate: the option.
         assignment: machine of every task.
-        formulation: what placed it, and why that.
+        formulation: the program that placed it, with the reason.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
         network_s: busiest network card or rack uplink.
         round_s: seconds in which every worker makes one step.
         samples_per_s: predicted speed.
         traffic_bytes: Eq. 1.
-        samples_bound: no placement of the option is faster.
+        samples_bound: upper bound of the option's speed.
     """
 
     candidate: Candidate
@@ -71,21 +71,21 @@ class Solved:
 
     @property
     def shape(self) -> WorkerShape:
-        """What a worker gets; where they differ, what most get."""
+        """Shape of a worker; if they differ, the most frequent one."""
         return Counter(self.assignment.shapes_of_workers(self.candidate.shapes[0])).most_common(1)[0][0]
 
     @property
     def samples_ceiling(self) -> float:
-        """No placement is faster, by the option's bound or by that of the program that placed it."""
+        """Upper bound of the speed, by the option's bound or by that of the program that placed it."""
         return max(self.samples_per_s, min(self.samples_bound, self.candidate.samples_bound))
 
 
 class OptionPlacer:
-    """Places options of one job in parts of one cluster.
+    """Places options of one job in regions of one cluster.
 
     Args:
         scenario: the model and the machines.
-        regions: the parts of the cluster, by index.
+        regions: the regions of the cluster, by index.
         ps_may_share: whether a machine may have several parameter servers.
     """
 
@@ -101,7 +101,7 @@ class OptionPlacer:
 
         Args:
             candidate: the option.
-            method: `fastest_placement` or `calmest_placement`.
+            method: `fastest_placement` or `least_traffic_placement`.
             deadline: on `time.monotonic`'s clock; None for none.
 
         Raises:
@@ -121,17 +121,17 @@ class OptionPlacer:
         """Places an option if it can be that fast; None if it cannot, or does not fit.
 
         Raises:
-            OutOfTimeError: if the deadline passed before the answer was proven.
-            TooManyStatesError: if parameter servers can share machines in too many ways, or nothing is found and not
-                all was looked at.
+            OutOfTimeError: if the deadline passed before the result was proven.
+            TooManyStatesError: if parameter servers can share machines in too many ways, or nothing was found and not
+                all cases were examined.
         """
         problem = self._problem(candidate)
         method = fastest_mixed_placement if candidate.mixed else fastest_placement
         placement = method(problem, deadline, samples_per_s)
         if placement is None and not problem.are_all_cases:
             raise TooManyStatesError(
-                f"Of {candidate.ps} parameter servers on machines with different network cards not all placements were "
-                "looked at; take fewer, or machines with cards alike."
+                f"Not all placements of {candidate.ps} parameter servers on machines with different network cards were "
+                "examined; use fewer of them, or machines with equal cards."
             )
         if placement is None:
             return None
@@ -180,11 +180,11 @@ class OptionPlacer:
         return self._costs.total(stored, Counter(assignment.workers))
 
     def _is_slowed_down(self, solved: Solved) -> bool:
-        """Whether an uplink, which the program leaves out, slows the placement down."""
+        """Whether an uplink, which the program ignores, slows the placement down."""
         return solved.samples_per_s < solved.samples_bound * (1 - ROUNDING)
 
     def _crosses_racks(self, candidate: Candidate) -> bool:
-        """Whether `solver.racks.placement` takes the option: several racks, workers alike, one ps on a machine."""
+        """Whether `solver.racks.placement` applies: several racks, identical workers, one ps per machine."""
         racks = {kind.rack for kind in self._regions[candidate.region]}
         return len(racks) > 1 and not candidate.mixed and not self._ps_may_share
 
@@ -195,7 +195,7 @@ class OptionPlacer:
         return rack_problem(region, model, scenario.sizes, shards, candidate.workers, uplink)
 
     def _within_uplinks(self, solved: Solved, deadline: float | None) -> Solved:
-        """The same option, placed with the uplinks in mind where they slow it down."""
+        """Places the option again with its uplinks, if they slow it down."""
         if not self._is_slowed_down(solved) or not self._crosses_racks(solved.candidate):
             return solved
         found = fastest_across_racks(self._rack_problem(solved.candidate), deadline)
@@ -216,12 +216,12 @@ class OptionPlacer:
         )
 
     def _cheapest(self, candidate: Candidate, deadline: float | None) -> Solved | None:
-        """Least Eq. 1 where bytes cost differently between different machines."""
+        """Least Eq. 1 if costs differ between machines."""
         scenario, shape = self._scenario, candidate.shapes[0]
         shards, sizes, region = scenario.shards(candidate.ps), scenario.sizes, self._regions[candidate.region]
         model = scenario.model(shape)
         instance = Instance(
-            # GPUs whose memory is too small for the model are none.
+            # GPUs with too little memory for the model do not count.
             kinds=tuple(kind if hosts_workers(kind, model) else replace(kind, gpus=0) for kind in region),
             worker=sizes.worker(shape),
             workers=candidate.workers,

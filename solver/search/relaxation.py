@@ -1,26 +1,26 @@
-"""Every placement that the step-time model can express: a search by Lagrangian relaxation, with a bound.
+"""Searches every placement that the step-time model can express, by Lagrangian relaxation, with a bound.
 
 Machines may have several parameter servers (ps) or none, each machine its own size of workers, and machines without
-GPUs may work too. What couples the machines is little: the ps of all add up to m and, where their number is limited,
-the workers to no more than a limit. So for a given m a machine's state is its number of ps and what its workers get,
-and the best states are found machine by machine: by dynamic programming over the ps where there are few machines, else
-along the concave hulls of what a machine is worth with 0, 1, 2, ... ps (Lagrangian relaxation of 'm ps in all'). A
-second multiplier stands for the limit on the workers.
+GPUs may have workers too. Few constraints couple the machines: the ps of all add up to m and, if their number is
+limited, the workers to at most a limit. So for a given m a machine's state is its number of ps and its workers' shape,
+and the best states are found machine by machine: by dynamic programming over the ps if there are few machines, else
+along the concave hulls of a machine's value with 0, 1, 2, ... ps (Lagrangian relaxation of 'm ps in all'). A second
+multiplier replaces the limit on the workers.
 
-*Asynchronous.* For X steps per second of all workers every machine's links leave its workers a range of rates
-(solver.async_rates), and more workers never slow it down: it is worth what its workers and its links allow. The speed
-is the X that all machines together just reach. Over a range of X the links leave most room at the least of it, and a
-price per step, taken from the samples it brings, keeps the steps below the most of it: that bounds the range. Where
-cards differ there are ranges, too, of what the slowest ps machine takes to send what it holds.
+*Asynchronous.* At X steps/s of all workers every machine's links allow its workers a range of rates
+(solver.async_rates), and more workers never slow it down: its value is what its workers and its links allow. The speed
+is the X that all machines together just reach. Over a range of X the links allow most at its lower end, and a price per
+step, subtracted from its samples, keeps the steps below its upper end: that bounds the range. If cards differ, the time
+of the slowest ps machine is divided into ranges, too.
 
-*Synchronous.* With n workers, none slower than W, a round has room for T = samples / speed - W - n (update + dispatch)
-on the network; that limits the workers on each machine, whose samples give a new T. From a speed known, T comes down to
-the longest that a faster plan can have, or below 0 where there is none.
+*Synchronous.* With n workers, none slower than W, a round has T = samples / speed - W - n (update + dispatch) for the
+network; that limits the workers on each machine, whose samples give a new T. From a known speed, T falls to the longest
+that a faster plan can have, or below 0 if there is none.
 
-Two readings of the same arrays. *Optimistic*: each machine has, of all shards, those that suit it best, the smallest
-ps' memory, no chief, and racks do not matter. No placement is faster than that, so it gives the bound. *Real*: the
-shards have the mean size but for one that is far larger, and the chief has a machine. The machines found then get the
-real shards, are rated by `solver.evaluation`, and where they are few improved by moving tasks.
+The arrays are read in two ways. *Optimistic*: each machine has, of all shards, the best ones for it, the smallest ps'
+memory, no chief, and racks do not matter. No placement is faster than that, so it gives the bound. *Real*: the shards
+have the mean size except one that is far larger, and the chief has a machine. The machines found then get the real
+shards, are rated by `solver.evaluation`, and if they are few improved by moving tasks.
 """
 
 from __future__ import annotations
@@ -57,71 +57,80 @@ from solver.units import MIB
 Floats = NDArray[np.float64]
 
 FEW_MACHINES = 40
-"""So many are placed by dynamic programming, one by one."""
+"""Maximum number of machines placed one by one, by dynamic programming."""
 FEW_KINDS = 6
+"""Maximum number of kinds that are all tried for the chief and for a far larger shard."""
 FEW_SHARDS = 6
+"""Maximum number of unequal shards for which the optimistic reading is also placed."""
 FEW_SETS = 5
-"""Of so many ps all sets that a machine can have are looked at for what the slowest machine takes; of more a part."""
+"""Maximum number of ps for which all sets of shards on a machine are examined for the time of the slowest ps machine;
+for more, only some."""
 MOST_TIMES = 12
-"""Ranges of that for one number of ps."""
+"""Maximum ranges of that time for one number of ps."""
 PARTS = (1, 2, 3, 4, 6, 8)
-"""A machine's CPUs are shared out among so many workers without GPUs; or these get `WideSpace.cpu_shares` each."""
+"""Numbers of workers without GPUs on a machine that share its CPUs; alternatively each gets one of
+`RelaxedSpace.cpu_shares`."""
 LARGE_SHARE = 2.0
-"""Workers without GPUs that have more CPUs than that are as many as `PARTS` says."""
+"""CPUs above which the number of workers without GPUs is one of `CPU_WORKER_COUNTS`."""
 FAR_LARGER = 1.5
-"""A shard above this many times the mean of the others has its machine chosen by itself."""
+"""Ratio to the mean of the others above which a shard's machine is chosen separately."""
 WORTH = 0.01
-"""A further ps must make the busiest one's load smaller by this share, or a later one must."""
+"""Minimum reduction of the busiest ps' load, as a share, by a further ps or a later one."""
 ROUNDS = 12
 HALVINGS = 20
 CLOSE = 1e-9
 ENOUGH = 0.005
-"""Cases that are faster by no more than this share are not looked at."""
+"""Minimum gain of speed, as a share; cases that cannot gain more are not examined."""
 NARROWINGS = 3
 INTERVALS = 24
-"""Ranges of workers' work to begin with."""
+"""Initial number of ranges of workers' work."""
 COARSE = 1.3
+"""Ratio of maximum to minimum workers above which a case is divided without a bound."""
 LEAP = 1.5
+"""Maximum ratio of a target speed to the speed reached."""
 HOPELESS = 1e-3
+"""Minimum share of a bound that a speed must reach to be of interest."""
 IDLE = 0.002
-"""Workers that bring less than this share of the speed are left out."""
+"""Minimum share of the speed for a worker to be kept."""
 SLOW = 5.0
-"""Workers that take so many times as long for a step as the fastest are left out together, ..."""
+"""Workers whose step takes this many times as long as the fastest one's are removed together, ..."""
 SLOW_SHARE = 0.02
 """... if all of them bring less than this share: their gradients are of weights that are many steps old."""
 MANY_WORKERS = 1000
+"""Number of workers above which superfluous machines are removed before rating."""
 SPARE = 3.0
-"""Machines for so many times the steps wanted are looked at."""
+"""Machines are examined for this many times the steps required."""
 TRIES = 3
-"""Cases of a number of ps that are placed though the bound no longer depends on them."""
+"""Maximum cases of a number of ps that are placed after the bound no longer depends on them."""
 HOPED = 0.99
-"""Machines that would be at least so fast with shards of the mean size, as a share of the fastest, are rated."""
+"""Minimum speed with shards of the mean size, as a share of the fastest, for machines to be rated."""
 PROMISING = 0.7
-"""Placements that are at least so fast, as a share of the fastest, are improved."""
+"""Minimum speed, as a share of the fastest, for placements to be improved."""
 STEP = 1.03
-"""Steps per second closer than that are placed as one case ..."""
+"""Ratio of steps/s up to which a range is placed as one case ..."""
 NARROW = 1.002
-"""... and such ones are bounded as one."""
+"""... and bounded as one."""
 NEARLY = 0.001
-"""Bounds closer than this share are equal, nearly."""
+"""Bounds closer than this share have the same rank."""
 TOGETHER = 8
 """Relaxed problems of few machines that are solved together."""
 EFFORT = 2500.0
-"""Relaxed problems of a few machines that are solved, at most."""
+"""Maximum effort, in relaxed problems of a few machines."""
 WORKERS_A_PROBLEM = 200
-"""As many workers are placed and rated in the time of one."""
-SKY = 1e12
+"""Number of workers that are placed and rated in the time of one relaxed problem."""
+MIN_SPEED = 1e-12
+"""Minimum samples/s; lower bounds count as infeasible."""
 NOTHING = TaskResources(1e-3, 0, 0)
 
 
 @dataclass(frozen=True)
 class Wide:
-    """A placement found, and how fast any could be.
+    """A placement found, and its performance.
 
     Attributes:
-        shape: what most workers get.
-        shards: what each ps holds.
-        assignment: machine of every task, and what each worker gets.
+        shape: most frequent shape of a worker.
+        shards: bytes on each ps.
+        assignment: machine of every task, and each worker's shape.
         worth: its speed and traffic.
     """
 
@@ -136,7 +145,7 @@ class Wide:
 
 
 class Start(Protocol):
-    """A placement to begin with: what each worker gets, what each ps holds, and the machine of every task."""
+    """An initial placement: shape of each worker, bytes on each ps, and the machine of every task."""
 
     @property
     def shape(self) -> WorkerShape: ...
@@ -150,14 +159,14 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class _Row:
-    """Machines that are alike, and what one has besides what is placed.
+    """Identical machines, with their special tasks.
 
     Attributes:
-        kind: theirs.
-        count: how many they are.
+        kind: their kind.
+        count: number of machines.
         chief: whether the chief is there.
         largest: whether the largest shard is there.
-        kinds: all kinds of machines that hold the same.
+        kinds: all kinds of machines merged into this row.
     """
 
     kind: int
@@ -168,20 +177,20 @@ class _Row:
 
 
 ANY_TIME = (0.0, math.inf)
-"""What the slowest ps machine takes to send what it holds where nobody waits for it."""
+"""Range of the slowest ps machine's time if it does not matter."""
 
 
 class _Arrays:
-    """What machines with 0, 1, 2, ... ps can have beside them; arrays are rows x ps x choices of workers."""
+    """Possibilities of machines with 0, 1, 2, ... ps; arrays are rows x ps x choices of workers."""
 
     def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
-        """Fills the arrays; `limited` makes them ready for use.
+        """Fills the arrays; call `limited_to` before use.
 
         Args:
             space: the placements.
             rows: the machines.
-            shards: what each ps holds.
-            optimistic: whether each machine has the shards that suit it best.
+            shards: bytes on each ps.
+            optimistic: whether each machine has the best shards for it.
         """
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total, self._within = rows, float(shards.total), space.within_bytes_per_s
@@ -202,7 +211,7 @@ class _Arrays:
             self.high = self.low = numbers * (float(ordered.mean()) if len(ordered) else 0.0)
         held = rest[-1 if optimistic else 0] if len(rest) else 0
         if len(rest) and self.counts.sum() == 1:
-            # One machine holds them all, whichever is which; each takes whole MiB.
+            # A single machine holds all of them, so the mean suffices; each takes whole MiB.
             held = max(0, sum(rest) // len(rest) - (MIB if optimistic else 0))
         ps_task = sizes.ps(held)
         of_row = [kinds[row.kind] for row in rows]
@@ -225,10 +234,10 @@ class _Arrays:
         self._choices(space, of_row, free)
 
     def limited(self, slowest: tuple[float, float]) -> _Arrays:
-        """The same where the slowest ps machine takes so long to send what it holds, for use; these are not used.
+        """Returns a copy, ready for use, for a range of the slowest ps machine's time.
 
         Args:
-            slowest: seconds, at least and at most (`solver.async_rates`).
+            slowest: minimum and maximum seconds to send its shards (`solver.async_rates`).
         """
         arrays = copy.copy(self)
         arrays._waited_s = slowest[0]
@@ -240,7 +249,7 @@ class _Arrays:
         return arrays
 
     def _choices(self, space: WideSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
-        """Fills in rooms, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
+        """Fills room, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
         scenario, sizes = space.scenario, space.scenario.sizes
         rooms, works, samples, cpus = [], [], [], []
         for shape in space.gpu_shapes:
@@ -255,7 +264,7 @@ class _Arrays:
             cpus.append(np.full(room.shape, shape.cpus))
         if space.cpu_workers:
             need = np.array(_amounts(sizes.worker(WorkerShape(0, CPU_STEP))))[1:3]
-            # A GPU may be too small, or its machine, for any worker.
+            # A GPU or its machine may be too small for any worker.
             hosts_gpus = np.any([room[:, 0] > 0 for room in rooms], axis=0) if rooms else np.zeros(len(of_row), bool)
             allowed = np.array([not kind.gpus for kind in of_row]) | ~hosts_gpus
             beside = (free[:, :, 1:3] // need).min(axis=2)
@@ -264,7 +273,7 @@ class _Arrays:
                 (np.full(free_cpus.shape, parts), np.floor(free_cpus / parts / CPU_STEP + CLOSE) * CPU_STEP)
                 for parts in PARTS
             ]
-            # Small ones hide each other's waits, and more of them than parts may fit.
+            # Small workers hide each other's waits, and more of them may fit than those counts.
             choices += [
                 (np.floor(free_cpus / share + CLOSE), np.full(free_cpus.shape, share)) for share in space.cpu_shares
             ]
@@ -281,11 +290,11 @@ class _Arrays:
         self.samples = np.array(samples, dtype=np.float64)
 
     def _join(self) -> None:
-        """Makes one row of machines that differ only in what is left over."""
+        """Merges rows that differ only in unused resources."""
         alike: dict[object, list[int]] = {}
         for index, row in enumerate(self.rows):
             arrays: tuple[NDArray[Any], ...] = self.fits, self.cards, self.base, self.room, self.work, self.cpus
-            # The machines with the chief and the largest shard stay alone.
+            # The machines with the chief and the largest shard stay separate.
             special = index if row.chief or row.largest else -1
             alike.setdefault((special, *(array[index].tobytes() for array in arrays)), []).append(index)
         self.rows = [
@@ -303,7 +312,7 @@ class _Arrays:
 
     @functools.cached_property
     def effort(self) -> float:
-        """What one relaxed problem takes, those of a few machines being 1."""
+        """Effort of one relaxed problem, relative to one of a few machines."""
         if self.are_few:
             return 1.0 + self.room.size / 12_000 + len(self.each_row) / 20
         return 0.5 + min(60.0, self.room.size / 8_000)
@@ -321,35 +330,35 @@ class _Arrays:
 
     @functools.cached_property
     def most_workers(self) -> int:
-        """Workers on all machines, at most."""
+        """Maximum workers on all machines."""
         return int(self.counts @ self.room.max(axis=(1, 2), initial=0))
 
     @functools.cached_property
     def most_beside(self) -> int:
-        """Workers on one machine, at most."""
+        """Maximum workers on one machine."""
         return int(self.room.max(initial=0))
 
     @functools.cached_property
     def most_samples(self) -> float:
-        """Samples of one worker's step, at most."""
+        """Maximum samples of one worker's step."""
         return float(self.samples.max())
 
     @functools.cached_property
     def fastest_card(self) -> float:
-        """Bytes per second."""
+        """Bytes/s of the fastest card."""
         return float(self.cards.max())
 
     @functools.cached_property
     def ends(self) -> tuple[Floats, ...]:
-        """Bytes of shards on a machine, rows x ps x 1: the least and the most that it can have."""
+        """Minimum and maximum bytes of shards on a machine, rows x ps x 1; one entry if they are equal."""
         low, high = (self.base[:, None, None] + ends[None, :, None] for ends in (self.low, self.high))
         return (low,) if np.array_equal(low, high) else (low, high)
 
     @functools.cached_property
     def rates(self) -> Floats:
-        """Steps per second of a worker alone, with the bytes beside it that suit it best."""
+        """Steps/s of a worker alone, with the best shard bytes beside it."""
         waited = waits_s(self.ends[-1], self.cards, self._waited_s)
-        # Where the card takes as long as is waited anyway, more bytes here only keep the machine's inside busier.
+        # Where the card takes as long as the wait, more bytes here only add traffic inside the machine.
         between = np.clip(self.total - waited * self.cards, self.ends[0], self.ends[-1])
         transfer = [
             2 * np.maximum((self.total - stored) / self.cards, waited) + 2 * stored / self._within
@@ -372,14 +381,14 @@ class _State:
 
 @dataclass(frozen=True)
 class _Found:
-    """A relaxed optimum: no machines together are worth more, and machines that are worth that, or nearly.
+    """A relaxed optimum: an upper bound of the value, and machines with that value, or almost.
 
     Attributes:
-        value: what they are worth.
+        value: the bound.
         numbers: the machines by row and number of ps.
-        worth: of a machine, rows x ps x choices: each has the best choice.
+        worth: value of a machine, rows x ps x choices: each has the best choice.
         workers_of: workers on it.
-        made: steps per second of its workers (asynchronous).
+        made: steps/s of its workers (asynchronous).
     """
 
     value: float
@@ -394,7 +403,7 @@ class _Found:
         return self.worth[rows, ps].argmax(axis=1)
 
     def each(self, values: Floats) -> Floats:
-        """Of a rows x ps x choices array, the entries of the machines."""
+        """Entries of the machines in a rows x ps x choices array."""
         rows, ps, _ = self.numbers
         return values[rows, ps, self.choices % values.shape[2]]
 
@@ -404,17 +413,17 @@ class _Found:
 
     @property
     def steps(self) -> float:
-        """Steps per second of all workers (asynchronous)."""
+        """Steps/s of all workers (asynchronous)."""
         return float(self.numbers[2] @ self.each(self.made))
 
     def kept(self, value: Floats, limit: float) -> float:
-        """What it is worth once workers above the limit are left out; roughly."""
+        """Approximate value without workers above the limit."""
         worth, count = float(self.numbers[2] @ self.each(value)), self.workers
         return worth * min(1.0, limit / count) if count else worth
 
     @functools.cached_property
     def states(self) -> tuple[_State, ...]:
-        """The machines, one entry for those alike."""
+        """The machines, one entry for identical ones."""
         columns = (*self.numbers, self.choices, self.each(self.workers_of).astype(np.int64))
         return tuple(
             _State(row, machines, ps, choice, workers)
@@ -423,7 +432,7 @@ class _Found:
 
 
 Numbers = tuple[Ints, Ints, Ints]
-"""Rows, ps on a machine, and machines that have so many."""
+"""Rows, ps on a machine, and number of machines with these."""
 
 
 def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _Found | None:
@@ -431,9 +440,9 @@ def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> 
 
     Args:
         arrays: the machines.
-        value: of a machine, rows x ps x choices; -inf where it cannot be so.
-        workers: on it.
-        limit: most workers of all machines.
+        value: value of a machine, rows x ps x choices; -inf if it is impossible.
+        workers: workers on it.
+        limit: maximum workers of all machines.
 
     Returns:
         None if the ps do not fit.
@@ -467,19 +476,19 @@ def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> 
 
 
 def _worth(arrays: _Arrays, made: Floats, possible: NDArray[np.bool_], price: float) -> Floats:
-    """Samples of the steps made, less their price; -inf where they are not possible."""
+    """Samples of the steps made, less their price; -inf if they are impossible."""
     return np.where(possible, (np.append(arrays.samples, price) - price) * made, -np.inf)
 
 
 def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
-    """How many machines of each row get how many ps, so that all are placed and worth most; and what they are worth.
+    """Distributes the ps over the rows for the greatest total value.
 
     Args:
         arrays: the machines.
-        worth: of one machine, rows x ps.
+        worth: value of one machine, rows x ps.
 
     Returns:
-        The worth, of no less than the best, and the machines; -inf and None if the ps do not fit.
+        An upper bound of the value, and the machines; -inf and None if the ps do not fit.
     """
     worth = np.where(arrays.fits, worth, -np.inf)
     if arrays.are_few:
@@ -494,15 +503,15 @@ def _by_programming(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | No
 
 
 def _programmed(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
-    """Dynamic programming over the machines, for several problems at once: that takes little longer than for one.
+    """Dynamic programming over the machines, for several problems together, which takes little longer than for one.
 
     Args:
         arrays: the machines.
-        worth: of one machine, problems x rows x ps; -inf where the ps do not fit.
+        worth: value of one machine, problems x rows x ps; -inf if the ps do not fit.
 
     Returns:
-        What all are worth, -inf where the ps do not fit; and machine by machine, problems x ps on it and those before
-        it, how many of these it has.
+        Total values, -inf if the ps do not fit; and for each machine, problems x ps on it and those before it, the
+        number of these on it.
     """
     many, _, most = worth.shape
     # Padded, so that what is left of m ps beside 0, 1, 2, ... on the next machine can be looked up.
@@ -518,7 +527,7 @@ def _programmed(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
 
 
 def _numbers(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
-    """The machines of each row that have as many ps, in one of the problems programmed."""
+    """The machines of each row by number of ps, in one of the problems solved."""
     left, numbers = arrays.ps, Counter[tuple[int, int]]()
     for row, choice in zip(reversed(arrays.each_row), reversed(taken), strict=True):
         ps = int(choice[problem, left])
@@ -529,7 +538,7 @@ def _numbers(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
 
 
 def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
-    """Along the concave hulls; at most one machine is then between two corners of its own, and goes to the lower."""
+    """Follows the concave hulls; at most one machine ends between two corners of its own, and takes the lower."""
     count, most = worth.shape
     at, here = np.zeros(count, dtype=np.int64), worth[:, 0].copy()
     slopes, lengths, of_row, to = [], [], [], []
@@ -538,7 +547,7 @@ def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
         ahead = numbers[None, :] > at[:, None]
         with np.errstate(invalid="ignore"):
             slope = np.where(ahead, (worth - here[:, None]) / np.maximum(1, numbers[None, :] - at[:, None]), -np.inf)
-        # The farthest of equally steep ones.
+        # The farthest of equally steep corners.
         corner = most - 1 - slope[:, ::-1].argmax(axis=1)
         steepest = slope[np.arange(count), corner]
         on = np.flatnonzero(np.isfinite(steepest))
@@ -574,7 +583,7 @@ def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
 
 
 def _place_missing(placed: Ints, worth: Floats, missing: int) -> None:
-    """Puts the last few ps where they cost least."""
+    """Places the last few ps where they cost least."""
     most = worth.shape[1]
     with np.errstate(invalid="ignore"):
         cost = np.where(placed[:, : most - missing] > 0, worth[:, : most - missing] - worth[:, missing:], np.inf)
@@ -604,7 +613,7 @@ class WideSpace:
         self.cpu_workers = any(not shape.gpus for shape in shapes)
         as_a_ps = math.floor(scenario.sizes.helper_cpus / CPU_STEP + CLOSE) * CPU_STEP
         shares = {as_a_ps, *(shape.cpus for shape in shapes if not shape.gpus)}
-        # In a synchronous step nobody's wait is hidden; on many machines they would only make the bound slower.
+        # In a synchronous step no wait is hidden; on many machines small workers would only slow down the bound.
         is_worth_it = not scenario.profile.synchronous or sum(kind.count for kind in scenario.kinds) <= FEW_MACHINES
         self.cpu_shares = sorted(share for share in shares if 0 < share <= LARGE_SHARE) if is_worth_it else []
 
@@ -633,7 +642,7 @@ class WideSpace:
         return self.scenario.model(WorkerShape(0, cpus)).work_s(self.scenario.kinds[0])
 
     def _without_spare(self, shapes: Sequence[WorkerShape]) -> tuple[WorkerShape, ...]:
-        """Of the sizes that are equally fast on every machine the one with fewest CPUs: it fits most often."""
+        """Keeps, of the sizes equally fast on every machine, the one with fewest CPUs: it fits most often."""
         models = {kind.gpu_model: index for index, kind in enumerate(self.scenario.kinds) if kind.gpus}
         chosen: dict[tuple[object, ...], WorkerShape] = {}
         for shape in sorted(shapes):
@@ -643,7 +652,7 @@ class WideSpace:
 
     @functools.cached_property
     def model(self) -> StepModel:
-        """Step times that no worker's size decides on."""
+        """Step times that do not depend on a worker's size."""
         return self.scenario.model(WorkerShape(0, 1.0))
 
     @property
@@ -651,10 +660,10 @@ class WideSpace:
         """Speed between tasks of one machine."""
         return self.model.within_node_bytes_per_s
 
-    # What a number of ps is worth.
+    # Numbers of ps.
 
     def ps_counts(self) -> list[int]:
-        """Numbers of ps that may be worth having."""
+        """Numbers of ps that may be useful."""
         scenario, model = self.scenario, self.scenario.model(WorkerShape(0, 1.0))
         room = sum(kind.count * math.floor(kind.cpus / scenario.sizes.helper_cpus + CLOSE) for kind in scenario.kinds)
         most = min(max(1, len(scenario.profile.variables)), room)
@@ -669,7 +678,7 @@ class WideSpace:
                 break
         return counts[: len(counts) - since] if since < len(counts) else counts
 
-    # What can be reached.
+    # Relaxed optima.
 
     def reached(
         self,
@@ -680,15 +689,16 @@ class WideSpace:
         most_work_s: float,
         workers: tuple[int, int],
     ) -> _Found | None:
-        """Synchronous: machines on which so fast a plan is possible with that number of workers; None if none are.
+        """Synchronous: machines on which a plan of that speed is possible with that number of workers; None if none
+        are.
 
         Args:
             arrays: the machines.
             load: of the busiest ps.
             samples_per_s: the speed.
-            least_work_s: the slowest worker's work at least.
-            most_work_s: and at most.
-            workers: fewest and most.
+            least_work_s: minimum of the slowest worker's work.
+            most_work_s: its maximum.
+            workers: minimum and maximum workers.
         """
         model, (fewest, most) = self.model, workers
         allowed = arrays.work <= most_work_s * (1 + CLOSE) + CLOSE
@@ -730,12 +740,12 @@ class WideSpace:
         return _allocate(arrays, value, upper, most)
 
     def steps(self, arrays: _Arrays, at: Sequence[float], prices: Sequence[float] = (0.0,)) -> Iterator[_Found | None]:
-        """Asynchronous: the best that machines make whose links are judged at X steps per second of all workers.
+        """Asynchronous: optima with the links evaluated at X steps/s of all workers.
 
         Args:
             arrays: the machines.
-            at: some X.
-            prices: of a step, taken from the samples it brings.
+            at: values of X.
+            prices: prices of a step, subtracted from its samples.
 
         Yields:
             For each X, and each price in turn, samples less the price of the steps; None if the ps do not fit.
@@ -760,7 +770,7 @@ class WideSpace:
             )
 
     def _links(self, arrays: _Arrays, at: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """What workers make as far as links let them at some X: steps per second, how many it takes, if it is possible.
+        """Rates that the links allow at some X: steps/s, number of workers needed, and whether it is possible.
 
         All are X x rows x ps x choices; the last choice is no workers.
         """
@@ -789,18 +799,18 @@ class WideSpace:
     # The search.
 
     def best(self, known: float, deadline: float, starts: Sequence[Start] = ()) -> tuple[Wide | None, float]:
-        """The fastest placement that is found, if it is faster than what is known, and a speed that none exceeds.
+        """Finds the fastest placement, if it is faster than the known one, and an upper bound of any speed.
 
         Args:
-            known: samples per second of the best plan so far.
+            known: samples/s of the best plan so far.
             deadline: on `time.monotonic`'s clock.
-            starts: placements to begin with.
+            starts: initial placements.
         """
         search = _Search(self, known)
         for start in starts:
             shapes = start.assignment.shapes_of_workers(start.shape)
             search.rate(start.shape, start.shards, replace(start.assignment, shapes=tuple(shapes)))
-        # One that the search finds needs fewer tasks: it is preferred where it is as fast, nearly.
+        # Placements of the search need fewer tasks, so they are preferred if almost as fast.
         search.speed = max(known, search.speed * (1 - ENOUGH))
         search.run(deadline)
         if search.found is not None and not self.scenario.profile.synchronous:
@@ -808,7 +818,7 @@ class WideSpace:
         return search.found, float(max(search.speed, search.bound))
 
     def _without_slow(self, found: Wide) -> Wide:
-        """The same without the workers that are many times as slow as the fastest, if they bring little."""
+        """Removes the workers that are many times as slow as the fastest, if they bring little."""
         kind_of, assignment = self.scenario.kind_of, found.assignment
         works = [
             self.scenario.model(shape).work_s(kind_of[machine])
@@ -828,7 +838,7 @@ class WideSpace:
         return Wide(shape, found.shards, assignment, worth) if is_as_fast else found
 
     def _without_idle(self, found: Wide) -> Wide:
-        """The same without the workers that make it faster by less than `IDLE`: those for whom nothing is left."""
+        """Removes the workers that make it faster by less than the minimum share."""
         kind_of = self.scenario.kind_of
         held, near = Counter(found.assignment.ps), Counter(found.assignment.workers)
         each = found.assignment.shapes
@@ -870,16 +880,16 @@ class WideSpace:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Asynchronous placements bounded together: a number of ps, and a range of X, the steps per second of all workers.
+    """Asynchronous placements bounded together: a number of ps, and a range of X, the steps/s of all workers.
 
     Attributes:
-        ps: how many.
-        low: X at least.
-        high: X at most.
-        slowest: what the slowest ps machine takes, at least and at most (`_Arrays`).
+        ps: number of ps.
+        low: minimum X.
+        high: maximum X.
+        slowest: minimum and maximum time of the slowest ps machine (`_Arrays`).
         best: X of its relaxed optimum; 0 before that is known.
-        is_whole: whether it is all X of that number of ps and that slowest machine.
-        is_tried: whether it, or what it is a part of, has been placed.
+        is_whole: whether it covers all X of that number of ps and that slowest machine.
+        is_tried: whether it, or a case that contains it, has been placed.
     """
 
     ps: int
@@ -892,11 +902,11 @@ class _Steps:
 
     @property
     def width(self) -> float:
-        """How far its ends are apart."""
+        """Ratio of its ends."""
         return self.high / self.low
 
     def parts(self, middle: float) -> Iterator[_Steps]:
-        """The X above and below."""
+        """The ranges of X above and below."""
         for low, high in ((middle, self.high), (self.low, middle)):
             yield _Steps(self.ps, low, high, self.slowest, is_tried=self.is_tried)
 
@@ -906,10 +916,10 @@ class _Case:
     """Synchronous placements bounded together: a number of ps, ranges of the slowest worker's work and of workers.
 
     Attributes:
-        ps: how many.
+        ps: number of ps.
         works: indices of the works.
-        workers: fewest and most.
-        below: a speed that is not out of reach.
+        workers: minimum and maximum workers.
+        below: a speed that is within reach.
     """
 
     ps: int
@@ -918,7 +928,7 @@ class _Case:
     below: float = 0.0
 
     def parts(self) -> Iterator[_Case]:
-        """Two halves of it, if it is more than one number of workers and one work."""
+        """Its two halves, if it is more than one number of workers and one work."""
         (first, last), (fewest, most) = self.works, self.workers
         if first < last:
             middle = (first + last) // 2
@@ -931,7 +941,7 @@ class _Case:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether it is too much for one bound to say anything."""
+        """Whether it is too wide for a useful bound."""
         return self.workers[1] > COARSE * self.workers[0] + 1
 
 
@@ -939,9 +949,9 @@ class _Search:
     """Best-first search over cases.
 
     Attributes:
-        speed: the fastest so far.
+        speed: the fastest speed so far.
         found: its placement, if it was found here.
-        bound: no placement of a case that is done with is faster.
+        bound: upper bound of the placements of all finished cases.
     """
 
     def __init__(self, space: WideSpace, known: float) -> None:
@@ -962,14 +972,14 @@ class _Search:
         self.effort = 0.0
 
     def run(self, deadline: float) -> None:
-        """Until no case can be faster by `ENOUGH`, or time or the attempts are up."""
+        """Runs until no case can be faster by the minimum gain, or the time or the effort is used up."""
         heap: list[tuple[float, float, int, float, _Case | _Steps]] = []
 
         def push(bound: float, case: _Case | _Steps) -> None:
             rank, width = bound, 0.0
-            # Of nearly equal bounds narrow cases first, or few workers: placements to compare the others with.
+            # Of almost equal bounds narrow cases first, or few workers: they give placements for comparison.
             if isinstance(case, _Steps) or len(self._scenario.kind_of) > FEW_MACHINES:
-                rank = math.floor(math.log(max(bound, 1 / SKY)) / NEARLY)
+                rank = math.floor(math.log(max(bound, MIN_SPEED)) / NEARLY)
                 width = case.width if isinstance(case, _Steps) else float(case.workers[0])
             heapq.heappush(heap, (-rank, width, next(self._order), bound, case))
 
@@ -978,7 +988,7 @@ class _Search:
         highest = 0.0
         while heap:
             _, _, _, above, case = heapq.heappop(heap)
-            if above <= max(self.speed * (1 + ENOUGH), 1 / SKY) or self.effort > EFFORT or time.monotonic() > deadline:
+            if above <= max(self.speed * (1 + ENOUGH), MIN_SPEED) or self.effort > EFFORT or time.monotonic() > deadline:
                 self.bound = max(self.bound, above, *(bound for _, _, _, bound, _ in heap))
                 return
             if isinstance(case, _Case) and case.is_coarse:
@@ -987,7 +997,7 @@ class _Search:
                 continue
             highest = highest or above
             if not self.speed and above < highest * HOPELESS:
-                # Bounds came down so far without any placement: the tasks fit nowhere.
+                # Bounds fell this far without any placement: the tasks fit nowhere.
                 self.bound = max(self.bound, above)
                 return
             if isinstance(case, _Steps):
@@ -1012,15 +1022,15 @@ class _Search:
                     push(above, replace(case, below=goal))
 
     def _left(self, case: _Steps, above: float) -> Iterator[tuple[float, _Steps]]:
-        """Bounds the case, places it or divides it; yields what is left to look at, with bounds.
+        """Bounds the case, places it or divides it; yields the remaining cases with their bounds.
 
         Args:
-            case: the number of ps and the steps per second.
+            case: the number of ps and the steps/s.
             above: its bound so far.
         """
         samples, key = self._arrays(case.ps, case.slowest).most_samples, (case.ps, case.slowest)
         if case.is_whole and case.width > STEP and case.high * samples <= above * (1 + CLOSE):
-            # Where the ps are the only limit, as many steps as they allow are best.
+            # If the ps are the only limit, their maximum steps are best.
             middle = case.high / STEP
         elif not case.best:
             bound, best = self._relaxed(case)
@@ -1040,17 +1050,18 @@ class _Search:
             yield min(above, part.high * samples), part
 
     def _prices(self, arrays: _Arrays) -> list[float]:
-        """Prices of a step: steps that bring more samples may be worth having fewer of."""
+        """Prices of a step: for steps with more samples, fewer of them may be better."""
         samples = np.unique(arrays.samples)
         return (
             [0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()] if len(samples) > 1 else [0.0]
         )
 
     def _relaxed(self, case: _Steps) -> tuple[float, float]:
-        """Links have most room at the fewest of these steps, and no more steps than the most can be sold.
+        """Bounds a case: links allow most at the lower end of its steps, and the price limits the steps to the upper
+        end.
 
         Returns:
-            A bound, and the steps that the machines with that bound make.
+            A bound, and the steps of the machines with that bound.
         """
         arrays, bound, best = self._arrays(case.ps, case.slowest), math.inf, case.low
         prices = self._prices(arrays)
@@ -1065,7 +1076,7 @@ class _Search:
         return bound, best
 
     def _narrowed(self, case: _Case, found: _Found, goal: float, above: float) -> tuple[_Found, float, float]:
-        """Raises what is reached and lowers what is not: the parts of the case begin with that."""
+        """Raises the speed reached and lowers the bound; the parts of the case start with these."""
         for _ in range(NARROWINGS):
             if above <= goal * (1 + ENOUGH):
                 break
@@ -1078,10 +1089,10 @@ class _Search:
         return found, goal, above
 
     def _goal(self, above: float, case: _Case) -> float:
-        """A speed between what is reached and what is not."""
+        """A target speed between the one reached and the bound."""
         least = max(self.speed * (1 + ENOUGH / 2), above * HOPELESS)
         if not case.below:
-            # There are many cases, and most do not even reach the least that is of interest.
+            # Most of the many cases do not even reach the minimum of interest.
             return least
         below = max(least, case.below)
         return max(least, min(math.sqrt(below * above), below * LEAP))
@@ -1098,7 +1109,7 @@ class _Search:
         if not len(self._works):
             return
         chunks = np.array_split(np.arange(len(self._works)), min(INTERVALS, len(self._works)))
-        # Of equal bounds those with more ps come first: their CPUs are the last to limit the speed.
+        # Of equal bounds, more ps come first: their CPUs are the last to limit the speed.
         for ps in reversed(self._space.ps_counts()):
             self._loads[ps] = self._space.model.load(self._scenario.shards(ps))
             if not self._scenario.profile.synchronous:
@@ -1113,7 +1124,7 @@ class _Search:
                 yield _Case(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
 
     def _slowest(self, ps: int) -> list[tuple[float, float]]:
-        """Ranges of what the slowest ps machine can take to send what it holds; one where nobody waits for it."""
+        """Ranges of the time that the slowest ps machine takes to send its shards; one if it does not matter."""
         kinds, sizes = self._scenario.kinds, self._scenario.shards(ps).sizes
         fewest = itertools.accumulate(reversed(sizes))
         stored = {*itertools.accumulate(sizes), *fewest}
@@ -1124,7 +1135,7 @@ class _Search:
         if not times:
             return [ANY_TIME]
         is_all = is_all and are_all_kept
-        # Where no other time is possible each range is a single one.
+        # If the times are complete, each range is a single time.
         return [(high if is_all else low, high) for low, high in itertools.pairwise([0.0, *times])]
 
     def _arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> _Arrays:
@@ -1133,7 +1144,7 @@ class _Search:
                 kinds, shards = self._scenario.kinds, self._scenario.shards(ps)
                 rows = [_Row(index, kind.count) for index, kind in enumerate(kinds)]
                 if len(kinds) == 1 and self._scenario.sizes.chief is not None:
-                    # Of machines that are all alike one has the chief.
+                    # One of the identical machines has the chief.
                     others = kinds[0].count - 1
                     rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
                 self._unlimited[ps] = _Arrays(self._space, rows, shards, optimistic=True)
@@ -1141,9 +1152,9 @@ class _Search:
         return self._optimistic[ps, slowest]
 
     def _first_bound(self, case: _Case | _Steps) -> float:
-        """With the cards of all machines together as one, and the largest shard on the fastest of them.
+        """Bounds a case with the cards of all machines combined, and the largest shard on the fastest of them.
 
-        Only the bytes of workers elsewhere count.
+        Counts only the bytes of workers elsewhere.
         """
         arrays, model = self._arrays(1), self._space.model
         if isinstance(case, _Steps):
@@ -1159,7 +1170,7 @@ class _Search:
 
     @functools.cached_property
     def _most_rate(self) -> float:
-        """Samples per second of all machines with workers that wait for nothing (asynchronous)."""
+        """Samples/s of all machines with workers that never wait (asynchronous)."""
         arrays = self._arrays(1)
         with np.errstate(divide="ignore"):
             rates = np.where(arrays.room > 0, arrays.room * arrays.samples / arrays.work, 0.0)
@@ -1167,13 +1178,13 @@ class _Search:
 
     @functools.cache  # noqa: B019
     def _most_samples(self, work: int) -> float:
-        """Samples of one step of all workers that are no slower, with all machines theirs."""
+        """Samples of one step of all workers that are no slower, with workers on all machines."""
         arrays = self._arrays(1)
         room = np.where(arrays.work <= self._works[work] * (1 + CLOSE) + CLOSE, arrays.room, 0)
         return float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2)))
 
     def _reached(self, case: _Case, goal: float) -> _Found | None:
-        """Machines that are so fast by the optimistic reading; None if none can be."""
+        """Machines that are that fast in the optimistic reading; None if none are."""
         arrays = self._arrays(case.ps)
         self.effort += 2 * arrays.effort
         return self._space.reached(arrays, self._loads[case.ps], goal, *self._limits(case))
@@ -1184,7 +1195,7 @@ class _Search:
     # Real placements.
 
     def _try(self, case: _Case, promise: _Found, goal: float, above: float) -> None:
-        """Places the case as fast as it can be."""
+        """Places the case as fast as possible."""
         arrays = self._arrays(case.ps)
         busy = [state for state in promise.states if state.workers]
         works = [arrays.work[state.row, state.ps, state.choice % len(arrays.samples)] for state in busy]
@@ -1214,7 +1225,7 @@ class _Search:
                     break
         if arrays.are_few:
             return
-        # Shards are not of the mean size, and with many machines local search does not mend it: what is fastest
+        # Shards differ from the mean size, and with many machines local search does not compensate: the optimum
         # by the mean size spreads them most evenly.
         best, low, high = None, max(goal, self.speed), above
         for _ in range(NARROWINGS):
@@ -1226,14 +1237,14 @@ class _Search:
             yield best
 
     def _try_steps(self, case: _Steps, above: float) -> None:
-        """Places the case as fast as it can be."""
+        """Places the case as fast as possible."""
         candidates: Iterator[tuple[float, _Arrays, _Found]] = (
             (self._samples(real, found), real, found)
             for real in self._real_arrays(case.ps, case.slowest)
             for found in self._real_steps(case, real)
         )
         if self._arrays(case.ps, case.slowest).are_few:
-            # Rating them takes longer than finding them.
+            # Rating takes longer than finding, so the best come first.
             candidates = iter(sorted(candidates, key=lambda entry: -entry[0]))
         for samples_per_s, real, machines in candidates:
             if samples_per_s < self.speed * HOPED:
@@ -1243,7 +1254,7 @@ class _Search:
                 return
 
     def _samples(self, arrays: _Arrays, found: _Found) -> float:
-        """Samples per second of what was found, if the shards were of the mean size."""
+        """Samples/s of the optimum if the shards had the mean size."""
         samples = np.append(arrays.samples, 0.0)[found.choices]
         return float(found.numbers[2] @ (samples * found.each(found.made)))
 
@@ -1258,7 +1269,7 @@ class _Search:
         if id(arrays) in self._kept_up:
             return
         self._kept_up.add(id(arrays))
-        # The most steps that the machines keep up with.
+        # The maximum steps that the machines keep up with.
         most_steps = self._space.model.shared(self._loads[case.ps]).most_steps
         low, high, best = 0.0, min(most_steps, self._most_rate / float(arrays.samples.min())), None
         many = TOGETHER if arrays.are_few else 1
@@ -1277,7 +1288,7 @@ class _Search:
             yield _enough(arrays, best, low)
 
     def _real_arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> list[_Arrays]:
-        """One for each choice of the chief's machine and the one of a far larger shard."""
+        """Arrays for each choice of the chief's machine and the machine of a far larger shard."""
         if (ps, slowest) not in self._real:
             if ps not in self._unlimited_real:
                 self._unlimited_real[ps] = list(self._make_real(ps))
@@ -1292,7 +1303,7 @@ class _Search:
         hosts = by_room if len(kinds) <= FEW_KINDS else [by_room[0]]
         rest = shards.sizes[1:]
         is_far_larger = bool(rest) and shards.sizes[0] > FAR_LARGER * sum(rest) / len(rest)
-        # Of few shards that differ none may be near the mean; then the best one for each machine is hoped for.
+        # Of few different shards none may be near the mean; then the optimistic reading is tried, too.
         is_unlike = len(shards.sizes) <= FEW_SHARDS and shards.sizes[0] > FAR_LARGER * shards.sizes[-1]
         for chief in hosts if scenario.sizes.chief is not None else [None]:
             for largest in hosts if is_far_larger else [None]:
@@ -1330,7 +1341,7 @@ class _Search:
         self.rate(shape, shards, assignment)
 
     def rate(self, shape: WorkerShape, shards: Shards, assignment: Assignment) -> None:
-        """Keeps the placement, improved, if it is the fastest so far."""
+        """Improves and evaluates the placement, and keeps it if it is the fastest so far."""
         worth = evaluate(self._scenario, shape, shards, assignment)
         if worth.samples_per_s < self.speed * PROMISING:
             return
@@ -1345,10 +1356,10 @@ def _has_place(arrays: _Arrays, room: Ints, half: Floats, fewest: int) -> bool:
     """Whether machines can send all shards, the largest from one of them, to the workers elsewhere; synchronous.
 
     Args:
-        arrays: the machines, as the optimistic reading has them.
-        room: most workers, rows x ps x choices.
-        half: bytes that a machine of each row sends in a step, at most.
-        fewest: workers of the job, at least.
+        arrays: the machines, in the optimistic reading.
+        room: maximum workers, rows x ps x choices.
+        half: maximum bytes that a machine of each row sends in a step.
+        fewest: minimum workers of the job.
     """
     has_ps = arrays.fits[:, 1:].any(axis=1)
     near = np.where(arrays.fits[:, 1:, None], room[:, 1:], 0).max(axis=(1, 2), initial=0)
@@ -1365,10 +1376,10 @@ def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
 def _machines(
     space: WideSpace, arrays: _Arrays, found: _Found, most: int
 ) -> tuple[WorkerShape, tuple[str, ...], Assignment] | None:
-    """Names for what was found: which machine each task is on, and what each worker gets."""
+    """Assigns names: the machine of each task, and each worker's shape."""
     scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
     of_kind = [iter(kind.names) for kind in kinds]
-    # The machines with the chief and the largest shard are taken out before the others of their kinds.
+    # The machines with the chief and the largest shard are named before the others of their kinds.
     special = {i: iter([next(of_kind[row.kind])]) for i, row in enumerate(arrays.rows) if row.chief or row.largest}
     names_of = [
         special.get(i) or itertools.chain.from_iterable(of_kind[kind] for kind in row.kinds or (row.kind,))
@@ -1400,7 +1411,7 @@ def _machines(
         workers = sorted(workers, key=lambda entry: (-entry[1], not entry[0]))[:most]
     elif arrays.are_few and not scenario.profile.synchronous:
         workers += _others(space, arrays, idle, most - len(workers))
-    # Where there is a choice, the larger shards go to machines with more workers.
+    # The larger shards go to machines with more workers.
     held: list[tuple[float, int, int, str, int]] = []
     mean = (arrays.total - float(arrays.base.sum())) / max(1, arrays.ps)
     for index, (name, ps, near) in enumerate(slots):
@@ -1421,7 +1432,7 @@ def _machines(
         tasks.setdefault(name, []).append(sizes.ps(size))
     if chief is not None and sizes.chief is not None:
         tasks.setdefault(chief, []).append(sizes.chief)
-    # Machines with workers alone have what fits by themselves.
+    # Machines with workers only are within their room by construction.
     for name, shape in zip(on, shapes, strict=True):
         if name in tasks:
             tasks[name].append(sizes.worker(shape))
@@ -1434,13 +1445,13 @@ def _machines(
 def _others(
     space: WideSpace, arrays: _Arrays, idle: Sequence[tuple[str, _State]], left: int
 ) -> Iterator[tuple[bool, float, str, WorkerShape]]:
-    """Workers for machines without any: a price for each worker may leave fewer of them than there may be.
+    """Adds workers on machines without any: a price for each worker may leave fewer of them than allowed.
 
     Args:
         space: the placements.
         arrays: the machines.
-        idle: names of those without workers, and what is on them.
-        left: most workers.
+        idle: names of those without workers, and their states.
+        left: maximum workers.
     """
     made = []
     for name, state in idle:
@@ -1458,14 +1469,13 @@ def _others(
 
 
 def _shape(space: WideSpace, arrays: _Arrays, state: _State, choice: int) -> WorkerShape:
-    """What each worker gets."""
     if choice >= len(space.gpu_shapes):
         return WorkerShape(0, float(arrays.cpus[state.row, state.ps, choice]))
     return space.gpu_shapes[choice]
 
 
 def _enough(arrays: _Arrays, found: _Found, steps_per_s: float) -> _Found:
-    """Where there are many workers: machines with ps, and the fastest others for so many steps, and some more."""
+    """With many workers: keeps the machines with ps, and the fastest others for the steps required and some spare."""
     if found.workers <= MANY_WORKERS:
         return found
     rows, ps, machines = found.numbers
