@@ -11,7 +11,7 @@ receives:
     max_j s_j X <= a ps' update rate,  X <= 1 / a step's dispatch time
 
 A worker alone waits for its own card, or for the card of the ps machine that takes longest to send its shards
-(`slowest_of`). Workers that do not wait for each other collide on links: these carry a share u of their speed
+(`slowest_send_s`). Workers that do not wait for each other collide on links: these carry a share u of their speed
 (`LINK_SHARE`). A worker beside its ps continues while remote ones wait. The model takes the rates with the most samples
 per second; for identical workers that is the greatest X.
 
@@ -76,7 +76,7 @@ class Shared:
     total_bytes: int
     within: float
     uplink: float = math.inf
-    most_steps: float = math.inf
+    max_steps_per_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Rates:
 Range = tuple[float, float]
 
 
-def slowest_of(stored: Iterable[float], cards: Iterable[float]) -> float:
+def slowest_send_s(stored: Iterable[float], cards: Iterable[float]) -> float:
     """Seconds that the slowest ps machine takes to send its shards once; 0 without any.
 
     Args:
@@ -109,8 +109,8 @@ def slowest_of(stored: Iterable[float], cards: Iterable[float]) -> float:
     return max((held / card for held, card in zip(stored, cards, strict=True)), default=0.0)
 
 
-def waited_s(stored: float, card: float, slowest_s: float) -> float:
-    """Seconds that a machine's worker waits for the slowest ps machine (`slowest_of`), unless that is its own machine.
+def wait_s(stored: float, card: float, slowest_s: float) -> float:
+    """Seconds that a machine's worker waits for the slowest ps machine (`slowest_send_s`), unless that is its own.
 
     Assumes that a worker on the slowest machine waits for no other.
     """
@@ -151,7 +151,7 @@ def link_range(
 
 def total_rate(machines: Sequence[Machine], shared: Shared) -> float:
     """Computes X*: the maximum steps/s of all workers together; 0 without workers."""
-    low, high = 0.0, min(shared.most_steps, sum(machine.own_rate * machine.count for machine in machines))
+    low, high = 0.0, min(shared.max_steps_per_s, sum(machine.own_rate * machine.count for machine in machines))
     if _ranges(machines, shared, high) is not None:
         return high
     while high - low > PRECISION * high:
@@ -173,14 +173,14 @@ def best_rates(machines: Sequence[Machine], shared: Shared) -> Rates:
     return Rates(steps_per_s, samples, _utilisation(machines, shared, each, steps_per_s))
 
 
-NEAR = 1e-7
+END_TOLERANCE = 1e-7
 """A concave function that does not fall over the last such share of its range is greatest at the end."""
 
 
 def _argmax(value: Callable[[float], float], high: float) -> float:
     """Maximises a concave function over [0, `high`] (golden section)."""
     low, ends = 0.0, high
-    if value(ends) >= value(ends * (1 - NEAR)):
+    if value(ends) >= value(ends * (1 - END_TOLERANCE)):
         return ends
     left, right = high - _GOLDEN * high, _GOLDEN * high
     at_left, at_right = value(left), value(right)

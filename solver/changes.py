@@ -22,7 +22,7 @@ FIELDS = (*_NODE_FIELDS, *_LINK_FIELDS)
 USAGE = "say 'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE' or 'FIELD=VALUE'"
 
 
-def changed(cluster: Cluster, change: str) -> Cluster:
+def apply_change(cluster: Cluster, change: str) -> Cluster:
     """Applies a change to a cluster.
 
     Args:

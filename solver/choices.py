@@ -18,7 +18,7 @@ RULES = {
     "all_gpus_used": "no GPU is idle that a worker could use, as in the paper; costs speed on slow networks",
 }
 """Pruning rule -> description, in order of application."""
-MOST_TASK_MEM_MIB = 10**9
+MAX_TASK_MEM_MIB = 10**9
 """Maximum memory that a task may request; no machine has more."""
 METHODS = {
     "dike": "the best placement that the rules leave, by default of all there are, with a bound",

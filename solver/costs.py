@@ -47,7 +47,7 @@ class UniformCosts:
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
         every = sum(stored.values()) * sum(workers.values())
-        return self.between_nodes * every - (self.between_nodes - self.within_node) * _together(stored, workers)
+        return self.between_nodes * every - (self.between_nodes - self.within_node) * _local_bytes(stored, workers)
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class RackCosts:
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
         every = sum(stored.values()) * sum(workers.values())
-        in_racks = _together(self._by_rack(stored), self._by_rack(workers))
-        in_nodes = _together(stored, workers)
+        in_racks = _local_bytes(self._by_rack(stored), self._by_rack(workers))
+        in_nodes = _local_bytes(stored, workers)
         return (
             self.across_racks * every
             - (self.across_racks - self.within_rack) * in_racks
@@ -126,6 +126,6 @@ class NodeCosts:
 _Place = TypeVar("_Place")
 
 
-def _together(stored: Mapping[_Place, int], workers: Mapping[_Place, int]) -> int:
+def _local_bytes(stored: Mapping[_Place, int], workers: Mapping[_Place, int]) -> int:
     """Bytes that workers move without leaving their machine, or their rack."""
     return sum(size * workers.get(place, 0) for place, size in stored.items())

@@ -19,9 +19,9 @@ from solver.plan import Plan
 from solver.planner import PlanProgress, make_plan
 from solver.request import PlanRequest
 
-START_S = 60.0
+START_TIMEOUT_S = 60.0
 """Maximum time for a child process to start."""
-OWN_SHARE = 0.9
+PLANNER_TIME_SHARE = 0.9
 """The planner's own limit, as a share of the whole: usually it ends by itself, with all its reasons."""
 
 Observer = Callable[[PlanProgress], None]
@@ -32,7 +32,7 @@ class TimeOverError(BadInputError):
     """The time limit was reached before there was any result."""
 
 
-def plan_within(
+def plan_with_timeout(
     request: PlanRequest, limit_s: float, on_progress: Observer | None = None, planner: Planner = make_plan
 ) -> Plan:
     """Plans with a hard time limit.
@@ -53,14 +53,16 @@ def plan_within(
     """
     best: Plan | None = None
 
-    def remember(progress: PlanProgress) -> None:
+    def keep_best(progress: PlanProgress) -> None:
         nonlocal best
         best = progress.plan
         if on_progress is not None:
             on_progress(progress)
 
     try:
-        made: Plan = call_within(functools.partial(_plan, planner, request, OWN_SHARE * limit_s), limit_s, remember)
+        made: Plan = call_with_timeout(
+            functools.partial(_plan, planner, request, PLANNER_TIME_SHARE * limit_s), limit_s, keep_best
+        )
     except TimeOverError:
         if best is None:
             raise
@@ -68,7 +70,7 @@ def plan_within(
     return made
 
 
-def call_within(work: Callable[..., Any], limit_s: float, on_progress: Callable[[Any], None]) -> Any:
+def call_with_timeout(work: Callable[..., Any], limit_s: float, on_progress: Callable[[Any], None]) -> Any:
     """Calls `work` in a process of its own, which is killed at the time limit.
 
     Args:
@@ -84,23 +86,23 @@ def call_within(work: Callable[..., Any], limit_s: float, on_progress: Callable[
         raise BadInputError(f"The time limit is {limit_s:g} s; it must be more than 0.")
     # A fork would copy the locks of the solver library's threads without the threads; a fresh process has none.
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_work, args=(theirs, work), daemon=True)
+    parent_end, child_end = context.Pipe()
+    child = context.Process(target=_work, args=(child_end, work), daemon=True)
     child.start()
-    theirs.close()
+    child_end.close()
     try:
-        return _watch(ours, limit_s, on_progress)
+        return _watch(parent_end, limit_s, on_progress)
     finally:
         child.kill()
         child.join()
-        ours.close()
+        parent_end.close()
 
 
-def _watch(ours: Connection, limit_s: float, on_progress: Callable[[Any], None]) -> Any:
-    deadline = time.monotonic() + START_S
+def _watch(parent_end: Connection, limit_s: float, on_progress: Callable[[Any], None]) -> Any:
+    deadline = time.monotonic() + START_TIMEOUT_S
     try:
-        while ours.poll(max(0.0, deadline - time.monotonic())):
-            kind, value = ours.recv()
+        while parent_end.poll(max(0.0, deadline - time.monotonic())):
+            kind, value = parent_end.recv()
             if kind == "ready":
                 deadline = time.monotonic() + limit_s
             elif kind == "progress":
@@ -114,12 +116,12 @@ def _watch(ours: Connection, limit_s: float, on_progress: Callable[[Any], None])
     raise TimeOverError(f"There was no result within {limit_s:g} s; give --time-limit more, or ask for less.")
 
 
-def _work(theirs: Connection, work: Callable[..., Any]) -> None:
-    theirs.send(("ready", None))
+def _work(child_end: Connection, work: Callable[..., Any]) -> None:
+    child_end.send(("ready", None))
     try:
-        theirs.send(("done", work(lambda progress: theirs.send(("progress", progress)))))
+        child_end.send(("done", work(lambda progress: child_end.send(("progress", progress)))))
     except DikeError as error:
-        theirs.send(("error", error))
+        child_end.send(("error", error))
 
 
 def _plan(planner: Planner, request: PlanRequest, time_limit_s: float, on_progress: Observer) -> Plan:

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from solver.async_rates import Machine, best_rates, slowest_of
+from solver.async_rates import Machine, best_rates, slowest_send_s
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.plan import PlannedTask
@@ -19,7 +19,7 @@ from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.step_time import StepModel, StepTime
 
-DIGITS = 9
+BATCH_DECIMALS = 9
 """Decimals of a mean batch, so that rounding does not separate machines with identical workers."""
 
 
@@ -144,7 +144,7 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
     """Every worker works at its own rate, as far as its links allow (solver.async_rates)."""
     count = sum(layout.near.values())
     cards = {node: layout.kind_of[node].network_bytes_per_s for node in layout.nodes}
-    slowest = slowest_of(layout.held.values(), (cards[node] for node in layout.held))
+    slowest = slowest_send_s(layout.held.values(), (cards[node] for node in layout.held))
     moved = {node: model.transfer_s(layout.kind_of[node], layout.held.get(node, 0), slowest) for node in layout.near}
     own: dict[str, float] = dict.fromkeys(layout.held, 0.0)
     samples: dict[str, float] = {}
@@ -159,7 +159,7 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
             stored=layout.held.get(node, 0),
             card=cards[node],
             rack=layout.kind_of[node].rack,
-            samples=round(samples.get(node, 0.0) / rate, DIGITS) if rate else 0.0,
+            samples=round(samples.get(node, 0.0) / rate, BATCH_DECIMALS) if rate else 0.0,
         )
         for node, rate in own.items()
     )

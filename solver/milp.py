@@ -18,11 +18,11 @@ HIGHS_OPTIONS = {"presolve_rule_off": 1 << 12}
 """HiGHS' presolve without its aggregator, which from 1.12 to 1.15.1 makes it report some feasible programs as
 infeasible and worse solutions as optimal: 9 of 2,680 random ones, and the two in tests/solver/test_milp.py. Without the
 aggregator none of 20,000 is wrong, at 1.2 times the time; without presolve it takes twice the time."""
-FEW_VARIABLES = 200
+MAX_SMALL_PROGRAM_VARIABLES = 200
 FEASIBILITY_JUMP = "mip_heuristic_run_feasibility_jump"
 """HiGHS' first heuristic, since 1.9: on small programs it takes longer than all the rest."""
 THREADS = 1  # HiGHS returns nothing, without an error, when one process asks for different numbers of threads.
-INTEGRAL = 1e-5
+INTEGRALITY_TOLERANCE = 1e-5
 
 
 class SolverError(DikeError):
@@ -150,7 +150,7 @@ def solve_by_highs(program: Milp, time_limit_s: float | None) -> MilpResult:
 
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": THREADS, "mip_rel_gap": 0.0, **HIGHS_OPTIONS}
-    if integers + fractions <= FEW_VARIABLES and _has_feasibility_jump():
+    if integers + fractions <= MAX_SMALL_PROGRAM_VARIABLES and _has_feasibility_jump():
         options[FEASIBILITY_JUMP] = False
     if time_limit_s is not None:
         left_s = time_limit_s - (time.monotonic() - started)
@@ -218,7 +218,7 @@ def _cbc_class() -> type:
 
 def _whole(value: float) -> int:
     nearest = round(value)
-    if abs(value - nearest) > INTEGRAL:
+    if abs(value - nearest) > INTEGRALITY_TOLERANCE:
         raise SolverError(f"The solver returned {value} for a whole number; report this as a bug.")
     return nearest
 

@@ -75,7 +75,7 @@ class Network:
     def of(self, cluster: Cluster) -> Cluster:
         """Applies these links to the cluster; entries for machines that it does not have are ignored."""
         known: Mapping[str, MachineNetwork] = {machine.name: machine for machine in self.machines}
-        nodes = tuple(part for node in cluster.nodes for part in _told(node, known))
+        nodes = tuple(part for node in cluster.nodes for part in _with_network(node, known))
         names = {*(node.name for node in nodes), *(node.name for node in cluster.nodes)}
         names |= {name for node in nodes for name in node.node_names}
         links: dict[str, Any] = {name: getattr(self, name) for name in LINKS if getattr(self, name) is not None}
@@ -84,21 +84,21 @@ class Network:
         return dataclasses.replace(cluster, nodes=nodes, **links)
 
 
-def _told(node: NodeClass, known: Mapping[str, MachineNetwork]) -> Iterator[NodeClass]:
+def _with_network(node: NodeClass, known: Mapping[str, MachineNetwork]) -> Iterator[NodeClass]:
     """A class of machines with the network's properties; machines with properties of their own are separated."""
     own = known.get(node.name) or known.get(node.name.partition("/")[0])
-    node = node if own is None else _with(node, own)
+    node = node if own is None else _with_properties(node, own)
     if node.count == 1 or not any(name in known for name in node.node_names):
         yield node
         return
     for name in node.node_names:
         alone = dataclasses.replace(node, name=name, count=1)
-        yield _with(alone, known[name]) if name in known else alone
+        yield _with_properties(alone, known[name]) if name in known else alone
 
 
-def _with(node: NodeClass, told: MachineNetwork) -> NodeClass:
+def _with_properties(node: NodeClass, properties: MachineNetwork) -> NodeClass:
     return dataclasses.replace(
         node,
-        network_gbps=node.network_gbps if told.network_gbps is None else told.network_gbps,
-        rack=node.rack if told.rack is None else told.rack,
+        network_gbps=node.network_gbps if properties.network_gbps is None else properties.network_gbps,
+        rack=node.rack if properties.rack is None else properties.rack,
     )

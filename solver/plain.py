@@ -16,10 +16,10 @@ from solver.nodes import NodeKind
 from solver.plan import PlannedTask
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 from solver.step_time import StepTime
 
-NONE = TaskResources(0.0, 0, 0)
+NO_RESOURCES = TaskResources(0.0, 0, 0)
 ANY_STEP_FLOPS = 1e9
 """Assumed FLOPs of a step if unknown, to find the fastest machine."""
 
@@ -85,7 +85,9 @@ def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
         return None
     most = max(speed for speed, _, _ in found)
     # GPUs that gain nothing stay free for other jobs.
-    _, kind, gpus = min((each for each in found if each[0] >= most * (1 - TIE)), key=lambda each: (each[2], -each[0]))
+    _, kind, gpus = min(
+        (each for each in found if each[0] >= most * (1 - SPEED_TIE_SHARE)), key=lambda each: (each[2], -each[0])
+    )
     return _with_fewest_cpus(scenario, most, kind, gpus)
 
 
@@ -104,7 +106,9 @@ def _with_fewest_cpus(scenario: Scenario, most: float, kind: NodeKind, gpus: int
 
     steps = range(1, int(kind.cpus / CPU_STEP) + 1)
     # More CPUs are never slower.
-    fewest = bisect.bisect_left(steps, most * (1 - TIE), key=lambda count: option(count * CPU_STEP).samples_per_s)
+    fewest = bisect.bisect_left(
+        steps, most * (1 - SPEED_TIE_SHARE), key=lambda count: option(count * CPU_STEP).samples_per_s
+    )
     return option(steps[fewest] * CPU_STEP if fewest < len(steps) else kind.cpus)
 
 

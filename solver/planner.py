@@ -14,27 +14,27 @@ from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, default_rules, prune, raw_space
-from solver.plain import NONE, PlainOption, can_be_plain, can_share, fastest_plain
+from solver.plain import NO_RESOURCES, PlainOption, can_be_plain, can_share, fastest_plain
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import count_of, guesses, reasons
 from solver.request import PlanRequest, check_request, scenario_of
 from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.search.candidates import Candidate
-from solver.search.option_search import ALTERNATIVES, TIE, OptionSearch, SearchResult
+from solver.search.option_search import ALTERNATIVES, SPEED_TIE_SHARE, OptionSearch, SearchResult
 from solver.search.placer import Solved
-from solver.search.relaxation import Wide, WideSpace
+from solver.search.relaxation import RelaxedPlan, RelaxedSpace
 from solver.shards import useful_ps_count
 from solver.shortage import shortage, shortage_of, smallest_tasks
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
-MANY_KINDS = 500
+UNRESTRICTED_FIRST_KINDS = 500
 """Number of kinds above which the unrestricted search comes first: if that is much faster than the rules allow, the
 search inside the rules is skipped."""
-_ALIKE = frozenset({"identical_workers", "task_counts"})
+_SIMPLE_RULES = frozenset({"identical_workers", "task_counts"})
 """Rules under which placements are simple."""
-_WHOLE = frozenset({"cpu_gpu_ratio"})
+_RELAXATION_RULES = frozenset({"cpu_gpu_ratio"})
 """The only rule under which all placements are searched by relaxation."""
 
 
@@ -97,15 +97,15 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
             raise _no_plain_task(request, scenario)
         return _plain_plan(request, scenario, plain, None, time.monotonic() - started)
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    enough = 0.0 if plain is None else plain.samples_per_s
-    attempt, found = _search(request, scenario, rules, enough, deadline, report)
+    throughput_floor = 0.0 if plain is None else plain.samples_per_s
+    attempt, found = _search(request, scenario, rules, throughput_floor, deadline, report)
     notes: tuple[str, ...] = ()
     if found is None and "all_gpus_used" in rules:
         rules -= {"all_gpus_used"}
-        attempt, found = _search(request, scenario, rules, enough, deadline, report)
+        attempt, found = _search(request, scenario, rules, throughput_floor, deadline, report)
         notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is not applied.",)
     kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
-    if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - TIE)):
+    if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - SPEED_TIE_SHARE)):
         other = None if found is None else _plan(request, scenario, attempt, found, 0.0)
         return _plain_plan(request, scenario, plain, other, time.monotonic() - started)
     if found is None and request.min_workers > 1:
@@ -141,7 +141,7 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
             shape = WorkerShape(0 if plain is None else plain.resources.gpus, CPU_STEP)
             return [("task", scenario.sizes.plain(shape))]
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    raw, prunings = _pruned(request, scenario, rules | _ALIKE)
+    raw, prunings = _pruned(request, scenario, rules | _SIMPLE_RULES)
     return smallest_tasks(scenario.kinds, _space_of_shapes(raw, prunings), scenario.sizes)
 
 
@@ -176,32 +176,41 @@ def _search(
     request: PlanRequest,
     scenario: Scenario,
     rules: frozenset[str],
-    enough: float,
+    throughput_floor: float,
     deadline: float,
     report: _Report,
     *,
-    few: bool = False,
+    only_promising: bool = False,
 ) -> tuple[_Attempt, SearchResult | None]:
     raw, prunings = _pruned(request, scenario, rules)
     space = prunings[-1].space if prunings else raw
     known: tuple[Solved, ...] = ()
-    if rules <= _WHOLE and request.objective == "throughput":
-        return _search_whole(request, scenario, rules, _Attempt(raw, space, prunings), enough, deadline, report)
-    if not rules >= _ALIKE:
+    if rules <= _RELAXATION_RULES and request.objective == "throughput":
+        return _search_unrestricted(
+            request, scenario, rules, _Attempt(raw, space, prunings), throughput_floor, deadline, report
+        )
+    if not rules >= _SIMPLE_RULES:
         # Options that these two rules forbid take longer to place; first search inside them, for comparison.
-        inside = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(report))[0].search
+        inside = _search(request, scenario, rules | _SIMPLE_RULES, throughput_floor, deadline, _unproven(report))[
+            0
+        ].search
         known = () if inside is None else inside.placed
 
     def on_better(found: SearchResult) -> None:
         report(attempt, found)
 
     search = OptionSearch(
-        scenario, space, ps_may_share="task_counts" not in rules, known=known, enough=enough, on_better=on_better
+        scenario,
+        space,
+        ps_may_share="task_counts" not in rules,
+        known=known,
+        throughput_floor=throughput_floor,
+        on_better=on_better,
     )
     attempt = _Attempt(raw, space, prunings, search)
     if request.objective == "throughput":
-        return attempt, search.fastest(deadline, few=few)
-    return attempt, search.calmest(deadline)
+        return attempt, search.fastest(deadline, only_promising=only_promising)
+    return attempt, search.least_traffic(deadline)
 
 
 def _unproven(report: _Report) -> _Report:
@@ -209,46 +218,53 @@ def _unproven(report: _Report) -> _Report:
     return lambda attempt, found: report(attempt, dataclasses.replace(found, gap=1.0))
 
 
-def _search_whole(
+def _search_unrestricted(
     request: PlanRequest,
     scenario: Scenario,
     rules: frozenset[str],
     whole: _Attempt,
-    enough: float,
+    throughput_floor: float,
     deadline: float,
     report: _Report,
 ) -> tuple[_Attempt, SearchResult | None]:
-    """The best of all placements: one inside the paper's rules, unless another is faster by more than `TIE`."""
-    space = WideSpace(scenario, whole.space)
+    """Finds the best of all placements: one inside the paper's rules, unless another is faster by over 1%."""
+    space = RelaxedSpace(scenario, whole.space)
     starts = incumbents(request, scenario)
-    wide, bound = None, math.inf
-    if len(scenario.kinds) > MANY_KINDS:
-        wide, bound = space.best(0.0, deadline, starts)
+    relaxed, bound = None, math.inf
+    if len(scenario.kinds) > UNRESTRICTED_FIRST_KINDS:
+        relaxed, bound = space.best(0.0, deadline, starts)
     inside, found, known = None, None, 0.0
-    if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
+    if relaxed is None or _ps_speed_bound(request, scenario) >= relaxed.samples_per_s * (1 - SPEED_TIE_SHARE):
         # First only the few most promising options, as a start for the relaxation.
-        inside, found = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(report), few=True)
+        inside, found = _search(
+            request, scenario, rules | _SIMPLE_RULES, throughput_floor, deadline, _unproven(report), only_promising=True
+        )
         search = inside.search
         assert search is not None
-        if wide is None:
-            wide, bound = space.best(search.speed, deadline, starts)
-        if wide is not None:
-            report(whole, SearchResult(_solved(wide, bound), (), 1 - wide.samples_per_s / max(bound, search.speed), 1))
-            search.enough = max(enough, wide.samples_per_s * (1 - TIE))
+        if relaxed is None:
+            relaxed, bound = space.best(search.speed, deadline, starts)
+        if relaxed is not None:
+            report(
+                whole,
+                SearchResult(_solved(relaxed, bound), (), 1 - relaxed.samples_per_s / max(bound, search.speed), 1),
+            )
+            search.throughput_floor = max(throughput_floor, relaxed.samples_per_s * (1 - SPEED_TIE_SHARE))
         found = search.fastest(deadline)
         known = search.speed
-    if wide is not None and (found is None or wide.samples_per_s * (1 - TIE) > found.best.samples_per_s):
+    if relaxed is not None and (
+        found is None or relaxed.samples_per_s * (1 - SPEED_TIE_SHARE) > found.best.samples_per_s
+    ):
         others = () if found is None else (found.best, *found.others)
-        found = SearchResult(_solved(wide, bound), others, 1.0, 1 if found is None else found.placed + 1)
+        found = SearchResult(_solved(relaxed, bound), others, 1.0, 1 if found is None else found.placed + 1)
     if found is None:
         assert inside is not None
         return inside, None
-    gap = 1 - max(known, 0.0 if wide is None else wide.samples_per_s) / max(known, bound)
+    gap = 1 - max(known, 0.0 if relaxed is None else relaxed.samples_per_s) / max(known, bound)
     whole = dataclasses.replace(whole, search=None if inside is None else inside.search)
-    return whole, dataclasses.replace(found, gap=gap if gap > TIE else 0.0)
+    return whole, dataclasses.replace(found, gap=gap if gap > SPEED_TIE_SHARE else 0.0)
 
 
-def _ceiling(request: PlanRequest, scenario: Scenario) -> float:
+def _ps_speed_bound(request: PlanRequest, scenario: Scenario) -> float:
     """Upper bound of samples/s for plans inside the paper's rules: the capacity of their parameter servers."""
     profile = scenario.profile
     if profile.synchronous:
@@ -256,16 +272,16 @@ def _ceiling(request: PlanRequest, scenario: Scenario) -> float:
     machines = sum(kind.count for kind in scenario.kinds)
     ps = useful_ps_count(profile, machines, request.sharding)
     model = scenario.model(WorkerShape(0, 1.0))
-    steps = max(model.shared(model.load(scenario.shards(count))).most_steps for count in range(1, ps + 1))
+    steps = max(model.shared(model.load(scenario.shards(count))).max_steps_per_s for count in range(1, ps + 1))
     return steps * profile.batch_size * max(1, max(kind.gpus for kind in scenario.kinds))
 
 
-def _solved(wide: Wide, bound: float) -> Solved:
-    worth, shapes = wide.worth, tuple(dict.fromkeys(wide.assignment.shapes))
-    workers, ps = len(wide.assignment.workers), len(wide.shards.sizes)
+def _solved(relaxed: RelaxedPlan, bound: float) -> Solved:
+    worth, shapes = relaxed.worth, tuple(dict.fromkeys(relaxed.assignment.shapes))
+    workers, ps = len(relaxed.assignment.workers), len(relaxed.shards.sizes)
     return Solved(
         candidate=Candidate(0, shapes, workers, ps, bound, 0.0, mixed=True),
-        assignment=wide.assignment,
+        assignment=relaxed.assignment,
         formulation="Lagrangian relaxation: machines may have several ps, workers may differ",
         cycle_s=worth.cycle_s,
         network_s=worth.step_time.network,
@@ -342,7 +358,7 @@ def _plain_plan(
         gap = max(0.0, 1 - plain.samples_per_s * (1 - other.gap) / other.samples_per_s)
     return Plan(
         profile=request.profile,
-        option=Option(1, 0, plain.resources, NONE),
+        option=Option(1, 0, plain.resources, NO_RESOURCES),
         tasks=(plain.task(),),
         variables={},
         step_time_s=plain.step_time,
@@ -353,7 +369,7 @@ def _plain_plan(
         gap=gap if gap > GAP_TOLERANCE else 0.0,
         solve_time_s=solve_time_s,
         options=OptionCounts(1, {}, 1) if other is None else other.options,
-        alternatives=() if other is None else _beside(other, plain.samples_per_s),
+        alternatives=() if other is None else _alternatives_to_plain(other, plain.samples_per_s),
         why=(
             why,
             *guesses(_unknown_gpus([node] if plain.resources.gpus else [], scenario.hardware)),
@@ -364,7 +380,7 @@ def _plain_plan(
     )
 
 
-def _beside(other: Plan, samples_per_s: float) -> tuple[Alternative, ...]:
+def _alternatives_to_plain(other: Plan, samples_per_s: float) -> tuple[Alternative, ...]:
     """The best plan with parameter servers and its alternatives, as alternatives to a speed."""
     option = other.option
     first = Alternative(option.workers, option.ps, option.worker, other.samples_per_s, other.traffic_bytes, 1.0)

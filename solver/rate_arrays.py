@@ -63,7 +63,7 @@ def total_rates(placements: PlacementArrays, least: float = 0.0) -> Floats:
     own, stored, cards, counts = map(rows, (p.own_rates, p.stored, p.cards, p.counts))
     with np.errstate(divide="ignore"):
         own = np.minimum(own, p.shared.within / (2 * stored))
-    rates = np.minimum(p.shared.most_steps, (own * counts).sum(axis=-1))
+    rates = np.minimum(p.shared.max_steps_per_s, (own * counts).sum(axis=-1))
     ceilings = link_ceilings(own, stored, cards, total)
     rates = np.minimum(rates, np.where(counts > 0, ceilings, np.inf).min(axis=-1))
     level, slope = _high_ends(stored, cards, total)
@@ -87,7 +87,7 @@ def total_rates(placements: PlacementArrays, least: float = 0.0) -> Floats:
 
 
 def waits_s(stored: Floats, cards: Floats, slowest_s: Floats | float) -> Floats:
-    """`solver.async_rates.waited_s` for arrays."""
+    """`solver.async_rates.wait_s` for arrays."""
     return np.where(stored / cards < slowest_s * (1 - ROUNDING), slowest_s, 0.0)
 
 

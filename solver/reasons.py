@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from solver.options import Pruning
 from solver.placement.fastest import OutOfTimeError
 from solver.scenario import Scenario
-from solver.search.option_search import TIE, OptionSearch, SearchResult
+from solver.search.option_search import SPEED_TIE_SHARE, OptionSearch, SearchResult
 from solver.search.placer import Solved
 
 _GUESS = "The speed of GPU model "
@@ -84,7 +84,7 @@ def count_of(number: int, noun: str) -> str:
 
 def _compared(other: Solved, best: Solved) -> str:
     share = other.samples_per_s / best.samples_per_s
-    if abs(share - 1) < TIE:
+    if abs(share - 1) < SPEED_TIE_SHARE:
         return "would be as fast, within 1%, "
     return f"would reach {share:.0%} of the speed"
 

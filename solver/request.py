@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.choices import MOST_TASK_MEM_MIB, Objective, Sharding
+from solver.choices import MAX_TASK_MEM_MIB, Objective, Sharding
 from solver.cluster import Cluster
 from solver.costs import UniformCosts
 from solver.hardware import known_hardware
@@ -67,8 +67,8 @@ def check_request(request: PlanRequest) -> None:
             raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
     if request.max_workers is not None and request.max_workers < request.min_workers:
         raise BadInputError(f"'min_workers' is {request.min_workers}; it must not be above 'max_workers'.")
-    if not 0 <= request.task_mem_mb <= MOST_TASK_MEM_MIB:
-        raise BadInputError(f"'task_mem_mb' is {request.task_mem_mb}; it must be from 0 to {MOST_TASK_MEM_MIB}.")
+    if not 0 <= request.task_mem_mb <= MAX_TASK_MEM_MIB:
+        raise BadInputError(f"'task_mem_mb' is {request.task_mem_mb}; it must be from 0 to {MAX_TASK_MEM_MIB}.")
     limit_s = request.time_limit_s
     if limit_s is not None and not 0 <= limit_s < math.inf:
         raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")

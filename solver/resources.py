@@ -17,7 +17,7 @@ GPU_WORKER_BASE_MIB = 3 * 1024
 """Host memory of a process that drives one GPU."""
 FURTHER_GPU_MIB = 1024
 """Host memory for each further GPU of the same process."""
-MOST_BYTES = 2.0**80
+MAX_MEMORY_BYTES = 2.0**80
 """Cap of a memory estimate; no machine has more."""
 ACTIVATION_BYTES_PER_FLOP = 1 / 64
 """Rough: ResNet50 keeps about 100 MB of activations for 7.8 GFLOPs forward of one sample."""
@@ -109,7 +109,7 @@ class TaskSizes:
             base = TASK_BASE_MIB
             # The FLOPs of a profile may make the product infinite.
             activations = samples * self.profile.flops_forward_per_sample * ACTIVATION_BYTES_PER_FLOP
-            held += int(min(activations, MOST_BYTES))
+            held += int(min(activations, MAX_MEMORY_BYTES))
         return base + _mib(held)
 
     def plain(self, shape: WorkerShape) -> TaskResources:

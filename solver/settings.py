@@ -12,7 +12,7 @@ from pydantic import Field
 
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
-from solver.choices import MOST_TASK_MEM_MIB, RULES, Objective, Sharding
+from solver.choices import MAX_TASK_MEM_MIB, RULES, Objective, Sharding
 from solver.described import MAX_ITEMS, Text, UserOption, values_of
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 TIME_LIMIT_S = 30.0
 """Default planning time: the agents' offers wait together with the job."""
-LONGEST_LIVE_S = 60.0
+MAX_LIVE_TIME_LIMIT_S = 60.0
 """Maximum planning time of a job that runs, as its offers are locked meanwhile."""
 GPUS_PER_WORKER = 1
 """GPUs that a worker of a running job can use: one device computes a step of a parameter server's worker."""
-CACHE_SIZE = 8
+MAX_CACHED_CALIBRATIONS = 8
 """Number of cached calibrations: a job may be planned repeatedly, on whatever is free."""
 
 
@@ -69,7 +69,7 @@ class PlanOptions:
     ] = 1
     task_mem_mb: Annotated[
         int,
-        Field(ge=0, le=MOST_TASK_MEM_MIB),
+        Field(ge=0, le=MAX_TASK_MEM_MIB),
         UserOption(_PANEL, "Minimum memory of each task, MiB.", default="what its role needs"),
     ] = 0
     time_limit_s: Annotated[
@@ -87,10 +87,10 @@ class PlanOptions:
 
     def check_live(self) -> None:
         """Raises `BadInputError` if planning may take longer than offers can be locked."""
-        if self.time_limit_s is not None and self.time_limit_s > LONGEST_LIVE_S:
+        if self.time_limit_s is not None and self.time_limit_s > MAX_LIVE_TIME_LIMIT_S:
             raise BadInputError(
-                f"--time-limit is {self.time_limit_s:g} s; {LONGEST_LIVE_S:g} s is the maximum for a job that runs, "
-                "because the agents' offers are locked meanwhile."
+                f"--time-limit is {self.time_limit_s:g} s; {MAX_LIVE_TIME_LIMIT_S:g} s is the maximum for a job that "
+                "runs, because the agents' offers are locked meanwhile."
             )
 
 
@@ -181,7 +181,7 @@ class PlanSettings(PlanOptions):
         if self.measurements:
             calibration, left_out = self._calibration(profile, cluster, all_machines)
             if left_out:
-                notes.append(f"{left_out} of {len(self.measurements)} measurements are of machines that the cluster does not have.")
+                notes.append(f"{left_out} of {len(self.measurements)} measurements are of machines not in the cluster.")
         return PlanRequest(
             profile=profile,
             cluster=cluster,
@@ -222,7 +222,7 @@ def what_if_note(gpus: int) -> str:
     return f"What if a worker could use {gpus} GPUs? At run time it uses one, and dike run rejects a plan with more."
 
 
-@functools.lru_cache(CACHE_SIZE)
+@functools.lru_cache(MAX_CACHED_CALIBRATIONS)
 def _fitted(rows: tuple[Measurement, ...], profile: str, machines: Cluster) -> Calibration:
     from solver.calibration import fit
 

@@ -44,9 +44,9 @@ from dike.profile import ModelProfile, VariableSpec
 from solver.choices import Sharding
 
 DEFAULT_SHARDING: Sharding = "greedy"
-BALANCED = 0.01
+MIN_SHRINKAGE = 0.01
 """Minimum reduction of the largest shard, as a share, for which a further ps is useful."""
-SMALL_PER_AVERAGE = 100
+SMALL_VARIABLE_DIVISOR = 100
 """A variable is small for `optimus` below the average load divided by this."""
 
 
@@ -111,12 +111,12 @@ def shard(profile: ModelProfile, ps_count: int, method: Sharding = DEFAULT_SHARD
     if not profile.variables:
         return Shards((profile.parameter_bytes,), {})
     if method == "optimus":
-        dealt = _optimus(profile.variables, ps_count, split)
+        distributed = _optimus(profile.variables, ps_count, split)
     elif method == "greedy":
-        dealt = _greedy(profile.variables, ps_count)
+        distributed = _greedy(profile.variables, ps_count)
     else:
-        dealt = _round_robin(profile.variables, ps_count)
-    return _shards(dealt, ps_count)
+        distributed = _round_robin(profile.variables, ps_count)
+    return _shards(distributed, ps_count)
 
 
 def useful_ps_count(profile: ModelProfile, limit: int, method: Sharding = DEFAULT_SHARDING) -> int:
@@ -132,7 +132,7 @@ def useful_ps_count(profile: ModelProfile, limit: int, method: Sharding = DEFAUL
     total = smallest = shard(profile, 1, method).total
     best = 1
     for count in range(2, min(limit, len(profile.variables)) + 1):
-        wanted = int(smallest * (1 - BALANCED))
+        wanted = int(smallest * (1 - MIN_SHRINKAGE))
         if wanted < largest_variable:
             break
         # The largest shard is no smaller than the mean.
@@ -160,7 +160,7 @@ def _optimus(variables: Iterable[VariableSpec], ps_count: int, split: bool) -> I
     total, sharing = _to_share([variable.size_bytes for variable in ordered], ps_count, split)
     average, rest = divmod(total, sharing)
     room = _Room([average + (ps < rest) for ps in range(ps_count)])
-    not_small = sum(variable.size_bytes * SMALL_PER_AVERAGE * sharing >= total for variable in ordered)
+    not_small = sum(variable.size_bytes * SMALL_VARIABLE_DIVISOR * sharing >= total for variable in ordered)
     requests, held = [0] * ps_count, [0] * ps_count
     for variable in ordered[:not_small]:
         for ps, size in room.fill(variable.size_bytes, split=split and variable.size_bytes > average):
@@ -228,12 +228,12 @@ def _largest_first(variables: Iterable[VariableSpec]) -> list[VariableSpec]:
     return sorted(variables, key=lambda variable: (-variable.size_bytes, variable.name))
 
 
-def _shards(dealt: Iterable[_Part], ps_count: int) -> Shards:
+def _shards(distributed: Iterable[_Part], ps_count: int) -> Shards:
     """Numbers the parameter servers by size, largest first."""
     held = [0] * ps_count
     variables: dict[str, int] = {}
     parts: dict[str, dict[int, int]] = {}
-    for variable, ps, size in dealt:
+    for variable, ps, size in distributed:
         held[ps] += size
         if size == variable.size_bytes:
             variables[variable.name] = ps

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dike.profile import ModelProfile
-from solver.async_rates import Shared, waited_s
+from solver.async_rates import Shared, wait_s
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.resources import WorkerShape, gpu_bytes
@@ -139,7 +139,7 @@ class StepModel:
 
     def transfer_by_card_s(self, card: float, local_bytes: int, slowest_s: float) -> float:
         """`transfer_s` of a machine with a network card of that speed, in bytes/s."""
-        remote_s = max((self.total_bytes - local_bytes) / card, waited_s(local_bytes, card, slowest_s))
+        remote_s = max((self.total_bytes - local_bytes) / card, wait_s(local_bytes, card, slowest_s))
         return 2 * remote_s + 2 * local_bytes / self.within_node_bytes_per_s
 
     def network_s(self, kind: NodeKind, local_bytes: int, workers: int, all_workers: int) -> float:
@@ -185,8 +185,8 @@ class StepModel:
             uplink_bytes_per_s: speed of each rack's uplink, each way; infinite if racks do not matter.
         """
         busiest = max(self.update_s(load, 1), self.dispatch_s(1))
-        most_steps = 1 / busiest if busiest > 0 else math.inf
-        return Shared(self.total_bytes, self.within_node_bytes_per_s, uplink_bytes_per_s, most_steps)
+        max_steps_per_s = 1 / busiest if busiest > 0 else math.inf
+        return Shared(self.total_bytes, self.within_node_bytes_per_s, uplink_bytes_per_s, max_steps_per_s)
 
     def round_s(self, cycle_s: float, network_s: float, load: float, all_workers: int) -> float:
         """Seconds in which every worker makes one step, synchronously.

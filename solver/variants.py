@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import BadInputError
-from solver.changes import FIELDS, changed
+from solver.changes import FIELDS, apply_change
 from solver.plan import Plan
 from solver.reasons import guesses_in
 from solver.request import PlanRequest
 
-UNCHANGED = "as it is"
+UNCHANGED = "unchanged"
 _REQUEST_FIELDS = ("batch_size", "max_workers")
 
 
@@ -52,7 +52,7 @@ def what_if(request: PlanRequest, changes: Sequence[str]) -> dict[str, PlanReque
     for text in changes:
         cluster = request.cluster
         for change in text.split(","):
-            cluster = changed(cluster, change)
+            cluster = apply_change(cluster, change)
         variants[text] = dataclasses.replace(request, cluster=cluster)
     return variants
 
@@ -80,7 +80,7 @@ def _with(request: PlanRequest, parameter: str, value: str) -> PlanRequest:
         if parameter.rpartition(".")[2] not in FIELDS:
             known = ", ".join((*FIELDS, *_REQUEST_FIELDS))
             raise BadInputError(f"'{parameter}' cannot be swept; these can: {known}.")
-        return dataclasses.replace(request, cluster=changed(request.cluster, f"{parameter}={value}"))
+        return dataclasses.replace(request, cluster=apply_change(request.cluster, f"{parameter}={value}"))
     if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:
         raise BadInputError(f"'{parameter}' must be a whole number from 1 to 999999999, not '{value[:40]}'.")
     if parameter == "batch_size":

@@ -26,15 +26,15 @@ def fill_first(free: Ints, tasks: Sequence[TaskResources]) -> tuple[Ints, Ints] 
     Returns:
         Machine of each task and the remaining resources; None if a task does not fit.
     """
-    return _fill(free, tasks, by_turns=False)
+    return _fill(free, tasks, in_rotation=False)
 
 
-def fill_by_turns(free: Ints, tasks: Sequence[TaskResources]) -> tuple[Ints, Ints] | None:
+def fill_in_rotation(free: Ints, tasks: Sequence[TaskResources]) -> tuple[Ints, Ints] | None:
     """Places the tasks on the machines in rotation, skipping those without room. Returns as `fill_first`."""
-    return _fill(free, tasks, by_turns=True)
+    return _fill(free, tasks, in_rotation=True)
 
 
-def worker_turns(rooms: Ints, start: int = 0) -> Ints:
+def machines_in_rotation(rooms: Ints, start: int = 0) -> Ints:
     """Machines of workers placed in rotation until all machines are full; full ones are skipped.
 
     Args:
@@ -46,7 +46,7 @@ def worker_turns(rooms: Ints, start: int = 0) -> Ints:
     return np.concatenate(rounds) if rounds else np.empty(0, dtype=np.int64)
 
 
-def _fill(free: Ints, tasks: Sequence[TaskResources], *, by_turns: bool) -> tuple[Ints, Ints] | None:
+def _fill(free: Ints, tasks: Sequence[TaskResources], *, in_rotation: bool) -> tuple[Ints, Ints] | None:
     free = free.copy()
     machines = np.empty(len(tasks), dtype=np.int64)
     turn = 0
@@ -58,7 +58,7 @@ def _fill(free: Ints, tasks: Sequence[TaskResources], *, by_turns: bool) -> tupl
         machine = (turn + int(fits.argmax())) % len(free)
         machines[index] = machine
         free[machine] -= need
-        if by_turns:
+        if in_rotation:
             turn = machine + 1
     return machines, free
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dike.exceptions import InfeasibleError
 from solver.baselines.by_hand import first_fit, sar_basic
 from solver.baselines.optimus import optimus
-from solver.baselines.setting import Choice, Setting
+from solver.baselines.setting import BaselineChoice, Setting
 from solver.request import PlanRequest
 from solver.resources import CPU_STEP
 from solver.scenario import Scenario
 
-_MOST_MACHINES: dict[Callable[[Setting], Choice], int] = {sar_basic: 100_000, first_fit: 300, optimus: 40}
+_MAX_MACHINES: dict[Callable[[Setting], BaselineChoice], int] = {sar_basic: 100_000, first_fit: 300, optimus: 40}
 """Baseline -> maximum number of machines on which it is quick."""
 
 
-def incumbents(request: PlanRequest, scenario: Scenario) -> list[Choice]:
+def incumbents(request: PlanRequest, scenario: Scenario) -> list[BaselineChoice]:
     """Placements of the quick baselines, except those with too few or too small workers."""
     machines = sum(kind.count for kind in scenario.kinds)
     try:
@@ -24,7 +24,7 @@ def incumbents(request: PlanRequest, scenario: Scenario) -> list[Choice]:
     except InfeasibleError:
         return []
     found = []
-    for method, most in _MOST_MACHINES.items():
+    for method, most in _MAX_MACHINES.items():
         if machines > most:
             continue
         try:

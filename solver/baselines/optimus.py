@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.baselines.filling import amounts, capacity_for
-from solver.baselines.setting import EQUAL, Choice, On, Setting
+from solver.baselines.setting import SPEED_TOLERANCE, BaselineChoice, MachineIndices, Setting
 from solver.baselines.speeds import Speeds
 from solver.capacity import Ints
 from solver.resources import TaskResources, WorkerShape
 from solver.shards import useful_ps_count
 
 
-def optimus(setting: Setting) -> Choice:
+def optimus(setting: Setting) -> BaselineChoice:
     """Places as Optimus does (Peng et al., EuroSys 2018, section 4.3), with the best counts under that placement.
 
     Optimus sorts the servers by free resources, most first, and takes the first k with the smallest k for which each of
@@ -30,9 +30,9 @@ def optimus(setting: Setting) -> Choice:
         InfeasibleError: if not even one worker fits.
     """
     free, chief = setting.free_beside_chief()
-    most_ps = useful_ps_count(setting.scenario.profile, setting.most_ps, setting.scenario.sharding)
+    most_ps = useful_ps_count(setting.scenario.profile, setting.max_ps, setting.scenario.sharding)
     best, compared = 0.0, 0
-    found: tuple[WorkerShape, int, On] | None = None
+    found: tuple[WorkerShape, int, MachineIndices] | None = None
     for shape in setting.shapes:
         servers = _Servers.of(setting, shape, free)
         speeds_of = Speeds(setting, shape)
@@ -42,7 +42,7 @@ def optimus(setting: Setting) -> Choice:
             reached = 0
             for used in range(1, len(servers.machines) + 1):
                 # Fewer workers fit on fewer servers.
-                counts = np.arange(reached + 1, setting.at_most(servers.most_workers(tasks, used)) + 1)
+                counts = np.arange(reached + 1, setting.cap_workers(servers.most_workers(tasks, used)) + 1)
                 if not len(counts):
                     continue
                 reached = int(counts[-1])
@@ -51,12 +51,12 @@ def optimus(setting: Setting) -> Choice:
                 speeds = speeds_of.of_rows(shards, servers.machines[:used], local, rows, best)
                 compared += len(speeds)
                 fastest = int(speeds.argmax())
-                if speeds[fastest] > best * (1 + EQUAL):
+                if speeds[fastest] > best * (1 + SPEED_TOLERANCE):
                     best = float(speeds[fastest])
                     ps_on, workers_on = (servers.machines[np.arange(n) % used] for n in (ps, counts[fastest]))
-                    found = shape, ps, On(ps_on, workers_on, chief)
+                    found = shape, ps, MachineIndices(ps_on, workers_on, chief)
     if found is None:
-        raise setting.no_room("optimus", setting.shapes[0])
+        raise setting.no_room_error("optimus", setting.shapes[0])
     return setting.choice(*found, compared)
 
 
@@ -78,7 +78,7 @@ class _Servers:
 
     @classmethod
     def of(cls, setting: Setting, shape: WorkerShape, free: Ints) -> _Servers:
-        rooms = setting.worker_rooms(shape, free)
+        rooms = setting.worker_capacity(shape, free)
         order = np.lexsort((-free[:, 0], -free[:, 3] if shape.gpus else np.zeros(len(free))))
         order = order[rooms[order] > 0]
         return cls(order, free[order], rooms[order], setting.scenario.sizes.worker(shape))

@@ -18,12 +18,12 @@ from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.shortage import shortage
 
-EQUAL = 1e-9
+SPEED_TOLERANCE = 1e-9
 """Speeds closer than this share differ by rounding only."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class BaselineChoice:
     """Decision of a baseline.
 
     Attributes:
@@ -42,7 +42,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class On:
+class MachineIndices:
     """Machine of every task, as indices of `Setting.names`."""
 
     ps: Ints
@@ -100,11 +100,11 @@ class Setting:
         return cls(request, scenario, names, np.array([index[name] for name in names]), same_for_all, ordered)
 
     @property
-    def most_ps(self) -> int:
+    def max_ps(self) -> int:
         """Maximum parameter servers: one per machine, and at least one variable on each."""
         return min(len(self.names), max(1, len(self.scenario.profile.variables)))
 
-    def at_most(self, workers: int) -> int:
+    def cap_workers(self, workers: int) -> int:
         """Caps a number of workers by the user's limit."""
         limit = self.request.max_workers
         return workers if limit is None else min(workers, limit)
@@ -131,13 +131,13 @@ class Setting:
             )
         return placed[1], int(placed[0][0])
 
-    def worker_rooms(self, shape: WorkerShape, free: Ints) -> Ints:
+    def worker_capacity(self, shape: WorkerShape, free: Ints) -> Ints:
         """Number of workers that fit into the free resources of each machine."""
         model = self.scenario.model(shape)
         hosts = np.array([hosts_workers(kind, model) for kind in self.scenario.kinds])
         return np.where(hosts[self.kind_of], capacity_for(free, self.scenario.sizes.worker(shape)), 0)
 
-    def no_room(self, method: str, shape: WorkerShape) -> InfeasibleError:
+    def no_room_error(self, method: str, shape: WorkerShape) -> InfeasibleError:
         """The error for a job that the baseline cannot place at any size."""
         chief = ", the chief" if self.scenario.sizes.chief is not None else ""
         worker = self.scenario.sizes.worker(shape)
@@ -146,7 +146,7 @@ class Setting:
             f"MiB beside its parameter servers{chief}; add machines, or take dike."
         )
 
-    def choice(self, shape: WorkerShape, ps: int, on: On, compared: int) -> Choice:
+    def choice(self, shape: WorkerShape, ps: int, on: MachineIndices, compared: int) -> BaselineChoice:
         """Converts machine indices to names.
 
         Args:
@@ -160,4 +160,4 @@ class Setting:
             tuple(self.names[index] for index in on.workers),
             None if on.chief is None else self.names[on.chief],
         )
-        return Choice(shape, self.scenario.shards(ps), assignment, compared)
+        return BaselineChoice(shape, self.scenario.shards(ps), assignment, compared)

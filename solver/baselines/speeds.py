@@ -13,9 +13,6 @@ from solver.shards import Shards
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
 
-CELLS = 1 << 19
-"""Placements x groups of machines per batch."""
-
 
 def card_s(
     model: StepModel, bytes_per_s: Floats | float, local_bytes: Floats, workers: Ints, all_workers: Ints

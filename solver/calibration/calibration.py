@@ -17,9 +17,9 @@ from solver.calibration.step_terms import TERMS
 from solver.cluster import Cluster
 from solver.hardware import Gpu, Hardware, known_hardware
 
-LEAVE_ONE_OUT_FROM = 4
+MIN_LEAVE_ONE_OUT_ROWS = 4
 """Minimum rows for leave-one-out errors; with fewer they say too little."""
-BETTER = 1e-6
+MIN_IMPROVEMENT = 1e-6
 """Minimum reduction of the squared error for which overlap is assumed; less is rounding."""
 
 
@@ -165,10 +165,10 @@ def fit(
     found, overlap = rows.fit(overlap=False), False
     if profile.synchronous:
         overlapped = rows.fit(overlap=True)
-        if overlapped.squared_error < found.squared_error - BETTER:
+        if overlapped.squared_error < found.squared_error - MIN_IMPROVEMENT:
             found, overlap = overlapped, True
-    says_enough = leave_one_out and len(measurements) >= LEAVE_ONE_OUT_FROM
-    left_out = rows.left_out_errors(found, overlap=overlap) if says_enough else None
+    has_enough_rows = leave_one_out and len(measurements) >= MIN_LEAVE_ONE_OUT_ROWS
+    left_out = rows.left_out_errors(found, overlap=overlap) if has_enough_rows else None
     table = rows.errors(np.ones(len(TERMS)), overlap=(hardware or known_hardware()).overlap)
     return Calibration(
         factors=dict(zip(TERMS, found.factors.tolist(), strict=True)),

@@ -21,7 +21,7 @@ from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.units import format_bytes
 
-NAMES_SHOWN = 5
+MAX_NAMES_SHOWN = 5
 """Maximum number of machines in a message."""
 
 
@@ -145,7 +145,7 @@ def _check_machines(measurement: Measurement, scenario: Scenario) -> None:
     kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
     for node in (*measurement.assignment.ps, *measurement.assignment.workers):
         if node not in kind_of:
-            known = ", ".join(list(kind_of)[:NAMES_SHOWN]) + (", ..." if len(kind_of) > NAMES_SHOWN else "")
+            known = ", ".join(list(kind_of)[:MAX_NAMES_SHOWN]) + (", ..." if len(kind_of) > MAX_NAMES_SHOWN else "")
             raise BadInputError(f"{measurement.where}: machine '{node}' is not in the cluster; it has {known}.")
     for node in measurement.assignment.workers:
         if kind_of[node].gpus < measurement.shape.gpus:

@@ -62,7 +62,7 @@ def _check_header(path: Path, names: object) -> None:
         raise BadInputError(f"{path}, line 1: a column is named twice.")
 
 
-SMALLEST, LARGEST = 1e-7, 1e9
+MIN_VALUE, MAX_VALUE = 1e-7, 1e9
 
 
 class _Reader:
@@ -88,7 +88,7 @@ class _Reader:
             BadInputError: if it is invalid.
         """
         seconds, samples_per_s = self._number("seconds"), self._number("samples_per_s")
-        batch_size = self._whole("batch_size", least=1)
+        batch_size = self._whole_number("batch_size", least=1)
         if bool(self._text("plan")) == bool(self._text("placement")):
             raise BadInputError(f"{self._where}: give either a 'placement' or a 'plan'.")
         shard_bytes = None
@@ -108,9 +108,9 @@ class _Reader:
             cpus = self._number("cpus")
             if cpus is None:
                 raise BadInputError(f"{self._where}: 'cpus' is missing; give each worker's CPUs.")
-            shape = WorkerShape(self._whole("gpus", least=0) or 0, cpus)
+            shape = WorkerShape(self._whole_number("gpus", least=0) or 0, cpus)
         for name, tasks in (("workers", assignment.workers), ("ps", assignment.ps)):
-            expected = self._whole(name, least=1)
+            expected = self._whole_number(name, least=1)
             if expected not in (None, len(tasks)):
                 raise BadInputError(f"{self._where}: '{name}' is {expected}, but {len(tasks)} are placed.")
         return Measurement(shape, assignment, seconds, samples_per_s, batch_size, shard_bytes, self._where)
@@ -128,11 +128,11 @@ class _Reader:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
             raise BadInputError(f"{self._where}: '{column}' is '{text}'; it must be a number above 0.")
-        if not SMALLEST <= value <= LARGEST:
+        if not MIN_VALUE <= value <= MAX_VALUE:
             raise BadInputError(f"{self._where}: '{column}' is '{text}', which no machine does; check the unit.")
         return value
 
-    def _whole(self, column: str, least: int) -> int | None:
+    def _whole_number(self, column: str, least: int) -> int | None:
         text = self._text(column)
         if not text:
             return None
@@ -158,7 +158,7 @@ class _Reader:
         for part in self._text("placement").split("|"):
             node, colon, tasks = part.strip().rpartition(":")
             if not colon or not node:
-                raise self._misread(part)
+                raise self._placement_error(part)
             for task in tasks.split("+"):
                 if (match := _PS.fullmatch(task.strip())) is not None:
                     if int(match[1]) in ps:
@@ -167,10 +167,10 @@ class _Reader:
                 elif (match := _WORKERS.fullmatch(task.strip())) is not None:
                     workers += [node.strip()] * int(match[1])
                 elif task.strip() != "chief":
-                    raise self._misread(part)
+                    raise self._placement_error(part)
         if sorted(ps) != list(range(len(ps))):
             raise BadInputError(f"{self._where}: the parameter servers must be p0, p1 and so on, without a gap.")
         return Assignment(tuple(ps[index] for index in sorted(ps)), tuple(workers), None)
 
-    def _misread(self, part: str) -> BadInputError:
+    def _placement_error(self, part: str) -> BadInputError:
         return BadInputError(f"{self._where}: '{part.strip()}' is no part of a placement; write it as 'k80-0:p0+4w'.")

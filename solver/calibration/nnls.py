@@ -9,7 +9,7 @@ Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-10
 """Correlations of a column with the residual below this count as 0."""
-ROUNDS_PER_COLUMN = 10
+MAX_ROUNDS_PER_COLUMN = 10
 """Iteration limit against cycling by rounding errors; the method itself is finite."""
 
 
@@ -31,7 +31,7 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
     least = TOLERANCE * float(np.linalg.norm(target))
     x = np.zeros(matrix.shape[1])
     chosen = np.zeros(matrix.shape[1], dtype=bool)
-    for _ in range(ROUNDS_PER_COLUMN * matrix.shape[1]):
+    for _ in range(MAX_ROUNDS_PER_COLUMN * matrix.shape[1]):
         gains = np.where(chosen, 0.0, scaled.T @ (target - scaled @ x))
         if not np.any(gains > least):
             break

@@ -19,19 +19,19 @@ from solver.calibration.nnls import Floats, nnls
 Gradients = Callable[[Floats], Floats]
 """Factors -> derivatives in seconds of each row's prediction (rows x terms)."""
 
-LEAST_FACTOR = 1e-3
+MIN_FACTOR = 1e-3
 """Minimum factor, so that speeds stay finite."""
-NOISE = 0.05
+MEASUREMENT_ERROR = 0.05
 """Relative error of a measured step; decides which factors the rows can distinguish from 1."""
-DOUBT = 0.5
+MAX_STANDARD_ERROR = 0.5
 """A factor whose standard error exceeds this share of it, or of 1 if that is larger, stays at 1."""
 MAX_ITERATIONS = 50
 CONVERGED = 1e-9
-FAR = 30.0
+RAISED_FACTOR = 30.0
 """Value to which a factor is raised, so that its term dominates where it can."""
-BETTER = 1e-6
+MIN_IMPROVEMENT = 1e-6
 """Squared errors that differ by less are equal; the factors closer to the start are kept."""
-STEPS = (1.0, 0.5, 0.25, 0.1)
+STEP_SHARES = (1.0, 0.5, 0.25, 0.1)
 """Shares of a step that are tried until the error falls."""
 
 
@@ -73,9 +73,9 @@ def fit_factors(gradients: Gradients, seconds: Floats, start: Floats) -> Fit:
     """
     best = descend(gradients, seconds, start)
     for _ in range(MAX_ITERATIONS):
-        raised = np.where(np.eye(len(start), dtype=bool), FAR, best.factors)
+        raised = np.where(np.eye(len(start), dtype=bool), RAISED_FACTOR, best.factors)
         other = min((descend(gradients, seconds, row) for row in raised), key=lambda found: found.squared_error)
-        if other.squared_error > best.squared_error - BETTER:
+        if other.squared_error > best.squared_error - MIN_IMPROVEMENT:
             break
         best = other
     return best
@@ -87,7 +87,7 @@ def descend(gradients: Gradients, seconds: Floats, start: Floats) -> Fit:
     for _ in range(MAX_ITERATIONS):
         aim, _ = _solve_linear(gradients(factors) / seconds[:, None])
         before = float(errors @ errors)
-        for share in STEPS:
+        for share in STEP_SHARES:
             nearer = factors + share * (aim - factors)
             errors_there = _errors(gradients, seconds, nearer)
             if float(errors_there @ errors_there) < before * (1 - CONVERGED):
@@ -119,9 +119,9 @@ def _solve_linear(shares: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     while True:
         factors = np.ones(shares.shape[1])
         fixed = shares[:, ~identified].sum(axis=1)
-        least = LEAST_FACTOR * shares[:, identified].sum(axis=1)
-        factors[identified] = LEAST_FACTOR + nnls(shares[:, identified], 1 - fixed - least)
-        unclear = identified & (_standard_errors(shares, identified) > DOUBT * np.maximum(factors, 1.0))
+        least = MIN_FACTOR * shares[:, identified].sum(axis=1)
+        factors[identified] = MIN_FACTOR + nnls(shares[:, identified], 1 - fixed - least)
+        unclear = identified & (_standard_errors(shares, identified) > MAX_STANDARD_ERROR * np.maximum(factors, 1.0))
         if not unclear.any():
             return factors, identified
         identified[np.argmin(np.where(unclear, size, np.inf))] = False
@@ -134,5 +134,5 @@ def _standard_errors(shares: Floats, chosen: NDArray[np.bool_]) -> Floats:
     # Directions that the rows do not determine get huge errors.
     least = np.finfo(float).eps * max(float(values.max(initial=0.0)), np.finfo(float).tiny)
     errors = np.zeros(shares.shape[1])
-    errors[chosen] = NOISE * np.sqrt((axes**2 / np.maximum(values, least)).sum(axis=1))
+    errors[chosen] = MEASUREMENT_ERROR * np.sqrt((axes**2 / np.maximum(values, least)).sum(axis=1))
     return errors

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.async_rates import Shared, slowest_of
+from solver.async_rates import Shared, slowest_send_s
 from solver.calibration.nnls import Floats
 from solver.capacity import Ints
 from solver.placement.naming import Assignment
@@ -35,7 +35,7 @@ step's constant; `dispatch` is the chief's time for each worker."""
 
 _ROWS = np.eye(len(TERMS))
 _NETWORK = TERMS.index("network")
-STEP = 1e-6
+RATE_STEP = 1e-6
 """Share by which own rates are raised for derivatives; between kinks X* is linear in them, so any would do."""
 
 
@@ -110,21 +110,21 @@ class StepTerms:
         busy = self.computing @ factors >= self.preparing @ factors
         work = np.where(busy[:, None], self.computing, self.preparing)
         if self.synchronous:
-            cycle = _longest(work, factors)
+            cycle = _longest_of(work, factors)
             rest = self.network + self.update + self.dispatch
-            return _longest(np.stack([cycle, rest]), factors) if overlap else cycle + rest
+            return _longest_of(np.stack([cycle, rest]), factors) if overlap else cycle + rest
         rounds = work + self.transfer
         times = rounds @ factors
         own = self.workers / times
         slower = float(factors[_NETWORK])
-        together, *raised = self.links.rates(own * (1 + STEP * np.eye(len(own) + 1, len(own), -1)), slower)
+        together, *raised = self.links.rates(own * (1 + RATE_STEP * np.eye(len(own) + 1, len(own), -1)), slower)
         # Contribution of a machine's own rate to all steps; the links contribute the rest.
-        parts = (np.array(raised) - together) / STEP
+        parts = (np.array(raised) - together) / RATE_STEP
         parts_of_links = together - parts.sum()
         cycle = (
             self.workers.sum() / together**2 * ((parts / times) @ rounds + parts_of_links / slower * _ROWS[_NETWORK])
         )
-        return _longest(np.stack([cycle, self.update, self.dispatch]), factors)
+        return _longest_of(np.stack([cycle, self.update, self.dispatch]), factors)
 
 
 def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> StepTerms:
@@ -155,7 +155,7 @@ def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignmen
     cards = max(model.network_s(kind_of[node], held[node], near[node], count) for node in held.keys() | near.keys())
     rack_of = {name: kind.rack for name, kind in kind_of.items()}
     uplink = uplink_s(scenario.cluster, assignment, shards.sizes, rack_of)
-    slowest = slowest_of(held.values(), (kind_of[node].network_bytes_per_s for node in held))
+    slowest = slowest_send_s(held.values(), (kind_of[node].network_bytes_per_s for node in held))
     transfer = np.array([model.transfer_s(kind_of[node], held[node], slowest) for node in near])[:, None] * network
     return StepTerms(
         synchronous=scenario.profile.synchronous,
@@ -188,6 +188,6 @@ def _links(scenario: Scenario, model: StepModel, held: Mapping[str, int], nodes:
     )
 
 
-def _longest(vectors: Floats, factors: Floats) -> Floats:
+def _longest_of(vectors: Floats, factors: Floats) -> Floats:
     longest: Floats = vectors[int(np.argmax(vectors @ factors))]
     return longest

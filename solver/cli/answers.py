@@ -17,7 +17,7 @@ from solver.cli.output import Format, console, print_json
 from solver.cli.progress import PlanningStatus
 from solver.cli.tables import print_plan, print_profile
 from solver.cluster import Cluster
-from solver.deadline import OWN_SHARE, Observer, TimeOverError, call_within, plan_within
+from solver.deadline import PLANNER_TIME_SHARE, Observer, TimeOverError, call_with_timeout, plan_with_timeout
 from solver.plan import Plan
 from solver.planner import make_plan
 from solver.request import PlanRequest
@@ -47,7 +47,7 @@ class Answers:
 
     def plan(self, request: PlanRequest) -> None:
         """Makes and prints one plan."""
-        made = self._planned(request)
+        made = self._make_plan(request)
         if self.picture is not None:
             # matplotlib takes a while to load, and most runs draw nothing.
             from solver.drawing.picture import draw_plan
@@ -58,7 +58,7 @@ class Answers:
             return
         print_profile(console(), request.profile)
         print_plan(console(), made)
-        self._say_where_the_picture_is()
+        self._print_picture_path()
 
     def variants(self, requests: Mapping[str, PlanRequest], title: str) -> None:
         """Makes and prints one plan for each request, side by side."""
@@ -66,7 +66,7 @@ class Answers:
         from solver.variants import plan_variants
 
         share = None if self.time_limit_s is None else self.time_limit_s / len(requests)
-        made = plan_variants(requests, dataclasses.replace(self, time_limit_s=share)._planned)
+        made = plan_variants(requests, dataclasses.replace(self, time_limit_s=share)._make_plan)
         if self.picture is not None:
             from solver.drawing.variants_plot import draw_variants
 
@@ -75,7 +75,7 @@ class Answers:
             print_json([variant.to_json() for variant in made])
             return
         print_variants(console(), made, title)
-        self._say_where_the_picture_is()
+        self._print_picture_path()
 
     def comparison(self, request: PlanRequest) -> None:
         """Compares all methods."""
@@ -89,7 +89,7 @@ class Answers:
             else:
                 try:
                     work = functools.partial(_compare, self._limited(request))
-                    made = call_within(work, self.time_limit_s, rows.append)
+                    made = call_with_timeout(work, self.time_limit_s, rows.append)
                 except TimeOverError as error:
                     if all(row.reason for row in rows):
                         raise
@@ -102,28 +102,28 @@ class Answers:
         from solver.cli.jobs_tables import print_jobs_plan
         from solver.jobs import plan_jobs
 
-        own_limit_s = None if self.time_limit_s is None else OWN_SHARE * self.time_limit_s
-        made = self._within(f"planning {len(jobs)} jobs", plan_jobs, jobs, cluster, order, own_limit_s)
+        own_limit_s = None if self.time_limit_s is None else PLANNER_TIME_SHARE * self.time_limit_s
+        made = self._call_with_status(f"planning {len(jobs)} jobs", plan_jobs, jobs, cluster, order, own_limit_s)
         self._print(made, print_jobs_plan)
 
     def _limited(self, request: PlanRequest) -> PlanRequest:
         """The request with a time limit that the planner keeps itself, before the child process is killed."""
         if self.time_limit_s is None:
             return request
-        return dataclasses.replace(request, time_limit_s=OWN_SHARE * self.time_limit_s)
+        return dataclasses.replace(request, time_limit_s=PLANNER_TIME_SHARE * self.time_limit_s)
 
-    def _planned(self, request: PlanRequest) -> Plan:
+    def _make_plan(self, request: PlanRequest) -> Plan:
         planner = functools.partial(_plan, self.method)
         with PlanningStatus(console(stderr=True), f"planning for {request.profile.name}") as status:
             if self.time_limit_s is None:
                 return planner(request, status)
-            return plan_within(request, self.time_limit_s, status, planner)
+            return plan_with_timeout(request, self.time_limit_s, status, planner)
 
-    def _within(self, text: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    def _call_with_status(self, text: str, function: Callable[..., Result], *arguments: Any) -> Result:
         with PlanningStatus(console(stderr=True), text) as status:
             if self.time_limit_s is None:
                 return function(*arguments)
-            made: Result = call_within(functools.partial(_call, function, arguments), self.time_limit_s, status)
+            made: Result = call_with_timeout(functools.partial(_call, function, arguments), self.time_limit_s, status)
             return made
 
     def _print(self, made: Any, print_table: Callable[..., None]) -> None:
@@ -132,7 +132,7 @@ class Answers:
         else:
             print_table(console(), made)
 
-    def _say_where_the_picture_is(self) -> None:
+    def _print_picture_path(self) -> None:
         if self.picture is not None:
             console().print(f"The picture is in {self.picture}.")
 

@@ -10,12 +10,12 @@ from typer.core import TyperCommand
 
 MAX_WIDTH = 100
 """Maximum columns; a narrower terminal's width is used."""
-OTHERS = "Other options"
+OTHERS_TITLE = "Other options"
 
 _PLAIN = {"int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH", "str": "TEXT"}
 _TYPE = re.compile(rf"<(?:list\[)?({'|'.join(_PLAIN)})\]?>")
 """Typer's notation of value types."""
-_IN_WORDS = re.compile(r"(default: )\((.*)\)([];])")
+_DEFAULT_IN_WORDS = re.compile(r"(default: )\((.*)\)([];])")
 """Typer's notation of a default given in words."""
 
 Panels = Mapping[str, Sequence[str]]
@@ -26,7 +26,7 @@ class PanelCommand(TyperCommand):
     """A command with many options.
 
     Attributes:
-        panels: options under each title; the others follow last under `OTHERS`.
+        panels: options under each title; the others follow last under `OTHERS_TITLE`.
     """
 
     panels: ClassVar[Panels] = {}
@@ -37,9 +37,13 @@ class PanelCommand(TyperCommand):
         arguments = [name for name, param in params.items() if param.param_type_name == "argument"]
         named = {name for names in self.panels.values() for name in names}
         rest = [name for name in params if name not in named and name not in arguments]
-        for title, names in {"Arguments": arguments, **self.panels, OTHERS if self.panels else "Options": rest}.items():
+        for title, names in {
+            "Arguments": arguments,
+            **self.panels,
+            OTHERS_TITLE if self.panels else "Options": rest,
+        }.items():
             records = [
-                (_TYPE.sub(lambda found: _PLAIN[found[1]], record[0]), _IN_WORDS.sub(r"\1\2\3", record[1]))
+                (_TYPE.sub(lambda found: _PLAIN[found[1]], record[0]), _DEFAULT_IN_WORDS.sub(r"\1\2\3", record[1]))
                 for name in names
                 if name in params and (record := params[name].get_help_record(ctx))
             ]

@@ -18,7 +18,7 @@ def print_jobs_plan(console: Console, plan: JobsPlan) -> None:
     for job in plan.placed[:MAX_JOBS]:
         table.add_row(job.name, *_row(job))
     console.print(table)
-    _say_more(console, len(plan.placed), "more are placed")
+    _print_rest(console, len(plan.placed), "more are placed")
     for job in plan.placed[:MAX_JOBS]:
         if job.note:
             console.print(f"- {job.name}: {job.note}")
@@ -27,7 +27,7 @@ def print_jobs_plan(console: Console, plan: JobsPlan) -> None:
         for waiter in plan.unplaced[:MAX_JOBS]:
             waiting.add_row(waiter.name, waiter.reason)
         console.print(waiting)
-        _say_more(console, len(plan.unplaced), "more wait")
+        _print_rest(console, len(plan.unplaced), "more wait")
     console.print(
         f"{plan.tasks:,} tasks on {plan.machines_used:,} of {plan.machines:,} machines, {plan.gpus_used:,} of "
         f"{plan.gpus:,} GPUs used. Solved in {plan.solve_time_s:.2f} s (order: {plan.order})."
@@ -50,6 +50,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _say_more(console: Console, count: int, what: str) -> None:
+def _print_rest(console: Console, count: int, what: str) -> None:
     if count > MAX_JOBS:
         console.print(f"{count - MAX_JOBS:,} {what}; --format json lists them.")

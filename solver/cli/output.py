@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
 _BIDIRECTIONAL = "\u202a-\u202e\u2066-\u2069"
 _UNSAFE = re.compile(f"[{_CONTROLS}{_BIDIRECTIONAL}]")
-_HARMLESS_IN_OUTPUT = re.compile(rf"(?P<fine>\x1b\[[0-9;:]*m|[\r\b])|{_UNSAFE.pattern}")
+_ALLOWED_OR_UNSAFE = re.compile(rf"(?P<allowed>\x1b\[[0-9;:]*m|[\r\b])|{_UNSAFE.pattern}")
 
 
 class Format(enum.StrEnum):
@@ -32,17 +32,17 @@ def console(*, stderr: bool = False) -> Console:
     return _console_class()(stderr=stderr, width=None if stream.isatty() else 140, highlight=False)
 
 
-def harmless(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Escapes characters that would move a terminal's cursor, set its title or reverse its lines."""
-    return _UNSAFE.sub(_seen, text)
+    return _UNSAFE.sub(_escaped, text)
 
 
-def harmless_output(text: str) -> str:
+def escape_output(text: str) -> str:
     """The same for the output of a program: colours, and progress bars that overwrite themselves, stay."""
-    return _HARMLESS_IN_OUTPUT.sub(lambda found: found[0] if found["fine"] else _seen(found), text)
+    return _ALLOWED_OR_UNSAFE.sub(lambda found: found[0] if found["allowed"] else _escaped(found), text)
 
 
-def _seen(found: re.Match[str]) -> str:
+def _escaped(found: re.Match[str]) -> str:
     return ascii(found[0])[1:-1]
 
 
@@ -57,7 +57,7 @@ def _console_class() -> type[Console]:
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
-                safe = harmless(segment.text) if segment.control is None else segment.text
+                safe = escape_controls(segment.text) if segment.control is None else segment.text
                 yield segment if safe == segment.text else Segment(safe, segment.style)
 
     return HarmlessConsole
@@ -76,8 +76,8 @@ def new_table(title: str, *columns: str) -> Table:
 
     def safe(cell: RenderableType | None) -> RenderableType | None:
         if isinstance(cell, Text) and _UNSAFE.search(cell.plain):
-            return Text(harmless(cell.plain), cell.style)
-        return harmless(cell) if isinstance(cell, str) else cell
+            return Text(escape_controls(cell.plain), cell.style)
+        return escape_controls(cell) if isinstance(cell, str) else cell
 
     table = HarmlessTable(title=title, title_justify="left", show_header=bool(columns))
     for column in columns or ("", ""):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from solver.planner import PlanProgress
 
-QUIET_S = 1.0
+STATUS_DELAY_S = 1.0
 
 
 class PlanningStatus:
@@ -23,7 +23,7 @@ class PlanningStatus:
     def __init__(self, console: Console, text: str) -> None:
         self._status = console.status(text)
         self._text = text
-        self._timer = threading.Timer(QUIET_S, self._status.start)
+        self._timer = threading.Timer(STATUS_DELAY_S, self._status.start)
         self._timer.daemon = True
 
     def __enter__(self) -> PlanningStatus:

@@ -20,7 +20,7 @@ RULES = {
     "task_counts": "numbers of workers and ps",
     "all_gpus_used": "GPUs left idle",
 }
-SMALLEST_GAP = 0.0005
+MIN_SHOWN_GAP = 0.0005
 """Gaps below this show as 0.0%."""
 MAX_NAMES = 2
 MAX_GROUPS = 24
@@ -181,7 +181,7 @@ def _proof(plan: Plan) -> str:
     measure = "speed, differences under 1% aside" if plan.objective == "throughput" else "traffic (Eq. 1)"
     if plan.optimal:
         proof = f"Proven: of the options that the rules leave no other, however placed, is better in {measure}"
-    elif plan.gap < SMALLEST_GAP:
+    elif plan.gap < MIN_SHOWN_GAP:
         proof = f"As good as the best in {measure}"
     else:
         proof = f"Not proven best in {measure}: a better plan could gain up to {plan.gap:.1%}"

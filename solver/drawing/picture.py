@@ -18,10 +18,10 @@ from solver.units import format_bytes
 COLOURS = {"ps": "#e8a33d", "worker": "#5b8fd6", "chief": "#7ab37a"}
 BOX_WIDTH, GAP = 3.0, 2.0
 TASK_HEIGHT, HEAD_HEIGHT = 0.42, 0.55
-TASKS_SHOWN = 6
+MAX_TASKS_SHOWN = 6
 LETTER_WIDTH, LABEL_HEIGHT = 0.07, 0.2
 """Size of labels at the lines, with some padding; a unit is an inch."""
-LABELS = 24
+MAX_LABELS = 24
 """Maximum number of lines that get labels."""
 
 
@@ -89,7 +89,7 @@ class _Frame:
 
 def _arrange(groups: Sequence[NodeGroup]) -> list[_Box]:
     """Puts boxes on an ellipse, so that no line between two of them runs behind a third."""
-    heights = [HEAD_HEIGHT + TASK_HEIGHT * min(TASKS_SHOWN + 1, len(tasks)) + 0.1 for _, tasks in groups]
+    heights = [HEAD_HEIGHT + TASK_HEIGHT * min(MAX_TASKS_SHOWN + 1, len(tasks)) + 0.1 for _, tasks in groups]
     circumference = len(groups) * (max(BOX_WIDTH, *heights) + GAP) if len(groups) > 1 else 0.0
     radius = circumference / (2 * math.pi) * (1.0 if len(groups) > 2 else 1.6)
     boxes = []
@@ -114,7 +114,7 @@ def _draw_box(axes: Axes, box: _Box) -> None:
     frame = Rectangle((box.x, box.bottom), BOX_WIDTH, box.height, facecolor="#f4f4f4", edgecolor="#555", zorder=3)
     axes.add_patch(frame)
     axes.text(box.x + 0.12, box.top - 0.3, name, fontsize=10, weight="bold", va="center", zorder=5)
-    shown = tasks if len(tasks) <= TASKS_SHOWN + 1 else tasks[:TASKS_SHOWN]
+    shown = tasks if len(tasks) <= MAX_TASKS_SHOWN + 1 else tasks[:MAX_TASKS_SHOWN]
     for line, task in enumerate(shown):
         y = box.top - HEAD_HEIGHT - TASK_HEIGHT * (line + 1)
         patch = Rectangle((box.x + 0.1, y), BOX_WIDTH - 0.2, TASK_HEIGHT - 0.06, facecolor=COLOURS[task.role], zorder=4)
@@ -124,7 +124,7 @@ def _draw_box(axes: Axes, box: _Box) -> None:
             label += f", {task.gpus} GPU"
         axes.text(box.x + 0.2, y + TASK_HEIGHT / 2 - 0.03, label, fontsize=8.5, va="center", zorder=5)
     if len(shown) < len(tasks):
-        y = box.top - HEAD_HEIGHT - TASK_HEIGHT * (TASKS_SHOWN + 0.6)
+        y = box.top - HEAD_HEIGHT - TASK_HEIGHT * (MAX_TASKS_SHOWN + 0.6)
         axes.text(box.x + 0.2, y, f"and {len(tasks) - len(shown)} more", fontsize=8.5, va="center", zorder=5)
 
 
@@ -152,7 +152,7 @@ def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
             zorder=1,
         )
         axes.add_patch(arrow)
-        if len(flows) <= LABELS:
+        if len(flows) <= MAX_LABELS:
             label = format_bytes(flow)
             x, y = _place_of_label(len(label) * LETTER_WIDTH, boxes[i], boxes[j], [*frames, *labels])
             labels.append(_Frame.around(x, y, len(label) * LETTER_WIDTH, LABEL_HEIGHT))

@@ -48,4 +48,4 @@ class ClassCounts:
         if assignment is None:
             return None
         bound = programs.traffic_bound(instance, result.bound)
-        return programs.checked(instance, assignment, self.objective, result.proven, bound)
+        return programs.checked_solution(instance, assignment, self.objective, result.proven, bound)

@@ -72,12 +72,12 @@ class CountedWorkers:
         node_of = {
             member: node
             for shard, variables in zip(self.types, self.ps, strict=True)
-            for member, node in zip(shard.members, programs.named(values, variables), strict=True)
+            for member, node in zip(shard.members, programs.expanded(values, variables), strict=True)
         }
         return Assignment(
             ps=tuple(node_of[index] for index in range(len(node_of))),
-            workers=tuple(programs.named(values, self.workers)),
-            chief=programs.named(values, self.chief)[0] if self.chief else None,
+            workers=tuple(programs.expanded(values, self.workers)),
+            chief=programs.expanded(values, self.chief)[0] if self.chief else None,
         )
 
 

@@ -29,9 +29,9 @@ __all__ = [
     "UniformCosts",
     "card_s",
     "counted",
-    "misfit",
     "network_s",
     "traffic_bytes",
+    "violation",
 ]
 
 Objective = Literal["traffic", "network"]
@@ -65,7 +65,9 @@ class Instance:
 
     def __post_init__(self) -> None:
         if not self.shards or self.workers < 1:
-            raise BadInputError(f"{len(self.shards)} ps and {self.workers} workers are not a job; give at least 1 of each.")
+            raise BadInputError(
+                f"{len(self.shards)} ps and {self.workers} workers are not a job; give at least 1 of each."
+            )
         if len(self.ps) != len(self.shards):
             raise BadInputError(f"There are {len(self.shards)} shards but {len(self.ps)} ps; give each shard its ps.")
 
@@ -100,9 +102,6 @@ class Solution:
     proven: bool
     bound: float
 
-    def value(self, objective: Objective) -> float:
-        return self.traffic_bytes if objective == "traffic" else self.network_s
-
 
 class Formulation(Protocol):
     """A formulation of the problem, exact for the instances that it accepts."""
@@ -113,8 +112,7 @@ class Formulation(Protocol):
         ...
 
     @property
-    def objective(self) -> Objective:
-        ...
+    def objective(self) -> Objective: ...
 
     def refusal(self, instance: Instance) -> str | None:
         """Why it does not accept the instance, as a clause; None if it does."""
@@ -170,7 +168,7 @@ def counted(names: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-def misfit(instance: Instance, assignment: Assignment) -> str | None:
+def violation(instance: Instance, assignment: Assignment) -> str | None:
     """The violation of Eq. 2-6 by an assignment, such as an overfull machine; None if it is valid."""
     if (len(assignment.ps), len(assignment.workers)) != (len(instance.shards), instance.workers):
         return f"{len(assignment.ps)} ps and {len(assignment.workers)} workers are placed"

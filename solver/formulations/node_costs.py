@@ -55,7 +55,7 @@ class AnyNodeCosts:
         if result.values is None:
             return None
         assignment = program.assignment(result.values)
-        return programs.checked(instance, assignment, self.objective, result.proven, -unit * result.bound)
+        return programs.checked_solution(instance, assignment, self.objective, result.proven, -unit * result.bound)
 
 
 def _add_products(program: CountedWorkers, instance: Instance, unit: float) -> None:

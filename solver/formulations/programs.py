@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver import milp
-from solver.formulations.instance import Instance, Objective, Solution, UniformCosts, misfit, network_s, traffic_bytes
+from solver.formulations.instance import (
+    Instance,
+    Objective,
+    Solution,
+    UniformCosts,
+    network_s,
+    traffic_bytes,
+    violation,
+)
 from solver.nodes import NodeKind
 from solver.placement.fastest import OutOfTimeError
 from solver.placement.naming import Assignment
@@ -129,12 +137,14 @@ def run(program: milp.Milp, deadline: float | None) -> milp.MilpResult:
     return result
 
 
-def named(values: Sequence[int], variables: Mapping[str, int]) -> list[str]:
+def expanded(values: Sequence[int], variables: Mapping[str, int]) -> list[str]:
     """Machines, each repeated by the value of its variable."""
     return [node for node, variable in variables.items() for _ in range(values[variable])]
 
 
-def checked(instance: Instance, assignment: Assignment, objective: Objective, proven: bool, bound: float) -> Solution:
+def checked_solution(
+    instance: Instance, assignment: Assignment, objective: Objective, proven: bool, bound: float
+) -> Solution:
     """Builds the solution of an assignment and validates it.
 
     Args:
@@ -147,7 +157,7 @@ def checked(instance: Instance, assignment: Assignment, objective: Objective, pr
     Raises:
         SolverError: if the assignment violates one of Eq. 2-6: a fault of the solver or of the program.
     """
-    wrong = misfit(instance, assignment)
+    wrong = violation(instance, assignment)
     if wrong is not None:
         raise milp.SolverError(f"The solver's placement is wrong: {wrong}; report this as a bug.")
     traffic, network = traffic_bytes(instance, assignment), network_s(instance, assignment)

@@ -71,4 +71,6 @@ class UnequalShards:
         if result.values is None:
             return None
         bound = programs.traffic_bound(instance, result.bound)
-        return programs.checked(instance, program.assignment(result.values), self.objective, result.proven, bound)
+        return programs.checked_solution(
+            instance, program.assignment(result.values), self.objective, result.proven, bound
+        )

@@ -19,14 +19,14 @@ from solver.jobs.forms import Form
 from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
 from solver.jobs.job import Job
 from solver.jobs.speed import Addition, GainTable
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 
 Counts = tuple[int, int]
 """Workers and parameter servers."""
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedJob:
     """A job with at least its minimum.
 
     Attributes:
@@ -51,30 +51,30 @@ class FormChooser:
     """
 
     def __init__(self) -> None:
-        self._pulls: dict[bytes, float] = {}
+        self._demands: dict[bytes, float] = {}
         self._paths: dict[tuple[Form, int, int], tuple[list[float], list[float]]] = {}
 
-    def ranked(self, job: Job, forms: Sequence[Form]) -> list[Form]:
+    def rank(self, job: Job, forms: Sequence[Form]) -> list[Form]:
         """The forms that can hold the job's minimum, the most promising first."""
         able = [form for form in forms if job.min_workers <= form.most_workers(job)]
         expected = {form: self._expected_s(job, form) for form in able}
         # Among equally good pools the job takes the one with the least demand from others.
-        floor = min(expected.values(), default=0.0) / (1 - TIE)
-        return sorted(able, key=lambda form: (max(expected[form], floor), self._pulls.get(form.pool, 0.0)))
+        floor = min(expected.values(), default=0.0) / (1 - SPEED_TIE_SHARE)
+        return sorted(able, key=lambda form: (max(expected[form], floor), self._demands.get(form.pool, 0.0)))
 
-    def chosen(self, job: Job, form: Form) -> None:
+    def record(self, job: Job, form: Form) -> None:
         """Records the job's form, so that the next jobs expect less there."""
-        self._pulls[form.pool] = self._pulls.get(form.pool, 0.0) + self._pull(job, form)
+        self._demands[form.pool] = self._demands.get(form.pool, 0.0) + self._demand(job, form)
 
     def _expected_s(self, job: Job, form: Form) -> float:
         shares, times = self._path(job, form)
-        pull = self._pull(job, form)
-        expected = pull / (self._pulls.get(form.pool, 0.0) + pull)
+        demand = self._demand(job, form)
+        expected = demand / (self._demands.get(form.pool, 0.0) + demand)
         reached = bisect_right(shares, expected) - 1
         # Below the minimum's share all jobs slow down in proportion, or wait.
         return times[reached] if reached >= 0 else times[0] * shares[0] / expected
 
-    def _pull(self, job: Job, form: Form) -> float:
+    def _demand(self, job: Job, form: Form) -> float:
         _, times = self._path(job, form)
         return math.sqrt(job.weight * job.samples * times[0])
 
@@ -95,7 +95,7 @@ class FormChooser:
 
 
 @dataclass(frozen=True)
-class Growing:
+class GrowableJob:
     """A job that may grow.
 
     Attributes:
@@ -111,8 +111,8 @@ class Growing:
     work: float
 
 
-def grown_by_gain(
-    jobs: Sequence[Growing],
+def grow_by_gain(
+    jobs: Sequence[GrowableJob],
     take: Callable[[int, Amounts], bool],
     left: Callable[[int], Amounts],
 ) -> list[Counts]:
@@ -148,7 +148,7 @@ def grown_by_gain(
     return counts
 
 
-def larger_counts(started: Sequence[Started], free: FreeCapacity) -> list[Counts]:
+def grow_counts(started: Sequence[StartedJob], free: FreeCapacity) -> list[Counts]:
     """Distributes the free resources over the jobs by marginal gain.
 
     Args:
@@ -160,12 +160,12 @@ def larger_counts(started: Sequence[Started], free: FreeCapacity) -> list[Counts
     """
     pools = _Pools(free)
     growing = [
-        Growing(
+        GrowableJob(
             entry.form.table, entry.counts, entry.form.most_workers(entry.job), entry.job.weight * entry.job.samples
         )
         for entry in started
     ]
-    return grown_by_gain(
+    return grow_by_gain(
         growing,
         lambda position, more: pools.take(started[position].form, more),
         lambda position: pools.largest(started[position].form),

@@ -13,11 +13,11 @@ from solver.planner import make_plan
 from solver.request import PlanRequest
 from solver.units import BYTES_PER_S_PER_GBPS, MIB
 
-MOST_JOBS = 20
-MOST_MACHINES = 300
+MAX_EXACT_JOBS = 20
+MAX_EXACT_MACHINES = 300
 """Above these numbers of jobs or machines, exact planning of one after the other takes too long."""
 
-MOST_S = 5.0
+MAX_EXACT_TIME_S = 5.0
 """Time limit per job: partly used machines all differ, so proofs take long; then the best so far is taken."""
 
 
@@ -64,7 +64,7 @@ def plan_exactly(
         job.profile,
         dataclasses.replace(cluster, nodes=tuple(nodes), pairs=()),
         max_workers=job.max_workers,
-        time_limit_s=min(time_limit_s, MOST_S),
+        time_limit_s=min(time_limit_s, MAX_EXACT_TIME_S),
         max_gpus_per_worker=max(1, gpus_per_worker),
     )
     try:

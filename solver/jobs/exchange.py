@@ -10,9 +10,9 @@ from solver.jobs.forms import Form
 from solver.jobs.job import Job
 from solver.jobs.one_job import OneJob
 from solver.jobs.packing import Packer, Placement
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 
-MOST_JOBS = 12
+MAX_EXCHANGE_JOBS = 12
 """Maximum number of jobs: with more there are too many pairs, and gains of a pair average out."""
 
 
@@ -22,7 +22,7 @@ def exchange(
     placements: dict[int, Placement],
     packer: Packer,
     one_job: OneJob,
-    is_late: Callable[[], bool],
+    is_time_over: Callable[[], bool],
 ) -> bool:
     """Removes two jobs, places the first in every way it might grow and the second as fast as then possible.
 
@@ -32,7 +32,7 @@ def exchange(
         placements: their placements; updated with better ones.
         packer: reserves resources.
         one_job: places the second job.
-        is_late: whether to stop.
+        is_time_over: whether to stop.
 
     Returns:
         Whether any pair improved.
@@ -41,12 +41,12 @@ def exchange(
     ways = {index: _ways(jobs[index], forms[index]) for index in placements}
     alone = {index: min(_least_s(jobs[index], form) for form in forms[index]) for index in placements}
     for first, second in itertools.permutations(sorted(placements), 2):
-        if is_late():
+        if is_time_over():
             break
         old = placements[first], placements[second]
         packer.release(old[0])
         packer.release(old[1])
-        least = (1 - TIE) * sum(
+        least = (1 - SPEED_TIE_SHARE) * sum(
             _weighted_s(jobs[index], placement) for index, placement in zip((first, second), old, strict=True)
         )
         best = old
@@ -58,7 +58,7 @@ def exchange(
                 continue
             spent = _weighted_s(jobs[first], one)
             if spent < least:
-                one_job.forget()
+                one_job.clear_failures()
                 floor = jobs[second].weight * jobs[second].samples / (least - spent)
                 other = one_job.fastest(jobs[second], forms[second], floor)
                 if other is not None:

@@ -25,7 +25,7 @@ from solver.resources import CPU_STEP, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import useful_ps_count
 
-MOST_WORKERS = 1024
+MAX_TABLE_WORKERS = 1024
 """Maximum workers of a job, unless its minimum is larger: the width of the tables."""
 
 HostCounts = tuple[int, int, int]
@@ -186,13 +186,13 @@ class FormCatalogue:
         helpers = scenario.sizes.helper_cpus * (1 if scenario.sizes.chief is None else 2)
         if not gpus:
             parts = {(kind.cpus, 2**power) for kind in pool for power in range(int(kind.cpus).bit_length() or 1)}
-            shares = {_quarters((cpus - beside) / count) for cpus, count in parts for beside in (0.0, helpers)}
+            shares = {_round_down_cpus((cpus - beside) / count) for cpus, count in parts for beside in (0.0, helpers)}
             return [WorkerShape(0, share) for share in sorted(shares, reverse=True)]
         each = set()
         for kind in pool:
             # Where CPUs are scarce, the rest beside the helpers is divided evenly.
             feeding, _ = cpus_per_gpu(scenario.profile, self._hardware, kind)
-            each.add(min(feeding, _quarters((kind.cpus - helpers) / kind.gpus)))
+            each.add(min(feeding, _round_down_cpus((kind.cpus - helpers) / kind.gpus)))
         return [WorkerShape(gpus, cpus * gpus) for cpus in dict.fromkeys((min(each), max(each)))]
 
     def _form(
@@ -214,10 +214,10 @@ class FormCatalogue:
         yield Form(scenario, shape, gpu_model, usable, needs, table)
 
 
-def _quarters(cpus: float) -> float:
+def _round_down_cpus(cpus: float) -> float:
     """Rounds a worker's CPUs down to a multiple of the step, at least one step."""
     return max(CPU_STEP, math.floor(cpus / CPU_STEP + 1e-9) * CPU_STEP)
 
 
 def _limit(job: Job) -> int:
-    return max(job.min_workers, min(job.max_workers or MOST_WORKERS, MOST_WORKERS))
+    return max(job.min_workers, min(job.max_workers or MAX_TABLE_WORKERS, MAX_TABLE_WORKERS))

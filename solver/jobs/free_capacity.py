@@ -20,9 +20,9 @@ from solver.resources import TaskResources
 Amounts = tuple[int, int, int, int]
 """Thousandths of a CPU, MiB of memory, MiB of disk, GPUs."""
 NOTHING: Amounts = (0, 0, 0, 0)
-_FIRST_ROWS = 16
+_INITIAL_ROWS = 16
 _UNLIMITED = 2**62
-_MOST_CPUS, _MOST_MEMORY = 2**24 - 1, 2**30 - 1
+_MAX_CPU_MILLIS, _MAX_MEM_MIB = 2**24 - 1, 2**30 - 1
 """Caps for the sort key of machines, in thousandths of a CPU and MiB; both fit one integer with GPUs."""
 
 
@@ -67,7 +67,7 @@ class FreeCapacity:
     """Free resources of every machine.
 
     Machines are numbered from 0, kind by kind. A row's number refers to another class of machines once its last machine
-    has left: do not keep row numbers across `take` and `give`.
+    has left: do not keep row numbers across `reserve` and `release`.
 
     Attributes:
         kinds: the machines by their resources when empty.
@@ -84,8 +84,8 @@ class FreeCapacity:
         models = {(kind.gpus > 0, kind.gpu_model): None for kind in kinds}
         numbers = {model: number for number, model in enumerate(models)}
         self._block_of_kind = [numbers[kind.gpus > 0, kind.gpu_model] for kind in kinds]
-        self._blocks = [_Block(number * _FIRST_ROWS, _FIRST_ROWS) for number in range(len(models))]
-        rows = len(models) * _FIRST_ROWS
+        self._blocks = [_Block(number * _INITIAL_ROWS, _INITIAL_ROWS) for number in range(len(models))]
+        rows = len(models) * _INITIAL_ROWS
         self._free: NDArray[np.int64] = np.zeros((4, rows), dtype=np.int64)
         self._kind: NDArray[np.intp] = np.zeros(rows, dtype=np.intp)
         self._count: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
@@ -177,11 +177,11 @@ class FreeCapacity:
         cpus, memory, disk, gpus = (self._free @ counted).tolist()
         return cpus, memory, disk, gpus
 
-    def take(self, machine: int, need: Amounts) -> None:
+    def reserve(self, machine: int, need: Amounts) -> None:
         """Reserves resources on a machine that has them."""
         self._move(machine, need, -1)
 
-    def give(self, machine: int, need: Amounts) -> None:
+    def release(self, machine: int, need: Amounts) -> None:
         """Releases reserved resources."""
         self._move(machine, need, 1)
 
@@ -216,7 +216,7 @@ class FreeCapacity:
         self._kind[row] = key[0]
         self._free[:, row] = key[1]
         cpus, memory, _, gpus = key[1]
-        self._fullness[row] = gpus << 54 | min(cpus, _MOST_CPUS) << 30 | min(memory, _MOST_MEMORY)
+        self._fullness[row] = gpus << 54 | min(cpus, _MAX_CPU_MILLIS) << 30 | min(memory, _MAX_MEM_MIB)
         return row
 
     def _grow(self, number: int) -> None:

@@ -11,7 +11,7 @@ from solver.jobs.forms import Form
 from solver.jobs.free_capacity import FreeCapacity
 from solver.jobs.job import Job
 from solver.jobs.packing import Packer, Placement
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class OneJob:
         self._room: dict[Form, int] = {}
         self._too_many: dict[Form, int] = {}
 
-    def forget(self) -> None:
+    def clear_failures(self) -> None:
         """Clears known failures; call it when resources are released, as failed requests may fit now."""
         self._room.clear()
         self._too_many.clear()
@@ -68,7 +68,7 @@ class OneJob:
             most = max(job.min_workers, min(most, self._room.get(form, most)))
             if floor * form.table.least_s_per_sample(job.min_workers, most) >= 1:
                 continue
-            counts = form.table.fastest(job.min_workers, most, self._free.total(form.usable), TIE)
+            counts = form.table.fastest(job.min_workers, most, self._free.total(form.usable), SPEED_TIE_SHARE)
             # If not even the minimum fits the sum, parameter server and chief may fit elsewhere.
             counts = counts or (job.min_workers, 1)
             offers.append((1 / form.table.s_per_sample(*counts), form, counts))

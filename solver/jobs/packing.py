@@ -70,16 +70,16 @@ class Packer:
         self._domain_of_kind: NDArray[np.intp] = np.array(
             [numbers[kind.rack, kind.network_bytes_per_s] for kind in free.kinds]
         )
-        self._several: dict[bytes, bool] = {}
+        self._pool_is_split: dict[bytes, bool] = {}
 
     def place(self, form: Form, workers: int, ps: int) -> Placement | None:
         """Places these tasks and reserves their resources; None, with nothing reserved, if they do not fit.
 
         With one ps, None is exact: there is no room in any arrangement.
         """
-        hosts = self._evenly(form, workers, ps)
+        hosts = self._place_evenly(form, workers, ps)
         if hosts is None:
-            hosts = self._unevenly(form, workers, ps).hosts
+            hosts = self._place_unevenly(form, workers, ps).hosts
         return None if hosts is None else self._placement(form, workers, ps, hosts)
 
     def place_most(self, form: Form, workers: int, ps: int, at_least: int) -> Placement | None:
@@ -92,10 +92,10 @@ class Packer:
             at_least: minimum workers.
         """
         while True:
-            hosts = self._evenly(form, workers, ps)
+            hosts = self._place_evenly(form, workers, ps)
             room = workers
             if hosts is None:
-                hosts, room = self._unevenly(form, workers, ps)
+                hosts, room = self._place_unevenly(form, workers, ps)
             if hosts is not None:
                 return self._placement(form, workers, ps, hosts)
             if room >= at_least:
@@ -112,29 +112,29 @@ class Packer:
     def release(self, placement: Placement) -> None:
         """Releases the resources of a placement."""
         for host in placement.hosts:
-            self._free.give(host.machine, placement.need(host))
+            self._free.release(host.machine, placement.need(host))
 
     def restore(self, placement: Placement) -> None:
         """Reserves the resources of a released placement again."""
         for host in placement.hosts:
-            self._free.take(host.machine, placement.need(host))
+            self._free.reserve(host.machine, placement.need(host))
 
     def _placement(self, form: Form, workers: int, ps: int, hosts: Sequence[Host]) -> Placement:
         kinds = self._free.kind_of
         evaluation = form.evaluate([(kinds[host.machine], host.workers, host.ps) for host in hosts])
         return Placement(form, workers, ps, tuple(hosts), evaluation.samples_per_s, evaluation.step_time.total)
 
-    def _evenly(self, form: Form, workers: int, ps: int) -> list[Host] | None:
+    def _place_evenly(self, form: Form, workers: int, ps: int) -> list[Host] | None:
         for spread in form.spreads(workers, ps):
             chosen = self._choose(form, spread)
             if chosen is None:
                 continue
             for host in chosen:
-                self._free.take(host.machine, _need(form, ps, host))
+                self._free.reserve(host.machine, _need(form, ps, host))
             hosts = self._with_chief(form, chosen)
             if hosts is not None:
                 return hosts
-            self._give_back(form, ps, chosen)
+            self._release_hosts(form, ps, chosen)
         return None
 
     def _choose(self, form: Form, spread: Spread) -> list[Host] | None:
@@ -168,9 +168,9 @@ class Packer:
 
     def _in_several_domains(self, form: Form) -> bool:
         """Whether the form's machines differ in rack or network card."""
-        if form.pool not in self._several:
-            self._several[form.pool] = len(np.unique(self._domain_of_kind[form.usable])) > 1
-        return self._several[form.pool]
+        if form.pool not in self._pool_is_split:
+            self._pool_is_split[form.pool] = len(np.unique(self._domain_of_kind[form.usable])) > 1
+        return self._pool_is_split[form.pool]
 
     def _with_chief(self, form: Form, hosts: list[Host]) -> list[Host] | None:
         """Places the chief, if any: on a machine of the job, the emptiest first, else on any."""
@@ -180,15 +180,15 @@ class Packer:
         for index in range(len(hosts) - 1, -1, -1):
             machine = hosts[index].machine
             if all(have >= need for have, need in zip(self._free.free_on(machine), chief, strict=True)):
-                self._free.take(machine, chief)
+                self._free.reserve(machine, chief)
                 return [*hosts[:index], hosts[index]._replace(chief=1), *hosts[index + 1 :]]
         for row in self._free.fullest_first(self._free.holding(chief, self._free.anywhere)):
             machine = next(self._free.machines(row, 1))
-            self._free.take(machine, chief)
+            self._free.reserve(machine, chief)
             return [*hosts, Host(machine, 0, 0, 1)]
         return None
 
-    def _unevenly(self, form: Form, workers: int, ps: int) -> _Filled:
+    def _place_unevenly(self, form: Form, workers: int, ps: int) -> _Filled:
         """Places ps and chief where they cost least room for workers, then workers where most fit.
 
         With one ps and a chief this finds a placement if there is one: the best two machines are the cheapest for each,
@@ -215,7 +215,7 @@ class Packer:
         def add(machines: Iterable[int], tasks: Host) -> None:
             need = _need(form, ps, tasks)
             for machine in machines:
-                self._free.take(machine, need)
+                self._free.reserve(machine, need)
                 old = taken.get(machine, Host(machine, 0, 0, 0))
                 taken[machine] = Host(machine, old.workers + tasks.workers, old.ps + tasks.ps, old.chief + tasks.chief)
 
@@ -226,7 +226,7 @@ class Packer:
                 add(cheapest, helper)
                 count -= len(cheapest)
                 if not cheapest:
-                    self._give_back(form, ps, taken.values())
+                    self._release_hosts(form, ps, taken.values())
                     return _Filled(None, 0)
         rooms = self._free.capacity(form.needs.worker, form.usable)
         rows = np.flatnonzero(rooms > 0)
@@ -242,7 +242,7 @@ class Packer:
                 left = 0
             if not left:
                 return _Filled(list(taken.values()), workers)
-        self._give_back(form, ps, taken.values())
+        self._release_hosts(form, ps, taken.values())
         return _Filled(None, workers - left)
 
     def _cheapest(self, form: Form, helper: Amounts, count: int) -> list[int]:
@@ -258,9 +258,9 @@ class Packer:
                 break
         return machines
 
-    def _give_back(self, form: Form, ps: int, hosts: Iterable[Host]) -> None:
+    def _release_hosts(self, form: Form, ps: int, hosts: Iterable[Host]) -> None:
         for host in hosts:
-            self._free.give(host.machine, _need(form, ps, host))
+            self._free.release(host.machine, _need(form, ps, host))
 
 
 def _need(form: Form, ps: int, host: Host) -> Amounts:

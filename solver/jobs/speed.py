@@ -22,7 +22,7 @@ from solver.rate_arrays import PlacementArrays, link_ceilings, total_rates
 from solver.shards import Shards
 from solver.step_time import StepModel
 
-WORTH = 1e-4
+MIN_TIME_SAVED_SHARE = 1e-4
 """Minimum share of a job's time that additional tasks must save to be worth their start."""
 
 Ints = NDArray[np.int64]
@@ -173,7 +173,7 @@ class GainTable:
         saved = times[0, 0] - times
         shares = np.maximum((more / self._total).max(axis=-1), 1e-12)
         rates = saved / shares
-        rates[saved <= WORTH * times[0, 0]] = -np.inf
+        rates[saved <= MIN_TIME_SAVED_SHARE * times[0, 0]] = -np.inf
         if left is not None:
             rates[(more > np.array(left)).any(axis=-1)] = -np.inf
         row, column = np.unravel_index(int(rates.argmax()), rates.shape)
@@ -207,9 +207,9 @@ class SpeedTable(GainTable):
             total: resources of all machines that the job may use.
         """
         ps = len(needs.ps)
-        dealt = [shards(count) for count in range(1, ps + 1)]
-        largest = np.array([each.sizes[0] for each in dealt], dtype=np.float64)[:, None]
-        update_s = np.array([model.update_s(model.load(each), 1) for each in dealt])[:, None]
+        distributed = [shards(count) for count in range(1, ps + 1)]
+        largest = np.array([each.sizes[0] for each in distributed], dtype=np.float64)[:, None]
+        update_s = np.array([model.update_s(model.load(each), 1) for each in distributed])[:, None]
         w, p = np.arange(1, max_workers + 1)[None, :], np.arange(1, ps + 1)[:, None]
         machines = _fewest(w, p, np.array(needs.worker), np.array(needs.ps)[:, None, :], kind)
         super().__init__(_s_per_sample(model, kind, w, p, machines, largest, update_s), needs, total)

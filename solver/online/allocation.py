@@ -10,12 +10,12 @@ import numpy as np
 
 from dike.exceptions import BadInputError
 from solver.calibration.nnls import Floats
-from solver.jobs.allocation import Counts, Growing, grown_by_gain
+from solver.jobs.allocation import Counts, GrowableJob, grow_by_gain
 from solver.jobs.free_capacity import NOTHING, Amounts
 from solver.jobs.job import check_names
 from solver.jobs.speed import GainTable, Ints, TaskNeeds
 
-YOUNG_DISCOUNT = 0.95
+YOUNG_GAIN_FACTOR = 0.95
 """Factor on the gains of young jobs, whose predictions are the least certain (Optimus, section 4.1)."""
 
 NO_LIMITS: Mapping[str, float] = {}
@@ -102,7 +102,7 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
         job, table = jobs[position], tables[position]
         if position not in counts and job.min_workers <= table.max_workers:
             need = table.needs(job.min_workers, job.min_ps)
-            if account.may_begin(job.user, need):
+            if account.may_start(job.user, need):
                 account.take(job.user, need)
                 counts[position] = job.min_workers, job.min_ps
     started = sorted(counts)
@@ -114,15 +114,15 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
         account.take(user, np.array(more))
         return True
 
-    def what_is_left(at: int) -> Amounts:
+    def available(at: int) -> Amounts:
         cpus, memory, disk, gpus = account.left_for(jobs[started[at]].user).tolist()
         return cpus, memory, disk, gpus
 
     growing = [
-        Growing(tables[position], counts[position], tables[position].max_workers, _work(jobs[position]))
+        GrowableJob(tables[position], counts[position], tables[position].max_workers, _work(jobs[position]))
         for position in started
     ]
-    grown = grown_by_gain(growing, take, what_is_left)
+    grown = grow_by_gain(growing, take, available)
     return {jobs[position].name: of_job for position, of_job in zip(started, grown, strict=True)}
 
 
@@ -151,7 +151,7 @@ class _Account:
         """Whether the user may get that much more; remaining resources may be negative where `more` is 0."""
         return bool(((more <= self.left_for(user)) | (more <= 0)).all())
 
-    def may_begin(self, user: str, need: Ints) -> bool:
+    def may_start(self, user: str, need: Ints) -> bool:
         """Whether a job of the user may start with that."""
         if user not in self._held:
             return bool(((need <= self._left) | (need <= 0)).all())
@@ -165,7 +165,7 @@ class _Account:
 
 def _work(job: OnlineJob) -> float:
     """Value of saving a second for each of its samples."""
-    return job.weight * job.samples_left * (YOUNG_DISCOUNT if job.young else 1.0)
+    return job.weight * job.samples_left * (YOUNG_GAIN_FACTOR if job.young else 1.0)
 
 
 def _table(job: OnlineJob, total: Amounts) -> GainTable:

@@ -21,19 +21,19 @@ from dike.exceptions import BadInputError
 from solver.calibration.nnls import Floats, nnls_of_two
 from solver.online.loss_points import LossPoints
 
-LEAST_POINTS = 10
+MIN_POINTS = 10
 """Minimum points for a curve."""
-OLDER = 2 / 3
+OLDER_SHARE = 2 / 3
 """Share of the points, the older ones, that must predict the others."""
-BLOCKS = 5
+JACKKNIFE_BLOCKS = 5
 """Blocks of points for the jackknife."""
-NOISES = 2.5
+MAX_NOISE_MULTIPLE = 2.5
 """Maximum error of a curve, in multiples of the losses' noise, or ..."""
-OFF = 0.1
+MAX_FALL_ERROR = 0.1
 """... as a share of the fall that it explains."""
-DOUBT = 0.5
+MAX_STANDARD_ERROR = 0.5
 """Maximum standard error of a prediction, as a share of all steps, past and remaining."""
-LEAST_INVERSE = 1e-6
+MIN_INVERSE_LOSS = 1e-6
 """Minimum of 1 / loss, in units of the largest loss: higher curves are as wrong as infinite ones."""
 _GRID = 12
 _ROUNDS = 4
@@ -131,17 +131,17 @@ class ConvergenceModel:
             return _unknown(reason)
         drift, drift_error = fit.drift()
         relevant = self._threshold / 2 * float(fit.losses[-1]) / self._epoch_steps
-        if abs(drift) > max(NOISES * drift_error, relevant):
+        if abs(drift) > max(MAX_NOISE_MULTIPLE * drift_error, relevant):
             return _unknown("Its newest losses fall faster or more slowly than the older ones predict.")
         flat = np.array([curve.flat_from(self._epoch_steps, self._threshold) for curve in fit.curves])
         whole, parts, older = flat[0], flat[1:-1], flat[-1]
         # The jackknife (Efron and Stein, 1981), over blocks: neighbouring losses are not independent. Errors of the
         # model itself show in the change of the prediction with the newest losses.
-        scatter = math.sqrt((BLOCKS - 1) / BLOCKS * float(((parts - parts.mean()) ** 2).sum()))
+        scatter = math.sqrt((JACKKNIFE_BLOCKS - 1) / JACKKNIFE_BLOCKS * float(((parts - parts.mean()) ** 2).sum()))
         error = max(scatter, abs(float(whole - older)))
         end = float(whole) + self._patience * self._epoch_steps
         now = self._points.last_step or 0
-        if error > DOUBT * max(end, now):
+        if error > MAX_STANDARD_ERROR * max(end, now):
             return _unknown("Its losses do not determine the end.")
         return StepsLeft(max(0.0, end - now), error, known=True)
 
@@ -170,12 +170,12 @@ class _Fit:
     def to(cls, points: LossPoints) -> _Fit | None:
         """Fits the curves; None if there are too few points or negative losses."""
         steps, losses = points.arrays()
-        if len(steps) < LEAST_POINTS or losses.min() < 0 or losses.max() == 0:
+        if len(steps) < MIN_POINTS or losses.min() < 0 or losses.max() == 0:
             return None
         count = len(steps)
-        part = np.arange(count) * BLOCKS // count
-        older = np.arange(count) < round(OLDER * count)
-        chosen = np.stack([np.ones(count, dtype=bool), *(part != left for left in range(BLOCKS)), older])
+        part = np.arange(count) * JACKKNIFE_BLOCKS // count
+        older = np.arange(count) < round(OLDER_SHARE * count)
+        chosen = np.stack([np.ones(count, dtype=bool), *(part != left for left in range(JACKKNIFE_BLOCKS)), older])
         return cls(_curves(steps, losses, chosen.astype(np.float64)), steps, losses)
 
     def misfit(self) -> str:
@@ -183,12 +183,12 @@ class _Fit:
         whole, older = self.curves[0], self.curves[-1]
         noise = _noise(self.losses)
         fall = whole.loss(float(self.steps[0])) - whole.loss(float(self.steps[-1]))
-        if fall <= NOISES * noise:
+        if fall <= MAX_NOISE_MULTIPLE * noise:
             return "Its loss does not fall yet."
-        steps, losses = (values[round(OLDER * len(values)) :] for values in (self.steps, self.losses))
+        steps, losses = (values[round(OLDER_SHARE * len(values)) :] for values in (self.steps, self.losses))
         # A high first loss alone must not make the newest ones seem close.
-        allowed = max(NOISES * noise, OFF * min(fall, float(losses.mean())))
-        if _rms(whole.loss(self.steps) - self.losses) > max(NOISES * noise, OFF * fall):
+        allowed = max(MAX_NOISE_MULTIPLE * noise, MAX_FALL_ERROR * min(fall, float(losses.mean())))
+        if _rms(whole.loss(self.steps) - self.losses) > max(MAX_NOISE_MULTIPLE * noise, MAX_FALL_ERROR * fall):
             return "Its loss does not fall as 1 / steps."
         if max(_rms(curve.loss(steps) - losses) for curve in (whole, older)) > allowed:
             return "Its newest losses differ from what the older ones predict."
@@ -196,7 +196,7 @@ class _Fit:
 
     def drift(self) -> tuple[float, float]:
         """Slope of the newest losses relative to the curve, and its standard error."""
-        steps, losses = (values[round(OLDER * len(values)) :] for values in (self.steps, self.losses))
+        steps, losses = (values[round(OLDER_SHARE * len(values)) :] for values in (self.steps, self.losses))
         away = steps - steps.mean()
         spread = float(away @ away)
         return float(away @ (losses - self.curves[0].loss(steps))) / spread, _noise(self.losses) / math.sqrt(spread)
@@ -230,7 +230,7 @@ def _curves(steps: Floats, losses: Floats, weights: Floats) -> tuple[LossCurve, 
         above = loss - floors[..., None]
         on = weights[:, None, :]
         b0, b1 = nnls_of_two(on * above**2 * k, on * above**2, on * above)
-        curve = np.maximum(b0[..., None] * k + b1[..., None], LEAST_INVERSE)
+        curve = np.maximum(b0[..., None] * k + b1[..., None], MIN_INVERSE_LOSS)
         errors = (on * (1 / curve + floors[..., None] - loss) ** 2).sum(axis=-1)
         best = errors.argmin(axis=1)
         low, high = (floors[rows, np.clip(best + side, 0, _GRID - 1)] for side in (-1, 1))

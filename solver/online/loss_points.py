@@ -11,7 +11,7 @@ from solver.calibration.nnls import Floats
 
 NEIGHBOURS = 3
 """Number of losses before and after one that it is compared with."""
-MOST_POINTS = 128
+MAX_POINTS = 128
 """Maximum points; beyond it neighbours are merged, so a fit costs the same after 10^6 steps as after 1000."""
 
 
@@ -49,10 +49,10 @@ class LossPoints:
         self._recent.append((step, loss))
         # A loss is checked once it has later neighbours; the first ones have no earlier ones.
         if len(self._recent) == 2 * NEIGHBOURS + 1:
-            self._keep(self._recent[NEIGHBOURS][0], self._judged(NEIGHBOURS))
+            self._keep(self._recent[NEIGHBOURS][0], self._smoothed(NEIGHBOURS))
         elif len(self._recent) > NEIGHBOURS:
             position = len(self._recent) - NEIGHBOURS - 1
-            self._keep(self._recent[position][0], self._judged(position))
+            self._keep(self._recent[position][0], self._smoothed(position))
 
     def arrays(self) -> tuple[Floats, Floats]:
         """Mean step and mean loss of each interval, in the order of steps.
@@ -62,7 +62,7 @@ class LossPoints:
         counts, steps, losses = np.array([self._stretches[key] for key in sorted(self._stretches)]).reshape(-1, 3).T
         return steps / counts, losses / counts
 
-    def _judged(self, position: int) -> float:
+    def _smoothed(self, position: int) -> float:
         """The loss at `position`, or its neighbours' mean if it is an outlier."""
         losses = [loss for _, loss in self._recent]
         before = losses[max(0, position - NEIGHBOURS) : position]
@@ -74,7 +74,7 @@ class LossPoints:
 
     def _keep(self, step: int, loss: float) -> None:
         key = max(0, step - self._origin) // self._width
-        while key >= MOST_POINTS:
+        while key >= MAX_POINTS:
             merged: dict[int, tuple[int, float, float]] = {}
             for old, (count, steps, losses) in self._stretches.items():
                 other = merged.get(old // 2, (0, 0.0, 0.0))

@@ -26,14 +26,14 @@ Speed = Callable[[int, int], float]
 Counts = tuple[int, int]
 """Workers and parameter servers."""
 
-REMEMBERED = 16
+MAX_OBSERVATIONS = 16
 """Number of newest observations kept for each pair of counts; their median is used."""
 PRIOR_ERROR = 0.3
-NOISE = 0.05
+MEASUREMENT_ERROR = 0.05
 """Relative errors of the prior and of an observation: their relative weights."""
-LEAST_INFORMATION = 1e-3
+INITIAL_INFORMATION = 1e-3
 """Initial information about the factors; small, so that each sample run determines another one."""
-ANCHORS = 5
+ANCHOR_COUNTS = 5
 """Numbers of workers, and of parameter servers, at which the prior is fitted."""
 
 
@@ -82,7 +82,7 @@ class SpeedModel:
         if max_workers < 1 or max_ps < 1:
             raise BadInputError(f"'max_workers' is {max_workers} and 'max_ps' is {max_ps}; both must be at least 1.")
         speeds = np.array(
-            [[prior(workers, ps) for workers in _to(max_workers)] for ps in _to(max_ps)], dtype=np.float64
+            [[prior(workers, ps) for workers in _one_to(max_workers)] for ps in _one_to(max_ps)], dtype=np.float64
         )
         known = np.isfinite(speeds) & (speeds > 0)
         if not known.any():
@@ -93,9 +93,9 @@ class SpeedModel:
         self._anchors, anchor_s = self.terms[anchors], 1 / speeds[anchors]
         fitted = self.terms @ _fit(self._anchors, anchor_s, np.ones(len(anchor_s)))
         # Effects that the model cannot express, such as the start of a second machine, stay as in the prior.
-        self._beside_form = np.divide(1 / fitted, speeds, out=np.ones_like(speeds), where=known)
+        self._prior_over_model = np.divide(1 / fitted, speeds, out=np.ones_like(speeds), where=known)
         self._anchor_s = fitted[anchors]
-        self._prior_s = fitted * self._beside_form
+        self._prior_s = fitted * self._prior_over_model
         self._observed: dict[Counts, deque[float]] = {}
         self._table: Floats | None = None
 
@@ -106,8 +106,8 @@ class SpeedModel:
             BadInputError: if the counts are out of range, or the speed is not above 0 and finite.
         """
         self._check(workers, ps)
-        newest = self._observed.setdefault((workers, ps), deque(maxlen=REMEMBERED))
-        newest.append(_above_0(samples_per_s))
+        newest = self._observed.setdefault((workers, ps), deque(maxlen=MAX_OBSERVATIONS))
+        newest.append(_check_speed(samples_per_s))
         self._table = None
 
     def samples_per_s(self, workers: int, ps: int) -> float:
@@ -131,13 +131,13 @@ class SpeedModel:
             return self._prior_s
         at = tuple(np.array([(ps - 1, workers - 1) for workers, ps in self._observed]).T)
         seconds = np.array([1 / float(np.median(newest)) for newest in self._observed.values()])
-        observed = seconds / self._beside_form[at]
+        observed = seconds / self._prior_over_model[at]
         # The main error of the prior is a common factor: the hardware is faster or slower than assumed.
         scale = float(np.exp(np.median(np.log(seconds / self._prior_s[at]))))
         rows = np.concatenate([self.terms[at], self._anchors])
         target = np.concatenate([observed, scale * self._anchor_s])
-        trust = np.concatenate([np.ones(len(observed)), np.full(len(self._anchors), NOISE / PRIOR_ERROR)])
-        predicted: Floats = self._beside_form * (self.terms @ _fit(rows, target, trust))
+        trust = np.concatenate([np.ones(len(observed)), np.full(len(self._anchors), MEASUREMENT_ERROR / PRIOR_ERROR)])
+        predicted: Floats = self._prior_over_model * (self.terms @ _fit(rows, target, trust))
         return predicted
 
     def _check(self, workers: int, ps: int) -> None:
@@ -167,7 +167,7 @@ def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list
     rows = (model.terms[:, min_workers - 1 :] * table[..., None]).reshape(table.size, -1)
     rows = rows / rows.max(axis=0)
     together = rows.T @ rows
-    covariance = np.eye(rows.shape[1]) / LEAST_INFORMATION
+    covariance = np.eye(rows.shape[1]) / INITIAL_INFORMATION
     chosen: list[int] = []
     for _ in range(min(runs, len(rows))):
         # Reduction of the total variance by each row (Sherman and Morrison, 1950).
@@ -182,14 +182,16 @@ def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list
     return sorted(counts, key=lambda pair: (sum(pair), pair))
 
 
-def _to(most: int) -> range:
+def _one_to(most: int) -> range:
     return range(1, most + 1)
 
 
 def _anchors(known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Counts at which the prior is sampled: the smallest, the largest, and a geometric series between them."""
     chosen = np.zeros_like(known)
-    chosen[np.ix_(*([round(number) - 1 for number in np.geomspace(1, most, ANCHORS)] for most in known.shape))] = True
+    chosen[
+        np.ix_(*([round(number) - 1 for number in np.geomspace(1, most, ANCHOR_COUNTS)] for most in known.shape))
+    ] = True
     return chosen & known if (chosen & known).any() else known
 
 
@@ -198,7 +200,7 @@ def _fit(terms: Floats, seconds: Floats, trust: Floats) -> Floats:
     return nnls(terms * (trust / seconds)[:, None], trust)
 
 
-def _above_0(samples_per_s: float) -> float:
+def _check_speed(samples_per_s: float) -> float:
     if not 0 < samples_per_s < math.inf:
         raise BadInputError(f"A speed is {samples_per_s:g} samples/s; it must be above 0 and finite.")
     return samples_per_s

@@ -12,9 +12,9 @@ from solver.nodes import NodeKind
 from solver.options.space import OptionRange, OptionSpace, Pruning, ways_to_mix
 from solver.resources import CPU_STEP, TaskSizes, WorkerShape
 
-RATIO_STEP = 0.5
+CPUS_PER_GPU_STEP = 0.5
 """Step between CPUs per GPU that are tried."""
-MOST_HELPERS = 9
+MAX_HELPERS = 9
 """Maximum ps and chiefs that share a machine's scarce CPUs with its workers."""
 MAX_BRANCHES = 4.0
 """Maximum CPUs per GPU for starting operations of parallel branches."""
@@ -84,7 +84,9 @@ def _gpu_shapes(
         low = min(low, share)
         lows.append(min(low, *short, low))
         highs.append(high)
-        ratios = {low + step * RATIO_STEP for step in range(int((high - low) / RATIO_STEP) + 1)} | {min(share, high)}
+        ratios = {low + step * CPUS_PER_GPU_STEP for step in range(int((high - low) / CPUS_PER_GPU_STEP) + 1)} | {
+            min(share, high)
+        }
         ratios |= short
         gpus = 1
         while gpus <= kind.gpus:
@@ -96,7 +98,7 @@ def _gpu_shapes(
 
 def _shares(kind: NodeKind, sizes: TaskSizes) -> set[float]:
     """CPUs for each GPU in use, beside up to `MAX_HELPERS` helpers."""
-    free = [kind.cpus - count * sizes.helper_cpus for count in range(MOST_HELPERS + 1)]
+    free = [kind.cpus - count * sizes.helper_cpus for count in range(MAX_HELPERS + 1)]
     shares = {_round_down(cpus / gpus) for cpus in free for gpus in range(1, kind.gpus + 1)}
     return {share for share in shares if share >= CPU_STEP}
 

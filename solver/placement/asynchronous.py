@@ -19,7 +19,7 @@ SLACK = 1e-7
 """Relative; a rate is the best if one higher by this is infeasible, and is kept to within this afterwards."""
 
 
-def most_steps(
+def fastest_counts(
     problem: PlacementProblem, deadline: float | None = None, at_least: float = 0.0
 ) -> tuple[Counts | None, float]:
     """Finds the placement with the most steps/s.
@@ -36,7 +36,7 @@ def most_steps(
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
     best: Counts | None = None
-    low, high = 0.0, problem.shared.most_steps
+    low, high = 0.0, problem.shared.max_steps_per_s
     if at_least > high:
         return None, 0.0
     at, halve = at_least, False
@@ -67,12 +67,12 @@ def can_make_steps(problem: PlacementProblem, steps_per_s: float, deadline: floa
     Raises:
         OutOfTimeError: if the deadline passed before the result was proven.
     """
-    if steps_per_s > problem.shared.most_steps:
+    if steps_per_s > problem.shared.max_steps_per_s:
         return False
-    return proven_counts(problem, NO_LIMITS, _nothing, deadline=deadline, steps=keep_up(steps_per_s)) is not None
+    return proven_counts(problem, NO_LIMITS, _nothing, deadline=deadline, steps=required_steps(steps_per_s)) is not None
 
 
-def keep_up(steps_per_s: float) -> Steps:
+def required_steps(steps_per_s: float) -> Steps:
     """Requires that the steps of all workers add up to that rate."""
     return Steps(steps_per_s, reaches=(Reach(lambda state: 1 / steps_per_s, 1.0),))
 

@@ -175,14 +175,16 @@ def solve_counts(
     if result.values is None:
         return Counts(None, result.proven)
     placed = result.values[: len(states)]
-    near = result.values[len(states) : 2 * len(states)] or _dealt(problem, allowed, placed, values)
+    near = result.values[len(states) : 2 * len(states)] or _distribute_workers(problem, allowed, placed, values)
     groups: list[Group] = []
     for index, state in enumerate(states):
         groups += _spread(state, placed[index], near[index])
     return Counts(tuple(groups), result.proven, result.bound)
 
 
-def _dealt(problem: PlacementProblem, allowed: Allowed, machines: Sequence[int], values: Sequence[float]) -> list[int]:
+def _distribute_workers(
+    problem: PlacementProblem, allowed: Allowed, machines: Sequence[int], values: Sequence[float]
+) -> list[int]:
     """Distributes the workers over the machines: the minimum to each, the rest by value."""
     workers = [count * fewest for count, (_, fewest, _) in zip(machines, allowed, strict=True)]
     left = problem.workers - sum(workers)

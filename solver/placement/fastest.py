@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from solver.async_rates import best_rates
-from solver.placement.asynchronous import SLACK, can_make_steps, keep_up, most_steps
+from solver.placement.asynchronous import SLACK, can_make_steps, fastest_counts, required_steps
 from solver.placement.class_counts import NO_LIMITS, Counts, Group, Limits, OutOfTimeError, proven_counts
 from solver.placement.problem import PlacementProblem, State
 from solver.traffic import weighted_traffic
@@ -23,14 +23,14 @@ __all__ = [
     "OutOfTimeError",
     "Placement",
     "best_of",
-    "calmest_placement",
     "can_reach",
     "fastest_placement",
+    "least_traffic_placement",
     "placement_of",
 ]
 
 
-EQUAL = 1e-6
+SPEED_TOLERANCE = 1e-6
 """Speeds that differ by at most this share are equal."""
 
 
@@ -80,19 +80,19 @@ def fastest_placement(
         found, limits = _fastest_synchronous(problem, deadline)
         relaxed, steps = Limits(limits.work_s * (1 + SLACK), limits.network_s * (1 + SLACK)), None
     else:
-        least_steps = at_least / problem.model.samples_per_step * (1 - SLACK)
-        found, steps_per_s = most_steps(problem, deadline, least_steps)
-        relaxed, steps = NO_LIMITS, keep_up(steps_per_s * (1 - SLACK))
+        min_steps_per_s = at_least / problem.model.samples_per_step * (1 - SLACK)
+        found, steps_per_s = fastest_counts(problem, deadline, min_steps_per_s)
+        relaxed, steps = NO_LIMITS, required_steps(steps_per_s * (1 - SLACK))
     if found is None:
         return None
     quickest = placement_of(problem, found)
     second = proven_counts(problem, relaxed, local_share(problem), deadline=deadline, steps=steps)
     if second is None:
         return quickest
-    calmest = placement_of(problem, second)
+    least_traffic = placement_of(problem, second)
     # Rounding inside the solver must not cost speed.
-    slower = calmest.samples_per_s < quickest.samples_per_s * (1 - 1e-5)
-    return quickest if slower or calmest.traffic_bytes >= quickest.traffic_bytes else calmest
+    slower = least_traffic.samples_per_s < quickest.samples_per_s * (1 - 1e-5)
+    return quickest if slower or least_traffic.traffic_bytes >= quickest.traffic_bytes else least_traffic
 
 
 def best_of(
@@ -107,14 +107,14 @@ def best_of(
         found = method(case, deadline, at_least)
         if found is None:
             continue
-        is_equal = best is not None and found.samples_per_s <= best.samples_per_s * (1 + EQUAL)
+        is_equal = best is not None and found.samples_per_s <= best.samples_per_s * (1 + SPEED_TOLERANCE)
         if best is None or not is_equal or found.traffic_bytes < best.traffic_bytes:
             best = found
-        at_least = max(at_least, best.samples_per_s * (1 - EQUAL))
+        at_least = max(at_least, best.samples_per_s * (1 - SPEED_TOLERANCE))
     return best
 
 
-def calmest_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
+def least_traffic_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
     """Places an option for the least traffic alone: Eq. 1 as in the paper.
 
     Raises:
@@ -192,8 +192,7 @@ def _fits(problem: PlacementProblem, limits: Limits, deadline: float | None) -> 
 
 
 def local_share(problem: PlacementProblem) -> Callable[[State], float]:
-    """Bytes that a worker in a state exchanges on its own machine, in units of the whole model (near 1 for the solver).
-    """
+    """Bytes that a worker exchanges on its own machine, in units of the whole model: near 1 for the solver."""
     scale = max(1, problem.model.total_bytes)
     return lambda state: state.local_bytes / scale
 

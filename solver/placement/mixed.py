@@ -25,9 +25,9 @@ from solver.placement.class_steps import Reach, Steps
 from solver.placement.fastest import Placement, best_of, local_share, placement_of
 from solver.placement.problem import PlacementProblem
 
-CLOSE = 1e-6
+SPEED_TOLERANCE = 1e-6
 """Relative differences in speed below this are ignored."""
-NARROW = 1e-10
+MIN_RANGE_WIDTH = 1e-10
 """Ranges of X whose ends differ by at most this share are not divided further."""
 
 
@@ -46,7 +46,7 @@ class _Box:
         middle = len(self.works) // 2
         return _Box(self.works[:middle], self.times), _Box(self.works[middle:], self.times)
 
-    def most(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
+    def bound(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
         """Upper bound of samples/s in the box, and a placement within the box's limits."""
         limits = Limits(self.works[-1], self.times[-1])
         largest = max(state.samples for state in problem.states)
@@ -67,11 +67,11 @@ class _Range:
     def parts(self) -> tuple[_Range, ...]:
         """Halves of the range; none if it is narrow."""
         middle = (self.low + self.high) / 2
-        if self.high - self.low <= NARROW * self.high:
+        if self.high - self.low <= MIN_RANGE_WIDTH * self.high:
             return ()
         return _Range(self.low, middle), _Range(middle, self.high)
 
-    def most(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
+    def bound(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
         """Upper bound of samples/s in the range, and a placement that may be in it."""
         scale = self.high * max(state.samples for state in problem.states)
         within = Reach(lambda state: 1 / self.high, self.low / self.high, 1.0)
@@ -89,16 +89,16 @@ def fastest_mixed_placement(
     """
     if problem.cases:
         return best_of(fastest_mixed_placement, problem.cases, deadline, at_least)
-    whole = _whole(problem)
+    whole = _root_box(problem)
     if whole is None:
         return None
     best: Placement | None = None
     order = itertools.count()
     boxes: list[tuple[float, int, _Box | _Range]] = [(-float("inf"), next(order), whole)]
-    while boxes and -boxes[0][0] > max(at_least, 0.0 if best is None else best.samples_per_s * (1 + CLOSE)):
+    while boxes and -boxes[0][0] > max(at_least, 0.0 if best is None else best.samples_per_s * (1 + SPEED_TOLERANCE)):
         _, _, box = heapq.heappop(boxes)
         for part in box.parts() or (box,):
-            bound, counts = part.most(problem, deadline)
+            bound, counts = part.bound(problem, deadline)
             if counts is None:
                 continue
             found = placement_of(problem, counts)
@@ -106,10 +106,10 @@ def fastest_mixed_placement(
                 best = found
             if part.parts():
                 heapq.heappush(boxes, (-bound, next(order), part))
-    return None if best is None or best.samples_per_s < at_least else _calmer(problem, best, deadline)
+    return None if best is None or best.samples_per_s < at_least else _with_less_traffic(problem, best, deadline)
 
 
-def calmest_mixed_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
+def least_traffic_mixed_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
     """Places an option for the least traffic alone.
 
     Raises:
@@ -119,7 +119,7 @@ def calmest_mixed_placement(problem: PlacementProblem, deadline: float | None = 
     return None if counts is None else placement_of(problem, counts)
 
 
-def _whole(problem: PlacementProblem) -> _Box | _Range | None:
+def _root_box(problem: PlacementProblem) -> _Box | _Range | None:
     """The box with every placement; None if no worker fits anywhere."""
     works = tuple(sorted({state.work_s for state in problem.states if state.work_s}))
     if not works:
@@ -127,10 +127,10 @@ def _whole(problem: PlacementProblem) -> _Box | _Range | None:
     if problem.model.profile.synchronous:
         return _Box(works, tuple(sorted({time for state in problem.states for time in state.network_s})))
     fastest = max(state.steps_per_s for state in problem.states)
-    return _Range(0.0, min(problem.shared.most_steps, problem.workers * fastest))
+    return _Range(0.0, min(problem.shared.max_steps_per_s, problem.workers * fastest))
 
 
-def _calmer(problem: PlacementProblem, best: Placement, deadline: float | None) -> Placement:
+def _with_less_traffic(problem: PlacementProblem, best: Placement, deadline: float | None) -> Placement:
     """The placement with the least traffic among those as fast within the same limits."""
     limits, floors, steps = NO_LIMITS, [], None
     speed = best.samples_per_s * (1 - SLACK)
@@ -147,7 +147,7 @@ def _calmer(problem: PlacementProblem, best: Placement, deadline: float | None) 
     counts = proven_counts(problem, limits, local_share(problem), floors, deadline, steps)
     if counts is None:
         return best
-    calmer = placement_of(problem, counts)
+    less_traffic = placement_of(problem, counts)
     # Rounding inside the solver must not cost speed.
-    slower = calmer.samples_per_s < best.samples_per_s * (1 - 1e-5)
-    return best if slower or calmer.traffic_bytes >= best.traffic_bytes else calmer
+    slower = less_traffic.samples_per_s < best.samples_per_s * (1 - 1e-5)
+    return best if slower or less_traffic.traffic_bytes >= best.traffic_bytes else less_traffic

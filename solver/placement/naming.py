@@ -34,7 +34,7 @@ class Assignment:
 
 def assign(groups: Sequence[Group], kinds: Sequence[NodeKind], shard_types: Sequence[ShardType]) -> Assignment:
     """Gives each group its machines, in the order of the cluster, parameter servers and the busiest machines first."""
-    nobody = (len(shard_types),)
+    no_shard = (len(shard_types),)
     free = [iter(kind.names) for kind in kinds]
     ps: dict[int, list[str]] = {index: [] for index in range(len(shard_types))}
     workers: list[str] = []
@@ -42,7 +42,7 @@ def assign(groups: Sequence[Group], kinds: Sequence[NodeKind], shard_types: Sequ
     chief: str | None = None
 
     def order(group: Group) -> tuple[int, tuple[int, ...], int, bool]:
-        return group.state.kind, group.state.shards or nobody, -group.workers, not group.state.chief
+        return group.state.kind, group.state.shards or no_shard, -group.workers, not group.state.chief
 
     for group in sorted(groups, key=order):
         for _ in range(group.machines):

@@ -21,9 +21,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver.racks.problem import RackProblem, View, best_within, likely, network_times, optimistic
-from solver.racks.rates import STEPS, best_at, holds_all, most_steps
-from solver.racks.scoring import RackPlacement, placed
+from solver.racks.problem import RackProblem, View, best_within, likely_view, network_times, optimistic_view
+from solver.racks.rates import STEPS, best_at, fastest_loads, holds_all
+from solver.racks.scoring import RackPlacement, score_placement
 from solver.racks.tree import Best, Load
 
 SLACK = 1e-9
@@ -63,18 +63,18 @@ def fastest_across_racks(problem: RackProblem, deadline: float | None = None) ->
         if not placements:
             return None
         fastest = max(placements, key=lambda placement: (placement.samples_per_s, -placement.traffic_bytes))
-        if problem.are_all_cases and optimistic(problem).exact:
+        if problem.are_all_cases and optimistic_view(problem).exact:
             return fastest
         # A case may have a placement that was not found; none is faster than without waits.
         whole = fastest_across_racks(dataclasses.replace(problem, cases=()), deadline)
         bound = math.inf if whole is None else max(whole.samples_bound, fastest.samples_per_s)
         return dataclasses.replace(fastest, samples_bound=bound)
-    best_case = optimistic(problem)
-    view = best_case if best_case.exact else likely(problem)
+    best_case = optimistic_view(problem)
+    view = best_case if best_case.exact else likely_view(problem)
     loads = _fastest(problem, view, deadline)
     if loads is None:
         return None
-    found = placed(problem, view, loads)
+    found = score_placement(problem, view, loads)
     assert found is not None
     return found if best_case.exact else _with_bound(problem, best_case, found, deadline)
 
@@ -88,7 +88,7 @@ def can_reach_across_racks(problem: RackProblem, samples_per_s: float, deadline:
     if problem.cases and problem.are_all_cases:
         return any(can_reach_across_racks(case, samples_per_s, deadline) for case in problem.cases)
     round_s = problem.workers * problem.model.samples_per_step / samples_per_s
-    return _may_take(problem, optimistic(problem), round_s, deadline) is not None
+    return _placement_within(problem, optimistic_view(problem), round_s, deadline) is not None
 
 
 def _with_bound(problem: RackProblem, view: View, found: RackPlacement, deadline: float | None) -> RackPlacement:
@@ -98,19 +98,19 @@ def _with_bound(problem: RackProblem, view: View, found: RackPlacement, deadline
         # Usually the placement found is almost optimal.
         middle = max(high * (1 - step), (low + high) / 2)
         step *= 2
-        best = _may_take(problem, view, middle, deadline)
+        best = _placement_within(problem, view, middle, deadline)
         if best is None:
             low = middle
             continue
         high = middle
-        other = placed(problem, view, problem.tree.loads(best))
+        other = score_placement(problem, view, problem.tree.loads(best))
         if other is not None and other.round_s < found.round_s:
             found, high = other, min(high, other.round_s)
     samples = problem.workers * problem.model.samples_per_step
     return dataclasses.replace(found, samples_bound=max(found.samples_per_s, samples / low))
 
 
-def _may_take(problem: RackProblem, view: View, round_s: float, deadline: float | None) -> Best | None:
+def _placement_within(problem: RackProblem, view: View, round_s: float, deadline: float | None) -> Best | None:
     """A placement of the optimistic problem with that step and shards that may add up to all bytes; None if none is."""
     round_s *= 1 + SLACK
     if problem.model.profile.synchronous:
@@ -121,7 +121,7 @@ def _may_take(problem: RackProblem, view: View, round_s: float, deadline: float 
                 return best
         return None
     steps_per_s = problem.workers / round_s
-    if steps_per_s > problem.shared.most_steps:
+    if steps_per_s > problem.shared.max_steps_per_s:
         return None
     best = best_at(problem, view, steps_per_s, STEPS, deadline)
     if best is None or best.value < steps_per_s:
@@ -152,9 +152,9 @@ def _fastest(problem: RackProblem, view: View, deadline: float | None) -> tuple[
     if not problem.tree.rack_types:
         return None
     if not problem.model.profile.synchronous:
-        return most_steps(problem, view, deadline)
+        return fastest_loads(problem, view, deadline)
     limits = _fastest_synchronous(problem, view, network_times(problem, view), deadline)
-    return None if limits is None else _calmest_within(problem, view, limits, deadline)
+    return None if limits is None else _least_traffic_within(problem, view, limits, deadline)
 
 
 def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], deadline: float | None) -> Limits | None:
@@ -175,7 +175,7 @@ def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], d
     return best
 
 
-def _calmest_within(problem: RackProblem, view: View, limits: Limits, deadline: float | None) -> tuple[Load, ...]:
+def _least_traffic_within(problem: RackProblem, view: View, limits: Limits, deadline: float | None) -> tuple[Load, ...]:
     """The placement with the least traffic among the fastest."""
     round_s = limits.round_s * (1 + SLACK)
     work_s = max(work for work in problem.works if problem.round_s(work, limits.network_s) <= round_s)

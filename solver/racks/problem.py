@@ -47,7 +47,7 @@ Value = Literal["possible", "local", "most bytes", "fewest bytes"]
 limits; the minimum, negative."""
 MAX_STATES = 40_000
 """Maximum states of classes of equal shards; more are one class of unequal ones."""
-TINY = 1e-9
+MIN_DIVISOR = 1e-9
 """Replaces zero workers as a divisor of bytes."""
 
 
@@ -60,7 +60,7 @@ class MachineType:
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredShard:
     """A shard, or none, on a machine.
 
     Attributes:
@@ -75,7 +75,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MachineSetting:
     """A machine with or without the chief, with or without a ps: its possibilities for each number of workers.
 
     Attributes:
@@ -83,7 +83,7 @@ class Setting:
         work_s: one worker's step without transfers; 0 if no worker fits.
     """
 
-    shards: tuple[Held, ...]
+    shards: tuple[StoredShard, ...]
     work_s: float
 
     @functools.cached_property
@@ -119,8 +119,8 @@ class Setting:
         return np.array([*itertools.zip_longest(*times, fillvalue=math.inf)]).T
 
 
-IDLE = Setting((Held(0, (0.0,), 0.0),), 0.0)
-Settings = dict[tuple[int, ...], Setting]
+IDLE = MachineSetting((StoredShard(0, (0.0,), 0.0),), 0.0)
+Settings = dict[tuple[int, ...], MachineSetting]
 """By the numbers of chiefs and of shards of each class."""
 
 
@@ -246,7 +246,7 @@ def _tree(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackTree[M
     return RackTree(machines)
 
 
-def optimistic(problem: RackProblem) -> View:
+def optimistic_view(problem: RackProblem) -> View:
     """Gives each place the best shard of its class; exact if the classes are few enough."""
     types = problem.shard_types
     states = math.prod(types.count(index) + 1 for index in set(types)) * (problem.workers + 1)
@@ -268,7 +268,7 @@ def optimistic(problem: RackProblem) -> View:
     return View(tuple(settings), classes, exact=class_of == types)
 
 
-def likely(problem: RackProblem) -> View:
+def likely_view(problem: RackProblem) -> View:
     """Gives each ps the shard closest to the mean, where the largest would fit as well."""
     mean = sum(problem.shards) / len(problem.shards)
     types = dict(zip(problem.shard_types, problem.shards, strict=True))
@@ -288,12 +288,12 @@ def likely(problem: RackProblem) -> View:
     return View(tuple(settings), ((mean,) * len(problem.shards),), exact=False)
 
 
-def _setting(states: Sequence[State], size: float | None = None) -> Setting:
+def _setting(states: Sequence[State], size: float | None = None) -> MachineSetting:
     """The best of some states, with shards of `size` bytes if given."""
     shards = tuple(
-        Held(state.local_bytes if size is None else size, state.network_s, state.steps_per_s) for state in states
+        StoredShard(state.local_bytes if size is None else size, state.network_s, state.steps_per_s) for state in states
     )
-    return Setting(shards, max(state.work_s for state in states))
+    return MachineSetting(shards, max(state.work_s for state in states))
 
 
 def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64]]) -> Floats:
@@ -339,9 +339,9 @@ def best_within(
         workers, held = counts[-1], machines
         least, most = view.stored(counts[1:-1])
         if value == "most bytes":
-            held = np.minimum(held, np.minimum(most, crossing / np.maximum(problem.workers - workers, TINY)))
+            held = np.minimum(held, np.minimum(most, crossing / np.maximum(problem.workers - workers, MIN_DIVISOR)))
         elif value == "fewest bytes":
-            held = np.minimum(held, -np.maximum(least, total - crossing / np.maximum(workers, TINY)))
+            held = np.minimum(held, -np.maximum(least, total - crossing / np.maximum(workers, MIN_DIVISOR)))
         return np.where(uplink_s(problem, view, counts) <= network_s, held, -np.inf)
 
     goal: Tasks = (int(problem.needs_chief), *map(len, view.classes), problem.workers)
@@ -361,7 +361,7 @@ def _machine_table(problem: RackProblem, settings: Settings, work_s: float, netw
     return table
 
 
-def _worth(problem: RackProblem, setting: Setting, network_s: float, value: Value) -> Floats:
+def _worth(problem: RackProblem, setting: MachineSetting, network_s: float, value: Value) -> Floats:
     """Value added by the machine, by number of workers."""
     if value in ("most bytes", "fewest bytes"):
         most, fewest = setting.bytes_within(network_s)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from solver.async_rates import LINK_SHARE
 from solver.racks.max_plus import State as Tasks
 from solver.racks.max_plus import Table
-from solver.racks.problem import Floats, RackProblem, Setting, View
+from solver.racks.problem import Floats, MachineSetting, RackProblem, View
 from solver.racks.tree import Best, Load
 from solver.rate_arrays import PlacementArrays, high_ends, total_rates
 
@@ -56,7 +56,7 @@ def best_at(problem: RackProblem, view: View, steps_per_s: float, worth: Worth, 
         OutOfTimeError: if the deadline passed before.
     """
 
-    def of_machine(setting: Setting, highs: Floats) -> Floats:
+    def of_machine(setting: MachineSetting, highs: Floats) -> Floats:
         local = setting.local_bytes / problem.shards[0]
         if worth.steps:
             return highs.max(axis=0) * (1 + worth.local * local)
@@ -91,14 +91,14 @@ def holds_all(problem: RackProblem, view: View, steps_per_s: float, deadline: fl
         served = np.where(machines >= total - crossing, machines, np.minimum(machines, crossing))
         return np.minimum(served, view.stored(counts[1:-1])[1])
 
-    def of_machine(setting: Setting, highs: Floats) -> Floats:
+    def of_machine(setting: MachineSetting, highs: Floats) -> Floats:
         return np.where(np.isfinite(highs), setting.sizes, -np.inf).max(axis=0)
 
     most = problem.tree.best(_tables(problem, view, steps_per_s, of_machine), in_rack, _goal(problem, view), deadline)
     return most is not None and most.value >= total * (1 - SLACK)
 
 
-def most_steps(problem: RackProblem, view: View, deadline: float | None) -> tuple[Load, ...] | None:
+def fastest_loads(problem: RackProblem, view: View, deadline: float | None) -> tuple[Load, ...] | None:
     """The placement with the most steps/s for the view's shards; None if none fits.
 
     Among equally fast ones one with little traffic: the least if the speed allows it, else with local shards as a
@@ -108,7 +108,7 @@ def most_steps(problem: RackProblem, view: View, deadline: float | None) -> tupl
         OutOfTimeError: if the deadline passed before.
     """
     fastest: tuple[Load, ...] | None = None
-    rate, ceiling = 0.0, problem.shared.most_steps
+    rate, ceiling = 0.0, problem.shared.max_steps_per_s
     at, halve = 0.0, False
     while fastest is None or rate * (1 + SLACK) < ceiling:
         found = best_at(problem, view, at, STEPS, deadline)
@@ -151,7 +151,7 @@ def _goal(problem: RackProblem, view: View) -> Tasks:
 
 
 def _tables(
-    problem: RackProblem, view: View, steps_per_s: float, value: Callable[[Setting, Floats], Floats]
+    problem: RackProblem, view: View, steps_per_s: float, value: Callable[[MachineSetting, Floats], Floats]
 ) -> list[Table]:
     """Values of the states, by machine type; -inf if the card cannot keep up with that rate of all workers.
 

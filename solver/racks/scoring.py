@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver.async_rates import Machine, best_rates, slowest_of
+from solver.async_rates import Machine, best_rates, slowest_send_s
 from solver.placement.naming import Assignment
 from solver.placement.problem import State
 from solver.racks.max_plus import State as Tasks
 from solver.racks.problem import RackProblem, View
-from solver.racks.sharding import Place, Uplinks, deal
+from solver.racks.sharding import Place, Uplinks, distribute_shards
 from solver.racks.tree import Load
 from solver.traffic import weighted_traffic
 
@@ -41,7 +41,7 @@ class RackPlacement:
     samples_bound: float
 
 
-def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlacement | None:
+def score_placement(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlacement | None:
     """Distributes the true shards and evaluates the result; None if one of them does not fit.
 
     Args:
@@ -58,21 +58,21 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
     types = [(shard_type,) for shard_type in problem.shard_types]
     holders = [index for index, load in enumerate(loads) if any(load.state[1:-1])]
     if view.exact:
-        shards = _of_their_classes(problem, view, [loads[index].state for index in holders])
+        shards = _shards_by_class(problem, view, [loads[index].state for index in holders])
     else:
         places = [
             Place(loads[index].rack, near[index], tuple(_card_s(states[index], held, near[index]) for held in types))
             for index in holders
         ]
-        shards = deal(places, problem.shards, uplinks)
-    dealt = dict(zip(holders, shards, strict=True))
-    if any(_card_s(states[index], types[shard], near[index]) == math.inf for index, shard in dealt.items()):
+        shards = distribute_shards(places, problem.shards, uplinks)
+    distributed = dict(zip(holders, shards, strict=True))
+    if any(_card_s(states[index], types[shard], near[index]) == math.inf for index, shard in distributed.items()):
         return None
     stored = [0] * len(rack_workers)
-    for index, shard in dealt.items():
+    for index, shard in distributed.items():
         stored[loads[index].rack] += problem.shards[shard]
     busy = [
-        (here[types[dealt[index]] if index in dealt else ()], workers)
+        (here[types[distributed[index]] if index in distributed else ()], workers)
         for index, (here, workers) in enumerate(zip(states, near, strict=True))
     ]
     if problem.model.profile.synchronous:
@@ -84,7 +84,7 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
         round_s = problem.round_s(cycle_s, network_s)
     else:
         cards = [problem.tree.machine_types[load.machine_type].card for load in loads]
-        slowest = slowest_of((state.local_bytes for state, _ in busy), cards)
+        slowest = slowest_send_s((state.local_bytes for state, _ in busy), cards)
 
         def own_rate(state: State, card: float, workers: int) -> float:
             if not workers:
@@ -116,7 +116,13 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
     local = sum(state.local_bytes * workers for state, workers in busy)
     traffic = weighted_traffic(sum(problem.shards), problem.workers, local)
     return RackPlacement(
-        _assignment(loads, dealt), cycle_s, network_s, round_s, samples_per_s, traffic, samples_bound=samples_per_s
+        _assignment(loads, distributed),
+        cycle_s,
+        network_s,
+        round_s,
+        samples_per_s,
+        traffic,
+        samples_bound=samples_per_s,
     )
 
 
@@ -126,7 +132,7 @@ def _states(problem: RackProblem, load: Load) -> dict[tuple[int, ...], State]:
     return {state.shards: state for state in possible if state.chief == bool(load.state[0])}
 
 
-def _of_their_classes(problem: RackProblem, view: View, states: Sequence[Tasks]) -> tuple[int, ...]:
+def _shards_by_class(problem: RackProblem, view: View, states: Sequence[Tasks]) -> tuple[int, ...]:
     """A shard of the required class for each machine with a ps."""
     free = [iter([index for index, size in enumerate(problem.shards) if size == sizes[0]]) for sizes in view.classes]
     return tuple(next(free[state[1:-1].index(1)]) for state in states)
@@ -138,8 +144,8 @@ def _card_s(states: dict[tuple[int, ...], State], shards: tuple[int, ...], worke
     return times[workers] if workers < len(times) else math.inf
 
 
-def _assignment(loads: Sequence[Load], dealt: dict[int, int]) -> Assignment:
-    by_shard = sorted(dealt, key=lambda index: dealt[index])
+def _assignment(loads: Sequence[Load], distributed: dict[int, int]) -> Assignment:
+    by_shard = sorted(distributed, key=lambda index: distributed[index])
     return Assignment(
         ps=tuple(loads[index].node for index in by_shard),
         workers=tuple(load.node for load in loads for _ in range(load.state[-1])),

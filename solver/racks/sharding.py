@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ROUNDS = 8
+MAX_ROUNDS = 8
 """Maximum rounds over all pairs of shards; few cases need more than three."""
 
 
@@ -45,7 +45,7 @@ class Uplinks:
         return 2 * max(stored * (count - near), near * (self.total_bytes - stored)) / self.bytes_per_s
 
 
-def deal(places: Sequence[Place], sizes: Sequence[int], uplinks: Uplinks) -> tuple[int, ...]:
+def distribute_shards(places: Sequence[Place], sizes: Sequence[int], uplinks: Uplinks) -> tuple[int, ...]:
     """Distributes the shards: minimises the time of the busiest card or uplink, then the traffic.
 
     Shards are spread evenly over the racks and then exchanged pair by pair as long as that shortens the time of the
@@ -98,12 +98,12 @@ def deal(places: Sequence[Place], sizes: Sequence[int], uplinks: Uplinks) -> tup
                 changed = True
         return changed
 
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         if not exchange(None):
             break
     cards = (place.card_s[shard] for place, shard in zip(places, held, strict=True))
     limit_s = max(*cards, *(uplinks.busy_s(rack, here) for rack, here in enumerate(stored)))
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         if not exchange(limit_s):
             break
     return tuple(held)

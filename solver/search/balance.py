@@ -18,10 +18,10 @@ from solver.shards import Shards
 
 Floats = NDArray[np.float64]
 
-MOST_CELLS = 20_000
+MAX_CELLS = 20_000
 """Maximum changes x machines compared in one batch; larger placements stay unchanged."""
-MOST_CHANGES = 40
-BETTER = 1e-6
+MAX_CHANGES = 40
+MIN_IMPROVEMENT = 1e-6
 
 
 def balanced(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Assignment:
@@ -38,11 +38,11 @@ def balanced(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
     )
     count = len(shards.sizes)
     changes = count * (count - 1) // 2 + count * len(names)
-    if count * len(names) < 2 or len(names) < 2 or changes * len(names) > MOST_CELLS:
+    if count * len(names) < 2 or len(names) < 2 or changes * len(names) > MAX_CELLS:
         return assignment
     place = _Place.of(scenario, shape, shards, assignment, names)
     on = np.array([names.index(name) for name in assignment.ps])
-    for _ in range(MOST_CHANGES):
+    for _ in range(MAX_CHANGES):
         change = place.best_change(on)
         if change is None:
             break
@@ -138,7 +138,7 @@ class _Place:
         after[rows, target] += moved
         now, then = self._cost(stored[None, :])[0], self._cost(after)
         best = int(then.argmin())
-        if then[best] >= now * (1 - BETTER):
+        if then[best] >= now * (1 - MIN_IMPROVEMENT):
             return None
         if best < len(ps):
             return [(int(ps[best]), int(to[best]))]

@@ -85,7 +85,7 @@ class ShapeBounds:
             steps = counts / (np.maximum(slowest, rest) if model.overlap else slowest + rest)
         else:
             steps = self._steps.of(shards, smallest, largest, beside_ps)
-            steps = np.minimum(steps, model.shared(model.load(shards)).most_steps)
+            steps = np.minimum(steps, model.shared(model.load(shards)).max_steps_per_s)
         # Rounding must not make a bound invalid.
         samples = steps * model.samples_per_step * (1 + 1e-9)
         samples[counts > self._slots] = 0.0

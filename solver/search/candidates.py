@@ -18,7 +18,7 @@ Key = tuple[float, int, float, int, int, int]
 Label = tuple[int, int, int, float]
 """Workers, parameter servers, GPUs of a worker (-1 if they differ), CPUs of a worker without GPUs."""
 
-FIRST_CHUNK = 1024
+FIRST_CHUNK_ROWS = 1024
 """Number of best candidates sorted first; few searches need more."""
 
 
@@ -123,7 +123,7 @@ class CandidateTable:
 
     def _in_order(self, first: NDArray[np.float64], rows: NDArray[np.int64]) -> Iterator[Candidate]:
         """The rows by that column, then by `Candidate.key`; in chunks, since rarely all are needed."""
-        size = FIRST_CHUNK
+        size = FIRST_CHUNK_ROWS
         while len(rows):
             column = first[rows]
             last = float(np.partition(column, size)[size]) if len(rows) > size else np.inf

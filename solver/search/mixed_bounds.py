@@ -52,7 +52,7 @@ def mixed_bounds(scope: Scope, models: Sequence[StepModel], sizes: TaskSizes, sh
         works = _works(machines, models, room[:, :, 0]).min(axis=1)
         bounds = StepBounds(scope, works, alone, shards.total, models[0].within_node_bytes_per_s)
         steps = bounds.of(shards, smallest, largest, beside_ps)
-        steps = np.minimum(steps, models[0].shared(models[0].load(shards)).most_steps)
+        steps = np.minimum(steps, models[0].shared(models[0].load(shards)).max_steps_per_s)
         samples = _asynchronous(machines, models, room[:, :, 0], shards, counts, steps)
     samples *= 1 + 1e-9
     samples[counts > slots] = 0.0

@@ -13,7 +13,7 @@ import numpy as np
 from solver.capacity import Machines
 from solver.nodes import NodeKind
 from solver.options import OptionRange, OptionSpace, without_spare_cpus
-from solver.placement.fastest import OutOfTimeError, calmest_placement, fastest_placement
+from solver.placement.fastest import OutOfTimeError, fastest_placement, least_traffic_placement
 from solver.placement.problem import TooManyStatesError
 from solver.racks import Region, regions
 from solver.resources import WorkerShape
@@ -26,11 +26,11 @@ from solver.search.scope import Scope
 from solver.shards import Shards
 from solver.step_time import StepModel
 
-TIE = 0.01
+SPEED_TIE_SHARE = 0.01
 """Predicted speeds closer than this share are equal: the model is not more precise."""
 ALTERNATIVES = 5
 ROUNDING = 1e-6
-NEIGHBOUR_S = 1.0
+NEIGHBOUR_TIME_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class OptionSearch:
         *,
         ps_may_share: bool = False,
         known: Sequence[Solved] = (),
-        enough: float = 0.0,
+        throughput_floor: float = 0.0,
         on_better: Callable[[SearchResult], None] | None = None,
     ) -> None:
         """Prepares the comparison.
@@ -85,7 +85,7 @@ class OptionSearch:
         self._placer = OptionPlacer(scenario, self._regions, ps_may_share=ps_may_share)
         self._solved: dict[tuple[int, tuple[WorkerShape, ...], int, int], Solved | None] = {}
         self._known = tuple(known)
-        self.enough = enough
+        self.throughput_floor = throughput_floor
         self._on_better = on_better
         self._too_large: dict[Candidate, TooManyStatesError] = {}
         self._beaten = 0
@@ -112,27 +112,27 @@ class OptionSearch:
     def model(self, shape: WorkerShape) -> StepModel:
         return self._scenario.model(shape)
 
-    def fastest(self, deadline: float, *, few: bool = False) -> SearchResult | None:
+    def fastest(self, deadline: float, *, only_promising: bool = False) -> SearchResult | None:
         """Finds the fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
 
         Args:
             deadline: on `time.monotonic`'s clock.
-            few: whether to place only the few most promising options; another call resumes from there.
+            only_promising: whether to place only the few most promising options; another call resumes from there.
 
         Returns:
             None if no option fits.
         """
         self._deadline = deadline
-        cut_off = self._place_fastest(deadline, few=few)
+        cut_off = self._place_fastest(deadline, only_promising=only_promising)
         solved = self.placed
         if not solved:
             self._raise_if_too_large()
             return None
         fastest = self.speed
-        floor = fastest * (1 - TIE)
+        floor = fastest * (1 - SPEED_TIE_SHARE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
         # Ties are broken only if the result can become the plan.
-        for candidate in self._table.by_traffic(floor) if cut_off is None and fastest > self.enough else ():
+        for candidate in self._table.by_traffic(floor) if cut_off is None and fastest > self.throughput_floor else ():
             if candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
             try:
@@ -146,7 +146,7 @@ class OptionSearch:
         gap = max(0.0, 1 - fastest / ceiling)
         return self._result(best, gap, lambda entry: (-entry.samples_per_s, *self._key(entry)))
 
-    def calmest(self, deadline: float) -> SearchResult | None:
+    def least_traffic(self, deadline: float) -> SearchResult | None:
         """Finds the option with least traffic by Eq. 1, regardless of speed, then with fewest tasks.
 
         Returns:
@@ -159,14 +159,14 @@ class OptionSearch:
             if len(solved) > ALTERNATIVES and bound >= self._key(solved[ALTERNATIVES]):
                 break
             try:
-                found = self.place(candidate, calmest_placement, deadline if solved else None)
+                found = self.place(candidate, least_traffic_placement, deadline if solved else None)
             except OutOfTimeError:
                 least_possible = candidate.traffic_bound
                 break
             if found is not None:
                 solved = sorted([*solved, found], key=self._key)
                 if solved[0] is found:
-                    self._tell(found, 1 - candidate.traffic_bound / max(found.traffic_bytes, 1e-9))
+                    self._report_better(found, 1 - candidate.traffic_bound / max(found.traffic_bytes, 1e-9))
         if not solved:
             self._raise_if_too_large()
             return None
@@ -205,7 +205,7 @@ class OptionSearch:
         Raises:
             OutOfTimeError: if that takes longer than both the search's deadline and a second.
         """
-        deadline = max(self._deadline, time.monotonic() + NEIGHBOUR_S)
+        deadline = max(self._deadline, time.monotonic() + NEIGHBOUR_TIME_LIMIT_S)
         region = solved.candidate.region
         for entry in self._ranges:
             if (
@@ -237,7 +237,7 @@ class OptionSearch:
         self._solved[candidate.identity] = found
         return found
 
-    def _place_fastest(self, deadline: float, *, few: bool) -> Candidate | None:
+    def _place_fastest(self, deadline: float, *, only_promising: bool) -> Candidate | None:
         """Places options, best bound first, until no bound exceeds the best few; returns the candidate where time ran
         out.
 
@@ -251,10 +251,10 @@ class OptionSearch:
             goal = 0.0
             if len(best) > ALTERNATIVES:
                 last = best[ALTERNATIVES]
-                goal = (best[0] if last >= best[0] * (1 - TIE) else last) * (1 + ROUNDING)
-                if few:
+                goal = (best[0] if last >= best[0] * (1 - SPEED_TIE_SHARE) else last) * (1 + ROUNDING)
+                if only_promising:
                     return candidate
-                if max(best[0], candidate.samples_bound) <= self.enough:
+                if max(best[0], candidate.samples_bound) <= self.throughput_floor:
                     goal = best[0] * (1 + ROUNDING)
             if candidate.samples_bound <= goal:
                 return None
@@ -269,11 +269,11 @@ class OptionSearch:
             if found is not None:
                 if found.samples_per_s > max(best, default=0.0):
                     # Options are sorted by bound, so none is faster than this one's bound.
-                    self._tell(found, 1 - found.samples_per_s / candidate.samples_bound)
+                    self._report_better(found, 1 - found.samples_per_s / candidate.samples_bound)
                 speeds[candidate.label] = max(speeds.get(candidate.label, 0.0), found.samples_per_s)
         return None
 
-    def _tell(self, found: Solved, gap: float) -> None:
+    def _report_better(self, found: Solved, gap: float) -> None:
         if self._on_better is not None:
             self._on_better(self._result(found, max(0.0, gap), self._key))
 

@@ -12,8 +12,8 @@ from solver.costs import UniformCosts
 from solver.evaluation import evaluate
 from solver.formulations import auto
 from solver.formulations.instance import Instance
-from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, fastest_placement
-from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
+from solver.placement.fastest import OutOfTimeError, Placement, fastest_placement, least_traffic_placement
+from solver.placement.mixed import fastest_mixed_placement, least_traffic_mixed_placement
 from solver.placement.naming import Assignment, assign
 from solver.placement.problem import (
     PlacementProblem,
@@ -38,7 +38,7 @@ ACROSS_RACKS = "two-level racks"
 
 _MIXED: dict[Method, Method] = {
     fastest_placement: fastest_mixed_placement,
-    calmest_placement: calmest_mixed_placement,
+    least_traffic_placement: least_traffic_mixed_placement,
 }
 """Placement method for identical workers -> method for workers that may differ."""
 
@@ -108,7 +108,7 @@ class OptionPlacer:
             OutOfTimeError: if the deadline passed before the best placement was found and proven.
             TooManyStatesError: if parameter servers can share machines in too many ways.
         """
-        if method is calmest_placement and not candidate.mixed and not isinstance(self._costs, UniformCosts):
+        if method is least_traffic_placement and not candidate.mixed and not isinstance(self._costs, UniformCosts):
             return self._cheapest(candidate, deadline)
         problem = self._problem(candidate)
         placement = (_MIXED[method] if candidate.mixed else method)(problem, deadline)

@@ -56,75 +56,75 @@ from solver.units import MIB
 
 Floats = NDArray[np.float64]
 
-FEW_MACHINES = 40
+MAX_DYNAMIC_PROGRAM_MACHINES = 40
 """Maximum number of machines placed one by one, by dynamic programming."""
-FEW_KINDS = 6
+MAX_HOST_KINDS = 6
 """Maximum number of kinds that are all tried for the chief and for a far larger shard."""
-FEW_SHARDS = 6
+MAX_UNEQUAL_SHARDS = 6
 """Maximum number of unequal shards for which the optimistic reading is also placed."""
-FEW_SETS = 5
+MAX_PS_WITH_ALL_SETS = 5
 """Maximum number of ps for which all sets of shards on a machine are examined for the time of the slowest ps machine;
 for more, only some."""
-MOST_TIMES = 12
+MAX_SLOWEST_TIMES = 12
 """Maximum ranges of that time for one number of ps."""
-PARTS = (1, 2, 3, 4, 6, 8)
+CPU_WORKER_COUNTS = (1, 2, 3, 4, 6, 8)
 """Numbers of workers without GPUs on a machine that share its CPUs; alternatively each gets one of
 `RelaxedSpace.cpu_shares`."""
-LARGE_SHARE = 2.0
+MAX_SMALL_WORKER_CPUS = 2.0
 """CPUs above which the number of workers without GPUs is one of `CPU_WORKER_COUNTS`."""
-FAR_LARGER = 1.5
+LARGE_SHARD_RATIO = 1.5
 """Ratio to the mean of the others above which a shard's machine is chosen separately."""
-WORTH = 0.01
+MIN_LOAD_REDUCTION = 0.01
 """Minimum reduction of the busiest ps' load, as a share, by a further ps or a later one."""
-ROUNDS = 12
-HALVINGS = 20
-CLOSE = 1e-9
-ENOUGH = 0.005
+MAX_ROUNDS = 12
+MAX_BISECTIONS = 20
+ROUNDING = 1e-9
+MIN_SPEED_GAIN = 0.005
 """Minimum gain of speed, as a share; cases that cannot gain more are not examined."""
-NARROWINGS = 3
-INTERVALS = 24
+MAX_NARROWINGS = 3
+WORK_RANGES = 24
 """Initial number of ranges of workers' work."""
-COARSE = 1.3
+MAX_WORKERS_RATIO = 1.3
 """Ratio of maximum to minimum workers above which a case is divided without a bound."""
-LEAP = 1.5
+MAX_TARGET_RATIO = 1.5
 """Maximum ratio of a target speed to the speed reached."""
-HOPELESS = 1e-3
+MIN_BOUND_SHARE = 1e-3
 """Minimum share of a bound that a speed must reach to be of interest."""
-IDLE = 0.002
+MIN_WORKER_SHARE = 0.002
 """Minimum share of the speed for a worker to be kept."""
-SLOW = 5.0
+MAX_WORK_RATIO = 5.0
 """Workers whose step takes this many times as long as the fastest one's are removed together, ..."""
-SLOW_SHARE = 0.02
+MAX_SLOW_WORKERS_SHARE = 0.02
 """... if all of them bring less than this share: their gradients are of weights that are many steps old."""
-MANY_WORKERS = 1000
+MAX_UNTRIMMED_WORKERS = 1000
 """Number of workers above which superfluous machines are removed before rating."""
-SPARE = 3.0
+SPARE_STEPS_FACTOR = 3.0
 """Machines are examined for this many times the steps required."""
-TRIES = 3
+MAX_TRIES = 3
 """Maximum cases of a number of ps that are placed after the bound no longer depends on them."""
-HOPED = 0.99
+MIN_RATED_SHARE = 0.99
 """Minimum speed with shards of the mean size, as a share of the fastest, for machines to be rated."""
-PROMISING = 0.7
+MIN_IMPROVED_SHARE = 0.7
 """Minimum speed, as a share of the fastest, for placements to be improved."""
-STEP = 1.03
+MAX_PLACED_WIDTH = 1.03
 """Ratio of steps/s up to which a range is placed as one case ..."""
-NARROW = 1.002
+MIN_BOUNDED_WIDTH = 1.002
 """... and bounded as one."""
-NEARLY = 0.001
+RANK_STEP = 0.001
 """Bounds closer than this share have the same rank."""
-TOGETHER = 8
+POINTS_PER_BATCH = 8
 """Relaxed problems of few machines that are solved together."""
-EFFORT = 2500.0
+MAX_EFFORT = 2500.0
 """Maximum effort, in relaxed problems of a few machines."""
-WORKERS_A_PROBLEM = 200
+WORKERS_PER_EFFORT = 200
 """Number of workers that are placed and rated in the time of one relaxed problem."""
 MIN_SPEED = 1e-12
 """Minimum samples/s; lower bounds count as infeasible."""
-NOTHING = TaskResources(1e-3, 0, 0)
+NO_RESOURCES = TaskResources(1e-3, 0, 0)
 
 
 @dataclass(frozen=True)
-class Wide:
+class RelaxedPlan:
     """A placement found, and its performance.
 
     Attributes:
@@ -144,7 +144,7 @@ class Wide:
         return self.worth.samples_per_s
 
 
-class Start(Protocol):
+class InitialPlacement(Protocol):
     """An initial placement: shape of each worker, bytes on each ps, and the machine of every task."""
 
     @property
@@ -183,7 +183,7 @@ ANY_TIME = (0.0, math.inf)
 class _Arrays:
     """Possibilities of machines with 0, 1, 2, ... ps; arrays are rows x ps x choices of workers."""
 
-    def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
+    def __init__(self, space: RelaxedSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
         """Fills the arrays; call `limited_to` before use.
 
         Args:
@@ -201,7 +201,7 @@ class _Arrays:
         rest = shards.sizes[1:] if has_largest else shards.sizes
         self.ps = len(rest)
         room_cpus = max(kind.cpus for kind in kinds) / sizes.helper_cpus
-        most = min(self.ps, math.floor(room_cpus + CLOSE))
+        most = min(self.ps, math.floor(room_cpus + ROUNDING))
         numbers = np.arange(most + 1)
         ordered = np.array(rest, dtype=np.float64)
         self._fewest = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
@@ -231,9 +231,9 @@ class _Arrays:
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
         self._waited_s = 0.0
-        self._choices(space, of_row, free)
+        self._fill_choices(space, of_row, free)
 
-    def limited(self, slowest: tuple[float, float]) -> _Arrays:
+    def limited_to(self, slowest: tuple[float, float]) -> _Arrays:
         """Returns a copy, ready for use, for a range of the slowest ps machine's time.
 
         Args:
@@ -241,14 +241,14 @@ class _Arrays:
         """
         arrays = copy.copy(self)
         arrays._waited_s = slowest[0]
-        in_time = (self.base[:, None] + self._fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
+        in_time = (self.base[:, None] + self._fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + ROUNDING)
         arrays.fits = self.fits & in_time
         arrays.room = np.where(arrays.fits[:, :, None], self.room, 0)
-        if not arrays.are_few:
-            arrays._join()
+        if not arrays.uses_dynamic_program:
+            arrays._merge_rows()
         return arrays
 
-    def _choices(self, space: WideSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
+    def _fill_choices(self, space: RelaxedSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
         """Fills room, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
         scenario, sizes = space.scenario, space.scenario.sizes
         rooms, works, samples, cpus = [], [], [], []
@@ -270,12 +270,12 @@ class _Arrays:
             beside = (free[:, :, 1:3] // need).min(axis=2)
             free_cpus = free[:, :, 0] / 1000
             choices = [
-                (np.full(free_cpus.shape, parts), np.floor(free_cpus / parts / CPU_STEP + CLOSE) * CPU_STEP)
-                for parts in PARTS
+                (np.full(free_cpus.shape, parts), np.floor(free_cpus / parts / CPU_STEP + ROUNDING) * CPU_STEP)
+                for parts in CPU_WORKER_COUNTS
             ]
             # Small workers hide each other's waits, and more of them may fit than those counts.
             choices += [
-                (np.floor(free_cpus / share + CLOSE), np.full(free_cpus.shape, share)) for share in space.cpu_shares
+                (np.floor(free_cpus / share + ROUNDING), np.full(free_cpus.shape, share)) for share in space.cpu_shares
             ]
             for parts_of, share in choices:
                 room = np.where((share > 0) & allowed[:, None], np.minimum(beside, parts_of), 0).astype(np.int64)
@@ -289,7 +289,7 @@ class _Arrays:
         self.cpus = np.stack(cpus, axis=2) if cpus else np.zeros(shape_of)
         self.samples = np.array(samples, dtype=np.float64)
 
-    def _join(self) -> None:
+    def _merge_rows(self) -> None:
         """Merges rows that differ only in unused resources."""
         alike: dict[object, list[int]] = {}
         for index, row in enumerate(self.rows):
@@ -313,14 +313,14 @@ class _Arrays:
     @functools.cached_property
     def effort(self) -> float:
         """Effort of one relaxed problem, relative to one of a few machines."""
-        if self.are_few:
+        if self.uses_dynamic_program:
             return 1.0 + self.room.size / 12_000 + len(self.each_row) / 20
         return 0.5 + min(60.0, self.room.size / 8_000)
 
     @functools.cached_property
-    def are_few(self) -> bool:
+    def uses_dynamic_program(self) -> bool:
         """Whether the machines are placed one by one."""
-        return bool(self.counts.sum() <= FEW_MACHINES)
+        return bool(self.counts.sum() <= MAX_DYNAMIC_PROGRAM_MACHINES)
 
     @functools.cached_property
     def each_row(self) -> list[int]:
@@ -380,7 +380,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _RelaxedOptimum:
     """A relaxed optimum: an upper bound of the value, and machines with that value, or almost.
 
     Attributes:
@@ -435,7 +435,7 @@ Numbers = tuple[Ints, Ints, Ints]
 """Rows, ps on a machine, and number of machines with these."""
 
 
-def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _Found | None:
+def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _RelaxedOptimum | None:
     """The best state for each machine with all ps placed and no more workers than the limit.
 
     Args:
@@ -447,31 +447,31 @@ def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> 
     Returns:
         None if the ps do not fit.
     """
-    total, numbers = _best_numbers(arrays, value.max(axis=2))
+    total, numbers = _best_ps_counts(arrays, value.max(axis=2))
     if numbers is None or not math.isfinite(total):
         return None
-    found, bound = _Found(total, numbers, value, workers), total
+    found, bound = _RelaxedOptimum(total, numbers, value, workers), total
     if found.workers <= limit:
         return found
     with np.errstate(invalid="ignore", divide="ignore"):
         price = float(np.nanmax(np.where(workers > 0, value / workers, 0.0), initial=0.0))
     # As a function of the price the bound is convex and piecewise linear: the next price is where two pieces meet.
-    dear, low, high = None, (total, found.workers), (0.0, 0.0)
-    for _ in range(ROUNDS):
+    within_limit, low, high = None, (total, found.workers), (0.0, 0.0)
+    for _ in range(MAX_ROUNDS):
         worth = value - price * workers
-        total, numbers = _best_numbers(arrays, worth.max(axis=2))
+        total, numbers = _best_ps_counts(arrays, worth.max(axis=2))
         assert numbers is not None
         bound = min(bound, total + price * limit)
-        priced = _Found(total, numbers, worth, workers)
+        priced = _RelaxedOptimum(total, numbers, worth, workers)
         piece = total + price * priced.workers, priced.workers
         if priced.workers > limit:
             found, low = priced, piece
         else:
-            dear, high = priced, piece
+            within_limit, high = priced, piece
         before, price = price, (low[0] - high[0]) / (low[1] - high[1])
-        if dear is None or price <= 0 or abs(price - before) <= CLOSE * before:
+        if within_limit is None or price <= 0 or abs(price - before) <= ROUNDING * before:
             break
-    best = found if dear is None else max((found, dear), key=lambda each: each.kept(value, limit))
+    best = found if within_limit is None else max((found, within_limit), key=lambda each: each.kept(value, limit))
     return replace(best, value=bound)
 
 
@@ -480,7 +480,7 @@ def _worth(arrays: _Arrays, made: Floats, possible: NDArray[np.bool_], price: fl
     return np.where(possible, (np.append(arrays.samples, price) - price) * made, -np.inf)
 
 
-def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
+def _best_ps_counts(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
     """Distributes the ps over the rows for the greatest total value.
 
     Args:
@@ -491,18 +491,18 @@ def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None
         An upper bound of the value, and the machines; -inf and None if the ps do not fit.
     """
     worth = np.where(arrays.fits, worth, -np.inf)
-    if arrays.are_few:
-        return _by_programming(arrays, worth)
-    return _by_hulls(arrays, worth)
+    if arrays.uses_dynamic_program:
+        return _by_dynamic_programming(arrays, worth)
+    return _by_concave_hulls(arrays, worth)
 
 
-def _by_programming(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
-    totals, taken = _programmed(arrays, worth[None])
+def _by_dynamic_programming(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
+    totals, taken = _solve_dynamic_programs(arrays, worth[None])
     total = float(totals[0])
-    return total, _numbers(arrays, taken, 0) if math.isfinite(total) else None
+    return total, _ps_counts_of(arrays, taken, 0) if math.isfinite(total) else None
 
 
-def _programmed(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
+def _solve_dynamic_programs(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
     """Dynamic programming over the machines, for several problems together, which takes little longer than for one.
 
     Args:
@@ -513,9 +513,9 @@ def _programmed(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
         Total values, -inf if the ps do not fit; and for each machine, problems x ps on it and those before it, the
         number of these on it.
     """
-    many, _, most = worth.shape
+    problems, _, most = worth.shape
     # Padded, so that what is left of m ps beside 0, 1, 2, ... on the next machine can be looked up.
-    best = np.full((many, most - 1 + arrays.ps + 1), -np.inf)
+    best = np.full((problems, most - 1 + arrays.ps + 1), -np.inf)
     best[:, most - 1] = 0.0
     before = most - 1 + np.arange(arrays.ps + 1)[None, :] - np.arange(most)[:, None]
     taken: list[Ints] = []
@@ -526,7 +526,7 @@ def _programmed(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
     return best[:, -1], taken
 
 
-def _numbers(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
+def _ps_counts_of(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
     """The machines of each row by number of ps, in one of the problems solved."""
     left, numbers = arrays.ps, Counter[tuple[int, int]]()
     for row, choice in zip(reversed(arrays.each_row), reversed(taken), strict=True):
@@ -537,7 +537,7 @@ def _numbers(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
     return of_row, of_ps, count
 
 
-def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
+def _by_concave_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
     """Follows the concave hulls; at most one machine ends between two corners of its own, and takes the lower."""
     count, most = worth.shape
     at, here = np.zeros(count, dtype=np.int64), worth[:, 0].copy()
@@ -577,12 +577,12 @@ def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
     if not slopes or left.sum() < arrays.ps:
         return (-math.inf, None) if arrays.ps else (total, (np.arange(count), np.zeros(count, int), arrays.counts))
     if missing:
-        _place_missing(placed, worth, missing)
+        _place_remaining_ps(placed, worth, missing)
     rows, numbers_of = np.nonzero(placed)
     return total, (rows, numbers_of, placed[rows, numbers_of])
 
 
-def _place_missing(placed: Ints, worth: Floats, missing: int) -> None:
+def _place_remaining_ps(placed: Ints, worth: Floats, missing: int) -> None:
     """Places the last few ps where they cost least."""
     most = worth.shape[1]
     with np.errstate(invalid="ignore"):
@@ -594,7 +594,7 @@ def _place_missing(placed: Ints, worth: Floats, missing: int) -> None:
     placed[row, ps + missing] += 1
 
 
-class WideSpace:
+class RelaxedSpace:
     """The placements of one job on one cluster.
 
     Args:
@@ -609,13 +609,15 @@ class WideSpace:
         shapes = sorted({shape for entry in space.ranges for shape in entry.shapes})
         self._hosts: dict[tuple[int, WorkerShape], bool] = {}
         self._works: dict[tuple[str | None, WorkerShape], float] = {}
-        self.gpu_shapes = self._without_spare([shape for shape in shapes if shape.gpus])
+        self.gpu_shapes = self._without_spare_cpus([shape for shape in shapes if shape.gpus])
         self.cpu_workers = any(not shape.gpus for shape in shapes)
-        as_a_ps = math.floor(scenario.sizes.helper_cpus / CPU_STEP + CLOSE) * CPU_STEP
-        shares = {as_a_ps, *(shape.cpus for shape in shapes if not shape.gpus)}
+        ps_cpus = math.floor(scenario.sizes.helper_cpus / CPU_STEP + ROUNDING) * CPU_STEP
+        shares = {ps_cpus, *(shape.cpus for shape in shapes if not shape.gpus)}
         # In a synchronous step no wait is hidden; on many machines small workers would only slow down the bound.
-        is_worth_it = not scenario.profile.synchronous or sum(kind.count for kind in scenario.kinds) <= FEW_MACHINES
-        self.cpu_shares = sorted(share for share in shares if 0 < share <= LARGE_SHARE) if is_worth_it else []
+        machines = sum(kind.count for kind in scenario.kinds)
+        use_small_workers = not scenario.profile.synchronous or machines <= MAX_DYNAMIC_PROGRAM_MACHINES
+        largest = MAX_SMALL_WORKER_CPUS if use_small_workers else 0.0
+        self.cpu_shares = sorted(share for share in shares if 0 < share <= largest)
 
     def hosts(self, kind: int, shape: WorkerShape) -> bool:
         key = kind, shape
@@ -641,7 +643,7 @@ class WideSpace:
             return math.inf
         return self.scenario.model(WorkerShape(0, cpus)).work_s(self.scenario.kinds[0])
 
-    def _without_spare(self, shapes: Sequence[WorkerShape]) -> tuple[WorkerShape, ...]:
+    def _without_spare_cpus(self, shapes: Sequence[WorkerShape]) -> tuple[WorkerShape, ...]:
         """Keeps, of the sizes equally fast on every machine, the one with fewest CPUs: it fits most often."""
         models = {kind.gpu_model: index for index, kind in enumerate(self.scenario.kinds) if kind.gpus}
         chosen: dict[tuple[object, ...], WorkerShape] = {}
@@ -665,14 +667,15 @@ class WideSpace:
     def ps_counts(self) -> list[int]:
         """Numbers of ps that may be useful."""
         scenario, model = self.scenario, self.scenario.model(WorkerShape(0, 1.0))
-        room = sum(kind.count * math.floor(kind.cpus / scenario.sizes.helper_cpus + CLOSE) for kind in scenario.kinds)
+        helper_cpus = scenario.sizes.helper_cpus
+        room = sum(kind.count * math.floor(kind.cpus / helper_cpus + ROUNDING) for kind in scenario.kinds)
         most = min(max(1, len(scenario.profile.variables)), room)
         counts, least, since = [1], model.load(scenario.shards(1)), 0
         for count in range(2, most + 1):
             load = model.load(scenario.shards(count))
             since += 1
             counts.append(count)
-            if load < least * (1 - WORTH):
+            if load < least * (1 - MIN_LOAD_REDUCTION):
                 least, since = load, 0
             if since >= 4:
                 break
@@ -680,7 +683,7 @@ class WideSpace:
 
     # Relaxed optima.
 
-    def reached(
+    def machines_reaching(
         self,
         arrays: _Arrays,
         load: float,
@@ -688,7 +691,7 @@ class WideSpace:
         least_work_s: float,
         most_work_s: float,
         workers: tuple[int, int],
-    ) -> _Found | None:
+    ) -> _RelaxedOptimum | None:
         """Synchronous: machines on which a plan of that speed is possible with that number of workers; None if none
         are.
 
@@ -701,37 +704,37 @@ class WideSpace:
             workers: minimum and maximum workers.
         """
         model, (fewest, most) = self.model, workers
-        allowed = arrays.work <= most_work_s * (1 + CLOSE) + CLOSE
+        allowed = arrays.work <= most_work_s * (1 + ROUNDING) + ROUNDING
         room = np.where(allowed, arrays.room, 0)
         if not arrays.samples.size:
             return None
         samples = min(most * arrays.most_samples, float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2))))
         rest_s = model.update_s(load, fewest) + model.dispatch_s(fewest)
         found = None
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             round_s = samples / samples_per_s
             left_s = round_s - rest_s - (0.0 if model.overlap else least_work_s)
-            if left_s < 0 or (model.overlap and least_work_s > round_s * (1 + CLOSE)):
+            if left_s < 0 or (model.overlap and least_work_s > round_s * (1 + ROUNDING)):
                 return None
             found = self._within(arrays, room, left_s, fewest, most)
             if found is None or found.value <= 0:
                 return None
-            if found.value >= samples * (1 - CLOSE):
+            if found.value >= samples * (1 - ROUNDING):
                 return found
             samples = found.value
         return found
 
-    def _within(self, arrays: _Arrays, room: Ints, network_s: float, fewest: int, most: int) -> _Found | None:
+    def _within(self, arrays: _Arrays, room: Ints, network_s: float, fewest: int, most: int) -> _RelaxedOptimum | None:
         """The most samples of a step with no card busy for longer."""
         half, low, high = network_s * arrays.cards / 2, arrays.ends[0], arrays.ends[-1]
-        if arrays.largest and not _has_place(arrays, room, half[:, 0, 0], fewest):
+        if arrays.largest and not _can_send_shards(arrays, room, half[:, 0, 0], fewest):
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
             receive = np.where(high < arrays.total, half / (arrays.total - high), np.inf)
             inside = np.where(low > 0, network_s * self.within_bytes_per_s / (2 * low), np.inf)
             send = np.where(low > 0, fewest - half / low, 0.0)
-        upper = np.minimum(room, np.floor(np.minimum(np.minimum(receive, inside), 1e9) * (1 + CLOSE)))
-        lower = np.maximum(0, np.ceil(send - CLOSE * fewest))
+        upper = np.minimum(room, np.floor(np.minimum(np.minimum(receive, inside), 1e9) * (1 + ROUNDING)))
+        lower = np.maximum(0, np.ceil(send - ROUNDING * fewest))
         fits = lower <= upper
         value = np.where(fits, upper * arrays.samples, -np.inf)
         lowest = np.broadcast_to(lower, upper.shape)
@@ -739,7 +742,9 @@ class WideSpace:
         upper = np.concatenate([upper, lowest], axis=2)
         return _allocate(arrays, value, upper, most)
 
-    def steps(self, arrays: _Arrays, at: Sequence[float], prices: Sequence[float] = (0.0,)) -> Iterator[_Found | None]:
+    def rate_optima(
+        self, arrays: _Arrays, at: Sequence[float], prices: Sequence[float] = (0.0,)
+    ) -> Iterator[_RelaxedOptimum | None]:
         """Asynchronous: optima with the links evaluated at X steps/s of all workers.
 
         Args:
@@ -750,26 +755,26 @@ class WideSpace:
         Yields:
             For each X, and each price in turn, samples less the price of the steps; None if the ps do not fit.
         """
-        if not arrays.are_few or arrays.most_workers > self.max_workers:
+        if not arrays.uses_dynamic_program or arrays.most_workers > self.max_workers:
             for steps_per_s in at:
-                made, workers, possible = (each[0] for each in self._links(arrays, np.array([steps_per_s])))
+                made, workers, possible = (each[0] for each in self._link_rates(arrays, np.array([steps_per_s])))
                 for price in prices:
                     found = _allocate(arrays, _worth(arrays, made, possible, price), workers, self.max_workers)
                     yield None if found is None else replace(found, made=made)
             return
-        made, workers, possible = self._links(arrays, np.array(at))
+        made, workers, possible = self._link_rates(arrays, np.array(at))
         worth = np.stack([_worth(arrays, made, possible, price) for price in prices], axis=1)
         best = np.where(arrays.fits, worth.max(axis=-1), -np.inf)
-        totals, taken = _programmed(arrays, best.reshape(-1, *best.shape[2:]))
+        totals, taken = _solve_dynamic_programs(arrays, best.reshape(-1, *best.shape[2:]))
         for index, total in enumerate(totals.tolist()):
             x, price_index = divmod(index, len(prices))
             yield (
-                _Found(total, _numbers(arrays, taken, index), worth[x, price_index], workers[x], made[x])
+                _RelaxedOptimum(total, _ps_counts_of(arrays, taken, index), worth[x, price_index], workers[x], made[x])
                 if math.isfinite(total)
                 else None
             )
 
-    def _links(self, arrays: _Arrays, at: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    def _link_rates(self, arrays: _Arrays, at: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Rates that the links allow at some X: steps/s, number of workers needed, and whether it is possible.
 
         All are X x rows x ps x choices; the last choice is no workers.
@@ -783,12 +788,12 @@ class WideSpace:
                 least = np.where(each < 0, left / each, 0.0)
                 link = np.minimum(link, np.where(stored > 0, self.within_bytes_per_s / (2 * stored), np.inf))
             made = np.minimum(rates * arrays.room, link)
-            most = np.maximum(most, np.where((made < 0) | (made < least * (1 - CLOSE)), -1.0, made))
+            most = np.maximum(most, np.where((made < 0) | (made < least * (1 - ROUNDING)), -1.0, made))
         possible, most = most >= 0, np.maximum(most, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            workers = np.where(rates > 0, np.ceil(most / rates * (1 - CLOSE)), 0)
+            workers = np.where(rates > 0, np.ceil(most / rates * (1 - ROUNDING)), 0)
         workers = np.minimum(workers, arrays.room)
-        idle = np.broadcast_to(arrays.ends[0] * at <= cards * (1 + CLOSE), (*most.shape[:3], 1))
+        idle = np.broadcast_to(arrays.ends[0] * at <= cards * (1 + ROUNDING), (*most.shape[:3], 1))
         none = np.zeros(idle.shape)
         return (
             np.concatenate([most, none], axis=-1),
@@ -798,7 +803,9 @@ class WideSpace:
 
     # The search.
 
-    def best(self, known: float, deadline: float, starts: Sequence[Start] = ()) -> tuple[Wide | None, float]:
+    def best(
+        self, known: float, deadline: float, starts: Sequence[InitialPlacement] = ()
+    ) -> tuple[RelaxedPlan | None, float]:
         """Finds the fastest placement, if it is faster than the known one, and an upper bound of any speed.
 
         Args:
@@ -811,20 +818,20 @@ class WideSpace:
             shapes = start.assignment.shapes_of_workers(start.shape)
             search.rate(start.shape, start.shards, replace(start.assignment, shapes=tuple(shapes)))
         # Placements of the search need fewer tasks, so they are preferred if almost as fast.
-        search.speed = max(known, search.speed * (1 - ENOUGH))
+        search.speed = max(known, search.speed * (1 - MIN_SPEED_GAIN))
         search.run(deadline)
         if search.found is not None and not self.scenario.profile.synchronous:
             search.found = self._without_slow(self._without_idle(search.found))
         return search.found, float(max(search.speed, search.bound))
 
-    def _without_slow(self, found: Wide) -> Wide:
+    def _without_slow(self, found: RelaxedPlan) -> RelaxedPlan:
         """Removes the workers that are many times as slow as the fastest, if they bring little."""
         kind_of, assignment = self.scenario.kind_of, found.assignment
         works = [
             self.scenario.model(shape).work_s(kind_of[machine])
             for machine, shape in zip(assignment.workers, assignment.shapes, strict=True)
         ]
-        kept = [index for index, work in enumerate(works) if work <= SLOW * min(works)]
+        kept = [index for index, work in enumerate(works) if work <= MAX_WORK_RATIO * min(works)]
         if len(kept) == len(works) or len(kept) < self.min_workers:
             return found
         assignment = replace(
@@ -834,10 +841,10 @@ class WideSpace:
         )
         shape = Counter(assignment.shapes).most_common(1)[0][0]
         worth = evaluate(self.scenario, shape, found.shards, assignment)
-        is_as_fast = worth.samples_per_s >= found.samples_per_s * (1 - SLOW_SHARE)
-        return Wide(shape, found.shards, assignment, worth) if is_as_fast else found
+        is_as_fast = worth.samples_per_s >= found.samples_per_s * (1 - MAX_SLOW_WORKERS_SHARE)
+        return RelaxedPlan(shape, found.shards, assignment, worth) if is_as_fast else found
 
-    def _without_idle(self, found: Wide) -> Wide:
+    def _without_idle(self, found: RelaxedPlan) -> RelaxedPlan:
         """Removes the workers that make it faster by less than the minimum share."""
         kind_of = self.scenario.kind_of
         held, near = Counter(found.assignment.ps), Counter(found.assignment.workers)
@@ -857,10 +864,10 @@ class WideSpace:
                 found.assignment.workers[i],
             ),
         )
-        fewest, enough = 0, len(order)
+        fewest, sufficient = 0, len(order)
         best = found
-        while enough - fewest > 1:
-            middle = max(self.min_workers, (fewest + enough) // 2)
+        while sufficient - fewest > 1:
+            middle = max(self.min_workers, (fewest + sufficient) // 2)
             kept = sorted(order[:middle])
             assignment = replace(
                 found.assignment,
@@ -869,17 +876,17 @@ class WideSpace:
             )
             shape = Counter(assignment.shapes).most_common(1)[0][0]
             worth = evaluate(self.scenario, shape, found.shards, assignment)
-            if worth.samples_per_s >= found.samples_per_s * (1 - IDLE):
-                best, enough = Wide(shape, found.shards, assignment, worth), middle
+            if worth.samples_per_s >= found.samples_per_s * (1 - MIN_WORKER_SHARE):
+                best, sufficient = RelaxedPlan(shape, found.shards, assignment, worth), middle
             else:
                 fewest = middle
-            if middle == self.min_workers and enough == middle:
+            if middle == self.min_workers and sufficient == middle:
                 break
         return best
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _AsyncCase:
     """Asynchronous placements bounded together: a number of ps, and a range of X, the steps/s of all workers.
 
     Attributes:
@@ -905,14 +912,14 @@ class _Steps:
         """Ratio of its ends."""
         return self.high / self.low
 
-    def parts(self, middle: float) -> Iterator[_Steps]:
+    def parts(self, middle: float) -> Iterator[_AsyncCase]:
         """The ranges of X above and below."""
         for low, high in ((middle, self.high), (self.low, middle)):
-            yield _Steps(self.ps, low, high, self.slowest, is_tried=self.is_tried)
+            yield _AsyncCase(self.ps, low, high, self.slowest, is_tried=self.is_tried)
 
 
 @dataclass(frozen=True)
-class _Case:
+class _SyncCase:
     """Synchronous placements bounded together: a number of ps, ranges of the slowest worker's work and of workers.
 
     Attributes:
@@ -927,7 +934,7 @@ class _Case:
     workers: tuple[int, int]
     below: float = 0.0
 
-    def parts(self) -> Iterator[_Case]:
+    def parts(self) -> Iterator[_SyncCase]:
         """Its two halves, if it is more than one number of workers and one work."""
         (first, last), (fewest, most) = self.works, self.workers
         if first < last:
@@ -942,7 +949,7 @@ class _Case:
     @property
     def is_coarse(self) -> bool:
         """Whether it is too wide for a useful bound."""
-        return self.workers[1] > COARSE * self.workers[0] + 1
+        return self.workers[1] > MAX_WORKERS_RATIO * self.workers[0] + 1
 
 
 class _Search:
@@ -954,33 +961,33 @@ class _Search:
         bound: upper bound of the placements of all finished cases.
     """
 
-    def __init__(self, space: WideSpace, known: float) -> None:
+    def __init__(self, space: RelaxedSpace, known: float) -> None:
         self._space, self.speed, self.bound = space, known, 0.0
-        self.found: Wide | None = None
+        self.found: RelaxedPlan | None = None
         self._scenario = space.scenario
         self._optimistic: dict[tuple[int, tuple[float, float]], _Arrays] = {}
         self._real: dict[tuple[int, tuple[float, float]], list[_Arrays]] = {}
-        self._unlimited: dict[int, _Arrays] = {}
-        self._unlimited_real: dict[int, list[_Arrays]] = {}
+        self._base_arrays: dict[int, _Arrays] = {}
+        self._base_real_arrays: dict[int, list[_Arrays]] = {}
         self._loads: dict[int, float] = {}
         self._works: Floats = np.zeros(0)
         self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
         self._order = itertools.count()
         self._seen: set[object] = set()
-        self._kept_up: set[int] = set()
+        self._max_rates_tried: set[int] = set()
         self._tried: Counter[tuple[int, tuple[float, float]]] = Counter()
         self.effort = 0.0
 
     def run(self, deadline: float) -> None:
         """Runs until no case can be faster by the minimum gain, or the time or the effort is used up."""
-        heap: list[tuple[float, float, int, float, _Case | _Steps]] = []
+        heap: list[tuple[float, float, int, float, _SyncCase | _AsyncCase]] = []
 
-        def push(bound: float, case: _Case | _Steps) -> None:
+        def push(bound: float, case: _SyncCase | _AsyncCase) -> None:
             rank, width = bound, 0.0
             # Of almost equal bounds narrow cases first, or few workers: they give placements for comparison.
-            if isinstance(case, _Steps) or len(self._scenario.kind_of) > FEW_MACHINES:
-                rank = math.floor(math.log(max(bound, MIN_SPEED)) / NEARLY)
-                width = case.width if isinstance(case, _Steps) else float(case.workers[0])
+            if isinstance(case, _AsyncCase) or len(self._scenario.kind_of) > MAX_DYNAMIC_PROGRAM_MACHINES:
+                rank = math.floor(math.log(max(bound, MIN_SPEED)) / RANK_STEP)
+                width = case.width if isinstance(case, _AsyncCase) else float(case.workers[0])
             heapq.heappush(heap, (-rank, width, next(self._order), bound, case))
 
         for case in self._cases():
@@ -988,40 +995,41 @@ class _Search:
         highest = 0.0
         while heap:
             _, _, _, above, case = heapq.heappop(heap)
-            if above <= max(self.speed * (1 + ENOUGH), MIN_SPEED) or self.effort > EFFORT or time.monotonic() > deadline:
+            is_over = self.effort > MAX_EFFORT or time.monotonic() > deadline
+            if is_over or above <= max(self.speed * (1 + MIN_SPEED_GAIN), MIN_SPEED):
                 self.bound = max(self.bound, above, *(bound for _, _, _, bound, _ in heap))
                 return
-            if isinstance(case, _Case) and case.is_coarse:
+            if isinstance(case, _SyncCase) and case.is_coarse:
                 for part in case.parts():
                     push(min(above, self._first_bound(part)), part)
                 continue
             highest = highest or above
-            if not self.speed and above < highest * HOPELESS:
+            if not self.speed and above < highest * MIN_BOUND_SHARE:
                 # Bounds fell this far without any placement: the tasks fit nowhere.
                 self.bound = max(self.bound, above)
                 return
-            if isinstance(case, _Steps):
-                for bound, left in self._left(case, above):
+            if isinstance(case, _AsyncCase):
+                for bound, left in self._split_or_place(case, above):
                     push(bound, left)
                 continue
-            goal = self._goal(above, case)
-            found = self._reached(case, goal)
+            goal = self._target_speed(above, case)
+            found = self._optimistic_machines(case, goal)
             if found is None:
                 push(goal, replace(case, below=0.0))
                 continue
             parts = list(case.parts())
             if parts:
-                found, goal, above = self._narrowed(case, found, max(goal, self.speed), above)
-            self._try(case, found, goal, above)
+                found, goal, above = self._narrow_bounds(case, found, max(goal, self.speed), above)
+            self._place_sync_case(case, found, goal, above)
             for part in parts:
                 push(min(above, self._first_bound(part)), part)
             if not parts:
-                if above <= max(goal, self.speed) * (1 + ENOUGH):
+                if above <= max(goal, self.speed) * (1 + MIN_SPEED_GAIN):
                     self.bound = max(self.bound, above)
                 else:
                     push(above, replace(case, below=goal))
 
-    def _left(self, case: _Steps, above: float) -> Iterator[tuple[float, _Steps]]:
+    def _split_or_place(self, case: _AsyncCase, above: float) -> Iterator[tuple[float, _AsyncCase]]:
         """Bounds the case, places it or divides it; yields the remaining cases with their bounds.
 
         Args:
@@ -1029,19 +1037,21 @@ class _Search:
             above: its bound so far.
         """
         samples, key = self._arrays(case.ps, case.slowest).most_samples, (case.ps, case.slowest)
-        if case.is_whole and case.width > STEP and case.high * samples <= above * (1 + CLOSE):
+        if case.is_whole and case.width > MAX_PLACED_WIDTH and case.high * samples <= above * (1 + ROUNDING):
             # If the ps are the only limit, their maximum steps are best.
-            middle = case.high / STEP
+            middle = case.high / MAX_PLACED_WIDTH
         elif not case.best:
-            bound, best = self._relaxed(case)
+            bound, best = self._relaxed_bound(case)
             yield min(above, bound), replace(case, best=best)
             return
-        elif not case.is_tried and (case.width <= STEP or (above <= self.bound and self._tried[key] < TRIES)):
+        elif not case.is_tried and (
+            case.width <= MAX_PLACED_WIDTH or (above <= self.bound and self._tried[key] < MAX_TRIES)
+        ):
             self._tried[key] += 1
-            self._try_steps(case, above)
+            self._place_async_case(case, above)
             yield above, replace(case, is_tried=True)
             return
-        elif above <= self.bound or case.width <= NARROW:
+        elif above <= self.bound or case.width <= MIN_BOUNDED_WIDTH:
             self.bound = max(self.bound, above)
             return
         else:
@@ -1056,7 +1066,7 @@ class _Search:
             [0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()] if len(samples) > 1 else [0.0]
         )
 
-    def _relaxed(self, case: _Steps) -> tuple[float, float]:
+    def _relaxed_bound(self, case: _AsyncCase) -> tuple[float, float]:
         """Bounds a case: links allow most at the lower end of its steps, and the price limits the steps to the upper
         end.
 
@@ -1065,39 +1075,41 @@ class _Search:
         """
         arrays, bound, best = self._arrays(case.ps, case.slowest), math.inf, case.low
         prices = self._prices(arrays)
-        for price, found in zip(prices, self._space.steps(arrays, [case.low], prices), strict=True):
+        for price, found in zip(prices, self._space.rate_optima(arrays, [case.low], prices), strict=True):
             self.effort += arrays.effort
             if found is None:
                 return 0.0, best
             if found.value + price * case.high < bound:
                 bound, best = found.value + price * case.high, min(max(case.low, found.steps), case.high)
-            if bound <= self.speed * (1 + ENOUGH):
+            if bound <= self.speed * (1 + MIN_SPEED_GAIN):
                 break
         return bound, best
 
-    def _narrowed(self, case: _Case, found: _Found, goal: float, above: float) -> tuple[_Found, float, float]:
+    def _narrow_bounds(
+        self, case: _SyncCase, found: _RelaxedOptimum, goal: float, above: float
+    ) -> tuple[_RelaxedOptimum, float, float]:
         """Raises the speed reached and lowers the bound; the parts of the case start with these."""
-        for _ in range(NARROWINGS):
-            if above <= goal * (1 + ENOUGH):
+        for _ in range(MAX_NARROWINGS):
+            if above <= goal * (1 + MIN_SPEED_GAIN):
                 break
             middle = math.sqrt(goal * above)
-            faster = self._reached(case, middle)
+            faster = self._optimistic_machines(case, middle)
             if faster is None:
                 above = middle
             else:
                 found, goal = faster, middle
         return found, goal, above
 
-    def _goal(self, above: float, case: _Case) -> float:
+    def _target_speed(self, above: float, case: _SyncCase) -> float:
         """A target speed between the one reached and the bound."""
-        least = max(self.speed * (1 + ENOUGH / 2), above * HOPELESS)
+        least = max(self.speed * (1 + MIN_SPEED_GAIN / 2), above * MIN_BOUND_SHARE)
         if not case.below:
             # Most of the many cases do not even reach the minimum of interest.
             return least
         below = max(least, case.below)
-        return max(least, min(math.sqrt(below * above), below * LEAP))
+        return max(least, min(math.sqrt(below * above), below * MAX_TARGET_RATIO))
 
-    def _cases(self) -> Iterator[_Case | _Steps]:
+    def _cases(self) -> Iterator[_SyncCase | _AsyncCase]:
         one = self._arrays(1)
         if not one.samples.size or not one.room.any():
             return
@@ -1108,30 +1120,30 @@ class _Search:
         self._works = np.unique(np.round(one.work[(one.room > 0) & np.isfinite(one.work)], 9))
         if not len(self._works):
             return
-        chunks = np.array_split(np.arange(len(self._works)), min(INTERVALS, len(self._works)))
+        chunks = np.array_split(np.arange(len(self._works)), min(WORK_RANGES, len(self._works)))
         # Of equal bounds, more ps come first: their CPUs are the last to limit the speed.
         for ps in reversed(self._space.ps_counts()):
             self._loads[ps] = self._space.model.load(self._scenario.shards(ps))
             if not self._scenario.profile.synchronous:
-                most_steps = min(
-                    self._space.model.shared(self._loads[ps]).most_steps, self._most_rate / one.samples.min()
+                max_steps_per_s = min(
+                    self._space.model.shared(self._loads[ps]).max_steps_per_s, self._most_rate / one.samples.min()
                 )
-                least_steps = max(self.speed, most_steps * HOPELESS) / one.most_samples
+                min_steps_per_s = max(self.speed, max_steps_per_s * MIN_BOUND_SHARE) / one.most_samples
                 for slowest in self._slowest(ps):
-                    yield _Steps(ps, least_steps, most_steps, slowest, is_whole=True)
+                    yield _AsyncCase(ps, min_steps_per_s, max_steps_per_s, slowest, is_whole=True)
                 continue
             for chunk in chunks:
-                yield _Case(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
+                yield _SyncCase(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
 
     def _slowest(self, ps: int) -> list[tuple[float, float]]:
         """Ranges of the time that the slowest ps machine takes to send its shards; one if it does not matter."""
         kinds, sizes = self._scenario.kinds, self._scenario.shards(ps).sizes
         fewest = itertools.accumulate(reversed(sizes))
         stored = {*itertools.accumulate(sizes), *fewest}
-        is_all = len(sizes) <= FEW_SETS
+        is_all = len(sizes) <= MAX_PS_WITH_ALL_SETS
         if is_all:
             stored = {sum(some) for count in range(1, ps + 1) for some in itertools.combinations(sizes, count)}
-        times, are_all_kept = slowest_times(kinds, stored, self._scenario.shards(ps), MOST_TIMES)
+        times, are_all_kept = slowest_times(kinds, stored, self._scenario.shards(ps), MAX_SLOWEST_TIMES)
         if not times:
             return [ANY_TIME]
         is_all = is_all and are_all_kept
@@ -1140,24 +1152,24 @@ class _Search:
 
     def _arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> _Arrays:
         if (ps, slowest) not in self._optimistic:
-            if ps not in self._unlimited:
+            if ps not in self._base_arrays:
                 kinds, shards = self._scenario.kinds, self._scenario.shards(ps)
                 rows = [_Row(index, kind.count) for index, kind in enumerate(kinds)]
                 if len(kinds) == 1 and self._scenario.sizes.chief is not None:
                     # One of the identical machines has the chief.
                     others = kinds[0].count - 1
                     rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
-                self._unlimited[ps] = _Arrays(self._space, rows, shards, optimistic=True)
-            self._optimistic[ps, slowest] = self._unlimited[ps].limited(slowest)
+                self._base_arrays[ps] = _Arrays(self._space, rows, shards, optimistic=True)
+            self._optimistic[ps, slowest] = self._base_arrays[ps].limited_to(slowest)
         return self._optimistic[ps, slowest]
 
-    def _first_bound(self, case: _Case | _Steps) -> float:
+    def _first_bound(self, case: _SyncCase | _AsyncCase) -> float:
         """Bounds a case with the cards of all machines combined, and the largest shard on the fastest of them.
 
         Counts only the bytes of workers elsewhere.
         """
         arrays, model = self._arrays(1), self._space.model
-        if isinstance(case, _Steps):
+        if isinstance(case, _AsyncCase):
             return min(case.high * arrays.most_samples, self._most_rate)
         first, last = case.workers
         elsewhere = max(0, first - arrays.most_beside)
@@ -1180,21 +1192,21 @@ class _Search:
     def _most_samples(self, work: int) -> float:
         """Samples of one step of all workers that are no slower, with workers on all machines."""
         arrays = self._arrays(1)
-        room = np.where(arrays.work <= self._works[work] * (1 + CLOSE) + CLOSE, arrays.room, 0)
+        room = np.where(arrays.work <= self._works[work] * (1 + ROUNDING) + ROUNDING, arrays.room, 0)
         return float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2)))
 
-    def _reached(self, case: _Case, goal: float) -> _Found | None:
+    def _optimistic_machines(self, case: _SyncCase, goal: float) -> _RelaxedOptimum | None:
         """Machines that are that fast in the optimistic reading; None if none are."""
         arrays = self._arrays(case.ps)
         self.effort += 2 * arrays.effort
-        return self._space.reached(arrays, self._loads[case.ps], goal, *self._limits(case))
+        return self._space.machines_reaching(arrays, self._loads[case.ps], goal, *self._limits(case))
 
-    def _limits(self, case: _Case) -> tuple[float, float, tuple[int, int]]:
+    def _limits(self, case: _SyncCase) -> tuple[float, float, tuple[int, int]]:
         return float(self._works[case.works[0]]), float(self._works[case.works[1]]), case.workers
 
     # Real placements.
 
-    def _try(self, case: _Case, promise: _Found, goal: float, above: float) -> None:
+    def _place_sync_case(self, case: _SyncCase, promise: _RelaxedOptimum, goal: float, above: float) -> None:
         """Places the case as fast as possible."""
         arrays = self._arrays(case.ps)
         busy = [state for state in promise.states if state.workers]
@@ -1204,95 +1216,97 @@ class _Search:
             return
         self._seen.add(key)
         for real in self._real_arrays(case.ps):
-            for found in self._real_states(key, real, goal, above):
-                self._rate(case.ps, real, found, key[2])
-                if self.speed * (1 + ENOUGH) >= above:
+            for found in self._real_sync_optima(key, real, goal, above):
+                self._assign_and_rate(case.ps, real, found, key[2])
+                if self.speed * (1 + MIN_SPEED_GAIN) >= above:
                     return
 
-    def _real_states(self, key: tuple[int, float, int], arrays: _Arrays, goal: float, above: float) -> Iterator[_Found]:
+    def _real_sync_optima(
+        self, key: tuple[int, float, int], arrays: _Arrays, goal: float, above: float
+    ) -> Iterator[_RelaxedOptimum]:
         space = self._space
         ps, work_s, workers = key
-        speeds = [goal, self.speed or goal * HOPELESS]
+        speeds = [goal, self.speed or goal * MIN_BOUND_SHARE]
         while speeds:
-            speed = speeds.pop(0) * (1 + CLOSE)
+            speed = speeds.pop(0) * (1 + ROUNDING)
             self.effort += 2 * arrays.effort
-            found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
+            found = space.machines_reaching(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
             if found is not None:
                 yield found
-                if self.speed > speed * (1 + ENOUGH / 5):
+                if self.speed > speed * (1 + MIN_SPEED_GAIN / 5):
                     speeds = [self.speed]
                 elif speeds:
                     break
-        if arrays.are_few:
+        if arrays.uses_dynamic_program:
             return
         # Shards differ from the mean size, and with many machines local search does not compensate: the optimum
         # by the mean size spreads them most evenly.
         best, low, high = None, max(goal, self.speed), above
-        for _ in range(NARROWINGS):
+        for _ in range(MAX_NARROWINGS):
             speed = math.sqrt(low * high)
             self.effort += 2 * arrays.effort
-            found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
+            found = space.machines_reaching(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
             best, low, high = (best, low, speed) if found is None else (found, speed, high)
         if best is not None:
             yield best
 
-    def _try_steps(self, case: _Steps, above: float) -> None:
+    def _place_async_case(self, case: _AsyncCase, above: float) -> None:
         """Places the case as fast as possible."""
-        candidates: Iterator[tuple[float, _Arrays, _Found]] = (
+        candidates: Iterator[tuple[float, _Arrays, _RelaxedOptimum]] = (
             (self._samples(real, found), real, found)
             for real in self._real_arrays(case.ps, case.slowest)
-            for found in self._real_steps(case, real)
+            for found in self._real_async_optima(case, real)
         )
-        if self._arrays(case.ps, case.slowest).are_few:
+        if self._arrays(case.ps, case.slowest).uses_dynamic_program:
             # Rating takes longer than finding, so the best come first.
             candidates = iter(sorted(candidates, key=lambda entry: -entry[0]))
         for samples_per_s, real, machines in candidates:
-            if samples_per_s < self.speed * HOPED:
+            if samples_per_s < self.speed * MIN_RATED_SHARE:
                 continue
-            self._rate(case.ps, real, machines, self._space.max_workers)
-            if self.speed * (1 + ENOUGH) >= above:
+            self._assign_and_rate(case.ps, real, machines, self._space.max_workers)
+            if self.speed * (1 + MIN_SPEED_GAIN) >= above:
                 return
 
-    def _samples(self, arrays: _Arrays, found: _Found) -> float:
+    def _samples(self, arrays: _Arrays, found: _RelaxedOptimum) -> float:
         """Samples/s of the optimum if the shards had the mean size."""
         samples = np.append(arrays.samples, 0.0)[found.choices]
         return float(found.numbers[2] @ (samples * found.each(found.made)))
 
-    def _real_steps(self, case: _Steps, arrays: _Arrays) -> Iterator[_Found]:
+    def _real_async_optima(self, case: _AsyncCase, arrays: _Arrays) -> Iterator[_RelaxedOptimum]:
         prices = self._prices(arrays)
         if len(prices) > 1:
-            some = [case.low, math.sqrt(case.low * case.high) if case.width <= STEP else case.best]
-            for index, found in enumerate(self._space.steps(arrays, some, prices)):
+            some = [case.low, math.sqrt(case.low * case.high) if case.width <= MAX_PLACED_WIDTH else case.best]
+            for index, found in enumerate(self._space.rate_optima(arrays, some, prices)):
                 self.effort += arrays.effort
                 if found is not None:
-                    yield _enough(arrays, found, some[index // len(prices)])
-        if id(arrays) in self._kept_up:
+                    yield _trim_machines(arrays, found, some[index // len(prices)])
+        if id(arrays) in self._max_rates_tried:
             return
-        self._kept_up.add(id(arrays))
+        self._max_rates_tried.add(id(arrays))
         # The maximum steps that the machines keep up with.
-        most_steps = self._space.model.shared(self._loads[case.ps]).most_steps
-        low, high, best = 0.0, min(most_steps, self._most_rate / float(arrays.samples.min())), None
-        many = TOGETHER if arrays.are_few else 1
+        max_steps_per_s = self._space.model.shared(self._loads[case.ps]).max_steps_per_s
+        low, high, best = 0.0, min(max_steps_per_s, self._most_rate / float(arrays.samples.min())), None
+        many = POINTS_PER_BATCH if arrays.uses_dynamic_program else 1
         points = high * np.arange(1, many + 1) / many
-        for _ in range(HALVINGS):
+        for _ in range(MAX_BISECTIONS):
             reached = low
-            for steps, found in zip(points.tolist(), self._space.steps(arrays, points.tolist()), strict=True):
+            for steps, found in zip(points.tolist(), self._space.rate_optima(arrays, points.tolist()), strict=True):
                 self.effort += arrays.effort
-                if found is not None and found.steps >= steps * (1 - CLOSE):
+                if found is not None and found.steps >= steps * (1 - ROUNDING):
                     best, reached = found, steps
             low, high = reached, min((steps for steps in points.tolist() if steps > reached), default=high)
             if high <= low * (1 + 1e-3):
                 break
             points = low + (high - low) * np.arange(1, many + 1) / (many + 1)
         if best is not None:
-            yield _enough(arrays, best, low)
+            yield _trim_machines(arrays, best, low)
 
     def _real_arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> list[_Arrays]:
         """Arrays for each choice of the chief's machine and the machine of a far larger shard."""
         if (ps, slowest) not in self._real:
-            if ps not in self._unlimited_real:
-                self._unlimited_real[ps] = list(self._make_real(ps))
-            found = [arrays.limited(slowest) for arrays in self._unlimited_real[ps]]
+            if ps not in self._base_real_arrays:
+                self._base_real_arrays[ps] = list(self._make_real(ps))
+            found = [arrays.limited_to(slowest) for arrays in self._base_real_arrays[ps]]
             self._real[ps, slowest] = [one for one in found if one.is_optimistic or one.fits[:, 0].all()]
         return self._real[ps, slowest]
 
@@ -1300,11 +1314,11 @@ class _Search:
         scenario, shards = self._scenario, self._scenario.shards(ps)
         kinds = scenario.kinds
         by_room = sorted(range(len(kinds)), key=lambda i: (kinds[i].gpus, -kinds[i].cpu_millis))
-        hosts = by_room if len(kinds) <= FEW_KINDS else [by_room[0]]
+        hosts = by_room if len(kinds) <= MAX_HOST_KINDS else [by_room[0]]
         rest = shards.sizes[1:]
-        is_far_larger = bool(rest) and shards.sizes[0] > FAR_LARGER * sum(rest) / len(rest)
+        is_far_larger = bool(rest) and shards.sizes[0] > LARGE_SHARD_RATIO * sum(rest) / len(rest)
         # Of few different shards none may be near the mean; then the optimistic reading is tried, too.
-        is_unlike = len(shards.sizes) <= FEW_SHARDS and shards.sizes[0] > FAR_LARGER * shards.sizes[-1]
+        is_unlike = len(shards.sizes) <= MAX_UNEQUAL_SHARDS and shards.sizes[0] > LARGE_SHARD_RATIO * shards.sizes[-1]
         for chief in hosts if scenario.sizes.chief is not None else [None]:
             for largest in hosts if is_far_larger else [None]:
                 rows: list[_Row] = []
@@ -1328,31 +1342,31 @@ class _Search:
                     if is_unlike:
                         yield _Arrays(self._space, rows, shards, optimistic=True)
 
-    def _rate(self, ps: int, arrays: _Arrays, found: _Found, most: int) -> None:
+    def _assign_and_rate(self, ps: int, arrays: _Arrays, found: _RelaxedOptimum, most: int) -> None:
         if (id(arrays), found.states) in self._seen:
             return
         self._seen.add((id(arrays), found.states))
-        machines = _machines(self._space, arrays, found, min(most, self._space.max_workers))
+        machines = _assign_machines(self._space, arrays, found, min(most, self._space.max_workers))
         if machines is None or len(machines[1]) < self._space.min_workers:
             return
         shape, assignment = machines[0], machines[2]
         shards = self._scenario.shards(ps)
-        self.effort += 4 * arrays.effort + len(machines[1]) / WORKERS_A_PROBLEM
+        self.effort += 4 * arrays.effort + len(machines[1]) / WORKERS_PER_EFFORT
         self.rate(shape, shards, assignment)
 
     def rate(self, shape: WorkerShape, shards: Shards, assignment: Assignment) -> None:
         """Improves and evaluates the placement, and keeps it if it is the fastest so far."""
         worth = evaluate(self._scenario, shape, shards, assignment)
-        if worth.samples_per_s < self.speed * PROMISING:
+        if worth.samples_per_s < self.speed * MIN_IMPROVED_SHARE:
             return
         better = balanced(self._scenario, shape, shards, assignment)
         if better is not assignment:
             assignment, worth = better, evaluate(self._scenario, shape, shards, better)
         if worth.samples_per_s > self.speed:
-            self.speed, self.found = worth.samples_per_s, Wide(shape, shards, assignment, worth)
+            self.speed, self.found = worth.samples_per_s, RelaxedPlan(shape, shards, assignment, worth)
 
 
-def _has_place(arrays: _Arrays, room: Ints, half: Floats, fewest: int) -> bool:
+def _can_send_shards(arrays: _Arrays, room: Ints, half: Floats, fewest: int) -> bool:
     """Whether machines can send all shards, the largest from one of them, to the workers elsewhere; synchronous.
 
     Args:
@@ -1365,7 +1379,7 @@ def _has_place(arrays: _Arrays, room: Ints, half: Floats, fewest: int) -> bool:
     near = np.where(arrays.fits[:, 1:, None], room[:, 1:], 0).max(axis=(1, 2), initial=0)
     far = np.maximum(0, fewest - near)
     with np.errstate(divide="ignore"):
-        most = np.where(has_ps, np.where(far > 0, half / far, np.inf), 0.0) * (1 + CLOSE)
+        most = np.where(has_ps, np.where(far > 0, half / far, np.inf), 0.0) * (1 + ROUNDING)
     return bool((most >= arrays.largest).any() and arrays.counts @ np.minimum(most, arrays.total) >= arrays.total)
 
 
@@ -1373,8 +1387,8 @@ def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
     return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
 
 
-def _machines(
-    space: WideSpace, arrays: _Arrays, found: _Found, most: int
+def _assign_machines(
+    space: RelaxedSpace, arrays: _Arrays, found: _RelaxedOptimum, most: int
 ) -> tuple[WorkerShape, tuple[str, ...], Assignment] | None:
     """Assigns names: the machine of each task, and each worker's shape."""
     scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
@@ -1409,8 +1423,8 @@ def _machines(
         return None
     if len(workers) > most:
         workers = sorted(workers, key=lambda entry: (-entry[1], not entry[0]))[:most]
-    elif arrays.are_few and not scenario.profile.synchronous:
-        workers += _others(space, arrays, idle, most - len(workers))
+    elif arrays.uses_dynamic_program and not scenario.profile.synchronous:
+        workers += _workers_on_idle_machines(space, arrays, idle, most - len(workers))
     # The larger shards go to machines with more workers.
     held: list[tuple[float, int, int, str, int]] = []
     mean = (arrays.total - float(arrays.base.sum())) / max(1, arrays.ps)
@@ -1436,14 +1450,14 @@ def _machines(
     for name, shape in zip(on, shapes, strict=True):
         if name in tasks:
             tasks[name].append(sizes.worker(shape))
-    if any(kind_of[name].room_for(NOTHING, here) < 0 for name, here in tasks.items()):
+    if any(kind_of[name].room_for(NO_RESOURCES, here) < 0 for name, here in tasks.items()):
         return None
     usual = Counter(shapes).most_common(1)[0][0]
     return usual, on, Assignment(tuple(of_ps), on, chief, shapes)
 
 
-def _others(
-    space: WideSpace, arrays: _Arrays, idle: Sequence[tuple[str, _State]], left: int
+def _workers_on_idle_machines(
+    space: RelaxedSpace, arrays: _Arrays, idle: Sequence[tuple[str, _State]], left: int
 ) -> Iterator[tuple[bool, float, str, WorkerShape]]:
     """Adds workers on machines without any: a price for each worker may leave fewer of them than allowed.
 
@@ -1468,15 +1482,15 @@ def _others(
         yield from [(beside, float(arrays.samples[choice]), name, _shape(space, arrays, state, choice))] * here
 
 
-def _shape(space: WideSpace, arrays: _Arrays, state: _State, choice: int) -> WorkerShape:
+def _shape(space: RelaxedSpace, arrays: _Arrays, state: _State, choice: int) -> WorkerShape:
     if choice >= len(space.gpu_shapes):
         return WorkerShape(0, float(arrays.cpus[state.row, state.ps, choice]))
     return space.gpu_shapes[choice]
 
 
-def _enough(arrays: _Arrays, found: _Found, steps_per_s: float) -> _Found:
+def _trim_machines(arrays: _Arrays, found: _RelaxedOptimum, steps_per_s: float) -> _RelaxedOptimum:
     """With many workers: keeps the machines with ps, and the fastest others for the steps required and some spare."""
-    if found.workers <= MANY_WORKERS:
+    if found.workers <= MAX_UNTRIMMED_WORKERS:
         return found
     rows, ps, machines = found.numbers
     own = found.each(found.made)
@@ -1487,7 +1501,7 @@ def _enough(arrays: _Arrays, found: _Found, steps_per_s: float) -> _Found:
     own, machines, needed = own[order], machines[order], needed[order]
     made = np.cumsum(own * machines) - own * machines
     with np.errstate(divide="ignore", invalid="ignore"):
-        wanted = np.ceil(np.maximum(0.0, steps_per_s * SPARE - made) / own)
+        wanted = np.ceil(np.maximum(0.0, steps_per_s * SPARE_STEPS_FACTOR - made) / own)
     kept = np.where(needed, machines, np.minimum(machines, np.where(own > 0, wanted, 0))).astype(np.int64)
     kept_rows = kept > 0
     return replace(found, numbers=(rows[order][kept_rows], ps[order][kept_rows], kept[kept_rows]))
