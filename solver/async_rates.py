@@ -50,8 +50,6 @@ class Machine:
         stored: shard bytes on it.
         card: bytes/s of its network card, each way.
         rack: its rack; None if racks do not matter.
-        samples: samples of one worker's step.
-        count: number of such machines.
     """
 
     own_rate: float
@@ -67,7 +65,6 @@ class Shared:
     """Limits that all machines share.
 
     Attributes:
-        total_bytes: size of all variables.
         within: bytes/s between tasks of one machine.
         uplink: bytes/s of each rack's uplink, each way; infinite if racks do not matter.
         max_steps_per_s: steps/s that the busiest ps and the chief allow.

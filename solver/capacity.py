@@ -17,8 +17,6 @@ class Machines:
     """Machines of several kinds as arrays, one row for each kind.
 
     Attributes:
-        kinds: the kinds.
-        counts: number of machines of each.
         network_bytes_per_s: speed of their network cards, each way.
     """
 

@@ -26,12 +26,7 @@ class NodeClass:
 
     Attributes:
         name: the machine's name; with a count above 1 the machines are called `name-0`, `name-1` and so on.
-        count: number of machines.
-        cpus: CPU cores of one machine.
-        mem_bytes: memory of one machine.
-        gpus: GPUs of one machine.
         gpu_model: their model, such as `K80`; None if unknown.
-        disk_bytes: disk space of one machine.
         network_gbps: speed of its network card in Gb/s, each way.
         rack: its rack; None if unknown.
         free: resource -> unused amount at the moment, for messages only; None if unknown.
@@ -89,13 +84,11 @@ class Cluster:
     """All machines and the links between them.
 
     Attributes:
-        nodes: classes of machines.
         within_node_gbps: speed between two tasks on one machine, in Gb/s.
         across_racks_gbps: speed of each rack's uplink in Gb/s, each way; None if racks do not matter.
         within_node_cost: Eq. 1's weight of a byte that stays on its machine.
         within_rack_cost: weight of a byte between machines; within one rack, if `across_racks_cost` is given.
         across_racks_cost: weight of a byte between racks; None if racks do not matter.
-        pairs: costs of single pairs.
     """
 
     nodes: tuple[NodeClass, ...]

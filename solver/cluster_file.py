@@ -138,10 +138,7 @@ def read_network(path: Path) -> Network:
 def write_network(path: Path, network: Network, about: str) -> None:
     """Writes a network file, without costs of pairs.
 
-    Args:
-        path: the file.
-        network: the network.
-        about: one line on its origin.
+    `about`: one line on its origin.
 
     Raises:
         BadInputError: if it cannot be written.

@@ -18,18 +18,10 @@ class Row:
     """Result of one method; without a plan it has a reason and zeros.
 
     Attributes:
-        method: its name.
         reason: why it has no plan; empty with a plan.
-        workers: number of workers.
         kinds: of workers that differ: their number, CPUs and GPUs, most GPUs first.
-        ps: number of parameter servers.
-        cpus: CPUs of each worker.
-        gpus: GPUs of each worker.
         machines: number of machines with a task.
-        samples_per_s: predicted speed.
         share: of the best speed of all methods.
-        traffic_bytes: Eq. 1.
-        seconds: planning time.
         optimal: whether it is proven that no plan inside the rules is better.
         gap: maximum distance from the best speed, as a share of it; 1 if the method gives no bound.
     """

@@ -31,7 +31,6 @@ class Evaluation:
         step_time: seconds in which every worker makes one step, with the terms; where machines differ, compute is that
             of the slowest and transfer the mean.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
-        samples_per_s: predicted speed.
         traffic_bytes: Eq. 1, by the costs of the cluster's links.
     """
 
@@ -87,11 +86,8 @@ class _Layout:
 def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Evaluation:
     """Predicts the performance of a placement (docs/solver.md, 'Step time').
 
-    Args:
-        scenario: the model on the cluster.
-        shape: resources of each worker, unless the assignment has its own.
-        shards: bytes on each ps.
-        assignment: machine of every task; several parameter servers may share one.
+    `shape`: resources of each worker, unless the assignment has its own. `assignment`: machine of every task; several
+    parameter servers may share one.
     """
     shapes = assignment.shapes_of_workers(shape)
     held: dict[str, int] = {}

@@ -19,9 +19,7 @@ class Gpu:
     """A GPU model.
 
     Attributes:
-        model: its name.
         training_flops_per_s: FLOP/s in whole training steps.
-        memory_bytes: its memory.
         source: source of the speed.
     """
 
@@ -120,7 +118,6 @@ def _words(model: str) -> frozenset[str]:
 
 @functools.cache
 def known_hardware() -> Hardware:
-    """Loads the table in `hardware.yaml`."""
     text = importlib.resources.files("solver").joinpath("hardware.yaml").read_text(encoding="utf-8")
     data = yaml.safe_load(text)
     gpus = {name.lower(): _gpu(name, entry) for name, entry in data["gpus"].items()}

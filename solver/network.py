@@ -45,7 +45,6 @@ class Network:
     Attributes:
         within_node_gbps, across_racks_gbps, within_node_cost, within_rack_cost, across_racks_cost: as in `Cluster`;
         None if not given.
-        pairs: costs of single pairs of machines.
         machines: properties of single machines.
     """
 

@@ -19,11 +19,9 @@ class NodeKind:
         cpu_millis: thousandths of a CPU core.
         mem_mb: MiB of memory.
         disk_mb: MiB of disk.
-        gpus: whole GPUs.
         gpu_model: their model; None if there are none or it is unknown.
         network_bytes_per_s: the network card's speed, each way.
         rack: their rack, if racks matter.
-        names: the machines.
     """
 
     cpu_millis: int

@@ -26,7 +26,6 @@ class PlannedTask:
 
     Attributes:
         role, index: its role, and its number in that role.
-        node: its machine.
         cpus, mem_mb, disk_mb, gpus: its resources, memory and disk in MiB.
         is_plain: whether it is the job's only task, and trains without parameter servers.
     """
@@ -50,9 +49,7 @@ class Option:
     """The chosen resource assignment option.
 
     Attributes:
-        workers: number of workers.
         ps: number of parameter servers; 0 for one plain task.
-        worker: resources of each worker.
         ps_task: resources of the largest ps; zeros if there is no ps.
         chief: resources of the separate chief; None if there is none.
     """
@@ -86,11 +83,6 @@ class Alternative:
     """An option that was not chosen.
 
     Attributes:
-        workers: number of workers.
-        ps: number of parameter servers.
-        worker: resources of each worker.
-        samples_per_s: predicted speed.
-        traffic_bytes: Eq. 1.
         relative: speed as a share of the chosen plan's.
     """
 
@@ -107,19 +99,13 @@ class Plan:
     """A placement of one training job, with reasons.
 
     Attributes:
-        profile: the model.
-        option: the option chosen.
         tasks: every task with its machine, parameter servers first.
         variables: variable -> index of its ps.
         step_time_s: predicted seconds in which every worker makes one step, with the terms.
-        samples_per_s: predicted speed.
         traffic_bytes: Eq. 1, weighted bytes per step of every worker.
-        objective: `throughput` or `traffic`.
         optimal: whether it is proven that no option and no placement is better in `objective`, speeds within 1% being
             equal; then, and only then, the gap is 0.
         gap: maximum improvement by a better plan, as a share of the best possible.
-        solve_time_s: planning time.
-        options: counts of options.
         alternatives: the next best of the options that were placed.
         why: short sentences for the user.
         formulation: the exact form of the placement program, with the reason.

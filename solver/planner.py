@@ -331,12 +331,7 @@ def _plain_plan(
 ) -> Plan:
     """Builds the plan of one plain task.
 
-    Args:
-        request: the plan request.
-        scenario: the model on the cluster.
-        plain: the task.
-        other: the best plan found with parameter servers; None if there is none, or none was searched.
-        solve_time_s: planning time.
+    `other`: the best plan found with parameter servers; None if there is none, or none was searched.
     """
     node = next(kind for kind in scenario.kinds if plain.node in kind.names)
     why = "One plain task: the script in one process, without parameter servers, as python runs it."
@@ -389,7 +384,6 @@ def _alternatives_to_plain(other: Plan, samples_per_s: float) -> tuple[Alternati
 
 
 def _no_plain_task(request: PlanRequest, scenario: Scenario) -> InfeasibleError:
-    """Why no plain task fits."""
     if not can_be_plain(request.profile, scenario.hardware):
         return InfeasibleError("This script trains on a cluster only: it cannot be one plain task.")
     return shortage_of("the job's only task", scenario.sizes.plain(WorkerShape(0, CPU_STEP)), scenario.kinds)

@@ -47,7 +47,6 @@ def reasons(
 
 
 def guesses(unknown_gpus: Sequence[str]) -> tuple[str, ...]:
-    """A sentence for each GPU model whose speed is assumed."""
     what = "is not known; a P100's is assumed (solver/hardware.yaml)."
     return tuple(f"{_GUESS}'{model}' {what}" for model in unknown_gpus)
 

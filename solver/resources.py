@@ -30,10 +30,8 @@ class TaskResources:
     """Resources of one task.
 
     Attributes:
-        cpus: CPU cores.
         mem_mb: memory in MiB, Mesos' unit.
         disk_mb: disk space in MiB.
-        gpus: whole GPUs.
     """
 
     cpus: float
@@ -60,7 +58,6 @@ class TaskSizes:
     """Resources of each role of one model's job.
 
     Attributes:
-        profile: the model.
         helper_cpus: CPUs of each ps and of a separate chief.
         least_mem_mb: minimum memory of each task, in MiB.
     """

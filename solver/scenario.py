@@ -22,11 +22,6 @@ class Scenario:
     """A model, machines and speeds.
 
     Attributes:
-        profile: the model.
-        cluster: the machines and their links.
-        hardware: speeds.
-        kinds: the machines by their resources.
-        sizes: resources of the roles.
         sharding: how the variables are distributed over the parameter servers.
     """
 
@@ -69,6 +64,5 @@ class Scenario:
         return self._shards[ps]
 
     def model(self, shape: WorkerShape) -> StepModel:
-        """Step times of workers of that shape."""
         within = self.cluster.within_node_gbps * BYTES_PER_S_PER_GBPS
         return StepModel(self.profile, shape, self.hardware, within, self.shards(1).total, self.sizes.helper_cpus)

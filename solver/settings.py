@@ -79,7 +79,6 @@ class PlanOptions:
     ] = None
 
     def check_rules(self) -> None:
-        """Raises `BadInputError` if a rule is unknown."""
         if self.rules != "default":
             from solver.options import parse_rules
 

@@ -18,11 +18,7 @@ _RESOURCES = ("CPUs", "memory", "disk", "GPUs")
 def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, hardware: Hardware) -> InfeasibleError:
     """The error for a job whose smallest option does not fit.
 
-    Args:
-        kinds: the machines.
-        space: the options that were tried.
-        sizes: resources of the roles.
-        hardware: the GPUs' memory.
+    `space`: the options that were tried. `hardware`: the GPUs' memory.
     """
     profile = sizes.profile
     gpus = any(kind.gpus for kind in kinds)

@@ -49,9 +49,6 @@ class StepModel:
     """Step times of one model with workers of one shape.
 
     Attributes:
-        profile: the model.
-        shape: a worker's GPUs and CPUs.
-        hardware: known speeds.
         within_node_bytes_per_s: speed between tasks of one machine.
         total_bytes: size of all variables, moved twice by every worker in every step.
         ps_cpus: CPUs of each ps.
@@ -145,11 +142,7 @@ class StepModel:
     def network_s(self, kind: NodeKind, local_bytes: int, workers: int, all_workers: int) -> float:
         """Seconds that a machine's network card is busy while every worker makes one step.
 
-        Args:
-            kind: the machine.
-            local_bytes: shard bytes on it.
-            workers: workers on it.
-            all_workers: workers of the job.
+        `local_bytes`: shard bytes on it.
         """
         sent = local_bytes * (all_workers - workers)
         received = workers * (self.total_bytes - local_bytes)

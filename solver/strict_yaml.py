@@ -33,12 +33,7 @@ Content = TypeVar("Content", bound=StrictModel)
 
 @dataclass(frozen=True)
 class YamlFile(Generic[Content]):
-    """A parsed file.
-
-    Attributes:
-        path: the file.
-        content: its content.
-    """
+    """A parsed file."""
 
     path: Path
     content: Content

@@ -67,7 +67,6 @@ def parse_duration(text: str) -> float:
 
 
 def format_bytes(count: float) -> str:
-    """Formats a size in binary units."""
     for unit, factor in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
         if abs(count) >= factor:
             return f"{count / factor:.1f} {unit}"

@@ -14,7 +14,6 @@ from solver.resources import TaskResources
 
 
 def capacity_for(free: Ints, task: TaskResources) -> Ints:
-    """Number of such tasks that fit on each machine."""
     need = amounts(task)
     rooms: Ints = (free[:, need > 0] // need[need > 0]).min(axis=1)
     return rooms

@@ -27,9 +27,7 @@ class BaselineChoice:
     """Decision of a baseline.
 
     Attributes:
-        shape: resources of each worker.
         shards: the variables on the parameter servers.
-        assignment: machine of every task.
         compared: number of options examined.
         note: a sentence on how it was found.
     """
@@ -55,8 +53,6 @@ class Setting:
     """One job on one empty cluster.
 
     Attributes:
-        request: the plan request.
-        scenario: the model on the cluster.
         names: the machines in the cluster's order, in which baselines visit them.
         kind_of: the kind of each of them, an index of `scenario.kinds`.
         slice: a worker's resources for baselines with equal slices: one GPU if there are any, and the CPUs of a ps,
@@ -105,7 +101,6 @@ class Setting:
         return min(len(self.names), max(1, len(self.scenario.profile.variables)))
 
     def cap_workers(self, workers: int) -> int:
-        """Caps a number of workers by the user's limit."""
         limit = self.request.max_workers
         return workers if limit is None else min(workers, limit)
 
@@ -138,7 +133,6 @@ class Setting:
         return np.where(hosts[self.kind_of], capacity_for(free, self.scenario.sizes.worker(shape)), 0)
 
     def no_room_error(self, method: str, shape: WorkerShape) -> InfeasibleError:
-        """The error for a job that the baseline cannot place at any size."""
         chief = ", the chief" if self.scenario.sizes.chief is not None else ""
         worker = self.scenario.sizes.worker(shape)
         return InfeasibleError(
@@ -149,11 +143,7 @@ class Setting:
     def choice(self, shape: WorkerShape, ps: int, on: MachineIndices, compared: int) -> BaselineChoice:
         """Converts machine indices to names.
 
-        Args:
-            shape: resources of each worker.
-            ps: number of parameter servers.
-            on: machines of the tasks.
-            compared: number of options examined.
+        `on`: machines of the tasks. `compared`: number of options examined.
         """
         assignment = Assignment(
             tuple(self.names[index] for index in on.ps),

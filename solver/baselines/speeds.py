@@ -47,7 +47,6 @@ class Speeds:
 
     Args:
         setting: the job and the machines; machine numbers are indices of its `names`.
-        shape: resources of each worker.
     """
 
     def __init__(self, setting: Setting, shape: WorkerShape) -> None:

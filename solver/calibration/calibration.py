@@ -31,7 +31,6 @@ class Calibration:
         factors: term (`solver.calibration.step_terms.TERMS`) -> factor on its time.
         not_identified: terms that the measurements do not determine; their factor is 1.
         overlap: whether transfers overlap a synchronous step's work; the better fit of the two is kept.
-        rows: number of measurements.
         error_before: mean relative error of the predictions without calibration, as a share of the measured time.
         mean_error: the same with calibration.
         worst_error: largest relative error with calibration.
@@ -90,7 +89,6 @@ class Calibration:
         )
 
     def sentences(self) -> tuple[str, ...]:
-        """Results for the user."""
         found = [f"{term} x {self.factors[term]:.2g}" for term in TERMS if term not in self.not_identified]
         rows = f"{self.rows} measurement{'' if self.rows == 1 else 's'}"
         first = (

@@ -30,7 +30,6 @@ class Measurement:
     """A measured step time for one placement.
 
     Attributes:
-        shape: a worker's GPUs and CPUs.
         assignment: machine of every ps and worker; the chief's does not matter.
         seconds: seconds in which every worker made one step, on average; None if `samples_per_s` is given.
         samples_per_s: samples per second of all workers; None if `seconds` is given.
@@ -75,12 +74,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """Measurements of one model on one cluster.
-
-    Attributes:
-        terms: the terms of each row.
-        seconds: the measured times.
-    """
+    """Measurements of one model on one cluster."""
 
     terms: tuple[StepTerms, ...]
     seconds: Floats

@@ -48,7 +48,6 @@ class Links:
         stored: shard bytes.
         cards: bytes/s of the network card, each way.
         racks: for each rack the indices of its machines; empty if racks do not matter.
-        total_bytes: size of all variables.
         within: bytes/s between tasks of one machine.
         uplink: bytes/s of each rack's uplink, each way.
     """
@@ -130,11 +129,7 @@ class StepTerms:
 def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> StepTerms:
     """Computes the terms of a placement.
 
-    Args:
-        scenario: the model on the cluster.
-        shape: resources of each worker.
-        shards: bytes on each ps.
-        assignment: machine of every task; several parameter servers may share one.
+    `assignment`: machine of every task; several parameter servers may share one.
     """
     model = scenario.model(shape)
     kind_of = {name: kind for kind in scenario.kinds for name in kind.names}

@@ -34,10 +34,8 @@ class Answers:
     """Options of the command.
 
     Attributes:
-        method: the planning method.
         time_limit_s: maximum planning time; None for the planner's own limit.
         picture: picture file; None for none.
-        output_format: output format.
     """
 
     method: str
@@ -46,7 +44,6 @@ class Answers:
     output_format: Format
 
     def plan(self, request: PlanRequest) -> None:
-        """Makes and prints one plan."""
         made = self._make_plan(request)
         if self.picture is not None:
             # matplotlib takes a while to load, and most runs draw nothing.
@@ -78,7 +75,6 @@ class Answers:
         self._print_picture_path()
 
     def comparison(self, request: PlanRequest) -> None:
-        """Compares all methods."""
         from solver.cli.comparison_tables import print_comparison
         from solver.comparison import Comparison, Row, compare
 
@@ -98,7 +94,6 @@ class Answers:
         self._print(made, print_comparison)
 
     def jobs(self, jobs: Sequence[Job], cluster: Cluster, order: Order) -> None:
-        """Plans many jobs together."""
         from solver.cli.jobs_tables import print_jobs_plan
         from solver.jobs import plan_jobs
 

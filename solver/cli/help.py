@@ -32,7 +32,6 @@ class PanelCommand(TyperCommand):
     panels: ClassVar[Panels] = {}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the arguments, then the panels."""
         params = {param.name: param for param in self.get_params(ctx)}
         arguments = [name for name, param in params.items() if param.param_type_name == "argument"]
         named = {name for names in self.panels.values() for name in names}

@@ -62,7 +62,6 @@ def module_option(argument: str) -> Any:
 
 
 def refresh_profile_option() -> Any:
-    """Declares `--refresh-profile`."""
     return typer.Option("--refresh-profile", help="Read the script's model again, even if the script is unchanged.")
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def network_option() -> Any:
-    """Declares `--network`."""
     return typer.Option(
         metavar="FILE", help="What is known of the links (YAML), as dike agents measure writes it.", show_default=False
     )

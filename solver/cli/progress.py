@@ -13,12 +13,7 @@ STATUS_DELAY_S = 1.0
 
 
 class PlanningStatus:
-    """A status line on standard error while the planner works; none for quick plans or without a terminal.
-
-    Args:
-        console: the console to print to.
-        text: the activity.
-    """
+    """A status line on standard error while the planner works; none for quick plans or without a terminal."""
 
     def __init__(self, console: Console, text: str) -> None:
         self._status = console.status(text)
@@ -31,7 +26,6 @@ class PlanningStatus:
         return self
 
     def __call__(self, progress: PlanProgress) -> None:
-        """Updates the status line."""
         self._status.update(f"{self._text}; options placed: {progress.placed}; best so far: {_worth(progress)}")
 
     def __exit__(

@@ -27,7 +27,6 @@ MAX_GROUPS = 24
 
 
 def print_profile(console: Console, profile: ModelProfile) -> None:
-    """Prints a model's profile."""
     table = new_table(f"Model: {profile.name}")
     table.add_row("parameters", f"{profile.parameters:,} ({format_bytes(profile.parameter_bytes)})")
     table.add_row("variables", f"{len(profile.variables)} ({format_bytes(profile.variable_bytes)})")

@@ -20,7 +20,6 @@ class Choice:
     """A formulation with the reason for it.
 
     Attributes:
-        formulation: the formulation.
         why: its name and the shape of the instance, as a clause for the plan.
     """
 

@@ -43,7 +43,6 @@ class Configuration:
     Attributes:
         machines: index of the class.
         shards: indices of the shard types, ascending, one for each ps.
-        chief: whether the separate chief is there.
         most: maximum workers that fit beside these.
         stored_bytes: size of the shards.
     """
@@ -60,7 +59,6 @@ class MachineClass:
     """Machines with the same configurations.
 
     Attributes:
-        names: the machines.
         network_bytes_per_s: speed of a network card; of any of them if speeds do not matter.
     """
 
@@ -73,7 +71,6 @@ class Configurations:
     """All possible loads of the machines of an instance.
 
     Attributes:
-        instance: the instance.
         types: its shards by type.
         classes: its machines by class.
         entries: the configurations, class by class.
@@ -133,9 +130,6 @@ class Configurations:
 
         Returns:
             The placement, or None if it is proven that there is none, and the solver's result.
-
-        Raises:
-            OutOfTimeError: if there was no solution in time.
         """
         allowed = [(entry, *limit) for entry, limit in zip(self.entries, limits, strict=True) if limit is not None]
         builder = milp.MilpBuilder()
@@ -175,7 +169,6 @@ class Configurations:
         return min([len(self.classes[entry.machines].names), *by_shards, *([1] if entry.chief else [])])
 
     def _assignment(self, counts: Sequence[tuple[Configuration, int, int]]) -> Assignment:
-        """Names the machines; the workers of a configuration are spread evenly."""
         free = [iter(alike.names) for alike in self.classes]
         waiting = [iter(shard.members) for shard in self.types]
         ps: dict[int, str] = {}

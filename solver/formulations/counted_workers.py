@@ -44,7 +44,6 @@ class CountedWorkers:
 
     @classmethod
     def of(cls, instance: Instance) -> CountedWorkers:
-        """Builds Eq. 2, 5 and 6."""
         builder = milp.MilpBuilder()
         types = binary_types(instance)
         room = programs.capacity(instance)
@@ -68,7 +67,6 @@ class CountedWorkers:
         return cls(builder, types, ps, beside, workers, room, chief)
 
     def assignment(self, values: Sequence[int]) -> Assignment:
-        """The machines of the tasks, from the values of the program's integers."""
         node_of = {
             member: node
             for shard, variables in zip(self.types, self.ps, strict=True)

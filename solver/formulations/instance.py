@@ -44,8 +44,6 @@ class Instance:
 
     Attributes:
         kinds: the machines, identical ones together.
-        worker: resources of each worker.
-        workers: number of workers.
         shards: bytes on each ps, largest first.
         ps: resources of each ps, in the order of `shards`.
         chief: resources of the separate chief, which moves no shards; None if there is none.
@@ -89,7 +87,6 @@ class Solution:
     `proven` and `bound` refer to the formulation's objective: the traffic, or the busiest network card.
 
     Attributes:
-        assignment: machine of every task.
         traffic_bytes: Eq. 1, in weighted bytes per step of every worker (one direction).
         network_s: seconds in which the busiest network card moves its bytes, both ways, for one step of every worker.
         proven: whether it is proven optimal.
@@ -146,7 +143,6 @@ def network_s(instance: Instance, assignment: Assignment) -> float:
 
 
 def _stored(instance: Instance, assignment: Assignment) -> dict[str, int]:
-    """Shard bytes by machine."""
     stored: dict[str, int] = {}
     for node, size in zip(assignment.ps, instance.shards, strict=True):
         stored[node] = stored.get(node, 0) + size
@@ -161,7 +157,6 @@ def card_s(instance: Instance, stored: int, workers: int, bytes_per_s: float) ->
 
 
 def counted(names: Sequence[str]) -> dict[str, int]:
-    """Occurrences of each name, in order of first occurrence."""
     counts: dict[str, int] = {}
     for name in names:
         counts[name] = counts.get(name, 0) + 1

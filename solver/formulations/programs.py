@@ -28,13 +28,7 @@ MAX_ROWS = 300_000
 
 @dataclass(frozen=True)
 class ShardType:
-    """Interchangeable parameter servers.
-
-    Attributes:
-        size_bytes: shard of each.
-        task: resources of each.
-        members: their indices.
-    """
+    """Interchangeable parameter servers."""
 
     size_bytes: int
     task: TaskResources

@@ -67,11 +67,7 @@ class TwoLevelRacks:
         return None
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves the instance; there is no intermediate solution.
-
-        Raises:
-            OutOfTimeError: if the time ended before.
-        """
+        """Solves the instance; there is no intermediate solution."""
         deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         costs = instance.costs
         assert isinstance(costs, RackCosts | UniformCosts)

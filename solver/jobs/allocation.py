@@ -27,14 +27,7 @@ Counts = tuple[int, int]
 
 @dataclass(frozen=True)
 class StartedJob:
-    """A job with at least its minimum.
-
-    Attributes:
-        index: its index among all jobs.
-        job: the job.
-        form: its form.
-        counts: its workers and parameter servers.
-    """
+    """A job with at least its minimum."""
 
     index: int
     job: Job
@@ -100,8 +93,6 @@ class GrowableJob:
 
     Attributes:
         table: its speed with any number of tasks.
-        counts: its workers and parameter servers.
-        max_workers: maximum workers.
         work: samples still to train, times the job's weight.
     """
 

@@ -37,7 +37,6 @@ class Spread:
     """Tasks spread evenly.
 
     Attributes:
-        machines: number of machines.
         groups: machines, workers on each, ps on each and the resources of these; most workers first.
         most: maximum resources of the tasks on one machine.
     """
@@ -52,12 +51,8 @@ class Form:
     """A form of jobs of one model: worker size and GPU model.
 
     Attributes:
-        scenario: the model on the cluster.
-        shape: a worker's GPUs and CPUs.
         gpu_model: the GPUs' model; None without GPUs or if unknown.
         usable: whether workers may run on machines of a kind, by kind.
-        needs: resources of the tasks.
-        table: predicted speeds.
     """
 
     scenario: Scenario

@@ -47,13 +47,7 @@ def plus(one: Amounts, other: Amounts, times: int = 1) -> Amounts:
 
 @dataclass
 class _Block:
-    """Adjacent rows for the machines of one GPU model.
-
-    Attributes:
-        start: the first row.
-        size: number of rows.
-        unused: free rows.
-    """
+    """Adjacent rows for the machines of one GPU model."""
 
     start: int
     size: int
@@ -109,7 +103,6 @@ class FreeCapacity:
 
     @property
     def row_kinds(self) -> NDArray[np.intp]:
-        """Kind of each row's machines."""
         return self._kind
 
     def free_on(self, machine: int) -> Amounts:
@@ -182,7 +175,6 @@ class FreeCapacity:
         self._move(machine, need, -1)
 
     def release(self, machine: int, need: Amounts) -> None:
-        """Releases reserved resources."""
         self._move(machine, need, 1)
 
     def _move(self, machine: int, need: Amounts, times: int) -> None:

@@ -37,16 +37,7 @@ class _Filled(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """A job's tasks on machines.
-
-    Attributes:
-        form: the job's form.
-        workers: number of workers.
-        ps: number of parameter servers.
-        hosts: distinct machines.
-        samples_per_s: predicted speed.
-        step_time_s: predicted seconds in which every worker makes one step.
-    """
+    """A job's tasks on machines."""
 
     form: Form
     workers: int
@@ -56,7 +47,6 @@ class Placement:
     step_time_s: float
 
     def need(self, host: Host) -> Amounts:
-        """Resources of the job on one of its machines."""
         return _need(self.form, self.ps, host)
 
 
@@ -106,11 +96,9 @@ class Packer:
                 return None
 
     def holds_a_worker(self, form: Form) -> bool:
-        """Whether any machine has room for one more worker."""
         return len(self._free.holding(form.needs.worker, form.usable)) > 0
 
     def release(self, placement: Placement) -> None:
-        """Releases the resources of a placement."""
         for host in placement.hosts:
             self._free.release(host.machine, placement.need(host))
 
@@ -138,7 +126,6 @@ class Packer:
         return None
 
     def _choose(self, form: Form, spread: Spread) -> list[Host] | None:
-        """Machines for the groups of a spread."""
         usable = form.usable
         rows = self._free.holding(spread.most, usable)
         if len(rows) and self._in_several_domains(form):
@@ -264,5 +251,4 @@ class Packer:
 
 
 def _need(form: Form, ps: int, host: Host) -> Amounts:
-    """Resources of the tasks on one machine, for a job with `ps` parameter servers."""
     return form.needs_on(ps, host.workers, host.ps, host.chief)

@@ -15,11 +15,7 @@ from solver.settings import GPUS_PER_WORKER, what_if_note
 def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: FreeCapacity) -> PlacedJob:
     """Entry of a job whose counts came from a table of speeds.
 
-    Args:
-        job: the job.
-        placement: its machines.
-        wanted: requested workers and ps; None for its minimum.
-        free: names of the machines.
+    `wanted`: requested workers and ps; None for its minimum. `free`: names of the machines.
     """
     form, sizes = placement.form, placement.form.scenario.sizes
     alike: dict[tuple[int, int, int], list[int]] = {}

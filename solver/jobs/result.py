@@ -18,9 +18,6 @@ class MachineTasks:
     """Machines on which one job has the same tasks with the same resources.
 
     Attributes:
-        machines: their names.
-        workers: workers on each.
-        ps: parameter servers on each.
         chief: 1 if the separate chief is there, else 0.
         cpus: CPUs of these tasks on each machine.
         mem_mb: MiB of memory, likewise.
@@ -43,13 +40,8 @@ class PlacedJob:
     """A job with its option and machines.
 
     Attributes:
-        name: the job.
-        method: the planning method.
         option: counts and sizes of its tasks.
         gpu_model: model of its GPUs; None without GPUs, if unknown, or if there are several.
-        placement: its machines.
-        samples_per_s: predicted speed.
-        step_time_s: predicted seconds in which every worker makes one step.
         remaining_s: predicted seconds until its last sample.
         note: what it did not get, in a sentence; empty if it got everything.
     """
@@ -66,7 +58,6 @@ class PlacedJob:
 
     @property
     def tasks(self) -> int:
-        """Number of tasks."""
         return self.option.workers + self.option.ps + (self.option.chief is not None)
 
 
@@ -90,7 +81,6 @@ class JobsPlan:
         machines_used: machines with at least one task.
         gpus: GPUs of the cluster.
         gpus_used: GPUs of all workers.
-        solve_time_s: planning time.
         complete: whether there was time for everything; if not, some jobs have only their minimum, or wait.
     """
 
@@ -106,9 +96,7 @@ class JobsPlan:
 
     @property
     def tasks(self) -> int:
-        """Tasks of all placed jobs."""
         return sum(job.tasks for job in self.placed)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values, with the number of tasks."""
         return {**dataclasses.asdict(self), "tasks": self.tasks}

@@ -34,7 +34,6 @@ class TaskNeeds:
     """Resources of a job's tasks.
 
     Attributes:
-        worker: each worker.
         ps: each ps, by their number less one; all are as large as the largest.
         chief: the separate chief; zeros if there is none.
     """
@@ -72,7 +71,6 @@ class Addition(NamedTuple):
         counts: workers and parameter servers including them.
         saved_s: seconds saved for each sample.
         share: their share of the dominant resource.
-        needs: their resources.
     """
 
     counts: tuple[int, int]

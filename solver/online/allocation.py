@@ -31,7 +31,6 @@ class OnlineJob:
         name: unique among the jobs.
         samples_left: samples still to train, as predicted.
         samples_per_s: predicted speed with each number of parameter servers and workers: [ps - 1, workers - 1].
-        worker: resources of each worker.
         ps: resources of each parameter server.
         chief: fixed additional resources of the job.
         min_workers: minimum workers to run.

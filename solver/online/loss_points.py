@@ -22,7 +22,6 @@ class LossPoints:
     those. It is replaced by the mean of its neighbours (Optimus, EuroSys 2018, section 3.1).
 
     Attributes:
-        added: number of losses.
         last_step: the newest step, None before the first.
         not_finite: number of newest losses in a row that were not finite.
     """

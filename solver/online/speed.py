@@ -63,7 +63,6 @@ class SpeedModel:
         prior: the solver's prediction; 0 for counts without one, where Optimus' model alone predicts.
         synchronous: whether workers wait for each other and divide a constant global batch, each computing its part in
             one piece. If each takes batches of constant size, waiting or not, the asynchronous model applies.
-        max_workers: maximum workers.
         max_ps: maximum parameter servers.
         accumulates: whether workers that wait for each other divide a constant number of gradients, each of which is
             sent alone (`SyncReplicasOptimizer`): the data sent to the parameter servers for a step then does not grow

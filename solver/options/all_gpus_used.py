@@ -21,11 +21,7 @@ def all_gpus_used(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardw
     many workers as machines with GPUs' (section 3.2). Where workers differ, together they use as many GPUs as possible.
     On slow networks fewer workers are faster.
 
-    Args:
-        space: the options so far.
-        kinds: the machines.
-        hardware: the GPUs' memory.
-        sizes: resources of the roles.
+    `hardware`: the GPUs' memory.
     """
     counts = np.array([kind.count for kind in kinds])
     ranges: list[OptionRange] = []

@@ -27,12 +27,6 @@ def cpu_gpu_ratio(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardw
     options are numbers of GPUs, and the placement decides on the CPUs. Workers without GPUs take an even share of a
     machine's CPUs, beside a ps and the chief. They are kept if there are no GPUs, and on machines without GPUs if
     workers may differ.
-
-    Args:
-        space: the options so far.
-        kinds: the machines.
-        hardware: known speeds.
-        sizes: resources of the roles.
     """
     with_gpus = [kind for kind in kinds if kind.gpus]
     without = [kind for kind in kinds if not kind.gpus]

@@ -77,13 +77,7 @@ def prune(
 ) -> tuple[Pruning, ...]:
     """Applies the rules one after the other.
 
-    Args:
-        space: all options.
-        rules: names of the enabled rules.
-        kinds: the machines.
-        hardware: known speeds.
-        sizes: resources of the roles.
-        useful_ps: number of ps beyond which the largest shard does not shrink.
+    `rules`: names of the enabled rules. `useful_ps`: number of ps beyond which the largest shard does not shrink.
     """
     prunings: list[Pruning] = []
 

@@ -25,9 +25,7 @@ class OptionRange:
     Attributes:
         shapes: possible shapes of a worker. The placement chooses: one shape for all workers or, if `mixed`, one for
             each machine.
-        max_workers: maximum workers.
         max_ps: maximum parameter servers; the minimum is 1.
-        min_workers: minimum workers.
         mixed: whether machines may give their workers different shapes.
         ways: number of options for each pair of numbers of tasks.
         least_gpus: minimum GPUs of all workers together.
@@ -59,14 +57,7 @@ class OptionSpace:
 
 @dataclass(frozen=True)
 class Pruning:
-    """Result of one rule.
-
-    Attributes:
-        rule: its name.
-        removed: number of options removed.
-        space: the remaining options.
-        why: one sentence for the user.
-    """
+    """Result of one rule."""
 
     rule: str
     removed: int
@@ -86,14 +77,7 @@ def raw_space(
     max_gpus_per_worker: int | None = None,
     min_workers: int = 1,
 ) -> OptionSpace:
-    """Every option: each machine gives its workers any quarter CPUs and GPUs that it has, or hosts none; any counts.
-
-    Args:
-        kinds: the machines.
-        max_workers: the user's limit.
-        max_gpus_per_worker: maximum GPUs of one worker.
-        min_workers: minimum workers.
-    """
+    """Every option: each machine gives its workers any quarter CPUs and GPUs that it has, or hosts none; any counts."""
     most_gpus = max(kind.gpus for kind in kinds)
     if max_gpus_per_worker is not None:
         most_gpus = min(most_gpus, max_gpus_per_worker)

@@ -19,11 +19,7 @@ def without_spare_cpus(
 
     More CPUs never make a worker slower, so the best placement is among the rest.
 
-    Args:
-        shapes: possible shapes of a worker.
-        kinds: the machines.
-        sizes: resources of the roles.
-        ps_may_share: whether a machine may have several parameter servers; else it has at most one and the chief.
+    `shapes`: possible shapes of a worker.
     """
     most = 2
     if ps_may_share:

@@ -19,11 +19,7 @@ def task_counts(space: OptionSpace, kinds: Sequence[NodeKind], sizes: TaskSizes,
     Two parameter servers on one machine share its network card, so each machine has at most one; and none are added
     that would not shrink the largest shard.
 
-    Args:
-        space: the options so far.
-        kinds: the machines.
-        sizes: resources of the roles.
-        useful_ps: number of ps beyond which the largest shard does not shrink (`solver.shards.useful_ps_count`).
+    `useful_ps`: number of ps beyond which the largest shard does not shrink (`solver.shards.useful_ps_count`).
     """
     counts = np.array([kind.count for kind in kinds])
     max_ps = min(int(counts.sum()), useful_ps)

@@ -24,16 +24,10 @@ def fastest_counts(
 ) -> tuple[Counts | None, float]:
     """Finds the placement with the most steps/s.
 
-    Args:
-        problem: the option.
-        deadline: on `time.monotonic`'s clock; None for none.
-        at_least: minimum steps/s of interest.
+    `at_least`: minimum steps/s of interest.
 
     Returns:
         The placement and its steps/s; None and 0 if the option does not fit or makes fewer steps.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
     best: Counts | None = None
     low, high = 0.0, problem.shared.max_steps_per_s
@@ -62,11 +56,7 @@ def fastest_counts(
 
 
 def can_make_steps(problem: PlacementProblem, steps_per_s: float, deadline: float | None = None) -> bool:
-    """Whether some placement reaches that many steps/s.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the result was proven.
-    """
+    """Whether some placement reaches that many steps/s."""
     if steps_per_s > problem.shared.max_steps_per_s:
         return False
     return proven_counts(problem, NO_LIMITS, _nothing, deadline=deadline, steps=required_steps(steps_per_s)) is not None

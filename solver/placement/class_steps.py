@@ -77,11 +77,7 @@ def workers_that_keep_up(
 def with_steps(problem: PlacementProblem, allowed: Allowed, program: milp.Milp, steps: Steps) -> milp.Milp:
     """Adds the workers' steps to the program.
 
-    Args:
-        problem: the option to place.
-        allowed: the states.
-        program: one variable for the machines in each state, then one for the workers in each.
-        steps: values and limits of the steps.
+    `program`: one variable for the machines in each state, then one for the workers in each.
     """
     count, objective, rows = len(allowed), list(program.objective), list(program.rows)
     fastest = max((state.steps_per_s for state, _, most in allowed if most), default=0.0)

@@ -39,13 +39,11 @@ class Placement:
     """One option, placed.
 
     Attributes:
-        groups: the machines in use.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
         network_s: time of the busiest network card for one step of every worker; asynchronous: for the steps that all
             workers make in `round_s`.
         round_s: seconds in which every worker makes one step.
         samples_per_s: samples per second of all workers.
-        traffic_bytes: Eq. 1.
     """
 
     groups: tuple[Group, ...]
@@ -61,10 +59,7 @@ def fastest_placement(
 ) -> Placement | None:
     """Places an option for the shortest step.
 
-    Args:
-        problem: the option.
-        deadline: on `time.monotonic`'s clock; None for none.
-        at_least: minimum samples/s of interest.
+    `at_least`: minimum samples/s of interest.
 
     Returns:
         The placement, or None if the option does not fit or is slower.
@@ -115,21 +110,13 @@ def best_of(
 
 
 def least_traffic_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
-    """Places an option for the least traffic alone: Eq. 1 as in the paper.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the best placement was found and proven.
-    """
+    """Places an option for the least traffic alone: Eq. 1 as in the paper."""
     counts = proven_counts(problem, NO_LIMITS, local_share(problem), deadline=deadline)
     return None if counts is None else placement_of(problem, counts)
 
 
 def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float | None = None) -> bool:
-    """Whether some placement of the option is that fast; a fraction of the work of finding the fastest.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the result was proven.
-    """
+    """Whether some placement of the option is that fast; a fraction of the work of finding the fastest."""
     if problem.cases:
         return any(can_reach(case, samples_per_s, deadline) for case in problem.cases)
     model = problem.model

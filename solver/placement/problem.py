@@ -54,9 +54,7 @@ class State:
     Attributes:
         kind: index of the kind.
         shards: indices of the types of the shards on it, ascending, one for each shard; empty without any.
-        chief: whether the separate chief is on it.
         shape: shape of each worker on it.
-        samples: samples of one worker's step.
         network_s: by number of workers on it, from 0 to the maximum: seconds that its network card is busy while every
             worker makes one step (synchronous).
         work_s: one worker's step without transfers; 0 if no worker fits.
@@ -92,8 +90,6 @@ class PlacementProblem:
         kinds: the machines, merged if they differ in nothing that matters to this option.
         model: the step-time model; of the first shape if workers may differ.
         shard_types: sizes and numbers of the shards.
-        workers: number of workers.
-        needs_chief: whether there is a separate chief.
         states: all possible states of a machine.
         load: of the busiest ps (`StepModel.load`).
         least_gpus: minimum GPUs of all workers together.
@@ -136,14 +132,6 @@ def placement_problem(
 ) -> PlacementProblem:
     """The placement of identical workers.
 
-    Args:
-        kinds: the machines.
-        model: step times for workers of the option's shape.
-        sizes: resources of the roles.
-        shards: bytes on each ps.
-        workers: number of workers.
-        ps_may_share: whether a machine may have several parameter servers.
-
     Raises:
         TooManyStatesError: if parameter servers can share machines in too many ways.
     """
@@ -162,14 +150,7 @@ def mixed_problem(
 ) -> PlacementProblem:
     """The placement of workers that are identical on each machine and may differ between machines.
 
-    Args:
-        kinds: the machines.
-        models: step times for workers of each shape.
-        sizes: resources of the roles.
-        shards: bytes on each ps.
-        workers: number of workers.
-        ps_may_share: whether a machine may have several parameter servers.
-        least_gpus: minimum GPUs of all workers together.
+    `models`: step times for workers of each shape. `least_gpus`: minimum GPUs of all workers together.
 
     Raises:
         TooManyStatesError: if parameter servers can share machines in too many ways.
@@ -234,11 +215,8 @@ def slowest_times(
 
     With equal cards a worker waits for its own: that receives from all others.
 
-    Args:
-        kinds: the machines.
-        stored: possible shard bytes on one of them.
-        shards: bytes on each ps.
-        most: maximum number of times; beyond it some are left out, but not the longest.
+    `stored`: possible shard bytes on one of them. `most`: maximum number of times; beyond it some are left out, but not
+    the longest.
 
     Returns:
         The times, and whether they are complete.

@@ -116,9 +116,7 @@ class Frame:
     """Goal of all machines together, and the deadline.
 
     Attributes:
-        goal: the tasks to place.
         capacity: maximum number of each on all machines together.
-        deadline: on `time.monotonic`'s clock; None for none.
     """
 
     goal: State
@@ -148,11 +146,7 @@ class Frame:
         return Part(table[_box(first, window[1], low)], first, capacity, leaf=index)
 
     def union(self, parts: Sequence[tuple[Part, int]]) -> Part | None:
-        """The union of disjoint sets, each with the number of such sets; None if the goal is out of reach.
-
-        Raises:
-            OutOfTimeError: if the deadline passed.
-        """
+        """The union of disjoint sets, each with the number of such sets; None if the goal is out of reach."""
         queue: list[tuple[int, int, Part]] = []
         for order, (part, count) in enumerate(parts):
             many = self._repeated(part, count)

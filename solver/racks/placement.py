@@ -47,10 +47,6 @@ def fastest_across_racks(problem: RackProblem, deadline: float | None = None) ->
     If `samples_bound` proves the speed of synchronous training, the traffic is proven the least among equally fast
     placements. Asynchronous, it is the least if the speed allows that of all placements, else merely small.
 
-    Args:
-        problem: the option.
-        deadline: on `time.monotonic`'s clock; None for none.
-
     Returns:
         The placement. None if nothing fits; with many unequal shards also if the largest does not fit everywhere.
 
@@ -80,11 +76,7 @@ def fastest_across_racks(problem: RackProblem, deadline: float | None = None) ->
 
 
 def can_reach_across_racks(problem: RackProblem, samples_per_s: float, deadline: float | None = None) -> bool:
-    """Whether some placement of the option may be that fast; for many unequal shards only False is proven.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before.
-    """
+    """Whether some placement of the option may be that fast; for many unequal shards only False is proven."""
     if problem.cases and problem.are_all_cases:
         return any(can_reach_across_racks(case, samples_per_s, deadline) for case in problem.cases)
     round_s = problem.workers * problem.model.samples_per_step / samples_per_s
@@ -158,7 +150,6 @@ def _fastest(problem: RackProblem, view: View, deadline: float | None) -> tuple[
 
 
 def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], deadline: float | None) -> Limits | None:
-    """The shortest step from the slowest work and the busiest card or uplink."""
     best: Limits | None = None
     for work in problem.works:
         if best is not None:

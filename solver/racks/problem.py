@@ -153,10 +153,7 @@ class RackProblem:
 
     Attributes:
         tree: the machines; the states of their types are as in `placement_problem`.
-        model: the step-time model.
         shards: bytes on each ps, largest first.
-        workers: number of workers.
-        needs_chief: whether there is a separate chief.
         load: of the busiest ps (`StepModel.load`).
         uplink_bytes_per_s: speed of each rack's uplink, each way.
         cases: as in `PlacementProblem`.
@@ -190,7 +187,6 @@ class RackProblem:
         return self.model.shared(self.load, self.uplink_bytes_per_s)
 
     def round_s(self, cycle_s: float, network_s: float) -> float:
-        """Seconds of a synchronous step."""
         return self.model.round_s(cycle_s, network_s, self.load, self.workers)
 
 
@@ -204,13 +200,7 @@ def rack_problem(
 ) -> RackProblem:
     """Lists the states of every rack's machines.
 
-    Args:
-        kinds: the machines, each kind in one rack.
-        model: step times for workers of the option's shape.
-        sizes: resources of the roles.
-        shards: bytes on each ps.
-        workers: number of workers.
-        uplink_bytes_per_s: speed of each rack's uplink, each way.
+    `kinds`: the machines, each kind in one rack. `uplink_bytes_per_s`: speed of each rack's uplink, each way.
     """
     by_rack: dict[str | None, list[NodeKind]] = {}
     for kind in kinds:
@@ -236,7 +226,6 @@ def rack_problem(
 
 
 def _tree(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackTree[MachineType]:
-    """The machines of the racks, with their states."""
     machines = []
     for rack, problem in problems:
         for index, kind in enumerate(problem.kinds):
@@ -299,10 +288,7 @@ def _setting(states: Sequence[State], size: float | None = None) -> MachineSetti
 def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64]]) -> Floats:
     """Minimum seconds that the uplink of a rack with these tasks is busy while every worker makes one step.
 
-    Args:
-        problem: the option.
-        view: the problem's shards.
-        counts: numbers of chiefs, of shards of each class, and of workers.
+    `counts`: numbers of chiefs, of shards of each class, and of workers.
     """
     total, workers = float(sum(problem.shards)), counts[-1]
     least, most = view.stored(counts[1:-1])

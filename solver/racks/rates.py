@@ -50,11 +50,7 @@ LOCAL = Worth(0.0, 1.0)
 
 
 def best_at(problem: RackProblem, view: View, steps_per_s: float, worth: Worth, deadline: float | None) -> Best | None:
-    """The most valuable placement in which every link keeps up with that rate of all workers; None if none can.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before.
-    """
+    """The most valuable placement in which every link keeps up with that rate of all workers; None if none can."""
 
     def of_machine(setting: MachineSetting, highs: Floats) -> Floats:
         local = setting.local_bytes / problem.shards[0]
@@ -79,11 +75,7 @@ def best_at(problem: RackProblem, view: View, steps_per_s: float, worth: Worth, 
 
 
 def holds_all(problem: RackProblem, view: View, steps_per_s: float, deadline: float | None) -> bool:
-    """Whether some machines and racks that keep up with that rate can hold all bytes (a necessary condition).
-
-    Raises:
-        OutOfTimeError: if the deadline passed before.
-    """
+    """Whether some machines and racks that keep up with that rate can hold all bytes (a necessary condition)."""
     total, crossing = sum(problem.shards), problem.uplink_bytes_per_s * LINK_SHARE / steps_per_s
 
     def in_rack(machines: Table, counts: Sequence[NDArray[np.int64]]) -> Table:
@@ -103,9 +95,6 @@ def fastest_loads(problem: RackProblem, view: View, deadline: float | None) -> t
 
     Among equally fast ones one with little traffic: the least if the speed allows it, else with local shards as a
     tie-break.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before.
     """
     fastest: tuple[Load, ...] | None = None
     rate, ceiling = 0.0, problem.shared.max_steps_per_s
@@ -155,12 +144,8 @@ def _tables(
 ) -> list[Table]:
     """Values of the states, by machine type; -inf if the card cannot keep up with that rate of all workers.
 
-    Args:
-        problem: the option.
-        view: the problem's shards.
-        steps_per_s: steps of all workers together.
-        value: converts a setting and its maximum steps/s by shard and number of workers (-inf if impossible) to values
-            by number of workers.
+    `steps_per_s`: steps of all workers together. `value`: converts a setting and its maximum steps/s by shard and
+    number of workers (-inf if impossible) to values by number of workers.
     """
     tables = []
     for machine_type, settings in zip(problem.tree.machine_types, view.settings, strict=True):

@@ -16,7 +16,6 @@ class Place:
 
     Attributes:
         rack: number of its rack.
-        workers: workers on it.
         card_s: by shard, seconds that its network card is busy while every worker makes one step.
     """
 
@@ -32,7 +31,6 @@ class Uplinks:
     Attributes:
         bytes_per_s: speed of each, each way.
         rack_workers: workers in each rack.
-        total_bytes: size of all shards.
     """
 
     bytes_per_s: float

@@ -35,10 +35,7 @@ class Load:
     """Tasks of one machine.
 
     Attributes:
-        node: its name.
-        machine_type: its type.
         rack: number of its rack, the same for all its machines.
-        state: the tasks on it.
     """
 
     node: str
@@ -52,10 +49,8 @@ class Best:
     """The best value of the goal.
 
     Attributes:
-        value: the value.
         racks: the union of all racks.
         inside: by rack type, the union of a rack's machines.
-        goal: the tasks to place.
     """
 
     value: float
@@ -90,14 +85,8 @@ class RackTree(Generic[Key]):
     ) -> Best | None:
         """The greatest value of the goal on all machines; None if it is impossible.
 
-        Args:
-            tables: by machine type, the values of its states from no tasks on.
-            rack_value: computes a rack's values from those of its machines; must be non-decreasing in these.
-            goal: the tasks to place.
-            deadline: on `time.monotonic`'s clock; None for none.
-
-        Raises:
-            OutOfTimeError: if the deadline passed.
+        `tables`: by machine type, the values of its states from no tasks on. `rack_value`: computes a rack's values
+        from those of its machines; must be non-decreasing in these.
         """
         nothing = (0,) * len(goal)
         frame = self._frame(tables, goal, deadline)

@@ -90,7 +90,6 @@ class StepBounds:
         )
 
     def _busiest_ps(self, shards: Shards, largest: Ints, rate: Floats, cap: Floats) -> Floats:
-        """Limit of the card of the machine with the largest shard."""
         size, counts = shards.sizes[0], self._scope.counts
         cards = self._scope.machines.network_bytes_per_s * LINK_SHARE
         best = np.zeros(len(counts))
@@ -106,7 +105,6 @@ class StepBounds:
         return best
 
     def _across(self, shards: Shards, near_most: Floats, steps: Floats, uplink_bytes_per_s: float) -> Floats:
-        """Limit of the uplinks, given other bounds."""
         rate_of: dict[str | None, float] = {}
         room_of: dict[str | None, int] = {}
         machines_of: dict[str | None, int] = {}

@@ -27,11 +27,8 @@ MIN_IMPROVEMENT = 1e-6
 def balanced(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Assignment:
     """Improves the machines of the ps by single moves and exchanges; the workers stay.
 
-    Args:
-        scenario: the model and the machines.
-        shape: shape of each worker, unless the assignment has its own.
-        shards: bytes on each ps.
-        assignment: the start; its tasks fit their machines.
+    `shape`: shape of each worker, unless the assignment has its own. `assignment`: the start; its tasks fit their
+    machines.
     """
     names = list(
         dict.fromkeys((*assignment.workers, *assignment.ps, *([assignment.chief] if assignment.chief else [])))
@@ -60,9 +57,7 @@ class _Place:
         needs: resources of each ps, ps x resources.
         have: free resources of each machine beside workers and chief.
         cards: bytes/s of the network card.
-        workers: workers on it.
         own: (seconds of a worker's work, number of such workers) of each machine.
-        scenario: the model and the cluster.
         shape: of a worker.
         load: of the busiest ps.
         racks: for each rack the indices of its machines; empty if racks do not matter.

@@ -51,13 +51,7 @@ class ShapeBounds:
     """Bounds of the options with one worker shape; parts that do not depend on the shards are computed once."""
 
     def __init__(self, scope: Scope, model: StepModel, sizes: TaskSizes) -> None:
-        """Prepares the bounds.
-
-        Args:
-            scope: the options.
-            model: step times for the worker shape.
-            sizes: resources of the roles.
-        """
+        """Prepares the bounds."""
         self._scope, self._model, self._sizes = scope, model, sizes
         machines = scope.machines
         self._limit = np.where(hosting(machines.kinds, model), scope.max_workers, 0)
@@ -71,7 +65,6 @@ class ShapeBounds:
         self._steps = StepBounds(scope, work, room, model.total_bytes, within)
 
     def of(self, shards: Shards) -> Bounds:
-        """Bounds of the options with these shards."""
         scope, model, counts = self._scope, self._model, self._scope.counts
         if not self._slots:
             return Bounds(np.zeros(len(counts)), np.full(len(counts), np.inf))
@@ -102,10 +95,7 @@ class ShapeBounds:
 def most_beside_ps(scope: Scope, beside: Ints, shards: Shards) -> int:
     """Maximum workers that can share machines with parameter servers.
 
-    Args:
-        scope: the options.
-        beside: by kind, number of workers that fit beside the smallest shard.
-        shards: bytes on each ps.
+    `beside`: by kind, number of workers that fit beside the smallest shard.
     """
     order, counts = np.argsort(-beside), scope.machines.counts
     before = np.cumsum(counts[order]) - counts[order]
@@ -118,11 +108,8 @@ def most_local_bytes(scope: Scope, beside: Ints, shards: Shards, beside_ps: int)
 
     Each shard has at most the workers of one machine beside it, and all together at most all workers.
 
-    Args:
-        scope: the options.
-        beside: by kind, number of workers that fit beside the smallest shard.
-        shards: bytes on each ps.
-        beside_ps: maximum workers that can share machines with parameter servers.
+    `beside`: by kind, number of workers that fit beside the smallest shard. `beside_ps`: maximum workers that can share
+    machines with parameter servers.
     """
     of_a_worker = float(shards.total if scope.ps_may_share else shards.sizes[0])
     by_worker = np.minimum(scope.counts, beside_ps) * of_a_worker
@@ -187,7 +174,6 @@ def _mean_sent(machines: Machines, shards: Shards, counts: Ints, local: Floats) 
 
 
 def _busiest_ps(scope: Scope, beside_largest: Ints, shards: Shards) -> Floats:
-    """Minimum network time of the machine with the largest shard."""
     largest, total, counts = shards.sizes[0], shards.total, scope.counts
     places = {*zip(beside_largest.tolist(), scope.machines.network_bytes_per_s.tolist(), strict=True)}
     best = np.full(len(counts), np.inf)

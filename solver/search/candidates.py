@@ -29,8 +29,6 @@ class Candidate:
     Attributes:
         region: index of the region.
         shapes: a worker's CPUs and GPUs; several if machines may give their workers different ones.
-        workers: number of workers.
-        ps: number of parameter servers.
         samples_bound: upper bound of the speed.
         traffic_bound: lower bound of the traffic (Eq. 1).
         mixed: whether workers may differ between machines.
@@ -76,7 +74,6 @@ class CandidateTable:
     Args:
         regions: regions of the cluster.
         ranges: options by worker shape.
-        total_bytes: size of all variables.
         bounds: for a region and a range, bounds by number of parameter servers, from one worker on.
         max_ps: maximum parameter servers in a region.
     """

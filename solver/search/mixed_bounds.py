@@ -27,11 +27,7 @@ from solver.step_time import StepModel
 def mixed_bounds(scope: Scope, models: Sequence[StepModel], sizes: TaskSizes, shards: Shards) -> Bounds:
     """Bounds of all options with these shards; network bounds assume the shape of which most fit.
 
-    Args:
-        scope: the options.
-        models: step times for each possible shape of a worker.
-        sizes: resources of the roles.
-        shards: bytes on each ps.
+    `models`: step times for each possible shape of a worker.
     """
     counts, machines = scope.counts, scope.machines
     loads = [[], [sizes.ps(shards.sizes[-1])], [sizes.ps(shards.sizes[0])]]

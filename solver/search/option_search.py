@@ -38,7 +38,6 @@ class SearchResult:
     """Result of a search.
 
     Attributes:
-        best: the option chosen.
         others: other options that were placed, best first, one of each label.
         gap: maximum improvement by a better option or placement, as a share; 0 if there is none.
         placed: number of options placed, or shown to be too slow, by the placement program.
@@ -98,7 +97,6 @@ class OptionSearch:
 
     @property
     def placed(self) -> tuple[Solved, ...]:
-        """Every option that has been placed."""
         return (*self._known, *(entry for entry in self._solved.values() if entry is not None))
 
     @property
@@ -183,10 +181,7 @@ class OptionSearch:
     ) -> Solved | None:
         """Places one option, once.
 
-        Args:
-            candidate: the option.
-            method: `fastest_placement` or `least_traffic_placement`, the same in every call.
-            deadline: on `time.monotonic`'s clock; None for none.
+        `method`: `fastest_placement` or `least_traffic_placement`, the same in every call.
 
         Raises:
             OutOfTimeError: if the deadline passed before the best placement was found and proven.

@@ -48,14 +48,10 @@ class Solved:
     """A placed candidate.
 
     Attributes:
-        candidate: the option.
-        assignment: machine of every task.
         formulation: the program that placed it, with the reason.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
         network_s: busiest network card or rack uplink.
         round_s: seconds in which every worker makes one step.
-        samples_per_s: predicted speed.
-        traffic_bytes: Eq. 1.
         samples_bound: upper bound of the option's speed.
     """
 
@@ -84,9 +80,7 @@ class OptionPlacer:
     """Places options of one job in regions of one cluster.
 
     Args:
-        scenario: the model and the machines.
         regions: the regions of the cluster, by index.
-        ps_may_share: whether a machine may have several parameter servers.
     """
 
     def __init__(self, scenario: Scenario, regions: Sequence[Region], *, ps_may_share: bool) -> None:
@@ -99,13 +93,9 @@ class OptionPlacer:
     def place(self, candidate: Candidate, method: Method, deadline: float | None) -> Solved | None:
         """Places an option.
 
-        Args:
-            candidate: the option.
-            method: `fastest_placement` or `least_traffic_placement`.
-            deadline: on `time.monotonic`'s clock; None for none.
+        `method`: `fastest_placement` or `least_traffic_placement`.
 
         Raises:
-            OutOfTimeError: if the deadline passed before the best placement was found and proven.
             TooManyStatesError: if parameter servers can share machines in too many ways.
         """
         if method is least_traffic_placement and not candidate.mixed and not isinstance(self._costs, UniformCosts):
@@ -121,7 +111,6 @@ class OptionPlacer:
         """Places an option if it can be that fast; None if it cannot, or does not fit.
 
         Raises:
-            OutOfTimeError: if the deadline passed before the result was proven.
             TooManyStatesError: if parameter servers can share machines in too many ways, or nothing was found and not
                 all cases were examined.
         """
@@ -173,7 +162,6 @@ class OptionPlacer:
         )
 
     def _traffic(self, assignment: Assignment, shards: Shards) -> float:
-        """Eq. 1 by the costs of the cluster's links."""
         stored: Counter[str] = Counter()
         for node, size in zip(assignment.ps, shards.sizes, strict=True):
             stored[node] += size
@@ -216,7 +204,6 @@ class OptionPlacer:
         )
 
     def _cheapest(self, candidate: Candidate, deadline: float | None) -> Solved | None:
-        """Least Eq. 1 if costs differ between machines."""
         scenario, shape = self._scenario, candidate.shapes[0]
         shards, sizes, region = scenario.shards(candidate.ps), scenario.sizes, self._regions[candidate.region]
         model = scenario.model(shape)

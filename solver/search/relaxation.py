@@ -129,7 +129,6 @@ class RelaxedPlan:
 
     Attributes:
         shape: most frequent shape of a worker.
-        shards: bytes on each ps.
         assignment: machine of every task, and each worker's shape.
         worth: its speed and traffic.
     """
@@ -163,9 +162,6 @@ class _Row:
 
     Attributes:
         kind: their kind.
-        count: number of machines.
-        chief: whether the chief is there.
-        largest: whether the largest shard is there.
         kinds: all kinds of machines merged into this row.
     """
 
@@ -186,11 +182,7 @@ class _Arrays:
     def __init__(self, space: RelaxedSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
         """Fills the arrays; call `limited_to` before use.
 
-        Args:
-            space: the placements.
-            rows: the machines.
-            shards: bytes on each ps.
-            optimistic: whether each machine has the best shards for it.
+        `rows`: the machines. `optimistic`: whether each machine has the best shards for it.
         """
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total, self._within = rows, float(shards.total), space.within_bytes_per_s
@@ -324,18 +316,15 @@ class _Arrays:
 
     @functools.cached_property
     def each_row(self) -> list[int]:
-        """The row of each machine."""
         rows: list[int] = np.repeat(np.arange(len(self.rows)), self.counts).tolist()
         return rows
 
     @functools.cached_property
     def most_workers(self) -> int:
-        """Maximum workers on all machines."""
         return int(self.counts @ self.room.max(axis=(1, 2), initial=0))
 
     @functools.cached_property
     def most_beside(self) -> int:
-        """Maximum workers on one machine."""
         return int(self.room.max(initial=0))
 
     @functools.cached_property
@@ -345,7 +334,6 @@ class _Arrays:
 
     @functools.cached_property
     def fastest_card(self) -> float:
-        """Bytes/s of the fastest card."""
         return float(self.cards.max())
 
     @functools.cached_property
@@ -438,11 +426,8 @@ Numbers = tuple[Ints, Ints, Ints]
 def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _RelaxedOptimum | None:
     """The best state for each machine with all ps placed and no more workers than the limit.
 
-    Args:
-        arrays: the machines.
-        value: value of a machine, rows x ps x choices; -inf if it is impossible.
-        workers: workers on it.
-        limit: maximum workers of all machines.
+    `value`: value of a machine, rows x ps x choices; -inf if it is impossible. `limit`: maximum workers of all
+    machines.
 
     Returns:
         None if the ps do not fit.
@@ -598,7 +583,6 @@ class RelaxedSpace:
     """The placements of one job on one cluster.
 
     Args:
-        scenario: the model and the machines.
         space: the options: workers' sizes, and the limits on their number.
     """
 
@@ -659,7 +643,6 @@ class RelaxedSpace:
 
     @property
     def within_bytes_per_s(self) -> float:
-        """Speed between tasks of one machine."""
         return self.model.within_node_bytes_per_s
 
     # Numbers of ps.
@@ -890,7 +873,6 @@ class _AsyncCase:
     """Asynchronous placements bounded together: a number of ps, and a range of X, the steps/s of all workers.
 
     Attributes:
-        ps: number of ps.
         low: minimum X.
         high: maximum X.
         slowest: minimum and maximum time of the slowest ps machine (`_Arrays`).
@@ -909,7 +891,6 @@ class _AsyncCase:
 
     @property
     def width(self) -> float:
-        """Ratio of its ends."""
         return self.high / self.low
 
     def parts(self, middle: float) -> Iterator[_AsyncCase]:
@@ -923,7 +904,6 @@ class _SyncCase:
     """Synchronous placements bounded together: a number of ps, ranges of the slowest worker's work and of workers.
 
     Attributes:
-        ps: number of ps.
         works: indices of the works.
         workers: minimum and maximum workers.
         below: a speed that is within reach.
@@ -1207,7 +1187,6 @@ class _Search:
     # Real placements.
 
     def _place_sync_case(self, case: _SyncCase, promise: _RelaxedOptimum, goal: float, above: float) -> None:
-        """Places the case as fast as possible."""
         arrays = self._arrays(case.ps)
         busy = [state for state in promise.states if state.workers]
         works = [arrays.work[state.row, state.ps, state.choice % len(arrays.samples)] for state in busy]
@@ -1251,7 +1230,6 @@ class _Search:
             yield best
 
     def _place_async_case(self, case: _AsyncCase, above: float) -> None:
-        """Places the case as fast as possible."""
         candidates: Iterator[tuple[float, _Arrays, _RelaxedOptimum]] = (
             (self._samples(real, found), real, found)
             for real in self._real_arrays(case.ps, case.slowest)
@@ -1461,11 +1439,7 @@ def _workers_on_idle_machines(
 ) -> Iterator[tuple[bool, float, str, WorkerShape]]:
     """Adds workers on machines without any: a price for each worker may leave fewer of them than allowed.
 
-    Args:
-        space: the placements.
-        arrays: the machines.
-        idle: names of those without workers, and their states.
-        left: maximum workers.
+    `idle`: names of those without workers, and their states. `left`: maximum workers.
     """
     made = []
     for name, state in idle:

@@ -17,7 +17,6 @@ class Scope:
         machines: the machines.
         max_workers: maximum workers; the minimum is 1.
         uplink_bytes_per_s: speed of each rack's uplink, each way; None if racks do not matter.
-        ps_may_share: whether a machine may have several parameter servers.
     """
 
     machines: Machines
@@ -27,5 +26,4 @@ class Scope:
 
     @property
     def counts(self) -> Ints:
-        """The numbers of workers, from one on."""
         return np.arange(1, self.max_workers + 1)
