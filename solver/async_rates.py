@@ -47,9 +47,7 @@ class Machine:
 
     Attributes:
         own_rate: steps/s of one machine's workers together if nothing but themselves limits them.
-        stored: shard bytes on it.
         card: bytes/s of its network card, each way.
-        rack: its rack; None if racks do not matter.
     """
 
     own_rate: float
@@ -65,7 +63,6 @@ class Shared:
     """Limits that all machines share.
 
     Attributes:
-        within: bytes/s between tasks of one machine.
         uplink: bytes/s of each rack's uplink, each way; infinite if racks do not matter.
         max_steps_per_s: steps/s that the busiest ps and the chief allow.
     """
@@ -81,8 +78,6 @@ class Rates:
     """Rates that a placement reaches.
 
     Attributes:
-        steps_per_s: X, the steps of all workers together.
-        samples_per_s: their samples.
         utilisation: share of the time for which the busiest link (network card, rack uplink or a machine's inside) is
             in use; 1 at `LINK_SHARE` of its speed. Where the machines' rates are not unique, those with equal samples
             use the same share of the rest of their links.

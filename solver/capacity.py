@@ -31,10 +31,6 @@ class Machines:
     def capacity(self, tasks: Sequence[TaskResources], loads: Sequence[Sequence[TaskResources]] = ((),)) -> Ints:
         """Number of tasks of each size that fit on one machine beside each load; as `NodeKind.room_for`.
 
-        Args:
-            tasks: sizes of tasks.
-            loads: other tasks on the machine.
-
         Returns:
             An array of kinds x tasks x loads; -1 where the load itself does not fit.
         """

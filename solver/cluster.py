@@ -28,7 +28,6 @@ class NodeClass:
         name: the machine's name; with a count above 1 the machines are called `name-0`, `name-1` and so on.
         gpu_model: their model, such as `K80`; None if unknown.
         network_gbps: speed of its network card in Gb/s, each way.
-        rack: its rack; None if unknown.
         free: resource -> unused amount at the moment, for messages only; None if unknown.
     """
 

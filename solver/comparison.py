@@ -71,12 +71,6 @@ def compare(
 ) -> Comparison:
     """Plans by each method.
 
-    Args:
-        request: the plan request.
-        methods: names; None for all.
-        on_row: receives each row as soon as it is known, without its share.
-        planners: the known methods.
-
     Raises:
         BadInputError: if a method is unknown or the request invalid.
         InfeasibleError: if none of them finds a placement.

@@ -52,14 +52,7 @@ class UniformCosts:
 
 @dataclass(frozen=True)
 class RackCosts:
-    """Costs for bytes that stay on a machine, in its rack, or cross racks.
-
-    Attributes:
-        rack_of: machine -> rack.
-        within_node: weight on one machine.
-        within_rack: weight between machines of one rack.
-        across_racks: weight between racks.
-    """
+    """Costs for bytes that stay on a machine, in its rack, or cross racks."""
 
     rack_of: Mapping[str, str | None]
     within_node: float = COST_WITHIN_NODE
@@ -98,7 +91,6 @@ class NodeCosts:
 
     Attributes:
         pairs: (machine, machine) -> weight; each pair once, in either order.
-        within_node: weight on one machine.
         otherwise: weight of pairs that are not listed.
     """
 

@@ -59,8 +59,6 @@ class _Layout:
         held: machine -> bytes of the shards on it.
         near: machine -> workers on it.
         alike: machine and shape -> number of such workers.
-        models: shape -> its step times.
-        kind_of: machine -> its kind.
     """
 
     held: dict[str, int]

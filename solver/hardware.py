@@ -20,7 +20,6 @@ class Gpu:
 
     Attributes:
         training_flops_per_s: FLOP/s in whole training steps.
-        source: source of the speed.
     """
 
     model: str
@@ -38,7 +37,6 @@ class ApiCosts:
         plain_s: seconds of Python in every step of a job's only task; None if there are no such jobs.
         further_gpu_s: seconds that each further GPU adds to those.
         dispatch_s: seconds of the separate chief for each worker's step, sequentially; 0 without one.
-        source: source of the values.
     """
 
     latency_s: float

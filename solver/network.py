@@ -30,7 +30,6 @@ class MachineNetwork:
     Attributes:
         name: of the machine, or of a class of machines; for several agents on one host, the host name suffices.
         network_gbps: speed of its network card in Gb/s, each way; None if not given.
-        rack: its rack; None if not given.
     """
 
     name: str

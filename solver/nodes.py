@@ -16,11 +16,7 @@ class NodeKind:
     """Identical machines.
 
     Attributes:
-        cpu_millis: thousandths of a CPU core.
-        mem_mb: MiB of memory.
-        disk_mb: MiB of disk.
         gpu_model: their model; None if there are none or it is unknown.
-        network_bytes_per_s: the network card's speed, each way.
         rack: their rack, if racks matter.
     """
 

@@ -29,7 +29,6 @@ class PlainOption:
     """The fastest plain task.
 
     Attributes:
-        resources: its resources.
         step_time: seconds of a step, with the terms; all 0 if the step's FLOPs are unknown.
         samples_per_s: predicted speed; 0 likewise.
     """

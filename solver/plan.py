@@ -25,7 +25,6 @@ class PlannedTask:
     """One task.
 
     Attributes:
-        role, index: its role, and its number in that role.
         cpus, mem_mb, disk_mb, gpus: its resources, memory and disk in MiB.
         is_plain: whether it is the job's only task, and trains without parameter servers.
     """
@@ -51,7 +50,6 @@ class Option:
     Attributes:
         ps: number of parameter servers; 0 for one plain task.
         ps_task: resources of the largest ps; zeros if there is no ps.
-        chief: resources of the separate chief; None if there is none.
     """
 
     workers: int
@@ -68,7 +66,6 @@ class OptionCounts:
     Attributes:
         generated: before pruning; capped at 10^300.
         pruned: rule -> number removed.
-        considered: number remaining and compared.
         solved: number of those that had to be placed; bounds excluded the others.
     """
 
@@ -106,8 +103,6 @@ class Plan:
         optimal: whether it is proven that no option and no placement is better in `objective`, speeds within 1% being
             equal; then, and only then, the gap is 0.
         gap: maximum improvement by a better plan, as a share of the best possible.
-        alternatives: the next best of the options that were placed.
-        why: short sentences for the user.
         formulation: the exact form of the placement program, with the reason.
         method: the planning method: `dike`, or one of the baselines.
         byte_imbalance: bytes of variables on the fullest ps over the mean.

@@ -31,8 +31,6 @@ class PlacementArrays:
     Attributes:
         own_rates: steps/s of one machine's workers together if nothing but themselves limits them.
         stored: shard bytes on one machine.
-        cards: bytes/s of one machine's network card, each way.
-        shared: limits that all machines share.
         counts: number of such machines.
         racks: for each rack the indices of its machines; empty if racks do not matter.
     """
@@ -92,14 +90,7 @@ def waits_s(stored: Floats, cards: Floats, slowest_s: Floats | float) -> Floats:
 
 
 def link_ceilings(own_rates: Floats | float, stored: Floats, links: Floats | float, total_bytes: float) -> Floats:
-    """X above which a link cannot keep up, whatever the rates of the workers behind it.
-
-    Args:
-        own_rates: steps/s of the workers behind the link if nothing but themselves limits them.
-        stored: shard bytes behind it.
-        links: bytes/s, each way.
-        total_bytes: size of all variables.
-    """
+    """X above which a link cannot keep up, whatever the rates of the workers behind it."""
     excess = 2 * stored - total_bytes
     with np.errstate(divide="ignore", invalid="ignore"):
         links = links * LINK_SHARE
@@ -112,15 +103,7 @@ def link_ceilings(own_rates: Floats | float, stored: Floats, links: Floats | flo
 def high_ends(
     own_rates: Floats | float, stored: Floats, links: Floats | float, total_bytes: float, steps_per_s: float
 ) -> Floats:
-    """The maximum steps/s of the workers behind links, at `steps_per_s` of all; -inf if a link cannot keep up.
-
-    Args:
-        own_rates: theirs if nothing but themselves limits them.
-        stored: shard bytes behind the link.
-        links: bytes/s, each way.
-        total_bytes: size of all variables.
-        steps_per_s: X, the steps of all workers together.
-    """
+    """The maximum steps/s of the workers behind links, at `steps_per_s` of all; -inf if a link cannot keep up."""
     level, slope = _high_ends(stored, links, total_bytes)
     high = np.minimum(own_rates, np.maximum(level + slope * steps_per_s, 0.0))
     keeps_up = link_ceilings(own_rates, stored, links, total_bytes) >= steps_per_s

@@ -23,18 +23,7 @@ def reasons(
     unknown_gpus: Sequence[str],
     objective: str = "throughput",
 ) -> tuple[str, ...]:
-    """Sentences on the numbers of workers and parameter servers, the worker's CPUs and the bottleneck.
-
-    Args:
-        search: the search that compared the options; neighbours of the best are placed if needed. None without a
-            search.
-        scenario: the model and the machines.
-        found: its result.
-        prunings: results of the rules.
-        max_workers: the user's limit.
-        unknown_gpus: GPU models whose speed is assumed.
-        objective: `throughput` or `traffic`.
-    """
+    """Sentences on the numbers of workers and parameter servers, the worker's CPUs and the bottleneck."""
     best = found.best
     if objective == "traffic":
         numbers = ["The objective is Eq. 1 alone: least traffic per step, regardless of speed."]

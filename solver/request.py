@@ -28,12 +28,9 @@ class PlanRequest:
         objective: `throughput` for the shortest step, `traffic` for the least of the paper's Eq. 1 alone.
         time_limit_s: time after which the planner stops improving; the first placement found is always finished.
         rules: names of the pruning rules that apply (`solver.choices.RULES`); None for the objective's default.
-        sharding: how the variables are distributed over the parameter servers.
         calibration: corrections of the speeds by measurements; None for the table's speeds.
         plain: whether the job is one plain task without parameter servers; None: whichever is faster.
-        max_gpus_per_task: maximum GPUs of one plain task.
         task_mem_mb: minimum memory of each task, in MiB; 0 for the needs of its role.
-        notes: sentences about the request for the plan's reasons.
     """
 
     profile: ModelProfile

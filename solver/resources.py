@@ -58,7 +58,6 @@ class TaskSizes:
     """Resources of each role of one model's job.
 
     Attributes:
-        helper_cpus: CPUs of each ps and of a separate chief.
         least_mem_mb: minimum memory of each task, in MiB.
     """
 

@@ -19,11 +19,7 @@ from solver.units import BYTES_PER_S_PER_GBPS
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model, machines and speeds.
-
-    Attributes:
-        sharding: how the variables are distributed over the parameter servers.
-    """
+    """A model, machines and speeds."""
 
     profile: ModelProfile
     cluster: Cluster

@@ -31,7 +31,6 @@ class StepTime:
             within `total`, so that the network is the limit if both are equal.
         update: the busiest ps sending variables to all workers and receiving their gradients.
         dispatch: the separate chief dispatching one step to each worker.
-        total: the whole.
     """
 
     compute: float
@@ -49,9 +48,7 @@ class StepModel:
     """Step times of one model with workers of one shape.
 
     Attributes:
-        within_node_bytes_per_s: speed between tasks of one machine.
         total_bytes: size of all variables, moved twice by every worker in every step.
-        ps_cpus: CPUs of each ps.
     """
 
     profile: ModelProfile
@@ -158,12 +155,7 @@ class StepModel:
         return max(loads) if shards.total else 0.0
 
     def update_s(self, load: float, all_workers: int) -> float:
-        """CPU seconds of the busiest ps for one step of every worker.
-
-        Args:
-            load: result of `load`.
-            all_workers: workers of the job.
-        """
+        """CPU seconds of the busiest ps for one step of every worker."""
         return all_workers * load / (self.hardware.ps_bytes_per_s * self.ps_cpus)
 
     def dispatch_s(self, all_workers: int) -> float:
@@ -182,26 +174,12 @@ class StepModel:
         return Shared(self.total_bytes, self.within_node_bytes_per_s, uplink_bytes_per_s, max_steps_per_s)
 
     def round_s(self, cycle_s: float, network_s: float, load: float, all_workers: int) -> float:
-        """Seconds in which every worker makes one step, synchronously.
-
-        Args:
-            cycle_s: the slowest worker's work.
-            network_s: busiest network card.
-            load: of the busiest ps (`load`).
-            all_workers: workers of the job.
-        """
+        """Seconds in which every worker makes one step, synchronously."""
         rest = network_s + self.update_s(load, all_workers) + self.dispatch_s(all_workers)
         return max(cycle_s, rest) if self.overlap else cycle_s + rest
 
     def network_limit_s(self, round_s: float, work_s: float, load: float, all_workers: int) -> float:
-        """Maximum network time with which a synchronous step takes at most `round_s`; negative if there is none.
-
-        Args:
-            round_s: seconds in which every worker makes one step.
-            work_s: the slowest worker's work.
-            load: of the busiest ps (`load`).
-            all_workers: workers of the job.
-        """
+        """Maximum network time with which a synchronous step takes at most `round_s`; negative if there is none."""
         left = round_s - self.update_s(load, all_workers) - self.dispatch_s(all_workers)
         if self.overlap:
             return left if work_s <= round_s else -1.0

@@ -23,8 +23,6 @@ class Variant:
     """One variant with its result.
 
     Attributes:
-        label: the change.
-        plan: the plan; None if nothing fits.
         reason: why nothing fits; empty with a plan.
     """
 

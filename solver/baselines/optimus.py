@@ -66,9 +66,7 @@ class _Servers:
 
     Attributes:
         machines: indices of the setting's.
-        free: free resources on each.
         rooms: number of workers that fit on each.
-        worker: resources of one.
     """
 
     machines: Ints

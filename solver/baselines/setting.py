@@ -24,13 +24,7 @@ SPEED_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class BaselineChoice:
-    """Decision of a baseline.
-
-    Attributes:
-        shards: the variables on the parameter servers.
-        compared: number of options examined.
-        note: a sentence on how it was found.
-    """
+    """Decision of a baseline."""
 
     shape: WorkerShape
     shards: Shards
@@ -71,10 +65,6 @@ class Setting:
     @classmethod
     def of(cls, request: PlanRequest, scenario: Scenario | None = None) -> Setting:
         """Builds the setting.
-
-        Args:
-            request: the plan request.
-            scenario: the request's, if already built.
 
         Raises:
             BadInputError: if the request is invalid.

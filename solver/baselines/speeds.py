@@ -24,15 +24,7 @@ def card_s(
 
 
 def samples_per_s(model: StepModel, work_s: Floats, network_s: Floats, load: float, workers: Ints) -> Floats:
-    """Synchronous speed from a round's parts, elementwise; as `StepModel.round_s`.
-
-    Args:
-        model: step times.
-        work_s: the slowest worker's work.
-        network_s: busiest network card or uplink.
-        load: of the busiest ps (`StepModel.load`).
-        workers: workers of the job.
-    """
+    """Synchronous speed from a round's parts, elementwise; as `StepModel.round_s`."""
     update, dispatch = workers * model.update_s(load, 1), workers * model.dispatch_s(1)
     if model.overlap:
         round_s = np.maximum(work_s, network_s + update + dispatch)

@@ -56,11 +56,7 @@ class Measurement:
             raise BadInputError(f"{self.where}: {given[0]} was measured; it must be a number above 0.")
 
     def could_run(self, gpus: Mapping[str, int]) -> bool:
-        """Whether the cluster has its machines, with enough GPUs for its workers.
-
-        Args:
-            gpus: machine -> number of GPUs.
-        """
+        """Whether the cluster has its machines, with enough GPUs for its workers."""
         here = all(node in gpus for node in (*self.assignment.ps, *self.assignment.workers))
         return here and all(gpus[node] >= self.shape.gpus for node in self.assignment.workers)
 
@@ -113,12 +109,7 @@ class MeasuredRows:
         return errors
 
     def left_out_errors(self, fit: Fit, *, overlap: bool) -> Floats:
-        """Relative error of each row with the factors fitted to the others.
-
-        Args:
-            fit: of all rows; start of the search for the others' factors.
-            overlap: as in that fit.
-        """
+        """Relative error of each row with the factors fitted to the others."""
         errors = []
         for row in range(len(self.terms)):
             others = [other for other in range(len(self.terms)) if other != row]

@@ -66,13 +66,7 @@ MIN_VALUE, MAX_VALUE = 1e-7, 1e9
 
 
 class _Reader:
-    """Reads one row.
-
-    Args:
-        where: file and line.
-        folder: base of relative paths of plans.
-        row: column -> text.
-    """
+    """Reads one row."""
 
     def __init__(self, where: str, folder: Path, row: dict[str, str | None]) -> None:
         self._where = where

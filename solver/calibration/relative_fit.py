@@ -65,11 +65,6 @@ def fit_factors(gradients: Gradients, seconds: Floats, start: Floats) -> Fit:
 
     Maxima make the problem non-convex and hide terms. So at the end of a descent each factor in turn is raised until
     its term dominates, and the descent resumes from there; the result is not proven globally optimal.
-
-    Args:
-        gradients: predicts the rows.
-        seconds: measured times, above 0.
-        start: one factor for each term, above 0.
     """
     best = descend(gradients, seconds, start)
     for _ in range(MAX_ITERATIONS):

@@ -45,10 +45,7 @@ class Links:
     `StepTerms.workers`.
 
     Attributes:
-        stored: shard bytes.
-        cards: bytes/s of the network card, each way.
         racks: for each rack the indices of its machines; empty if racks do not matter.
-        within: bytes/s between tasks of one machine.
         uplink: bytes/s of each rack's uplink, each way.
     """
 
@@ -78,15 +75,11 @@ class StepTerms:
     """One placement's terms; arrays have a column for each of `TERMS`.
 
     Attributes:
-        synchronous: whether the workers wait for each other.
         workers: number of workers by machine; machines without any are left out.
         computing: for each of these machines a step's work if computing limits it.
         preparing: the same if preparing the input limits it; equal to `computing` if the two do not overlap.
         transfer: for each of these machines one worker's own pull and push.
         network: the busiest network card or uplink while every worker makes one step (synchronous).
-        update: the busiest ps.
-        dispatch: the separate chief.
-        links: limits that asynchronous workers share.
     """
 
     synchronous: bool
@@ -100,12 +93,7 @@ class StepTerms:
     links: Links
 
     def gradient(self, factors: Floats, *, overlap: bool) -> Floats:
-        """Derivatives of the step time by each factor; the step time is their product with the factors.
-
-        Args:
-            factors: one for each of `TERMS`, above 0.
-            overlap: whether a synchronous step's transfers overlap its work.
-        """
+        """Derivatives of the step time by each factor; the step time is their product with the factors."""
         busy = self.computing @ factors >= self.preparing @ factors
         work = np.where(busy[:, None], self.computing, self.preparing)
         if self.synchronous:

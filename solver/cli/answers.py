@@ -35,7 +35,6 @@ class Answers:
 
     Attributes:
         time_limit_s: maximum planning time; None for the planner's own limit.
-        picture: picture file; None for none.
     """
 
     method: str

@@ -53,11 +53,7 @@ PANELS = merged_panels(
 
 
 def module_option(argument: str) -> Any:
-    """Declares `-m`.
-
-    Args:
-        argument: the argument that otherwise names the script.
-    """
+    """Declares `-m`."""
     return typer.Option("-m", "--module", help=f"{argument} is the name of a module, as for python -m.")
 
 

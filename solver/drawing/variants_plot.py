@@ -14,11 +14,6 @@ NONE_COLOUR = "#b05050"
 def draw_variants(variants: tuple[Variant, ...], title: str, path: Path) -> None:
     """Draws a line if the labels end in numbers, else bars; each point shows the numbers of workers and ps.
 
-    Args:
-        variants: in the order to draw them.
-        title: title of the figure.
-        path: a .png or .svg file.
-
     Raises:
         BadInputError: if the file cannot be written.
     """

@@ -71,8 +71,6 @@ class Configurations:
     """All possible loads of the machines of an instance.
 
     Attributes:
-        types: its shards by type.
-        classes: its machines by class.
         entries: the configurations, class by class.
     """
 
@@ -83,12 +81,7 @@ class Configurations:
 
     @classmethod
     def of(cls, instance: Instance, *, by_card: bool = False) -> Configurations | None:
-        """Lists the configurations; None if there are more than `MAX_CONFIGURATIONS`.
-
-        Args:
-            instance: the problem.
-            by_card: separate machines with different network cards.
-        """
+        """Lists the configurations; None if there are more than `MAX_CONFIGURATIONS`."""
         types = programs.shard_types(instance)
         merged: dict[tuple[tuple[Load, ...], float], list[NodeKind]] = {}
         count = 0

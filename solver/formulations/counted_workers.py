@@ -25,7 +25,6 @@ class CountedWorkers:
     """A program with these variables and rows, to be extended.
 
     Attributes:
-        builder: holds them.
         types: parameter servers that share variables.
         ps: for each type, machine -> P_ij.
         beside: for each type, machine -> workers that fit beside such a ps; -1 where it does not fit.

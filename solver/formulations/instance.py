@@ -49,7 +49,6 @@ class Instance:
         chief: resources of the separate chief, which moves no shards; None if there is none.
         ps_per_node: maximum parameter servers on one machine (1 by the paper's third rule); None for no limit, as in
             Eq. 1-6.
-        costs: weights of the bytes.
     """
 
     kinds: tuple[NodeKind, ...]

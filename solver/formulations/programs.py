@@ -141,13 +141,6 @@ def checked_solution(
 ) -> Solution:
     """Builds the solution of an assignment and validates it.
 
-    Args:
-        instance: the problem.
-        assignment: the solver's result.
-        objective: the minimised objective.
-        proven: whether it is proven optimal.
-        bound: lower bound from the solver, which may be too large by a rounding error.
-
     Raises:
         SolverError: if the assignment violates one of Eq. 2-6: a fault of the solver or of the program.
     """

@@ -24,11 +24,6 @@ from solver.formulations.instance import Instance, Objective, Solution
 def add_local_workers(program: CountedWorkers, instance: Instance, value: float) -> list[dict[str, int]]:
     """Adds y_ij.
 
-    Args:
-        program: the program to extend.
-        instance: the problem.
-        value: value of one worker on the machine of all M bytes.
-
     Returns:
         For each type of ps, machine -> y_ij.
     """

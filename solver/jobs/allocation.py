@@ -142,10 +142,6 @@ def grow_by_gain(
 def grow_counts(started: Sequence[StartedJob], free: FreeCapacity) -> list[Counts]:
     """Distributes the free resources over the jobs by marginal gain.
 
-    Args:
-        started: the jobs.
-        free: the remaining resources.
-
     Returns:
         Counts of each job, in their order, at least the current ones.
     """

@@ -26,13 +26,6 @@ def plan_exactly(
 ) -> Plan | None:
     """Makes the best plan for the job on the free resources, with the least traffic of those as fast.
 
-    Args:
-        job: the job.
-        gpus_per_worker: GPUs of each worker, 0 for none.
-        cluster: links between the machines.
-        free: remaining resources of the machines.
-        time_limit_s: time limit, capped by the limit per job.
-
     Returns:
         None if nothing fits, or the best plan has fewer workers, or workers with fewer GPUs, than the job requires.
     """

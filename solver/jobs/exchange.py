@@ -26,14 +26,6 @@ def exchange(
 ) -> bool:
     """Removes two jobs, places the first in every way it might grow and the second as fast as then possible.
 
-    Args:
-        jobs: all jobs.
-        forms: forms of the placed ones, by index.
-        placements: their placements; updated with better ones.
-        packer: reserves resources.
-        one_job: places the second job.
-        is_time_over: whether to stop.
-
     Returns:
         Whether any pair improved.
     """

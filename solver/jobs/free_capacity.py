@@ -66,8 +66,6 @@ class FreeCapacity:
     Attributes:
         kinds: the machines by their resources when empty.
         anywhere: mask with every kind usable.
-        names: name of each machine.
-        kind_of: index of each machine's kind.
     """
 
     def __init__(self, kinds: Sequence[NodeKind]) -> None:

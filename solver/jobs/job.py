@@ -34,9 +34,7 @@ class Job:
     Jobs that share one `profile` object share all tables, so thousands of equal jobs cost little.
 
     Attributes:
-        name: unique among the jobs.
         profile: the model and its batch size.
-        min_workers: minimum workers to start.
         max_workers: maximum workers; None for as many as pay off.
         steps: mini-batches of `profile.batch_size` samples still to train.
         weight: weight of its remaining time; jobs of higher weight get their minimum first.

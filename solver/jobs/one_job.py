@@ -35,13 +35,7 @@ class OneJob:
         self._too_many.clear()
 
     def fastest(self, job: Job, forms: Sequence[Form], samples_per_s: float = 0.0) -> Found | None:
-        """Finds the fastest placement in any of the forms.
-
-        Args:
-            job: the job.
-            forms: forms of the job.
-            samples_per_s: minimum speed, exclusive.
-        """
+        """Finds the fastest placement in any of the forms."""
         floor, best = samples_per_s, None
         for promised, form, counts in self._offers(job, forms, floor):
             if promised <= floor:

@@ -73,14 +73,7 @@ class Packer:
         return None if hosts is None else self._placement(form, workers, ps, hosts)
 
     def place_most(self, form: Form, workers: int, ps: int, at_least: int) -> Placement | None:
-        """As `place`; if there is no room, places as many workers as fit, and proportionally fewer ps.
-
-        Args:
-            form: the job's form.
-            workers: workers wanted.
-            ps: parameter servers wanted.
-            at_least: minimum workers.
-        """
+        """As `place`; if there is no room, places as many workers as fit, and proportionally fewer ps."""
         while True:
             hosts = self._place_evenly(form, workers, ps)
             room = workers

@@ -19,10 +19,6 @@ class MachineTasks:
 
     Attributes:
         chief: 1 if the separate chief is there, else 0.
-        cpus: CPUs of these tasks on each machine.
-        mem_mb: MiB of memory, likewise.
-        disk_mb: MiB of disk, likewise.
-        gpus: GPUs, likewise.
     """
 
     machines: tuple[str, ...]
@@ -40,7 +36,6 @@ class PlacedJob:
     """A job with its option and machines.
 
     Attributes:
-        option: counts and sizes of its tasks.
         gpu_model: model of its GPUs; None without GPUs, if unknown, or if there are several.
         remaining_s: predicted seconds until its last sample.
         note: what it did not get, in a sentence; empty if it got everything.
@@ -74,13 +69,6 @@ class JobsPlan:
     """A plan for many jobs.
 
     Attributes:
-        order: how the jobs were weighed against each other.
-        placed: placed jobs, in the given order.
-        unplaced: waiting jobs, in the given order.
-        machines: machines of the cluster.
-        machines_used: machines with at least one task.
-        gpus: GPUs of the cluster.
-        gpus_used: GPUs of all workers.
         complete: whether there was time for everything; if not, some jobs have only their minimum, or wait.
     """
 

@@ -88,13 +88,7 @@ class GainTable:
     """Time per sample for every number of tasks, and the best tasks to add next."""
 
     def __init__(self, s_per_sample: Floats, needs: TaskNeeds, total: Amounts) -> None:
-        """Creates the table.
-
-        Args:
-            s_per_sample: seconds for each sample, above 0: [ps - 1, workers - 1].
-            needs: resources of the tasks, for as many parameter servers.
-            total: resources of all machines that the job may use.
-        """
+        """Creates the table."""
         ps, workers = s_per_sample.shape
         w, p = np.arange(1, workers + 1)[None, :, None], np.arange(1, ps + 1)[:, None, None]
         self._s_per_sample = s_per_sample
@@ -128,11 +122,6 @@ class GainTable:
 
         Optimus adds one task at a time and stops when one is useless. Here several are added at once if that gains more
         per unit: a second machine can pay off only when it is filled.
-
-        Args:
-            counts: current workers and parameter servers.
-            max_workers: maximum workers.
-            left: remaining resources; None for plenty.
 
         Returns:
             None if nothing more fits and gains.
@@ -194,16 +183,7 @@ class SpeedTable(GainTable):
         max_workers: int,
         total: Amounts,
     ) -> None:
-        """Computes the table.
-
-        Args:
-            model: step times of the job's workers.
-            kind: assumed kind of all machines.
-            needs: resources of the tasks.
-            shards: number of parameter servers -> bytes on each.
-            max_workers: maximum workers.
-            total: resources of all machines that the job may use.
-        """
+        """Computes the table."""
         ps = len(needs.ps)
         distributed = [shards(count) for count in range(1, ps + 1)]
         largest = np.array([each.sizes[0] for each in distributed], dtype=np.float64)[:, None]

@@ -28,13 +28,9 @@ class OnlineJob:
     """A job as the scheduler sees it at the start of a round.
 
     Attributes:
-        name: unique among the jobs.
         samples_left: samples still to train, as predicted.
         samples_per_s: predicted speed with each number of parameter servers and workers: [ps - 1, workers - 1].
-        ps: resources of each parameter server.
         chief: fixed additional resources of the job.
-        min_workers: minimum workers to run.
-        min_ps: minimum parameter servers to run.
         kept: workers and parameter servers that cannot be taken from it; (0, 0) for none.
         user: the user whose limit applies.
         weight: weight of its remaining time.
@@ -126,12 +122,7 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
 
 
 class _Account:
-    """Remaining resources, and the resources of each user.
-
-    Args:
-        total: all resources.
-        limits: as in `allocate`.
-    """
+    """Remaining resources, and the resources of each user."""
 
     def __init__(self, total: Amounts, limits: Mapping[str, float]) -> None:
         self._left = np.array(total)

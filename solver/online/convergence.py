@@ -158,8 +158,6 @@ class _Fit:
 
     Attributes:
         curves: in this order.
-        steps: the points.
-        losses: likewise.
     """
 
     curves: tuple[LossCurve, ...]

@@ -154,11 +154,6 @@ def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list
     Selected one by one, each to minimise the mean relative variance of all predictions, given the previous ones. That
     is greedy I-optimal design (Box and Draper, JASA 54, 1959); Optimus takes sample runs without a rule.
 
-    Args:
-        model: with its prior, or with observations.
-        runs: maximum number of runs.
-        min_workers: minimum workers.
-
     Returns:
         Counts to run, the smallest jobs first.
     """

@@ -28,7 +28,6 @@ class OptionRange:
         max_ps: maximum parameter servers; the minimum is 1.
         mixed: whether machines may give their workers different shapes.
         ways: number of options for each pair of numbers of tasks.
-        least_gpus: minimum GPUs of all workers together.
     """
 
     shapes: tuple[WorkerShape, ...]

@@ -42,8 +42,6 @@ class Placement:
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
         network_s: time of the busiest network card for one step of every worker; asynchronous: for the steps that all
             workers make in `round_s`.
-        round_s: seconds in which every worker makes one step.
-        samples_per_s: samples per second of all workers.
     """
 
     groups: tuple[Group, ...]

@@ -52,9 +52,7 @@ class State:
     """One state of one kind of machine.
 
     Attributes:
-        kind: index of the kind.
         shards: indices of the types of the shards on it, ascending, one for each shard; empty without any.
-        shape: shape of each worker on it.
         network_s: by number of workers on it, from 0 to the maximum: seconds that its network card is busy while every
             worker makes one step (synchronous).
         work_s: one worker's step without transfers; 0 if no worker fits.
@@ -89,10 +87,6 @@ class PlacementProblem:
     Attributes:
         kinds: the machines, merged if they differ in nothing that matters to this option.
         model: the step-time model; of the first shape if workers may differ.
-        shard_types: sizes and numbers of the shards.
-        states: all possible states of a machine.
-        load: of the busiest ps (`StepModel.load`).
-        least_gpus: minimum GPUs of all workers together.
         cases: asynchronous workers wait for the slowest ps machine (solver.async_rates). If that can matter: the same
             problem for each possible time of this machine; else none.
         are_all_cases: whether `cases` is complete; if there are too many, some are left out.

@@ -58,8 +58,6 @@ class Run:
     """A concave segment of one row of a table.
 
     Attributes:
-        first: its first state.
-        value: the value there.
         pieces: (slope, length) of its straight pieces, steepest first.
     """
 
@@ -77,7 +75,6 @@ class Part:
     """A set of machines.
 
     Attributes:
-        table: the values of the relevant states.
         low: the state at the table's origin.
         capacity: maximum number of each task.
         leaf: the caller's index; None for a union.
@@ -131,13 +128,7 @@ class Frame:
         return None if any(least > most for least, most in zip(low, high, strict=True)) else (low, high)
 
     def leaf(self, index: int, table: Table, low: State) -> Part | None:
-        """A set with a known table; None if the goal is out of reach.
-
-        Args:
-            index: the caller's index.
-            table: its values; at least one is possible.
-            low: the state at the table's origin.
-        """
+        """A set with a known table; None if the goal is out of reach."""
         capacity = table_capacity(table, low)
         window = self.window(capacity)
         if window is None:

@@ -154,7 +154,6 @@ class RackProblem:
     Attributes:
         tree: the machines; the states of their types are as in `placement_problem`.
         shards: bytes on each ps, largest first.
-        load: of the busiest ps (`StepModel.load`).
         uplink_bytes_per_s: speed of each rack's uplink, each way.
         cases: as in `PlacementProblem`.
         are_all_cases: as in `PlacementProblem`.

@@ -25,8 +25,6 @@ class RackPlacement:
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round.
         network_s: time of the busiest network card or uplink for one step of every worker; asynchronous: for the steps
             that all workers make in `round_s`.
-        round_s: seconds in which every worker makes one step.
-        samples_per_s: samples per second of all workers.
         samples_bound: upper bound of the option's speed; with equal shards `samples_per_s` itself.
     """
 

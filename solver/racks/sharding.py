@@ -15,7 +15,6 @@ class Place:
     """A machine chosen for one ps.
 
     Attributes:
-        rack: number of its rack.
         card_s: by shard, seconds that its network card is busy while every worker makes one step.
     """
 
@@ -49,11 +48,6 @@ def distribute_shards(places: Sequence[Place], sizes: Sequence[int], uplinks: Up
     Shards are spread evenly over the racks and then exchanged pair by pair as long as that shortens the time of the
     busiest of the cards and uplinks involved; then as long as it saves traffic and lengthens no step. A local search:
     at the end no exchange of two helps.
-
-    Args:
-        places: the machines, one shard each.
-        sizes: bytes of the shards, largest first.
-        uplinks: the racks' uplinks.
 
     Returns:
         For each place the index of its shard.

@@ -32,11 +32,7 @@ class RackType:
 
 @dataclass(frozen=True)
 class Load:
-    """Tasks of one machine.
-
-    Attributes:
-        rack: number of its rack, the same for all its machines.
-    """
+    """Tasks of one machine."""
 
     node: str
     machine_type: int

@@ -31,15 +31,7 @@ class StepBounds:
     """Upper bounds of the steps/s of all workers, by number of workers (index 0 is one worker)."""
 
     def __init__(self, scope: Scope, work_s: Floats, room: Ints, total_bytes: int, within_bytes_per_s: float) -> None:
-        """Prepares the parts that do not depend on the shards.
-
-        Args:
-            scope: the options.
-            work_s: by kind, minimum seconds of a worker's step without transfers.
-            room: by kind, maximum workers.
-            total_bytes: size of all variables.
-            within_bytes_per_s: speed between tasks of one machine.
-        """
+        """Prepares the parts that do not depend on the shards."""
         self._scope, self._work, self._room = scope, work_s, room
         self._total, self._within = total_bytes, within_bytes_per_s
         cards = scope.machines.network_bytes_per_s
@@ -142,14 +134,7 @@ class _Added:
 
 
 def _added(counts: Ints, room: Ints, rate: Floats, cap: Floats) -> _Added:
-    """Steps/s that the first, second, ... worker on each machine adds.
-
-    Args:
-        counts: machines of each kind.
-        room: by kind, number of workers that fit.
-        rate: by kind, steps/s of each worker.
-        cap: by kind, steps/s of all workers on a machine.
-    """
+    """Steps/s that the first, second, ... worker on each machine adds."""
     kind = np.repeat(np.arange(len(room)), room)
     before = np.arange(len(kind)) - np.repeat(np.cumsum(room) - room, room)
     each, limit = rate[kind], cap[kind]

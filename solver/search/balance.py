@@ -53,13 +53,9 @@ class _Place:
     """The machines in use as arrays, one entry for each.
 
     Attributes:
-        sizes: bytes of each shard.
         needs: resources of each ps, ps x resources.
         have: free resources of each machine beside workers and chief.
-        cards: bytes/s of the network card.
         own: (seconds of a worker's work, number of such workers) of each machine.
-        shape: of a worker.
-        load: of the busiest ps.
         racks: for each rack the indices of its machines; empty if racks do not matter.
     """
 

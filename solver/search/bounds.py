@@ -150,13 +150,7 @@ def least_network_s(
 
 
 def card_times(machines: Machines, room: Ints, total_bytes: int) -> Floats:
-    """For each number of workers, from one on, the minimum time of the busiest card of machines without ps.
-
-    Args:
-        machines: the machines.
-        room: by kind, number of workers that fit.
-        total_bytes: bytes that each worker receives, and sends, in a step.
-    """
+    """For each number of workers, from one on, the minimum time of the busiest card of machines without ps."""
     # The first worker of every machine takes one transfer of its card, the second two, and so on.
     of_each = np.repeat(room, machines.counts)
     nth = np.arange(1, of_each.sum() + 1) - np.repeat(np.cumsum(of_each) - of_each, of_each)

@@ -27,12 +27,9 @@ class Candidate:
     """An option in a region of the cluster, with its bounds.
 
     Attributes:
-        region: index of the region.
         shapes: a worker's CPUs and GPUs; several if machines may give their workers different ones.
         samples_bound: upper bound of the speed.
         traffic_bound: lower bound of the traffic (Eq. 1).
-        mixed: whether workers may differ between machines.
-        least_gpus: minimum GPUs of all workers together.
     """
 
     region: int
@@ -69,14 +66,7 @@ def rounded_traffic(traffic_bytes: float, total_bytes: int) -> float:
 
 
 class CandidateTable:
-    """Every option that may fit, with its bounds.
-
-    Args:
-        regions: regions of the cluster.
-        ranges: options by worker shape.
-        bounds: for a region and a range, bounds by number of parameter servers, from one worker on.
-        max_ps: maximum parameter servers in a region.
-    """
+    """Every option that may fit, with its bounds."""
 
     def __init__(
         self,

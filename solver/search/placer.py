@@ -51,7 +51,6 @@ class Solved:
         formulation: the program that placed it, with the reason.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
         network_s: busiest network card or rack uplink.
-        round_s: seconds in which every worker makes one step.
         samples_bound: upper bound of the option's speed.
     """
 
@@ -77,11 +76,7 @@ class Solved:
 
 
 class OptionPlacer:
-    """Places options of one job in regions of one cluster.
-
-    Args:
-        regions: the regions of the cluster, by index.
-    """
+    """Places options of one job in regions of one cluster."""
 
     def __init__(self, scenario: Scenario, regions: Sequence[Region], *, ps_may_share: bool) -> None:
         self._scenario = scenario

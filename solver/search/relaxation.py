@@ -130,7 +130,6 @@ class RelaxedPlan:
     Attributes:
         shape: most frequent shape of a worker.
         assignment: machine of every task, and each worker's shape.
-        worth: its speed and traffic.
     """
 
     shape: WorkerShape
@@ -161,7 +160,6 @@ class _Row:
     """Identical machines, with their special tasks.
 
     Attributes:
-        kind: their kind.
         kinds: all kinds of machines merged into this row.
     """
 
@@ -226,11 +224,7 @@ class _Arrays:
         self._fill_choices(space, of_row, free)
 
     def limited_to(self, slowest: tuple[float, float]) -> _Arrays:
-        """Returns a copy, ready for use, for a range of the slowest ps machine's time.
-
-        Args:
-            slowest: minimum and maximum seconds to send its shards (`solver.async_rates`).
-        """
+        """Returns a copy, ready for use, for a range of the slowest ps machine's time."""
         arrays = copy.copy(self)
         arrays._waited_s = slowest[0]
         in_time = (self.base[:, None] + self._fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + ROUNDING)
@@ -580,11 +574,7 @@ def _place_remaining_ps(placed: Ints, worth: Floats, missing: int) -> None:
 
 
 class RelaxedSpace:
-    """The placements of one job on one cluster.
-
-    Args:
-        space: the options: workers' sizes, and the limits on their number.
-    """
+    """The placements of one job on one cluster."""
 
     def __init__(self, scenario: Scenario, space: OptionSpace) -> None:
         self.scenario = scenario
@@ -789,13 +779,7 @@ class RelaxedSpace:
     def best(
         self, known: float, deadline: float, starts: Sequence[InitialPlacement] = ()
     ) -> tuple[RelaxedPlan | None, float]:
-        """Finds the fastest placement, if it is faster than the known one, and an upper bound of any speed.
-
-        Args:
-            known: samples/s of the best plan so far.
-            deadline: on `time.monotonic`'s clock.
-            starts: initial placements.
-        """
+        """Finds the fastest placement, if it is faster than the known one, and an upper bound of any speed."""
         search = _Search(self, known)
         for start in starts:
             shapes = start.assignment.shapes_of_workers(start.shape)
@@ -873,8 +857,6 @@ class _AsyncCase:
     """Asynchronous placements bounded together: a number of ps, and a range of X, the steps/s of all workers.
 
     Attributes:
-        low: minimum X.
-        high: maximum X.
         slowest: minimum and maximum time of the slowest ps machine (`_Arrays`).
         best: X of its relaxed optimum; 0 before that is known.
         is_whole: whether it covers all X of that number of ps and that slowest machine.
@@ -905,7 +887,6 @@ class _SyncCase:
 
     Attributes:
         works: indices of the works.
-        workers: minimum and maximum workers.
         below: a speed that is within reach.
     """
 
@@ -1010,12 +991,7 @@ class _Search:
                     push(above, replace(case, below=goal))
 
     def _split_or_place(self, case: _AsyncCase, above: float) -> Iterator[tuple[float, _AsyncCase]]:
-        """Bounds the case, places it or divides it; yields the remaining cases with their bounds.
-
-        Args:
-            case: the number of ps and the steps/s.
-            above: its bound so far.
-        """
+        """Bounds the case, places it or divides it; yields the remaining cases with their bounds."""
         samples, key = self._arrays(case.ps, case.slowest).most_samples, (case.ps, case.slowest)
         if case.is_whole and case.width > MAX_PLACED_WIDTH and case.high * samples <= above * (1 + ROUNDING):
             # If the ps are the only limit, their maximum steps are best.

@@ -14,7 +14,6 @@ class Scope:
     """Machines and limits of the options.
 
     Attributes:
-        machines: the machines.
         max_workers: maximum workers; the minimum is 1.
         uplink_bytes_per_s: speed of each rack's uplink, each way; None if racks do not matter.
     """
