@@ -188,7 +188,7 @@ class Cluster:
                 *where,
             )
         if first == second and len(first) == 1:
-            raise LinkError(f"'{pair.first}' is paired with itself; what stays on it costs 'within_node_cost'", *where)
+            raise LinkError(f"'{pair.first}' is paired with itself; bytes within it cost 'within_node_cost'", *where)
         order = self._order
         ends = {
             (one, other) if order[one] < order[other] else (other, one)

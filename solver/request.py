@@ -52,7 +52,7 @@ class PlanRequest:
 def check_request(request: PlanRequest) -> None:
     """Raises `BadInputError` if the request is invalid."""
     if request.objective not in ("throughput", "traffic"):
-        raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
+        raise BadInputError(f"'{request.objective}' is not an objective; use throughput or traffic.")
     for name in ("min_workers", "max_workers", "max_gpus_per_worker", "max_gpus_per_task"):
         limit = getattr(request, name)
         if limit is not None and limit < 1:

@@ -144,9 +144,9 @@ def useful_ps_count(profile: ModelProfile, limit: int, method: Sharding = DEFAUL
 def _check(profile: ModelProfile, ps_count: int, method: str, split: bool) -> None:
     known = get_args(Sharding)
     if method not in known:
-        raise BadInputError(f"'{method}' is not a way to shard variables; say {', '.join(known[:-1])} or {known[-1]}.")
+        raise BadInputError(f"'{method}' is not a sharding method; use {', '.join(known[:-1])} or {known[-1]}.")
     if split and method != "optimus":
-        raise BadInputError(f"'{method}' cannot split variables; say optimus.")
+        raise BadInputError(f"'{method}' cannot split variables; use optimus.")
     if ps_count < 1:
         raise BadInputError(f"The number of parameter servers is {ps_count}; it must be at least 1.")
     most = max(1, profile.variable_bytes if split else len(profile.variables))

@@ -69,7 +69,7 @@ def sweep(request: PlanRequest, text: str) -> dict[str, PlanRequest]:
     parameter = parameter.strip()
     values = [value.strip() for value in rest.split(",") if value.strip()]
     if not parameter or not values:
-        raise BadInputError(f"'{text}' is no sweep; say NAME=VALUE,VALUE,... such as network_gbps=1,10,25.")
+        raise BadInputError(f"'{text}' is not a sweep; use NAME=VALUE,VALUE,... such as network_gbps=1,10,25.")
     return {f"{parameter}={value}": _with(request, parameter, value) for value in values}
 
 

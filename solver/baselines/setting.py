@@ -127,7 +127,7 @@ class Setting:
         worker = self.scenario.sizes.worker(shape)
         return InfeasibleError(
             f"{method} finds no room for one worker of {worker.cpus:g} CPUs, {worker.gpus} GPUs and {worker.mem_mb:,} "
-            f"MiB beside its parameter servers{chief}; add machines, or take dike."
+            f"MiB beside its parameter servers{chief}; add machines, or use the method dike."
         )
 
     def choice(self, shape: WorkerShape, ps: int, on: MachineIndices, compared: int) -> BaselineChoice:

@@ -101,7 +101,7 @@ class Calibration:
             return (f"{first}.",)
         return (
             f"{first}.",
-            f"The measurements cannot tell the factors of {', '.join(self.not_identified)}; these stay 1.",
+            f"The measurements do not determine the factors of {', '.join(self.not_identified)}; these stay 1.",
         )
 
     def to_json(self) -> dict[str, Any]:

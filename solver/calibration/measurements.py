@@ -123,7 +123,7 @@ class _Reader:
         if not (math.isfinite(value) and value > 0):
             raise BadInputError(f"{self._where}: '{column}' is '{text}'; it must be a number above 0.")
         if not MIN_VALUE <= value <= MAX_VALUE:
-            raise BadInputError(f"{self._where}: '{column}' is '{text}', which no machine does; check the unit.")
+            raise BadInputError(f"{self._where}: '{column}' is '{text}', which is out of range; check the unit.")
         return value
 
     def _whole_number(self, column: str, least: int) -> int | None:
@@ -167,4 +167,4 @@ class _Reader:
         return Assignment(tuple(ps[index] for index in sorted(ps)), tuple(workers), None)
 
     def _placement_error(self, part: str) -> BadInputError:
-        return BadInputError(f"{self._where}: '{part.strip()}' is no part of a placement; write it as 'k80-0:p0+4w'.")
+        return BadInputError(f"{self._where}: '{part.strip()}' is not part of a placement; write it as 'k80-0:p0+4w'.")

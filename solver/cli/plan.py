@@ -147,7 +147,7 @@ def plan(
         settings.network.check_names(machines)
     if jobs is not None:
         if model is not None:
-            raise BadInputError(f"--jobs names the models itself; leave out '{model}'.")
+            raise BadInputError(f"--jobs names the models; remove '{model}'.")
         _refuse(context, "--jobs", NOT_FOR_MANY_JOBS)
         from solver.jobs import read_jobs
 
@@ -190,12 +190,12 @@ def _refuse(context: typer.Context, beside: str, names: tuple[str, ...]) -> None
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise BadInputError(f"--{name.replace('_', '-')} does not go with {beside}; leave one out.")
+            raise BadInputError(f"--{name.replace('_', '-')} cannot be used with {beside}; remove one.")
 
 
 def _mode(**given: bool) -> str:
     """The special mode requested; empty for a simple plan."""
     asked = ["--" + name.replace("_", "-") for name, here in given.items() if here]
     if len(asked) > 1:
-        raise BadInputError(f"{asked[0]} and {asked[1]} do not go together; give one of them.")
+        raise BadInputError(f"{asked[0]} and {asked[1]} cannot be combined; use one of them.")
     return asked[0] if asked else ""

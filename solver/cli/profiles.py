@@ -20,7 +20,9 @@ def load_saved_profile(path: str, batch_size: int | None = None) -> ModelProfile
         BadInputError: if it is unreadable or not a profile.
     """
     if not path.endswith(".json"):
-        raise BadInputError(f"'{path}' is no saved profile (.json); make one with 'dike profile {path} -o FILE.json'.")
+        raise BadInputError(
+            f"'{path}' is not a saved profile (.json); create one with 'dike profile {path} -o FILE.json'."
+        )
     text = read_text(Path(path), "saved profile")
     try:
         profile = ModelProfile.loads(text)

@@ -177,9 +177,9 @@ def _alternatives(plan: Plan) -> Table:
 
 
 def _proof(plan: Plan) -> str:
-    measure = "speed, differences under 1% aside" if plan.objective == "throughput" else "traffic (Eq. 1)"
+    measure = "speed (differences under 1% ignored)" if plan.objective == "throughput" else "traffic (Eq. 1)"
     if plan.optimal:
-        proof = f"Proven: of the options that the rules leave no other, however placed, is better in {measure}"
+        proof = f"Proven: no other option within the rules, in any placement, is better in {measure}"
     elif plan.gap < MIN_SHOWN_GAP:
         proof = f"As good as the best in {measure}"
     else:

@@ -20,7 +20,7 @@ def check_picture_path(path: Path) -> None:
         BadInputError: if the suffix is none of these, or the folder does not exist.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise BadInputError(f"'{path}' is no picture file; give it a name that ends in .pdf, .png or .svg.")
+        raise BadInputError(f"'{path}' is not a picture file; use a name that ends in .pdf, .png or .svg.")
     if not path.absolute().parent.is_dir():
         raise BadInputError(f"The folder of the picture '{path}' does not exist; make it first.")
 

@@ -70,7 +70,7 @@ def plan_jobs(
 
 def _check(jobs: Sequence[Job], order: str, time_limit_s: float | None) -> None:
     if order not in get_args(Order):
-        raise BadInputError(f"'{order}' is not an order of jobs; say {' or '.join(get_args(Order))}.")
+        raise BadInputError(f"'{order}' is not an order of jobs; use {' or '.join(get_args(Order))}.")
     if not jobs:
         raise BadInputError("There is no job to place; give at least one.")
     if time_limit_s is not None and not 0 < time_limit_s < math.inf:

@@ -39,7 +39,7 @@ def test_a_figure_is_set_for_all_machines_or_one_class() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("buy more", "say 'add 2 x CLASS'"),
+        ("buy more", "use 'add 2 x CLASS'"),
         ("add 2 x titan", "it has k80, big"),
         ("remove 4 x k80", "has 3 machines"),
         ("colour=red", "these can: count, cpus"),
@@ -48,7 +48,7 @@ def test_a_figure_is_set_for_all_machines_or_one_class() -> None:
         ("k80.count=1.5", "a whole number"),
         ("k80.gpus=-1", "at least 0"),
         ("k80.mem=much", "32GiB"),
-        ("k80.within_node_gbps=5", "belongs to the links"),
+        ("k80.within_node_gbps=5", "applies to links"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_one_sentence(change: str, says: str) -> None:

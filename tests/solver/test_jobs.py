@@ -381,7 +381,7 @@ def test_bad_requests() -> None:
         plan_jobs([job, job], k80())
     with pytest.raises(BadInputError, match="no job to place"):
         plan_jobs([], k80())
-    with pytest.raises(BadInputError, match="'best' is not an order of jobs; say given or gain"):
+    with pytest.raises(BadInputError, match="'best' is not an order of jobs; use given or gain"):
         plan_jobs([job], k80(), "best")  # type: ignore[arg-type]
     with pytest.raises(BadInputError, match="time limit"):
         plan_jobs([job], k80(), time_limit_s=0.0)

@@ -265,7 +265,7 @@ def test_shards_do_not_depend_on_the_order_of_the_variables() -> None:
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadInputError, match="'best' is not a way to shard variables; say optimus, greedy or round_r"):
+    with pytest.raises(BadInputError, match="'best' is not a sharding method; use optimus, greedy or round_r"):
         shard(profile([4]), 1, "best")  # type: ignore[arg-type]
 
 

@@ -167,7 +167,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: P
         (["keras:ResNet50", *two], "dike profile"),
         ([model, *two, "--rules", "beauty"], "'beauty' is not a rule"),
         ([model, *two, "--method", "magic"], "There is no method 'magic'"),
-        ([model, *two, "--compare", "--sweep", "batch_size=1"], "do not go together"),
+        ([model, *two, "--compare", "--sweep", "batch_size=1"], "cannot be combined"),
         ([model, *two, "--time-limit", "0"], "more than 0"),
         ([model, *two, "--sweep", "taste=1"], "cannot be swept"),
         ([model, *two, "--what-if", "add 2 x moon"], "no machines 'moon'"),
@@ -175,9 +175,9 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: P
         (["--jobs", tmp_path / "none.yaml", *two], "none.yaml"),
         ([model, "--jobs", tmp_path / "none.yaml", *two], "leave out"),
         ([model, *two, "--compare", "--picture", tmp_path / "a.png"], "--picture draws"),
-        ([model, *two, "--compare", "--method", "optimus"], "--method does not go with --compare"),
-        ([model, *two, "--order", "given"], "--order does not go with a single job"),
-        (["--jobs", EXAMPLE_JOBS, *two, "--rules", "all"], "--rules does not go with --jobs"),
+        ([model, *two, "--compare", "--method", "optimus"], "--method cannot be used with --compare"),
+        ([model, *two, "--order", "given"], "--order cannot be used with a single job"),
+        (["--jobs", EXAMPLE_JOBS, *two, "--rules", "all"], "--rules cannot be used with --jobs"),
         ([model, *two, "--sweep", "batch_size=" + "9" * 400], "batch_size"),
     ]
     for arguments, says in cases:
