@@ -69,7 +69,7 @@ def compare(
     on_row: Callable[[Row], None] | None = None,
     planners: Mapping[str, Planner] = PLANNERS,
 ) -> Comparison:
-    """Plans by each method.
+    """Plans by each method; `on_row` receives each row as soon as it is known, without its share.
 
     Raises:
         BadInputError: if a method is unknown or the request invalid.

@@ -39,7 +39,6 @@ class PlainOption:
     samples_per_s: float
 
     def task(self) -> PlannedTask:
-        """The only task of the plan."""
         task = self.resources
         return PlannedTask("worker", 0, self.node, task.cpus, task.mem_mb, task.disk_mb, task.gpus, is_plain=True)
 

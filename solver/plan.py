@@ -145,7 +145,6 @@ class Plan:
 
     @property
     def ps_bytes(self) -> tuple[int, ...]:
-        """Bytes of variables on each ps."""
         held = [0] * self.option.ps
         for variable in self.profile.variables:
             if variable.name in self.variables:

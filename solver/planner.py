@@ -165,7 +165,6 @@ _Report = Callable[["_Attempt", SearchResult], None]
 
 
 def _pruned(request: PlanRequest, scenario: Scenario, rules: frozenset[str]) -> tuple[OptionSpace, tuple[Pruning, ...]]:
-    """All options, and the prunings by the rules."""
     raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
     machines = sum(kind.count for kind in scenario.kinds)
     useful_ps = useful_ps_count(request.profile, machines, request.sharding)

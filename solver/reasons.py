@@ -23,7 +23,10 @@ def reasons(
     unknown_gpus: Sequence[str],
     objective: str = "throughput",
 ) -> tuple[str, ...]:
-    """Sentences on the numbers of workers and parameter servers, the worker's CPUs and the bottleneck."""
+    """Sentences on the numbers of workers and parameter servers, the worker's CPUs and the bottleneck.
+
+    Places neighbours of the best option with `search`, which is None if none compared the options.
+    """
     best = found.best
     if objective == "traffic":
         numbers = ["The objective is Eq. 1 alone: least traffic per step, regardless of speed."]

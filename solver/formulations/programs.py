@@ -139,7 +139,7 @@ def expanded(values: Sequence[int], variables: Mapping[str, int]) -> list[str]:
 def checked_solution(
     instance: Instance, assignment: Assignment, objective: Objective, proven: bool, bound: float
 ) -> Solution:
-    """Builds the solution of an assignment and validates it.
+    """Builds the solution of an assignment and validates it; `bound` may be too large by a rounding error.
 
     Raises:
         SolverError: if the assignment violates one of Eq. 2-6: a fault of the solver or of the program.

@@ -26,8 +26,7 @@ def exchange(
 ) -> bool:
     """Removes two jobs, places the first in every way it might grow and the second as fast as then possible.
 
-    Returns:
-        Whether any pair improved.
+    Updates `placements` where that is better; returns whether any pair improved.
     """
     better = False
     ways = {index: _ways(jobs[index], forms[index]) for index in placements}

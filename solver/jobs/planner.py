@@ -119,7 +119,6 @@ class _Planning:
         self._waiting = self._place_minimums_of(self._waiting)
 
     def grow(self) -> None:
-        """Gives the jobs more tasks while that gains."""
         for _ in range(MAX_ROUNDS):
             started = [
                 StartedJob(index, self._jobs[index], placement.form, (placement.workers, placement.ps))
@@ -159,7 +158,6 @@ class _Planning:
             self.grow()
 
     def exchange(self) -> None:
-        """Exchanges resources between jobs, if there are few."""
         if len(self._jobs) > MAX_EXCHANGE_JOBS:
             return
         forms = {index: self._catalogue.forms(self._jobs[index]) for index in self._placements}

@@ -34,7 +34,6 @@ def no_room_reason(job: Job, forms: Sequence[Form], free: FreeCapacity) -> str:
 
 
 def _shortage(job: Job, form: Form, free: FreeCapacity) -> tuple[float, str]:
-    """Largest missing share of a resource, and the sentence about it."""
     parts = [_count_of(job.min_workers, "worker"), "1 parameter server"]
     if form.needs.chief != NOTHING:
         parts.append("1 chief")

@@ -52,7 +52,6 @@ def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: Free
 
 
 def placed_by_plan(job: Job, plan: Plan, cluster: Cluster) -> PlacedJob:
-    """Entry of a job that was planned exactly."""
     by_node: dict[str, list[PlannedTask]] = {}
     for task in plan.tasks:
         by_node.setdefault(task.node, []).append(task)

@@ -88,7 +88,7 @@ class GainTable:
     """Time per sample for every number of tasks, and the best tasks to add next."""
 
     def __init__(self, s_per_sample: Floats, needs: TaskNeeds, total: Amounts) -> None:
-        """Creates the table."""
+        """Takes seconds for each sample, above 0, as [ps - 1, workers - 1], and the total resources usable by the job."""
         ps, workers = s_per_sample.shape
         w, p = np.arange(1, workers + 1)[None, :, None], np.arange(1, ps + 1)[:, None, None]
         self._s_per_sample = s_per_sample
@@ -106,11 +106,9 @@ class GainTable:
         return self._s_per_sample.shape[0]
 
     def s_per_sample(self, workers: int, ps: int) -> float:
-        """Predicted seconds for each sample."""
         return float(self._s_per_sample[ps - 1, workers - 1])
 
     def needs(self, workers: int, ps: int) -> Ints:
-        """Resources of all tasks together."""
         return self._needs[ps - 1, workers - 1]
 
     def share(self, need: Ints) -> float:
@@ -172,8 +170,6 @@ class GainTable:
 
 
 class SpeedTable(GainTable):
-    """A table of the step-time model's predictions."""
-
     def __init__(
         self,
         model: StepModel,
@@ -183,7 +179,7 @@ class SpeedTable(GainTable):
         max_workers: int,
         total: Amounts,
     ) -> None:
-        """Computes the table."""
+        """Computes the table as if all machines were of this kind."""
         ps = len(needs.ps)
         distributed = [shards(count) for count in range(1, ps + 1)]
         largest = np.array([each.sizes[0] for each in distributed], dtype=np.float64)[:, None]

@@ -122,8 +122,6 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
 
 
 class _Account:
-    """Remaining resources, and the resources of each user."""
-
     def __init__(self, total: Amounts, limits: Mapping[str, float]) -> None:
         self._left = np.array(total)
         self._limits = {
@@ -132,7 +130,6 @@ class _Account:
         self._held: dict[str, Ints] = {}
 
     def left_for(self, user: str) -> Ints:
-        """Resources that the user may still get."""
         if user not in self._limits:
             return self._left
         return np.minimum(self._left, self._limits[user] - self._held.get(user, np.array(NOTHING)))
@@ -142,13 +139,11 @@ class _Account:
         return bool(((more <= self.left_for(user)) | (more <= 0)).all())
 
     def may_start(self, user: str, need: Ints) -> bool:
-        """Whether a job of the user may start with that."""
         if user not in self._held:
             return bool(((need <= self._left) | (need <= 0)).all())
         return self.has(user, need)
 
     def take(self, user: str, more: Ints) -> None:
-        """Allocates resources to the user."""
         self._left = self._left - more
         self._held[user] = self._held.get(user, np.array(NOTHING)) + more
 

@@ -41,8 +41,6 @@ _ROUNDS = 4
 
 @dataclass(frozen=True)
 class LossCurve:
-    """A loss of `1 / (b0 k + b1) + b2` after k steps."""
-
     b0: float
     b1: float
     b2: float
@@ -120,7 +118,6 @@ class ConvergenceModel:
         return None if fit is None else fit.curves[0]
 
     def steps_left(self) -> StepsLeft:
-        """Steps from the newest one until convergence."""
         if self._points.not_finite >= self._patience:
             return _unknown("Its newest losses are not finite numbers.")
         fit = self._fit()

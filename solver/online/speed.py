@@ -125,7 +125,6 @@ class SpeedModel:
         return self._table
 
     def _predicted_s(self) -> Floats:
-        """Seconds per sample of all counts."""
         if not self._observed:
             return self._prior_s
         at = tuple(np.array([(ps - 1, workers - 1) for workers, ps in self._observed]).T)

@@ -45,8 +45,6 @@ class OptionRange:
 
 @dataclass(frozen=True)
 class OptionSpace:
-    """A set of options."""
-
     ranges: tuple[OptionRange, ...]
 
     @property
@@ -56,8 +54,6 @@ class OptionSpace:
 
 @dataclass(frozen=True)
 class Pruning:
-    """Result of one rule."""
-
     rule: str
     removed: int
     space: OptionSpace
@@ -65,7 +61,6 @@ class Pruning:
 
     @classmethod
     def of(cls, rule: str, before: OptionSpace, ranges: Sequence[OptionRange], why: str) -> Pruning:
-        """Builds the result with these remaining ranges."""
         space = OptionSpace(tuple(ranges))
         return cls(rule, before.count - space.count, space, why)
 

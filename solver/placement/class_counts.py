@@ -61,7 +61,6 @@ class Counts:
 
     @property
     def samples(self) -> int:
-        """Samples of one step of every worker."""
         return sum(group.state.samples * group.workers * group.machines for group in self.groups or ())
 
     @property

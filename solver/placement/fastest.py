@@ -172,7 +172,6 @@ def _network_times(problem: PlacementProblem) -> list[float]:
 
 
 def _fits(problem: PlacementProblem, limits: Limits, deadline: float | None) -> Counts | None:
-    """Any placement within these limits."""
     return proven_counts(problem, limits, lambda state: 0.0, deadline=deadline)
 
 
@@ -183,7 +182,6 @@ def local_share(problem: PlacementProblem) -> Callable[[State], float]:
 
 
 def placement_of(problem: PlacementProblem, counts: Counts) -> Placement:
-    """Evaluates the machines found."""
     assert counts.groups is not None
     model, workers = problem.model, problem.workers
     if model.profile.synchronous:

@@ -110,7 +110,6 @@ def fastest_mixed_placement(
 
 
 def least_traffic_mixed_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
-    """Places an option for the least traffic alone."""
     counts = proven_counts(problem, NO_LIMITS, local_share(problem), deadline=deadline)
     return None if counts is None else placement_of(problem, counts)
 

@@ -89,7 +89,6 @@ class Part:
 
     @property
     def high(self) -> State:
-        """The last state of the table."""
         return tuple(low + size - 1 for low, size in zip(self.low, self.table.shape, strict=True))
 
     def value(self, state: State) -> float:
@@ -101,7 +100,6 @@ class Part:
 
     @functools.cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The table as concave runs."""
         found: list[Run] = []
         for row in np.ndindex(self.table.shape[:-1]):
             found += _runs(self.table[row], plus(self.low, (*row, 0)))

@@ -167,7 +167,6 @@ def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], d
 
 
 def _least_traffic_within(problem: RackProblem, view: View, limits: Limits, deadline: float | None) -> tuple[Load, ...]:
-    """The placement with the least traffic among the fastest."""
     round_s = limits.round_s * (1 + SLACK)
     work_s = max(work for work in problem.works if problem.round_s(work, limits.network_s) <= round_s)
     network_s = _longest(problem, network_times(problem, view), work_s, round_s)

@@ -347,7 +347,6 @@ def _machine_table(problem: RackProblem, settings: Settings, work_s: float, netw
 
 
 def _worth(problem: RackProblem, setting: MachineSetting, network_s: float, value: Value) -> Floats:
-    """Value added by the machine, by number of workers."""
     if value in ("most bytes", "fewest bytes"):
         most, fewest = setting.bytes_within(network_s)
         return most if value == "most bytes" else -fewest

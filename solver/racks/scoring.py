@@ -129,7 +129,6 @@ def _states(problem: RackProblem, load: Load) -> dict[tuple[int, ...], State]:
 
 
 def _shards_by_class(problem: RackProblem, view: View, states: Sequence[Tasks]) -> tuple[int, ...]:
-    """A shard of the required class for each machine with a ps."""
     free = [iter([index for index, size in enumerate(problem.shards) if size == sizes[0]]) for sizes in view.classes]
     return tuple(next(free[state[1:-1].index(1)]) for state in states)
 

@@ -66,7 +66,7 @@ def rounded_traffic(traffic_bytes: float, total_bytes: int) -> float:
 
 
 class CandidateTable:
-    """Every option that may fit, with its bounds."""
+    """Every option that may fit, with its bounds, which `bounds` computes for a region, a range and a number of ps."""
 
     def __init__(
         self,
