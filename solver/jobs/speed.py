@@ -88,7 +88,7 @@ class GainTable:
     """Time per sample for every number of tasks, and the best tasks to add next."""
 
     def __init__(self, s_per_sample: Floats, needs: TaskNeeds, total: Amounts) -> None:
-        """Takes seconds for each sample, above 0, as [ps - 1, workers - 1], and the total resources usable by the job."""
+        """Takes seconds for each sample, above 0, as [ps - 1, workers - 1], and the total usable resources."""
         ps, workers = s_per_sample.shape
         w, p = np.arange(1, workers + 1)[None, :, None], np.arange(1, ps + 1)[:, None, None]
         self._s_per_sample = s_per_sample
