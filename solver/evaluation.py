@@ -77,7 +77,7 @@ class _Layout:
     @cached_property
     def distinct(self) -> list[tuple[str, WorkerShape]]:
         """One machine for each GPU model and shape; the others are equally fast."""
-        found = {(self.kind_of[node].gpu_model, each): node for node, each in self.alike}
+        found = {(self.kind_of[node].gpu_model, each): node for node, each in self.workers_by_shape}
         return [(node, each) for (_, each), node in found.items()]
 
 

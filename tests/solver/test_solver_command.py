@@ -173,7 +173,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: P
         ([model, *two, "--what-if", "add 2 x moon"], "no machines 'moon'"),
         ([model, *two, "--measurements", tmp_path / "none.csv"], "none.csv"),
         (["--jobs", tmp_path / "none.yaml", *two], "none.yaml"),
-        ([model, "--jobs", tmp_path / "none.yaml", *two], "leave out"),
+        ([model, "--jobs", tmp_path / "none.yaml", *two], "remove"),
         ([model, *two, "--compare", "--picture", tmp_path / "a.png"], "--picture draws"),
         ([model, *two, "--compare", "--method", "optimus"], "--method cannot be used with --compare"),
         ([model, *two, "--order", "given"], "--order cannot be used with a single job"),
