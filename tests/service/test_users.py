@@ -71,7 +71,7 @@ def test_tokens_are_known_by_their_digest_or_themselves(tmp_path: Path) -> None:
         (f"a: {{token: {SECRET}, wieght: 1}}", "at a.wieght"),
         (f"'a b': {{token: {SECRET}}}", "at a b"),
         (f"a: {{token: {SECRET}}}\nb: {{token: {SECRET}}}", "gives a and b the same token"),
-        (f"a: {{token: {SECRET}}}\na: {{token: {SECRET}1}}", "line 2: the key 'a' stands here a second time"),
+        (f"a: {{token: {SECRET}}}\na: {{token: {SECRET}1}}", "line 2: duplicate key 'a'"),
     ],
 )
 def test_a_users_file_that_is_wrong_is_refused_without_showing_a_token(tmp_path: Path, text: str, said: str) -> None:
