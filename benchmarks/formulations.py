@@ -8,7 +8,8 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-from solver.formulations import FORMULATIONS, Formulation, Instance, Solution
+from benchmarks.programs import FORMULATIONS
+from solver.formulations.instance import Formulation, Instance, Solution
 from solver.nodes import NodeKind
 from solver.placement.fastest import OutOfTimeError
 from solver.resources import TaskResources

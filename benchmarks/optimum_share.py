@@ -20,7 +20,7 @@ from solver.baselines.setting import Setting
 from solver.comparison import compare
 from solver.drawing.figure_files import new_figure, save_figure
 from solver.evaluation import evaluate
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 from solver.units import GIB
 
 TITLE = "Per cent of the best throughput, by method"
@@ -138,7 +138,7 @@ def _guarantee(cases: Sequence[Case]) -> str:
     others = [
         max(share for name, share in case.shares.items() if name != "dike") / case.shares["dike"] for case in cases
     ]
-    beaten = sum(ratio > 1 + TIE for ratio in others)
+    beaten = sum(ratio > 1 + SPEED_TIE_SHARE for ratio in others)
     gaps = [case.gap for case in cases]
     proven = sum(not gap for gap in gaps)
     return (

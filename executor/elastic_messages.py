@@ -45,7 +45,12 @@ class WantedProcess:
     def encode(self) -> str:
         task = None if self.task is None else self.task.dumps()
         return encode(
-            {"kind": "wanted_process", "number": self.number, "task": task, "known_ends": list(self.acknowledged_ends)}
+            {
+                "kind": "wanted_process",
+                "number": self.number,
+                "task": task,
+                "acknowledged_ends": list(self.acknowledged_ends),
+            }
         )
 
     @classmethod
@@ -59,7 +64,7 @@ class WantedProcess:
             return cls(
                 number=int(values["number"]),
                 task=None if task is None else TaskSpec.loads(task),
-                acknowledged_ends=tuple(int(attempt) for attempt in values["known_ends"]),
+                acknowledged_ends=tuple(int(attempt) for attempt in values["acknowledged_ends"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message for a slot of a job: {error}") from error

@@ -86,13 +86,13 @@ class Wanted:
                 "number": self.number,
                 "run": run,
                 "leave": self.leave,
-                "known_ends": [list(key) for key in self.acknowledged_ends],
-                "known_reports": [list(known) for known in self.acknowledged_reports],
-                "known_output": [list(known) for known in self.acknowledged_output],
+                "acknowledged_ends": [list(key) for key in self.acknowledged_ends],
+                "acknowledged_reports": [list(known) for known in self.acknowledged_reports],
+                "acknowledged_output": [list(known) for known in self.acknowledged_output],
                 "stop": self.stop,
                 "memory_bytes": self.memory_bytes,
-                "let_go": [list(key) for key in self.evict],
-                "likely": [list(key) for key in self.resume_order],
+                "evict": [list(key) for key in self.evict],
+                "resume_order": [list(key) for key in self.resume_order],
             }
         )
 
@@ -108,17 +108,17 @@ class Wanted:
                 number=int(values["number"]),
                 run=None if run is None else _run(run),
                 leave=bool(values["leave"]),
-                acknowledged_ends=tuple((int(trial), int(number)) for trial, number in values["known_ends"]),
+                acknowledged_ends=tuple((int(trial), int(number)) for trial, number in values["acknowledged_ends"]),
                 acknowledged_reports=tuple(
-                    (int(trial), int(number), int(count)) for trial, number, count in values["known_reports"]
+                    (int(trial), int(number), int(count)) for trial, number, count in values["acknowledged_reports"]
                 ),
                 acknowledged_output=tuple(
-                    (int(trial), int(number), int(size)) for trial, number, size in values["known_output"]
+                    (int(trial), int(number), int(size)) for trial, number, size in values["acknowledged_output"]
                 ),
                 stop=bool(values["stop"]),
                 memory_bytes=int(values["memory_bytes"]),
-                evict=tuple((int(trial), int(number)) for trial, number in values["let_go"]),
-                resume_order=tuple((int(trial), int(number)) for trial, number in values["likely"]),
+                evict=tuple((int(trial), int(number)) for trial, number in values["evict"]),
+                resume_order=tuple((int(trial), int(number)) for trial, number in values["resume_order"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error

@@ -1,6 +1,6 @@
-"""Decides how many tasks a training job gets, of what size, in which role and on which machine.
+"""Decides how many tasks a training job gets, their sizes, their roles and their machines.
 
-Names are imported when they are first asked for: who reads a plan does not wait for the planner.
+Names are imported on first access, so reading a plan does not import the planner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m solver`: plans from saved profiles, with nothing but this package and `dike.profile`."""
+"""`python -m solver`: plans from saved profiles, without the framework or TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from solver.cli.profiles import load_saved_profile
 
 
 def main() -> None:
-    """Entry point. Exit codes as of `dike`: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Runs the command. Exit codes as for `dike`: 0 success, 1 failure, 2 bad input, 130 interrupted."""
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
     app.command(cls=with_panels(PANELS))(plan)
     try:

@@ -1,26 +1,26 @@
-"""How fast asynchronous workers go together: each at a rate of its own, as far as the links let all of them.
+"""Rates of asynchronous workers: each works at its own rate, as far as the links allow all of them together.
 
-Machine i stores S_i of the M shard bytes, its link carries c_i bytes a second each way, and its workers make z_i steps
-a second together; X = sum z_i. A worker pulls and pushes M bytes a step. Links are full duplex and one worker's pulls
-overlap another's pushes, so what a machine sends (pulls served to workers elsewhere, its own workers' pushes) is what
-it receives:
+Machine i stores S_i of the M shard bytes, its link carries c_i bytes/s each way, and its workers make z_i steps/s
+together; X = sum z_i. A worker pulls and pushes M bytes per step. Links are full duplex and one worker's pulls overlap
+another's pushes, so a machine sends (pulls served to workers elsewhere, its own workers' pushes) as much as it
+receives:
 
     0 <= z_i <= a_i / (work_i + transfer_i)          its a_i workers, each alone on the network
     S_i (X - z_i) + (M - S_i) z_i <= u c_i           its network card; the same for a rack and its uplink
     2 S_i z_i <= within                              the exchange inside the machine
     max_j s_j X <= a ps' update rate,  X <= 1 / a step's dispatch time
 
-A worker alone waits for its own card, or for that of the ps machine that takes longest to send what it holds
-(`slowest_of`). Workers that wait for nobody collide on links: these carry a share u of their speed (`LINK_SHARE`). A
-worker beside its ps runs on while remote ones wait. The model takes the rates with the most samples per second; with
-workers that are all alike that is the greatest X.
+A worker alone waits for its own card, or for the card of the ps machine that takes longest to send its shards
+(`slowest_send_s`). Workers that do not wait for each other collide on links: these carry a share u of their speed
+(`LINK_SHARE`). A worker beside its ps continues while remote ones wait. The model takes the rates with the most samples
+per second; for identical workers that is the greatest X.
 
-Why no general program is needed: for a given X every constraint is one machine's (or rack's) own and leaves it an
-interval [low_i, high_i] for z_i. X is feasible if every interval is one and sum low <= X <= sum high. All feasible (X,
-z) are a polyhedron with 0 in it, so the feasible X are an interval [0, X*] and bisection finds X*; for a given X the
-most samples come from the workers with the largest batches first, and that value is concave in X. An interval's ends
-are linear in X and in a_i between their kinks, high_i concave and low_i convex, so of workers that are alike on
-machines that are alike an even deal is best.
+No general linear program is needed: for a given X every constraint concerns a single machine or rack and leaves it an
+interval [low_i, high_i] for z_i. X is feasible if every interval is non-empty and sum low <= X <= sum high. All
+feasible (X, z) form a polyhedron with 0 in it, so the feasible X are an interval [0, X*] and bisection finds X*; for a
+given X the most samples come from the workers with the largest batches first, and that value is concave in X. An
+interval's ends are linear in X and in a_i between their kinks, high_i concave and low_i convex, so identical workers
+are best spread evenly over identical machines.
 """
 
 from __future__ import annotations
@@ -30,28 +30,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 LINK_SHARE = 0.8
-"""Of the speed of a link that several asynchronous workers keep busy: while two of them pull, nobody pushes. Rounded
-from what two and three workers with one ps made of its card with TensorFlow on links of 100 Mbit/s, with compute and
-without (`benchmarks/measured.py`): 74 to 84%. Measured again it was 66 to 75%; it stays, as with 0.7 the planner would
-leave out workers that brought 4 to 6% of the speed there."""
+"""Usable share of a link that several asynchronous workers keep busy: while two of them pull, none pushes. Rounded from
+two and three workers with one ps in TensorFlow on links of 100 Mbit/s, with compute and without
+(`benchmarks/measured.py`): 74 to 84%. A second measurement gave 66 to 75%; the value stays, as with 0.7 the planner
+would leave out workers that brought 4 to 6% of the speed there."""
 PRECISION = 1e-13
-"""Relative width at which bisection stops."""
+"""Relative width at which bisection ends."""
 ROUNDING = 1e-9
-"""Machines whose times differ by no more than this share are equally slow."""
+"""Machines whose times differ by at most this share are equally slow."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, or several that are alike, with their workers.
+    """A machine with its workers, or several identical ones.
 
     Attributes:
-        own_rate: steps per second of one machine's workers together where only they limit themselves.
-        stored: shard bytes on it.
-        card: bytes per second of its network card, each way.
-        rack: its rack; None where racks do not matter.
-        samples: samples of one worker's step.
-        count: how many machines are like this.
+        own_rate: steps/s of one machine's workers together if nothing but themselves limits them.
+        card: bytes/s of its network card, each way.
     """
 
     own_rate: float
@@ -64,31 +60,27 @@ class Machine:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all machines have in common.
+    """Limits that all machines share.
 
     Attributes:
-        total_bytes: size of all variables.
-        within: bytes per second between tasks of one machine.
-        uplink: bytes per second of each rack's uplink, each way; infinite where racks do not matter.
-        most_steps: steps per second that the busiest ps and the chief let through.
+        uplink: bytes/s of each rack's uplink, each way; infinite if racks do not matter.
+        max_steps_per_s: steps/s that the busiest ps and the chief allow.
     """
 
     total_bytes: int
     within: float
     uplink: float = math.inf
-    most_steps: float = math.inf
+    max_steps_per_s: float = math.inf
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a placement reaches.
+    """Rates that a placement reaches.
 
     Attributes:
-        steps_per_s: X, the steps of all workers together.
-        samples_per_s: their samples.
         utilisation: share of the time for which the busiest link (network card, rack uplink or a machine's inside) is
-            in use; 1 where it carries `LINK_SHARE` of its speed. Where the rates of the machines are not unique, those
-            with samples alike go to the same share of what their links leave them.
+            in use; 1 at `LINK_SHARE` of its speed. Where the machines' rates are not unique, those with equal samples
+            use the same share of the rest of their links.
     """
 
     steps_per_s: float
@@ -99,20 +91,20 @@ class Rates:
 Range = tuple[float, float]
 
 
-def slowest_of(stored: Iterable[float], cards: Iterable[float]) -> float:
-    """Seconds that the slowest ps machine takes to send what it holds, once; 0 without any.
+def slowest_send_s(stored: Iterable[float], cards: Iterable[float]) -> float:
+    """Seconds that the slowest ps machine takes to send its shards once; 0 without any.
 
     Args:
         stored: shard bytes on each machine.
-        cards: bytes per second of its network card.
+        cards: bytes/s of its network card.
     """
     return max((held / card for held, card in zip(stored, cards, strict=True)), default=0.0)
 
 
-def waited_s(stored: float, card: float, slowest_s: float) -> float:
-    """Seconds for which a machine's worker waits for the slowest ps machine (`slowest_of`), if that is another one.
+def wait_s(stored: float, card: float, slowest_s: float) -> float:
+    """Seconds that a machine's worker waits for the slowest ps machine (`slowest_send_s`), unless that is its own.
 
-    A worker on the slowest machine is taken to wait for none of the others.
+    Assumes that a worker on the slowest machine waits for no other.
     """
     return slowest_s if stored / card < slowest_s * (1 - ROUNDING) else 0.0
 
@@ -125,18 +117,15 @@ def link_range(
     within: float = math.inf,
     own_rate: float = math.inf,
 ) -> Range | None:
-    """Least and most steps per second of the workers behind a link, at `steps_per_s` of all workers.
+    """Minimum and maximum steps/s of the workers behind a link, if all workers make `steps_per_s`; None if infeasible.
 
     Args:
         stored: shard bytes behind the link.
         total_bytes: all shard bytes.
         steps_per_s: X, the steps of all workers together.
-        link: bytes per second of the link, each way; `LINK_SHARE` of it is used.
-        within: bytes per second between tasks of one machine; infinite for a rack.
-        own_rate: steps per second the workers behind the link reach where only they limit themselves.
-
-    Returns:
-        None if no rate keeps the link's speed.
+        link: bytes/s of the link, each way; `LINK_SHARE` of it is used.
+        within: bytes/s between tasks of one machine; infinite for a rack.
+        own_rate: steps/s of the workers behind the link if nothing but themselves limits them.
     """
     left, each = link * LINK_SHARE - stored * steps_per_s, total_bytes - 2 * stored
     low, high = 0.0, own_rate
@@ -145,7 +134,7 @@ def link_range(
     if each > 0:
         high = min(high, left / each)
     elif each < 0:
-        # Each step of a worker here saves the link more than it costs: it needs none of the shards served.
+        # A step of a worker here saves the link more than it costs, as it needs none of the local shards served.
         low = max(low, left / each)
     elif left < 0:
         return None
@@ -153,8 +142,8 @@ def link_range(
 
 
 def total_rate(machines: Sequence[Machine], shared: Shared) -> float:
-    """X*: the most steps per second of all workers together (0 if there are none)."""
-    low, high = 0.0, min(shared.most_steps, sum(machine.own_rate * machine.count for machine in machines))
+    """Computes X*: the maximum steps/s of all workers together; 0 without workers."""
+    low, high = 0.0, min(shared.max_steps_per_s, sum(machine.own_rate * machine.count for machine in machines))
     if _ranges(machines, shared, high) is not None:
         return high
     while high - low > PRECISION * high:
@@ -167,7 +156,7 @@ def total_rate(machines: Sequence[Machine], shared: Shared) -> float:
 
 
 def best_rates(machines: Sequence[Machine], shared: Shared) -> Rates:
-    """The rates with the most samples per second."""
+    """Computes the rates with the most samples per second."""
     steps_per_s = total_rate(machines, shared)
     if len({machine.samples for machine in machines if machine.own_rate}) > 1:
         steps_per_s = _argmax(lambda rate: _samples_at(machines, shared, rate), steps_per_s)
@@ -176,14 +165,14 @@ def best_rates(machines: Sequence[Machine], shared: Shared) -> Rates:
     return Rates(steps_per_s, samples, _utilisation(machines, shared, each, steps_per_s))
 
 
-NEAR = 1e-7
-"""A concave function that does not fall on the last such share is greatest there."""
+END_TOLERANCE = 1e-7
+"""A concave function that does not fall over the last such share of its range is greatest at the end."""
 
 
 def _argmax(value: Callable[[float], float], high: float) -> float:
-    """Where from 0 to `high` a concave function is greatest (golden section)."""
+    """Maximises a concave function over [0, `high`] (golden section)."""
     low, ends = 0.0, high
-    if value(ends) >= value(ends * (1 - NEAR)):
+    if value(ends) >= value(ends * (1 - END_TOLERANCE)):
         return ends
     left, right = high - _GOLDEN * high, _GOLDEN * high
     at_left, at_right = value(left), value(right)
@@ -214,7 +203,7 @@ class _Ranges:
 
 
 def _ranges(machines: Sequence[Machine], shared: Shared, steps_per_s: float) -> _Ranges | None:
-    """What each machine and rack may do at that X; None if X is not feasible."""
+    """Ranges of each machine and rack at that X; None if X is infeasible."""
     each: list[Range] = []
     racks: dict[str | None, list[int]] = {}
     for index, machine in enumerate(machines):
@@ -242,7 +231,7 @@ def _ranges(machines: Sequence[Machine], shared: Shared, steps_per_s: float) -> 
 
 
 def _rates_at(machines: Sequence[Machine], shared: Shared, steps_per_s: float) -> list[float]:
-    """Steps per second of each machine (one, where several are alike) with the most samples at that feasible X."""
+    """Steps/s of each machine (of one, if there are several) with the most samples at that feasible X."""
     ranges = _ranges(machines, shared, steps_per_s)
     assert ranges is not None, "these steps per second are feasible"
     rates = [low for low, _ in ranges.machines]
@@ -281,7 +270,6 @@ def _rates_at(machines: Sequence[Machine], shared: Shared, steps_per_s: float) -
 
 
 def _utilisation(machines: Sequence[Machine], shared: Shared, rates: Sequence[float], steps_per_s: float) -> float:
-    """Share of the time for which the busiest link is in use."""
     busiest, stored, own = 0.0, dict[str | None, float](), dict[str | None, float]()
     for machine, rate in zip(machines, rates, strict=True):
         moved = machine.stored * (steps_per_s - rate) + (shared.total_bytes - machine.stored) * rate

@@ -1,4 +1,4 @@
-"""How many tasks fit on machines, for many machines, tasks and loads at once."""
+"""Numbers of tasks that fit on machines, for many machines, tasks and loads at once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ class Machines:
     """Machines of several kinds as arrays, one row for each kind.
 
     Attributes:
-        kinds: the kinds.
-        counts: how many machines there are of each.
         network_bytes_per_s: speed of their network cards, each way.
     """
 
@@ -31,11 +29,7 @@ class Machines:
         )
 
     def capacity(self, tasks: Sequence[TaskResources], loads: Sequence[Sequence[TaskResources]] = ((),)) -> Ints:
-        """How many tasks of each size fit on one machine beside each load; as `NodeKind.room_for`.
-
-        Args:
-            tasks: sizes of tasks.
-            loads: what else is on the machine.
+        """Number of tasks of each size that fit on one machine beside each load; as `NodeKind.room_for`.
 
         Returns:
             An array of kinds x tasks x loads; -1 where the load itself does not fit.

@@ -1,4 +1,4 @@
-"""What-if questions: a cluster with machines added or taken away, or with one figure changed."""
+"""What-if changes: a cluster with machines added or removed, or with one field changed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _SIZES = {"mem": "mem_bytes", "disk": "disk_bytes"}
 _WHOLE = ("count", "gpus")
 _NODE_FIELDS = ("count", "cpus", "mem", "disk", "gpus", "gpu_model", "network_gbps", "rack")
 FIELDS = (*_NODE_FIELDS, *_LINK_FIELDS)
-"""What may be set: a machine's keys of the cluster file, for all machines or one class, and the links' speeds."""
-USAGE = "say 'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE' or 'FIELD=VALUE'"
+"""Fields that can be set: a machine's keys of the cluster file, for all machines or one class, and link speeds."""
+USAGE = "use 'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE' or 'FIELD=VALUE'"
 
 
-def changed(cluster: Cluster, change: str) -> Cluster:
-    """The cluster after a change.
+def apply_change(cluster: Cluster, change: str) -> Cluster:
+    """Applies a change to a cluster.
 
     Args:
-        cluster: as it is.
+        cluster: the original.
         change: `add 2 x k80`, `remove 1 x cpu`, `k80.network_gbps=25` or `network_gbps=25`. A class is one of the
             cluster's; `gpu` and `cpu` stand for the first class with and without GPUs.
 
     Raises:
-        BadInputError: if the change cannot be read, or makes no sense for this cluster.
+        BadInputError: if the change is malformed or does not apply to this cluster.
     """
     text = change.strip()
     counted = _COUNTED.fullmatch(text)
@@ -40,7 +40,7 @@ def changed(cluster: Cluster, change: str) -> Cluster:
         return _resized(cluster, counted[3].strip(), number)
     assigned = _ASSIGNED.fullmatch(text)
     if assigned is None:
-        raise BadInputError(f"'{change}' is no change of a cluster; {USAGE}.")
+        raise BadInputError(f"'{change}' is not a change of a cluster; {USAGE}.")
     return _set(cluster, assigned[1], assigned[2], assigned[3].strip())
 
 
@@ -48,7 +48,7 @@ def _resized(cluster: Cluster, name: str, by: int) -> Cluster:
     chosen = _class(cluster, name)
     left = chosen.count + by
     if left < 0:
-        raise BadInputError(f"'{chosen.name}' has {chosen.count} machines, so {-by} cannot be taken away.")
+        raise BadInputError(f"'{chosen.name}' has {chosen.count} machines, so {-by} cannot be removed.")
     nodes = [dataclasses.replace(node, count=left) if node is chosen else node for node in cluster.nodes]
     nodes = [node for node in nodes if node.count]
     names = {name for node in nodes for name in (node.name, *node.node_names)} if cluster.pairs else set()
@@ -62,7 +62,7 @@ def _set(cluster: Cluster, name: str | None, field: str, text: str) -> Cluster:
     value = _value(field, text)
     if field in _LINK_FIELDS:
         if name is not None:
-            raise BadInputError(f"'{field}' belongs to the links, not to '{name}'; say {field}={text}.")
+            raise BadInputError(f"'{field}' applies to links, not to '{name}'; use {field}={text}.")
         return dataclasses.replace(cluster, **{field: value})
     chosen = cluster.nodes if name is None else (_class(cluster, name),)
     attribute = _SIZES.get(field, field)

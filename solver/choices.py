@@ -1,15 +1,15 @@
-"""The words that a request may hold; a command line offers them without importing what stands behind them."""
+"""Allowed values of a plan request, importable without the planner."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Objective = Literal["throughput", "traffic"]
-"""What the planner optimises: predicted speed, or Eq. 1 alone as the paper has it."""
+"""The planner's objective: predicted speed, or Eq. 1 alone as in the paper."""
 Sharding = Literal["optimus", "greedy", "round_robin"]
-"""How variables are dealt out to parameter servers."""
+"""How variables are distributed over parameter servers."""
 Order = Literal["given", "gain"]
-"""Of many jobs: `given`: job after job, each its best on what is left; `gain`: all together, by marginal gain."""
+"""Order of many jobs: `given`: one after the other, each its best on the rest; `gain`: together, by marginal gain."""
 
 RULES = {
     "identical_workers": "all workers are alike; without it each machine gives its workers a shape of its own",
@@ -17,9 +17,9 @@ RULES = {
     "task_counts": "one ps on a machine at most, none without effect; without it they share machines",
     "all_gpus_used": "no GPU is idle that a worker could use, as in the paper; costs speed on slow networks",
 }
-"""Rule that prunes options -> one line, in the order in which they apply."""
-MOST_TASK_MEM_MIB = 10**9
-"""A task may ask for that much memory at most; no machine has more."""
+"""Pruning rule -> description, in order of application."""
+MAX_TASK_MEM_MIB = 10**9
+"""Maximum memory that a task may request; no machine has more."""
 METHODS = {
     "dike": "the best placement that the rules leave, by default of all there are, with a bound",
     "dike_traffic": "least traffic by the paper's Eq. 1 alone, with no GPU idle",
@@ -28,4 +28,4 @@ METHODS = {
     "first_fit": "as tfmesos: the same slices, each task on the first machine with room",
     "optimus": "equal counts on the fewest machines, with the best counts there are",
 }
-"""Who can plan -> one line."""
+"""Planning method -> description."""

@@ -17,24 +17,18 @@ DEFAULT_NETWORK_GBPS = 10.0
 DEFAULT_WITHIN_NODE_GBPS = 64.0
 DEFAULT_DISK_BYTES = 10 * GIB
 MAX_PAIRS = 1_000_000
-"""Pairs of machines that may have costs of their own."""
+"""Maximum number of pairs of machines with costs of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeClass:
-    """A number of machines that are all alike.
+    """A number of identical machines.
 
     Attributes:
         name: the machine's name; with a count above 1 the machines are called `name-0`, `name-1` and so on.
-        count: how many machines.
-        cpus: CPU cores of one machine.
-        mem_bytes: memory of one machine.
-        gpus: GPUs of one machine.
-        gpu_model: their model, such as `K80`; None where it is not known.
-        disk_bytes: disk space of one machine.
+        gpu_model: their model, such as `K80`; None if unknown.
         network_gbps: speed of its network card in Gb/s, each way.
-        rack: the rack it stands in; None where it is not known.
-        free: resource -> how much of it nothing uses now; for messages only. None where it is not known.
+        free: resource -> unused amount at the moment, for messages only; None if unknown.
     """
 
     name: str
@@ -50,7 +44,6 @@ class NodeClass:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """Names of its machines."""
         if self.count == 1:
             return (self.name,)
         return tuple(f"{self.name}-{index}" for index in range(self.count))
@@ -58,7 +51,7 @@ class NodeClass:
 
 @dataclass(frozen=True)
 class PairCost:
-    """What a byte between two machines, or any two of two classes of machines, costs.
+    """Cost of a byte between two machines, or between any two of two classes of machines.
 
     Attributes:
         first: a machine, or a class, which stands for all its machines.
@@ -72,11 +65,11 @@ class PairCost:
 
 
 class LinkError(BadInputError):
-    """Something in how the machines are connected makes no sense.
+    """A link is invalid.
 
     Attributes:
-        reason: what, as a clause.
-        key: where, by the keys of a cluster file: `("links", "pairs", 2)` is the third pair.
+        reason: the problem, as a clause.
+        key: its location by the keys of a cluster file: `("links", "pairs", 2)` is the third pair.
     """
 
     def __init__(self, reason: str, *key: str | int) -> None:
@@ -87,16 +80,14 @@ class LinkError(BadInputError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """All machines and how they are connected.
+    """All machines and the links between them.
 
     Attributes:
-        nodes: classes of machines.
         within_node_gbps: speed between two tasks on one machine, in Gb/s.
-        across_racks_gbps: speed of each rack's uplink in Gb/s, each way; None where racks do not matter.
+        across_racks_gbps: speed of each rack's uplink in Gb/s, each way; None if racks do not matter.
         within_node_cost: Eq. 1's weight of a byte that stays on its machine.
-        within_rack_cost: that of a byte between machines; of one rack, if `across_racks_cost` is given.
-        across_racks_cost: that of a byte between racks; None where racks do not matter.
-        pairs: costs of single pairs.
+        within_rack_cost: weight of a byte between machines; within one rack, if `across_racks_cost` is given.
+        across_racks_cost: weight of a byte between racks; None if racks do not matter.
     """
 
     nodes: tuple[NodeClass, ...]
@@ -141,14 +132,13 @@ class Cluster:
 
     @property
     def node_count(self) -> int:
-        """How many machines there are."""
         return sum(node.count for node in self.nodes)
 
     def costs(self) -> Costs:
-        """Eq. 1's weights: by racks if they have a cost, by pair of machines if any has, else uniform.
+        """Eq. 1's weights: by rack if racks have a cost, by pair of machines if any pair has, else uniform.
 
         Raises:
-            LinkError: if a pair names what is not there, makes no sense, or contradicts another or the racks.
+            LinkError: if a pair names an unknown machine, is invalid, or contradicts another pair or the racks.
         """
         racks = None
         if self.across_racks_cost is not None:
@@ -184,7 +174,7 @@ class Cluster:
         return found
 
     def _ends(self, pair: PairCost, where: Sequence[str | int]) -> Iterator[tuple[str, str]]:
-        """The pairs of machines that a pair of names stands for, each once."""
+        """The distinct pairs of machines that a pair of names stands for."""
         members = self._members
         for name in (pair.first, pair.second):
             if name not in members:
@@ -198,7 +188,7 @@ class Cluster:
                 *where,
             )
         if first == second and len(first) == 1:
-            raise LinkError(f"'{pair.first}' is paired with itself; what stays on it costs 'within_node_cost'", *where)
+            raise LinkError(f"'{pair.first}' is paired with itself; bytes within it cost 'within_node_cost'", *where)
         order = self._order
         ends = {
             (one, other) if order[one] < order[other] else (other, one)
@@ -210,7 +200,7 @@ class Cluster:
 
     @functools.cached_property
     def _members(self) -> Mapping[str, tuple[str, ...]]:
-        """What a name in a pair stands for: one machine, or all of a class."""
+        """Machines that a name in a pair stands for: one machine, or all of a class."""
         members = {name: (name,) for name in self.node_names()}
         return {node.name: node.node_names for node in self.nodes} | members
 

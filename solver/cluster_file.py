@@ -84,7 +84,7 @@ class _NetworkFile(StrictModel):
 
 
 _PARTS: dict[str, type[StrictModel]] = {"pairs": _Pair, "links": _Links, "nodes": _Node}
-"""What is inside these keys, innermost first."""
+"""Models of nested keys, innermost first."""
 _NETWORK_PARTS: dict[str, type[StrictModel]] = {"pairs": _Pair, "links": _Links, "nodes": _Machine}
 
 
@@ -92,7 +92,7 @@ def read_cluster(path: Path) -> Cluster:
     """Reads a cluster file; `docs/planning.md` has the format.
 
     Raises:
-        BadInputError: if it cannot be read or something in it is wrong; names the file and the line.
+        BadInputError: if it is unreadable or invalid; names the file and the line.
     """
     file = read_yaml(path, _File, "cluster file", _PARTS)
     _refuse_repeated_names(file, [_node_class(node).node_names for node in file.content.nodes])
@@ -115,7 +115,7 @@ def read_network(path: Path) -> Network:
     """Reads a network file; `docs/planning.md` has the format.
 
     Raises:
-        BadInputError: if it cannot be read or something in it is wrong; names the file and the line.
+        BadInputError: if it is unreadable or invalid; names the file and the line.
     """
     file = read_yaml(path, _NetworkFile, "network file", _NETWORK_PARTS)
     links, machines = file.content.links, file.content.nodes
@@ -126,7 +126,7 @@ def read_network(path: Path) -> Network:
     pairs = tuple(PairCost(pair.between[0], pair.between[1], pair.cost) for pair in links.pairs)
     said = {name: getattr(links, name) for name in LINKS if name in links.model_fields_set}
     network = Network(**said, pairs=pairs, machines=tuple(MachineNetwork(**dict(machine)) for machine in machines))
-    # What is wrong with links by themselves is told now, and not when a job is planned.
+    # Invalid links are reported now and not only when a job is planned.
     stand_ins = (NodeClass(name=name, cpus=1, mem_bytes=1) for name in network.names or ("",))
     try:
         network.of(Cluster(tuple(stand_ins)))
@@ -138,10 +138,7 @@ def read_network(path: Path) -> Network:
 def write_network(path: Path, network: Network, about: str) -> None:
     """Writes a network file, without costs of pairs.
 
-    Args:
-        path: the file.
-        network: what is known.
-        about: one line on where it comes from.
+    `about`: one line on its origin.
 
     Raises:
         BadInputError: if it cannot be written.
@@ -173,7 +170,7 @@ def _node_class(node: _Node) -> NodeClass:
 
 
 def _refuse_repeated_names(file: YamlFile[Any], names: Sequence[Sequence[str]]) -> None:
-    """Refuses two nodes of one name; `names` are those of the machines of each node."""
+    """Rejects duplicate machine names; `names` are those of the machines of each node."""
     owners: dict[str, int] = {}
     for index, machines in enumerate(names):
         for name in machines:

@@ -1,4 +1,4 @@
-"""All methods on one job, side by side."""
+"""Compares all methods on one job."""
 
 from __future__ import annotations
 
@@ -15,23 +15,15 @@ from solver.request import PlanRequest, check_request
 
 @dataclass(frozen=True)
 class Row:
-    """What one method makes of the job; a method without a plan has a reason and zeros.
+    """Result of one method; without a plan it has a reason and zeros.
 
     Attributes:
-        method: its name.
         reason: why it has no plan; empty with a plan.
-        workers: how many workers.
-        kinds: of workers that differ: how many, their CPUs and their GPUs, the most GPUs first.
-        ps: how many parameter servers.
-        cpus: CPUs of each worker.
-        gpus: GPUs of each worker.
-        machines: how many machines have a task.
-        samples_per_s: predicted speed.
+        kinds: of workers that differ: their number, CPUs and GPUs, most GPUs first.
+        machines: number of machines with a task.
         share: of the best speed of all methods.
-        traffic_bytes: Eq. 1.
-        seconds: how long it took.
-        optimal: whether it has proven that no plan inside the rules is better.
-        gap: share of the speed by which it could be below the best one; 1 where the method does not know.
+        optimal: whether it is proven that no plan inside the rules is better.
+        gap: maximum distance from the best speed, as a share of it; 1 if the method gives no bound.
     """
 
     method: str
@@ -58,14 +50,13 @@ class Comparison:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Comparison:
-        """Sorts the rows and gives each its share of the best."""
+        """Sorts the rows and computes their shares of the best speed."""
         best = max((row.samples_per_s for row in rows), default=0.0) or 1.0
         shared = [dataclasses.replace(row, share=row.samples_per_s / best) for row in rows]
-        # Of those equal but for rounding, first the one that was named first.
+        # Rows that differ by rounding only keep their order.
         return cls(tuple(sorted(shared, key=lambda row: -round(row.share, 9))))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The rows as JSON values."""
         return [dataclasses.asdict(row) for row in self.rows]
 
 
@@ -78,13 +69,7 @@ def compare(
     on_row: Callable[[Row], None] | None = None,
     planners: Mapping[str, Planner] = PLANNERS,
 ) -> Comparison:
-    """Plans by each method.
-
-    Args:
-        request: what to plan.
-        methods: names; None for all.
-        on_row: receives each row once it is known, its share not yet.
-        planners: the known methods.
+    """Plans by each method; `on_row` receives each row as soon as it is known, without its share.
 
     Raises:
         BadInputError: if a method is unknown or the request invalid.
@@ -94,7 +79,7 @@ def compare(
     check_methods(names, planners)
     check_request(request)
     rows = []
-    # Under a short time limit a slow search must not use the time of the quick methods.
+    # Slow methods come last, so that under a short time limit the quick ones finish.
     for name in sorted(names, key=lambda name: name in SLOW_METHODS):
         rows.append(_row(name, planners[name], request))
         if on_row is not None:

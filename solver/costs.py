@@ -1,4 +1,4 @@
-"""What a byte between two tasks weighs, by their machines (the paper 'Dike', Eq. 1)."""
+"""Weights of a byte between two tasks, by their machines (the paper 'Dike', Eq. 1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Costs(Protocol):
 
     @property
     def cheapest(self) -> tuple[float, float]:
-        """The least weight on one machine, and between any two."""
+        """The smallest weight on one machine, and between any two."""
         ...
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
@@ -47,19 +47,12 @@ class UniformCosts:
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
         every = sum(stored.values()) * sum(workers.values())
-        return self.between_nodes * every - (self.between_nodes - self.within_node) * _together(stored, workers)
+        return self.between_nodes * every - (self.between_nodes - self.within_node) * _local_bytes(stored, workers)
 
 
 @dataclass(frozen=True)
 class RackCosts:
-    """Two levels: bytes that stay on a machine, in its rack, or cross racks.
-
-    Attributes:
-        rack_of: machine -> rack.
-        within_node: weight on one machine.
-        within_rack: weight between machines of one rack.
-        across_racks: weight between racks.
-    """
+    """Costs for bytes that stay on a machine, in its rack, or cross racks."""
 
     rack_of: Mapping[str, str | None]
     within_node: float = COST_WITHIN_NODE
@@ -77,8 +70,8 @@ class RackCosts:
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
         every = sum(stored.values()) * sum(workers.values())
-        in_racks = _together(self._by_rack(stored), self._by_rack(workers))
-        in_nodes = _together(stored, workers)
+        in_racks = _local_bytes(self._by_rack(stored), self._by_rack(workers))
+        in_nodes = _local_bytes(stored, workers)
         return (
             self.across_racks * every
             - (self.across_racks - self.within_rack) * in_racks
@@ -98,7 +91,6 @@ class NodeCosts:
 
     Attributes:
         pairs: (machine, machine) -> weight; each pair once, in either order.
-        within_node: weight on one machine.
         otherwise: weight of pairs that are not listed.
     """
 
@@ -126,6 +118,6 @@ class NodeCosts:
 _Place = TypeVar("_Place")
 
 
-def _together(stored: Mapping[_Place, int], workers: Mapping[_Place, int]) -> int:
+def _local_bytes(stored: Mapping[_Place, int], workers: Mapping[_Place, int]) -> int:
     """Bytes that workers move without leaving their machine, or their rack."""
     return sum(size * workers.get(place, 0) for place, size in stored.items())

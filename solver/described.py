@@ -166,10 +166,9 @@ def refusal(subject: str, error: Mapping[str, Any]) -> str:
             expected = "text"
         case "literal_error":
             expected = f"one of {context['expected']}".replace("'", "").replace(" or ", ", ")
-        case "string_too_long":
-            return f"{subject} has {len(error['input']):,} characters; it can have at most {context['max_length']:,}"
-        case "too_long":
-            return f"{subject} has {context['actual_length']:,} items; it can have at most {context['max_length']:,}"
+        case "string_too_long" | "too_long":
+            unit = "characters" if isinstance(error["input"], str) else "items"
+            return f"{subject} has {len(error['input']):,} {unit}; it can have at most {context['max_length']:,}"
         case "string_unicode":
             return f"{subject} is not valid UTF-8"
         case "missing":

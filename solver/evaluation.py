@@ -1,4 +1,4 @@
-"""What any placement of an option is worth, however it was found: predicted step time and Eq. 1."""
+"""Rates any placement of an option, however it was found: predicted step time and Eq. 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from solver.async_rates import Machine, best_rates, slowest_of
+from solver.async_rates import Machine, best_rates, slowest_send_s
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.plan import PlannedTask
@@ -19,19 +19,18 @@ from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.step_time import StepModel, StepTime
 
-DIGITS = 9
-"""Of a mean batch; so that rounding makes no difference between machines with like workers."""
+BATCH_DECIMALS = 9
+"""Decimals of a mean batch, so that rounding does not separate machines with identical workers."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A placed option's worth.
+    """Predicted performance of a placed option.
 
     Attributes:
         step_time: seconds in which every worker makes one step, with the terms; where machines differ, compute is that
             of the slowest and transfer the mean.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
-        samples_per_s: predicted speed.
         traffic_bytes: Eq. 1, by the costs of the cluster's links.
     """
 
@@ -43,7 +42,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """How long all workers' steps take, and what the network and the workers themselves take of it."""
+    """Time of all workers' steps, with the shares of the network and of the workers themselves."""
 
     cycle_s: float
     network_s: float
@@ -57,16 +56,14 @@ class _Layout:
     """A placement by machine.
 
     Attributes:
-        held: machine -> bytes of the shards on it.
-        near: machine -> workers on it.
-        alike: machine and shape -> such workers.
-        models: shape -> its step times.
-        kind_of: machine -> what it has.
+        stored: machine -> bytes of the shards on it.
+        workers_on: machine -> workers on it.
+        workers_by_shape: machine and shape -> number of such workers.
     """
 
-    held: dict[str, int]
-    near: Counter[str]
-    alike: Counter[tuple[str, WorkerShape]]
+    stored: dict[str, int]
+    workers_on: Counter[str]
+    workers_by_shape: Counter[tuple[str, WorkerShape]]
     models: dict[WorkerShape, StepModel]
     kind_of: dict[str, NodeKind]
 
@@ -75,32 +72,29 @@ class _Layout:
 
     @property
     def nodes(self) -> AbstractSet[str]:
-        return self.held.keys() | self.near.keys()
+        return self.stored.keys() | self.workers_on.keys()
 
     @cached_property
-    def unlike(self) -> list[tuple[str, WorkerShape]]:
-        """A machine for each GPU model and shape: others are as fast."""
-        found = {(self.kind_of[node].gpu_model, each): node for node, each in self.alike}
+    def distinct(self) -> list[tuple[str, WorkerShape]]:
+        """One machine for each GPU model and shape; the others are equally fast."""
+        found = {(self.kind_of[node].gpu_model, each): node for node, each in self.workers_by_shape}
         return [(node, each) for (_, each), node in found.items()]
 
 
 def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Evaluation:
-    """Predicts what a placement reaches (docs/planner.md, 'Step time').
+    """Predicts the performance of a placement (docs/planner.md, 'Step time').
 
-    Args:
-        scenario: the model on the cluster.
-        shape: what each worker gets, unless the assignment says otherwise.
-        shards: what each ps holds.
-        assignment: machine of every task; several parameter servers may share one.
+    `shape`: resources of each worker, unless the assignment has its own. `assignment`: machine of every task; several
+    parameter servers may share one.
     """
     shapes = assignment.shapes_of_workers(shape)
-    held: dict[str, int] = {}
+    stored: dict[str, int] = {}
     for node, size in zip(assignment.ps, shards.sizes, strict=True):
-        held[node] = held.get(node, 0) + size
+        stored[node] = stored.get(node, 0) + size
     layout = _Layout(
-        held=held,
-        near=Counter(assignment.workers),
-        alike=Counter(zip(assignment.workers, shapes, strict=True)),
+        stored=stored,
+        workers_on=Counter(assignment.workers),
+        workers_by_shape=Counter(zip(assignment.workers, shapes, strict=True)),
         models={each: scenario.model(each) for each in {shape, *shapes}},
         kind_of=scenario.kind_of,
     )
@@ -110,7 +104,7 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
     else:
         rounds = _asynchronous(scenario, model, shards, layout)
     step_time = StepTime(
-        compute=max(layout.models[each].compute_s(layout.kind_of[node]) for node, each in layout.unlike),
+        compute=max(layout.models[each].compute_s(layout.kind_of[node]) for node, each in layout.distinct),
         input=max(layout.models[each].input_s for each in set(shapes)),
         latency=model.latency_s,
         transfer=rounds.transfer_s,
@@ -119,52 +113,54 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
         dispatch=model.dispatch_s(count),
         total=rounds.total_s,
     )
-    traffic = scenario.cluster.costs().total(held, layout.near)
+    traffic = scenario.cluster.costs().total(stored, layout.workers_on)
     return Evaluation(step_time, rounds.cycle_s, rounds.samples_per_s, traffic)
 
 
 def _synchronous(
     scenario: Scenario, model: StepModel, shards: Shards, assignment: Assignment, layout: _Layout
 ) -> _Rounds:
-    """Phases follow each other: the slowest worker, then the busiest link."""
+    """Sequential phases: the slowest worker, then the busiest link."""
     count = len(assignment.workers)
     network_s = max(
-        model.network_s(layout.kind_of[node], layout.held.get(node, 0), layout.near[node], count)
+        model.network_s(layout.kind_of[node], layout.stored.get(node, 0), layout.workers_on[node], count)
         for node in layout.nodes
     )
     rack_of = {node: layout.kind_of[node].rack for node in layout.nodes}
     network_s = max(network_s, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
-    cycle_s = max(layout.work_s(node, each) for node, each in layout.unlike)
+    cycle_s = max(layout.work_s(node, each) for node, each in layout.distinct)
     total_s = model.round_s(cycle_s, network_s, model.load(shards), count)
-    samples = sum(layout.models[each].samples_per_step * here for (_, each), here in layout.alike.items())
+    samples = sum(layout.models[each].samples_per_step * here for (_, each), here in layout.workers_by_shape.items())
     return _Rounds(cycle_s, network_s, 0.0, total_s, samples / total_s)
 
 
 def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: _Layout) -> _Rounds:
-    """Every worker goes round by itself, as fast as its links let it (solver.async_rates)."""
-    count = sum(layout.near.values())
+    """Every worker works at its own rate, as far as its links allow (solver.async_rates)."""
+    count = sum(layout.workers_on.values())
     cards = {node: layout.kind_of[node].network_bytes_per_s for node in layout.nodes}
-    slowest = slowest_of(layout.held.values(), (cards[node] for node in layout.held))
-    moved = {node: model.transfer_s(layout.kind_of[node], layout.held.get(node, 0), slowest) for node in layout.near}
-    own: dict[str, float] = dict.fromkeys(layout.held, 0.0)
+    slowest = slowest_send_s(layout.stored.values(), (cards[node] for node in layout.stored))
+    moved = {
+        node: model.transfer_s(layout.kind_of[node], layout.stored.get(node, 0), slowest) for node in layout.workers_on
+    }
+    own: dict[str, float] = dict.fromkeys(layout.stored, 0.0)
     samples: dict[str, float] = {}
-    for (node, each), workers in layout.alike.items():
+    for (node, each), workers in layout.workers_by_shape.items():
         rate = workers / (layout.work_s(node, each) + moved[node])
         own[node] = own.get(node, 0.0) + rate
         samples[node] = samples.get(node, 0.0) + rate * layout.models[each].samples_per_step
-    # Different workers on one machine are slowed down alike.
+    # Different workers on one machine are slowed down by the same factor.
     machines = Counter(
         Machine(
             own_rate=rate,
-            stored=layout.held.get(node, 0),
+            stored=layout.stored.get(node, 0),
             card=cards[node],
             rack=layout.kind_of[node].rack,
-            samples=round(samples.get(node, 0.0) / rate, DIGITS) if rate else 0.0,
+            samples=round(samples.get(node, 0.0) / rate, BATCH_DECIMALS) if rate else 0.0,
         )
         for node, rate in own.items()
     )
     rates = best_rates(
-        [replace(machine, count=alike) for machine, alike in machines.items()],
+        [replace(machine, count=number) for machine, number in machines.items()],
         model.shared(model.load(shards), scenario.uplink_bytes_per_s),
     )
     alone = sum(own.values())
@@ -172,7 +168,7 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
     return _Rounds(
         cycle_s=count / alone if alone else math.inf,
         network_s=total_s * rates.utilisation,
-        transfer_s=sum(workers * moved[node] for node, workers in layout.near.items()) / count,
+        transfer_s=sum(workers * moved[node] for node, workers in layout.workers_on.items()) / count,
         total_s=total_s,
         samples_per_s=rates.samples_per_s,
     )

@@ -1,4 +1,4 @@
-"""Machines of a plan grouped for people: hundreds that hold the same are one line or one box."""
+"""Groups a plan's machines for display: hundreds with the same tasks become one line or one box."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from solver.plan import ROLES, PlannedTask
 
 MAX_GROUPS = 12
-"""With more machines than this, those with like tasks are one group."""
+"""Maximum number of machines shown singly; with more, those with equal tasks are grouped."""
 
 NodeGroup = tuple[tuple[str, ...], tuple[PlannedTask, ...]]
 
 
 def group_nodes(tasks: Sequence[PlannedTask], merge_above: int = MAX_GROUPS) -> list[NodeGroup]:
-    """Machines with their tasks; where there are many, machines with as many tasks of each role are one group.
+    """Groups machines with the same number of tasks of each role, if there are more than `merge_above`.
 
     Returns:
-        For each group the machines' names and the tasks of the first of them (of the only one, where there is one).
+        For each group the machines' names and the tasks of the first.
     """
     by_node: dict[str, list[PlannedTask]] = {}
     for task in tasks:

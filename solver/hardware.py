@@ -1,4 +1,4 @@
-"""What known hardware does in training; the figures and their sources are in `hardware.yaml`."""
+"""Training speeds of known hardware; values and sources are in `hardware.yaml`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ from solver.units import GIB
 
 @dataclass(frozen=True)
 class Gpu:
-    """One model of GPU.
+    """A GPU model.
 
     Attributes:
-        model: its name.
         training_flops_per_s: FLOP/s in whole training steps.
-        memory_bytes: its memory.
-        source: where the speed comes from.
     """
 
     model: str
@@ -33,14 +30,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class ApiCosts:
-    """What training through one of TensorFlow's interfaces costs on top of the step itself, mostly Python.
+    """Costs of TensorFlow's interfaces on top of the step itself, mostly Python.
 
     Attributes:
-        latency_s: seconds it adds to every step of a worker, however many workers there are.
-        plain_s: seconds of Python in every step of a job's only task; None where no such job is run.
+        latency_s: seconds added to every step of a worker, for any number of workers.
+        plain_s: seconds of Python in every step of a job's only task; None if there are no such jobs.
         further_gpu_s: seconds that each further GPU adds to those.
-        dispatch_s: seconds of the separate chief for each worker's step, one after the other; 0 without one.
-        source: where the figures come from.
+        dispatch_s: seconds of the separate chief for each worker's step, sequentially; 0 without one.
     """
 
     latency_s: float
@@ -54,21 +50,21 @@ class ApiCosts:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Speeds of everything that takes part in a step.
+    """Speeds of all parts of a step.
 
     Attributes:
         gpus: known GPUs by lower-case model name.
-        unknown_gpu: what stands in for other GPUs.
+        unknown_gpu: assumed for other GPUs.
         core_training_flops_per_s: one CPU core's FLOP/s in whole training steps.
         parallel_share: share of one operation that several cores speed up (Amdahl's law).
-        core_input_bytes_per_s: bytes of finished samples one CPU core prepares in a second.
-        step_latency_s: seconds every step takes apart from its work, whatever the API.
-        apis: what each API adds.
+        core_input_bytes_per_s: bytes of finished samples that one CPU core prepares in a second.
+        step_latency_s: constant seconds of every step, for any API.
+        apis: additional costs of each API.
         ps_bytes_per_s: bytes of variables for which one CPU core of a ps serves a worker's step in a second: sends
             them, receives their gradients and updates them.
-        ps_request_bytes: a variable, however small, takes a ps as long as so many bytes more.
-        overlap: whether a synchronous step's transfers, updates and dispatching run beside its work, so that the
-            longer of the two counts; otherwise they come one after the other.
+        ps_request_bytes: additional bytes that cost a ps as much time as the request for one variable.
+        overlap: whether a synchronous step's transfers, updates and dispatching overlap its work, so that the longer of
+            the two counts; otherwise they are sequential.
     """
 
     gpus: Mapping[str, Gpu]
@@ -83,13 +79,13 @@ class Hardware:
     overlap: bool = False
 
     def cpu_flops_per_s(self, cpus: float, longest_path_share: float = 1.0) -> float:
-        """FLOP/s of a worker with so many CPU cores.
+        """FLOP/s of a worker with `cpus` CPU cores.
 
-        Of the work W, the operations on the longest path, L = share x W, come one after the other; with c cores each of
-        them takes 1 - p + p/c of its time on one (Amdahl's law, p is `parallel_share`). The others fill the cores'
-        time between them: with c cores no schedule that leaves no core idle takes longer than L + (W - L)/c (Graham,
-        1966; Brent, 1974). Together L (1 - p + p/c) + (W - L)/c. Assumed are that bound as the time, and that the
-        backward pass has branches as the forward pass has.
+        Of the work W, the operations on the longest path, L = share x W, are sequential; with c cores each of them
+        takes 1 - p + p/c of its time on one (Amdahl's law, p is `parallel_share`). The others fill the cores' remaining
+        time: with c cores no schedule without idle cores takes longer than L + (W - L)/c (Graham, 1966; Brent, 1974).
+        Together L (1 - p + p/c) + (W - L)/c. Assumes that bound as the time, and that the backward pass has the
+        branches of the forward pass.
 
         Args:
             cpus: CPU cores; below one core the share of it.
@@ -101,11 +97,10 @@ class Hardware:
         return self.core_training_flops_per_s / (serial + (1 - serial) / cpus)
 
     def knows(self, model: str | None) -> bool:
-        """Whether the model is in the table."""
         return self._find(model) is not None
 
     def gpu(self, model: str | None) -> Gpu:
-        """The GPU a name means, as people or NVML write it (`K80`, `NVIDIA A100-SXM4-40GB`)."""
+        """Finds a GPU by its name as written by people or NVML (`K80`, `NVIDIA A100-SXM4-40GB`)."""
         return self._find(model) or self.unknown_gpu
 
     def _find(self, model: str | None) -> Gpu | None:
@@ -121,7 +116,6 @@ def _words(model: str) -> frozenset[str]:
 
 @functools.cache
 def known_hardware() -> Hardware:
-    """The table in `hardware.yaml`."""
     text = importlib.resources.files("solver").joinpath("hardware.yaml").read_text(encoding="utf-8")
     data = yaml.safe_load(text)
     gpus = {name.lower(): _gpu(name, entry) for name, entry in data["gpus"].items()}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dike.exceptions import BadInputError
 from solver.baselines.by_hand import first_fit, sar_basic
 from solver.baselines.optimus import optimus
-from solver.baselines.setting import Choice, Setting
+from solver.baselines.setting import BaselineChoice, Setting
 from solver.choices import METHODS
 from solver.evaluation import evaluate, planned_tasks
 from solver.options import default_rules
@@ -43,7 +43,12 @@ def _plain(request: PlanRequest) -> Plan:
 
 
 def baseline_plan(
-    method: str, description: str, choose: Callable[[Setting], Choice], request: PlanRequest, *, proven: bool = False
+    method: str,
+    description: str,
+    choose: Callable[[Setting], BaselineChoice],
+    request: PlanRequest,
+    *,
+    proven: bool = False,
 ) -> Plan:
     """Makes a plan of what a baseline chooses.
 
@@ -87,7 +92,7 @@ def baseline_plan(
     )
 
 
-def _baseline(method: str, choose: Callable[[Setting], Choice]) -> Planner:
+def _baseline(method: str, choose: Callable[[Setting], BaselineChoice]) -> Planner:
     return functools.partial(baseline_plan, method, METHODS[method], choose)
 
 

@@ -1,4 +1,4 @@
-"""Integer programs: HiGHS inside this process, CBC through PuLP where HiGHS is missing."""
+"""Integer programs: HiGHS in this process, or CBC through PuLP if HiGHS is missing."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import numpy as np
 from dike.exceptions import DikeError
 
 HIGHS_OPTIONS = {"presolve_rule_off": 1 << 12}
-"""HiGHS' presolve without its aggregator, which from 1.12 to 1.15.1 makes it call some of our feasible programs
-infeasible and worse answers optimal: 9 of 2,680 random ones, and the two in tests/solver/test_milp.py. Without the
-aggregator none of 20,000 is wrong, at 1.2 times the time; with no presolve at all it takes twice the time."""
-FEW_VARIABLES = 200
+"""HiGHS' presolve without its aggregator, which from 1.12 to 1.15.1 makes it report some feasible programs as
+infeasible and worse solutions as optimal: 9 of 2,680 random ones, and the two in tests/solver/test_milp.py. Without the
+aggregator none of 20,000 is wrong, at 1.2 times the time; without presolve it takes twice the time."""
+MAX_SMALL_PROGRAM_VARIABLES = 200
 FEASIBILITY_JUMP = "mip_heuristic_run_feasibility_jump"
-"""HiGHS' first heuristic, since 1.9: on programs of few variables it takes longer than all the rest."""
+"""HiGHS' first heuristic, since 1.9: on small programs it takes longer than all the rest."""
 THREADS = 1  # HiGHS returns nothing, without an error, when one process asks for different numbers of threads.
-INTEGRAL = 1e-5
+INTEGRALITY_TOLERANCE = 1e-5
 
 
 class SolverError(DikeError):
-    """The solver gave no answer; a fault of the installation, not of the input."""
+    """The solver failed: a fault of the installation, not of the input."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One linear constraint: lower <= sum of coefficient * variable <= upper; None stands for no limit."""
+    """One linear constraint: lower <= sum of coefficient * variable <= upper; None is no limit."""
 
     coefficients: Mapping[int, float]
     lower: float | None = None
@@ -40,13 +40,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Milp:
-    """Maximise a linear objective over integers, and fractions where need be, from 0 to an upper limit each.
+    """Maximises a linear objective over integers and fractions from 0 to an upper limit each.
 
     Attributes:
         objective: coefficient of each variable, the integers first.
         upper: upper limit of each integer.
         rows: the constraints; they number the variables as `objective` does.
-        fractions: upper limit of each variable that need not be whole.
+        fractions: upper limit of each continuous variable.
     """
 
     objective: Sequence[float]
@@ -57,13 +57,13 @@ class Milp:
 
 @dataclass(frozen=True)
 class MilpResult:
-    """An answer.
+    """A result.
 
     Attributes:
-        values: value of each integer; None where there is no solution.
-        proven: whether that is proven: the solution optimal, or the program without any.
-        bound: no solution has a greater objective; infinite where the solver knows none or does not tell (CBC), and
-            without meaning where the program is proven to have no solution.
+        values: value of each integer; None if there is no solution.
+        proven: whether it is proven: the solution optimal, or the program infeasible.
+        bound: upper bound of the objective; infinite if the solver has or reports none (CBC), and undefined if the
+            program is proven infeasible.
     """
 
     values: tuple[int, ...] | None
@@ -72,7 +72,7 @@ class MilpResult:
 
 
 class MilpBuilder:
-    """Collects the variables and rows of a program; each variable is known by the number it gets here."""
+    """Collects the variables and rows of a program; variables are identified by the number returned here."""
 
     def __init__(self) -> None:
         self._objective: list[float] = []
@@ -81,24 +81,22 @@ class MilpBuilder:
         self._rows: list[Row] = []
 
     def integer(self, upper: int, value: float = 0.0) -> int:
-        """Adds an integer from 0 to `upper`, worth `value` each; all integers come before the first fraction."""
+        """Adds an integer from 0 to `upper` with objective `value`; all integers come before the first fraction."""
         assert not self._fractions, "an integer after a fraction would get the fraction's number"
         self._upper.append(upper)
         self._objective.append(value)
         return len(self._objective) - 1
 
     def fraction(self, upper: float, value: float = 0.0) -> int:
-        """Adds a variable from 0 to `upper` that need not be whole."""
+        """Adds a continuous variable from 0 to `upper`."""
         self._fractions.append(upper)
         self._objective.append(value)
         return len(self._objective) - 1
 
     def row(self, coefficients: Mapping[int, float], lower: float | None = None, upper: float | None = None) -> None:
-        """Adds a constraint."""
         self._rows.append(Row(coefficients, lower, upper))
 
     def extend(self, rows: Iterable[Row]) -> None:
-        """Adds constraints."""
         self._rows += rows
 
     def equation(self, variables: Sequence[int], total: float) -> None:
@@ -106,30 +104,28 @@ class MilpBuilder:
         self._rows.append(Row(dict.fromkeys(variables, 1.0), total, total))
 
     def build(self) -> Milp:
-        """The program."""
         return Milp(self._objective, self._upper, self._rows, self._fractions)
 
 
 def solve(program: Milp, time_limit_s: float | None = None) -> MilpResult:
     """Solves the program to proven optimality, or as far as the time allows.
 
-    The limit covers the building of the model too, but HiGHS keeps it only roughly: on programs of tens of thousands of
-    rows it has taken two to four times as long. Where a limit must hold, the caller runs this in a child process.
+    The limit includes building the model, but HiGHS keeps it only roughly: on programs of tens of thousands of rows it
+    has taken two to four times as long. For a hard limit, run this in a child process (`solver.deadline`).
 
     Raises:
-        SolverError: if no solver works here.
+        SolverError: if no solver works.
     """
     return _solver()(program, time_limit_s)
 
 
 @functools.cache
 def _solver() -> Callable[[Milp, float | None], MilpResult]:
-    # Imported only here: small plans are made without a program.
+    # Checked late: small plans need no program.
     return solve_by_highs if importlib.util.find_spec("highspy") else solve_by_cbc
 
 
 def solve_by_highs(program: Milp, time_limit_s: float | None) -> MilpResult:
-    """See `solve`."""
     import highspy
 
     started = time.monotonic()
@@ -154,7 +150,7 @@ def solve_by_highs(program: Milp, time_limit_s: float | None) -> MilpResult:
 
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": THREADS, "mip_rel_gap": 0.0, **HIGHS_OPTIONS}
-    if integers + fractions <= FEW_VARIABLES and _has_feasibility_jump():
+    if integers + fractions <= MAX_SMALL_PROGRAM_VARIABLES and _has_feasibility_jump():
         options[FEASIBILITY_JUMP] = False
     if time_limit_s is not None:
         left_s = time_limit_s - (time.monotonic() - started)
@@ -164,7 +160,7 @@ def solve_by_highs(program: Milp, time_limit_s: float | None) -> MilpResult:
     for name, value in options.items():
         solver.setOptionValue(name, value)
     if solver.passModel(model) == highspy.HighsStatus.kError:
-        raise SolverError("HiGHS does not take the program; report this as a bug.")
+        raise SolverError("HiGHS rejects the program; report this as a bug.")
     solver.run()
     status, info = solver.getModelStatus(), solver.getInfo()
     is_optimal = status == highspy.HighsModelStatus.kOptimal
@@ -177,7 +173,6 @@ def solve_by_highs(program: Milp, time_limit_s: float | None) -> MilpResult:
 
 
 def solve_by_cbc(program: Milp, time_limit_s: float | None) -> MilpResult:
-    """See `solve`."""
     import pulp
 
     started = time.monotonic()
@@ -223,7 +218,7 @@ def _cbc_class() -> type:
 
 def _whole(value: float) -> int:
     nearest = round(value)
-    if abs(value - nearest) > INTEGRAL:
+    if abs(value - nearest) > INTEGRALITY_TOLERANCE:
         raise SolverError(f"The solver returned {value} for a whole number; report this as a bug.")
     return nearest
 

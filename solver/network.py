@@ -1,4 +1,4 @@
-"""What is known of a network besides what the machines say themselves: links between racks, speeds that were measured.
+"""Network properties that the machines do not report themselves: links between racks, measured speeds.
 
     links:
       across_racks_gbps: 40
@@ -7,7 +7,7 @@
         network_gbps: 9.4
         rack: r1
 
-The keys are those of a cluster file; whatever is not said stays as it is.
+The keys are those of a cluster file; omitted values are unchanged.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ LINKS = ("within_node_gbps", "across_racks_gbps", "within_node_cost", "within_ra
 
 @dataclass(frozen=True)
 class MachineNetwork:
-    """A machine's place in the network.
+    """A machine's network properties.
 
     Attributes:
-        name: of the machine, or of a class of machines. Where several agents share a host name, that is enough.
-        network_gbps: speed of its network card in Gb/s, each way; None where nothing is said of it.
-        rack: the rack it stands in; None where nothing is said of it.
+        name: of the machine, or of a class of machines; for several agents on one host, the host name suffices.
+        network_gbps: speed of its network card in Gb/s, each way; None if not given.
     """
 
     name: str
@@ -40,13 +39,12 @@ class MachineNetwork:
 
 @dataclass(frozen=True)
 class Network:
-    """Links, and machines' places in them.
+    """Links, and machines' network properties.
 
     Attributes:
         within_node_gbps, across_racks_gbps, within_node_cost, within_rack_cost, across_racks_cost: as in `Cluster`;
-            None where nothing is said.
-        pairs: costs of single pairs of machines.
-        machines: what is known of single machines.
+        None if not given.
+        machines: properties of single machines.
     """
 
     within_node_gbps: float | None = None
@@ -73,9 +71,9 @@ class Network:
             )
 
     def of(self, cluster: Cluster) -> Cluster:
-        """The cluster with these links; what is said of machines that it does not have is left out."""
+        """Applies these links to the cluster; entries for machines that it does not have are ignored."""
         known: Mapping[str, MachineNetwork] = {machine.name: machine for machine in self.machines}
-        nodes = tuple(part for node in cluster.nodes for part in _told(node, known))
+        nodes = tuple(part for node in cluster.nodes for part in _with_network(node, known))
         names = {*(node.name for node in nodes), *(node.name for node in cluster.nodes)}
         names |= {name for node in nodes for name in node.node_names}
         links: dict[str, Any] = {name: getattr(self, name) for name in LINKS if getattr(self, name) is not None}
@@ -84,21 +82,21 @@ class Network:
         return dataclasses.replace(cluster, nodes=nodes, **links)
 
 
-def _told(node: NodeClass, known: Mapping[str, MachineNetwork]) -> Iterator[NodeClass]:
-    """A class of machines as the network knows it; machines of which something else is known stand alone."""
+def _with_network(node: NodeClass, known: Mapping[str, MachineNetwork]) -> Iterator[NodeClass]:
+    """A class of machines with the network's properties; machines with properties of their own are separated."""
     own = known.get(node.name) or known.get(node.name.partition("/")[0])
-    node = node if own is None else _with(node, own)
+    node = node if own is None else _with_properties(node, own)
     if node.count == 1 or not any(name in known for name in node.node_names):
         yield node
         return
     for name in node.node_names:
         alone = dataclasses.replace(node, name=name, count=1)
-        yield _with(alone, known[name]) if name in known else alone
+        yield _with_properties(alone, known[name]) if name in known else alone
 
 
-def _with(node: NodeClass, told: MachineNetwork) -> NodeClass:
+def _with_properties(node: NodeClass, properties: MachineNetwork) -> NodeClass:
     return dataclasses.replace(
         node,
-        network_gbps=node.network_gbps if told.network_gbps is None else told.network_gbps,
-        rack=node.rack if told.rack is None else told.rack,
+        network_gbps=node.network_gbps if properties.network_gbps is None else properties.network_gbps,
+        rack=node.rack if properties.rack is None else properties.rack,
     )

@@ -1,4 +1,4 @@
-"""Machines grouped by what they have: those alike are one kind, however many names or classes they come under."""
+"""Machines grouped by their resources: identical ones are one kind, whatever their names or classes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,11 @@ from solver.units import BYTES_PER_S_PER_GBPS, MIB
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Machines that are alike.
+    """Identical machines.
 
     Attributes:
-        cpu_millis: thousandths of a CPU core.
-        mem_mb: MiB of memory.
-        disk_mb: MiB of disk.
-        gpus: whole GPUs.
-        gpu_model: their model; None where there are none or it is not known.
-        network_bytes_per_s: the network card's speed, each way.
-        rack: the rack they stand in, where racks matter.
-        names: the machines.
+        gpu_model: their model; None if there are none or it is unknown.
+        rack: their rack, if racks matter.
     """
 
     cpu_millis: int
@@ -44,7 +38,7 @@ class NodeKind:
         return self.cpu_millis / 1000
 
     def room_for(self, task: TaskResources, taken: Sequence[TaskResources] = ()) -> int:
-        """How many such tasks fit on one machine beside `taken`; -1 if `taken` itself does not fit."""
+        """Number of such tasks that fit on one machine beside `taken`; -1 if `taken` itself does not fit."""
         free = (
             (self.cpu_millis - sum(other.cpu_millis for other in taken), task.cpu_millis),
             (self.mem_mb - sum(other.mem_mb for other in taken), task.mem_mb),
@@ -57,7 +51,7 @@ class NodeKind:
 
 
 def node_kinds(cluster: Cluster) -> tuple[NodeKind, ...]:
-    """The cluster's machines by kind, in the order in which the kinds first appear."""
+    """The cluster's machines by kind, in order of first occurrence."""
     groups: dict[tuple[int, int, int, int, str | None, float, str | None], list[str]] = {}
     for node in cluster.nodes:
         key = (

@@ -1,7 +1,7 @@
-"""One plain task: the script in one process without a parameter server, as `python` runs it.
+"""One plain task: the script in one process without parameter servers, as `python` runs it.
 
-It is what a user compares every other option with. No network and no server take part in its step: what it computes,
-what prepares its samples, and Python's own share of a step (docs/planner.md, 'One plain task').
+The baseline of every other option. Its step has no network or server time: only compute, input, and Python's own share
+(docs/planner.md, 'One plain task').
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from solver.nodes import NodeKind
 from solver.plan import PlannedTask
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 from solver.step_time import StepTime
 
-NONE = TaskResources(0.0, 0, 0)
+NO_RESOURCES = TaskResources(0.0, 0, 0)
 ANY_STEP_FLOPS = 1e9
-"""Stands in for what a step computes where nobody knows it: the machine that is fastest at that is taken."""
+"""Assumed FLOPs of a step if unknown, to find the fastest machine."""
 
 
 @dataclass(frozen=True)
 class PlainOption:
-    """The fastest that one task can be.
+    """The fastest plain task.
 
     Attributes:
-        node: its machine.
-        resources: what it gets there.
-        step_time: seconds of a step, with the terms; all 0 where nobody knows what a step computes.
+        step_time: seconds of a step, with the terms; all 0 if the step's FLOPs are unknown.
         samples_per_s: predicted speed; 0 likewise.
     """
 
@@ -41,26 +39,25 @@ class PlainOption:
     samples_per_s: float
 
     def task(self) -> PlannedTask:
-        """The only task of the plan."""
         task = self.resources
         return PlannedTask("worker", 0, self.node, task.cpus, task.mem_mb, task.disk_mb, task.gpus, is_plain=True)
 
 
 def can_be_plain(profile: ModelProfile, hardware: Hardware) -> bool:
-    """Whether the script trains without a cluster, and is saved then.
+    """Whether the script trains, and is saved, without a cluster.
 
-    A script that makes its steps synchronous, or hands them out by itself, asks for a cluster.
+    A script that makes its steps synchronous, or distributes them itself, needs a cluster.
     """
     return hardware.apis[profile.api].plain_s is not None and not profile.synchronous
 
 
 def fastest_plain(scenario: Scenario, max_gpus: int = 1) -> PlainOption | None:
-    """The fastest machine and size for one plain task; None if it fits nowhere, or the script cannot be one.
+    """Finds the fastest machine and size for one plain task; None if it fits nowhere, or the script cannot be one.
 
     Args:
         scenario: the model on the cluster.
-        max_gpus: most GPUs it may have. Those that share a `fit` have equal parts of its batch; a script of which
-            nobody knows what it computes gets as many as a machine has.
+        max_gpus: maximum GPUs. Those that share a `fit` have equal parts of its batch; a script whose computation is
+            unknown gets as many as a machine has.
     """
     profile = scenario.profile
     if not can_be_plain(profile, scenario.hardware):
@@ -84,18 +81,20 @@ def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
     if not found:
         return None
     most = max(speed for speed, _, _ in found)
-    # More GPUs that gain nothing are others'.
-    _, kind, gpus = min((each for each in found if each[0] >= most * (1 - TIE)), key=lambda each: (each[2], -each[0]))
+    # GPUs that gain nothing stay free for other jobs.
+    _, kind, gpus = min(
+        (each for each in found if each[0] >= most * (1 - SPEED_TIE_SHARE)), key=lambda each: (each[2], -each[0])
+    )
     return _with_fewest_cpus(scenario, most, kind, gpus)
 
 
 def can_share(profile: ModelProfile, gpus: int = 2) -> bool:
-    """Whether so many GPUs, two at least, can train the script in one task."""
+    """Whether `gpus` GPUs, at least two, can train the script in one task."""
     return not profile.is_measurable or (profile.can_mirror and profile.batch_size % gpus == 0)
 
 
 def _with_fewest_cpus(scenario: Scenario, most: float, kind: NodeKind, gpus: int) -> PlainOption:
-    """The fewest CPUs of a machine that are as good as all of them."""
+    """The fewest CPUs of a machine that are as fast as all of them."""
 
     def option(cpus: float) -> PlainOption:
         found = _option(scenario, kind, WorkerShape(gpus, cpus))
@@ -104,7 +103,9 @@ def _with_fewest_cpus(scenario: Scenario, most: float, kind: NodeKind, gpus: int
 
     steps = range(1, int(kind.cpus / CPU_STEP) + 1)
     # More CPUs are never slower.
-    fewest = bisect.bisect_left(steps, most * (1 - TIE), key=lambda count: option(count * CPU_STEP).samples_per_s)
+    fewest = bisect.bisect_left(
+        steps, most * (1 - SPEED_TIE_SHARE), key=lambda count: option(count * CPU_STEP).samples_per_s
+    )
     return option(steps[fewest] * CPU_STEP if fewest < len(steps) else kind.cpus)
 
 
@@ -114,7 +115,7 @@ def _option(scenario: Scenario, kind: NodeKind, shape: WorkerShape) -> PlainOpti
     if kind.room_for(resources) < 1 or (shape.gpus and not model.fits_gpu(kind)):
         return None
     costs, gpus = scenario.hardware.apis[scenario.profile.api], max(1, shape.gpus)
-    # The step's batch stays what it is; a worker of several GPUs would have one of each.
+    # The GPUs share the step's batch; in a ps job each GPU of a worker would have its own.
     compute_s, input_s = model.arithmetic_s(kind) / gpus, model.input_s / gpus
     if scenario.profile.is_measurable:
         compute_s += model.exchange_s

@@ -1,4 +1,4 @@
-"""What the planner decided, as data that goes to JSON and back."""
+"""The planner's result, as data that converts to JSON and back."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ class PlannedTask:
     """One task.
 
     Attributes:
-        role, index: its role, and its number in that role.
-        node: its machine.
         cpus, mem_mb, disk_mb, gpus: its resources, memory and disk in MiB.
         is_plain: whether it is the job's only task, and trains without parameter servers.
     """
@@ -47,14 +45,11 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class Option:
-    """The resource assignment option that won.
+    """The chosen resource assignment option.
 
     Attributes:
-        workers: how many workers.
-        ps: how many parameter servers; 0 for one plain task.
-        worker: resources of each worker.
-        ps_task: resources of the largest ps; none where there is no ps.
-        chief: resources of the separate chief; None where there is none.
+        ps: number of parameter servers; 0 for one plain task.
+        ps_task: resources of the largest ps; zeros if there is no ps.
     """
 
     workers: int
@@ -66,13 +61,12 @@ class Option:
 
 @dataclass(frozen=True)
 class OptionCounts:
-    """How many options there were.
+    """Numbers of options.
 
     Attributes:
-        generated: before pruning; stops at 10^300.
-        pruned: rule -> how many it took away.
-        considered: how many were left and compared.
-        solved: how many of those had to be placed; bounds decided the others.
+        generated: before pruning; capped at 10^300.
+        pruned: rule -> number removed.
+        solved: number of those that had to be placed; bounds excluded the others.
     """
 
     generated: int
@@ -83,14 +77,9 @@ class OptionCounts:
 
 @dataclass(frozen=True)
 class Alternative:
-    """An option that lost.
+    """An option that was not chosen.
 
     Attributes:
-        workers: how many workers.
-        ps: how many parameter servers.
-        worker: resources of each worker.
-        samples_per_s: predicted speed.
-        traffic_bytes: Eq. 1.
         relative: speed as a share of the chosen plan's.
     """
 
@@ -104,26 +93,18 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement of one training job, and why.
+    """A placement of one training job, with reasons.
 
     Attributes:
-        profile: the model.
-        option: the option chosen.
         tasks: every task with its machine, parameter servers first.
         variables: variable -> index of its ps.
         step_time_s: predicted seconds in which every worker makes one step, with the terms.
-        samples_per_s: predicted speed.
         traffic_bytes: Eq. 1, weighted bytes per step of every worker.
-        objective: `throughput` or `traffic`.
-        optimal: whether it is proven that no option and no placement is better in what `objective` says, speeds within
-            1% being equal; the gap is 0 then, and only then.
-        gap: by how much at most (share of the best possible) a better plan could be better.
-        solve_time_s: how long planning took.
-        options: counts of options.
-        alternatives: the next best of the options that were placed.
-        why: short sentences for the user.
-        formulation: the exact form of the placement program, and why that one.
-        method: who planned: `dike`, or one of the baselines.
+        optimal: whether it is proven that no option and no placement is better in `objective`, speeds within 1% being
+            equal; then, and only then, the gap is 0.
+        gap: maximum improvement by a better plan, as a share of the best possible.
+        formulation: the exact form of the placement program, with the reason.
+        method: the planning method: `dike`, or one of the baselines.
         byte_imbalance: bytes of variables on the fullest ps over the mean.
         request_imbalance: variables on the ps with most of them over the mean.
     """
@@ -154,7 +135,7 @@ class Plan:
 
     @property
     def worker_kinds(self) -> list[tuple[TaskResources, int]]:
-        """What workers get, and how many get that; the most GPUs first."""
+        """Distinct resources of workers, with the number of workers; most GPUs first."""
         workers = Counter(
             TaskResources(task.cpus, task.mem_mb, task.disk_mb, task.gpus)
             for task in self.tasks
@@ -164,7 +145,6 @@ class Plan:
 
     @property
     def ps_bytes(self) -> tuple[int, ...]:
-        """Bytes of variables on each ps."""
         held = [0] * self.option.ps
         for variable in self.profile.variables:
             if variable.name in self.variables:
@@ -172,16 +152,14 @@ class Plan:
         return tuple(held) if self.variables else (self.profile.parameter_bytes,)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values; `from_json` reads it back."""
         return {**_values(self), "profile": self.profile.to_json()}
 
     def dumps(self) -> str:
-        """The plan as JSON text."""
         return json.dumps(self.to_json(), indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
-        """Reads what `to_json` wrote.
+        """Reads the output of `to_json`.
 
         Raises:
             BadInputError: if a key is missing or unknown, or a value has the wrong type.
@@ -219,7 +197,7 @@ class Plan:
 
 
 def _values(value: Any) -> Any:
-    """Dataclasses as dictionaries and tuples as lists, all the way down, as JSON has them."""
+    """Converts nested dataclasses to dictionaries and tuples to lists, as in JSON."""
     if isinstance(value, ModelProfile):
         return None
     if dataclasses.is_dataclass(value):

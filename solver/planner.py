@@ -1,4 +1,4 @@
-"""From a model and a cluster to a plan."""
+"""Makes a plan for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, default_rules, prune, raw_space
-from solver.plain import NONE, PlainOption, can_be_plain, can_share, fastest_plain
+from solver.plain import NO_RESOURCES, PlainOption, can_be_plain, can_share, fastest_plain
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import count_of, guesses, reasons
 from solver.request import PlanRequest, check_request, scenario_of
 from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.search.candidates import Candidate
-from solver.search.option_search import ALTERNATIVES, TIE, OptionSearch, SearchResult
+from solver.search.option_search import ALTERNATIVES, SPEED_TIE_SHARE, OptionSearch, SearchResult
 from solver.search.placer import Solved
-from solver.search.relaxation import Wide, WideSpace
+from solver.search.relaxation import RelaxedPlan, RelaxedSpace
 from solver.shards import useful_ps_count
 from solver.shortage import shortage, shortage_of, smallest_tasks
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
-MANY_KINDS = 500
-"""With more the whole is searched first: where it is far faster than the rules allow, their part need not be."""
-_ALIKE = frozenset({"identical_workers", "task_counts"})
-"""Rules with which placements are simple."""
-_WHOLE = frozenset({"cpu_gpu_ratio"})
-"""The only rule with which every placement is searched by relaxation."""
+UNRESTRICTED_FIRST_KINDS = 500
+"""Number of kinds above which the unrestricted search comes first: if that is much faster than the rules allow, the
+search inside the rules is skipped."""
+_SIMPLE_RULES = frozenset({"identical_workers", "task_counts"})
+"""Rules under which placements are simple."""
+_RELAXATION_RULES = frozenset({"cpu_gpu_ratio"})
+"""The only rule under which all placements are searched by relaxation."""
 
 
 @dataclass(frozen=True)
 class PlanProgress:
-    """How far the planner is.
+    """Progress of the planner.
 
     Attributes:
         plan: the best so far, with its gap and without reasons.
-        placed: how many options have been placed or shown to be too slow.
+        placed: number of options placed or shown to be too slow.
     """
 
     plan: Plan
@@ -51,15 +52,15 @@ class PlanProgress:
 
 
 def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None = None) -> Plan:
-    """Chooses the option, places it and says why.
+    """Chooses the option, places it and gives the reasons.
 
     Args:
-        request: what to plan.
-        on_progress: told of every plan that is better than the last one.
+        request: the plan request.
+        on_progress: called with every plan that is better than the last one.
 
     Raises:
-        InfeasibleError: if no option fits the cluster; names the resource that is short and by how much.
-        BadInputError: if the request makes no sense.
+        InfeasibleError: if no option fits the cluster; names the scarce resource and the amount missing.
+        BadInputError: if the request is invalid.
     """
     check_request(request)
     try:
@@ -67,29 +68,28 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     except InfeasibleError as error:
         if not request.task_mem_mb:
             raise
-        asked = f"each task asks for {request.task_mem_mb:,} MiB of memory at least (--task-mem)"
+        asked = f"each task requests at least {request.task_mem_mb:,} MiB of memory (--task-mem)"
         raise InfeasibleError(f"{str(error).removesuffix('.')}; {asked}.") from error
 
 
 def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None) -> Plan:
-    """Does what `make_plan` says, for a request that makes sense."""
     started = time.monotonic()
     deadline = started + (DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s)
     scenario = scenario_of(request)
 
-    told = 0.0
+    reported_speed = 0.0
 
-    def tell(attempt: _Attempt, found: SearchResult) -> None:
-        nonlocal told
-        # One part of a search may come to what another has told already.
-        is_better = request.objective != "throughput" or found.best.samples_per_s > told
+    def report(attempt: _Attempt, found: SearchResult) -> None:
+        nonlocal reported_speed
+        # A part of a search may find a plan that another part has reported already.
+        is_better = request.objective != "throughput" or found.best.samples_per_s > reported_speed
         if on_progress is not None and is_better:
-            told = found.best.samples_per_s
+            reported_speed = found.best.samples_per_s
             plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
             on_progress(PlanProgress(plan, found.placed))
 
     plain = None
-    # One task causes no traffic at all; that objective is for those who want several.
+    # One task causes no traffic, so the traffic objective implies several.
     if request.plain or (request.plain is None and request.objective == "throughput"):
         plain = fastest_plain(scenario, request.max_gpus_per_task)
     if request.plain:
@@ -97,21 +97,20 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
             raise _no_plain_task(request, scenario)
         return _plain_plan(request, scenario, plain, None, time.monotonic() - started)
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    enough = 0.0 if plain is None else plain.samples_per_s
-    attempt, found = _search(request, scenario, rules, enough, deadline, tell)
+    throughput_floor = 0.0 if plain is None else plain.samples_per_s
+    attempt, found = _search(request, scenario, rules, throughput_floor, deadline, report)
     notes: tuple[str, ...] = ()
     if found is None and "all_gpus_used" in rules:
         rules -= {"all_gpus_used"}
-        attempt, found = _search(request, scenario, rules, enough, deadline, tell)
-        notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is left out.",)
+        attempt, found = _search(request, scenario, rules, throughput_floor, deadline, report)
+        notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is not applied.",)
     kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
-    if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - TIE)):
+    if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - SPEED_TIE_SHARE)):
         other = None if found is None else _plan(request, scenario, attempt, found, 0.0)
         return _plain_plan(request, scenario, plain, other, time.monotonic() - started)
     if found is None and request.min_workers > 1:
         raise InfeasibleError(
-            f"The machines have no room for {request.min_workers} workers, the fewest wanted; add machines or ask for "
-            "fewer."
+            f"The machines have no room for {request.min_workers} workers, the minimum; add machines or request fewer."
         )
     if found is None:
         raise shortage(kinds, _space_of_shapes(attempt.raw, prunings), scenario.sizes, hardware)
@@ -121,39 +120,40 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
     plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
     if plain is not None:
         share = plain.samples_per_s / plan.samples_per_s
-        alone = f"One plain task without parameter servers would reach {share:.0%} (--max-workers 1 asks for it)."
+        alone = f"One plain task without parameter servers would reach {share:.0%} (--max-workers 1 requests it)."
         why = (*why, alone)
     return dataclasses.replace(plan, why=(*notes, *why, *calibrated, *request.notes))
 
 
 def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
-    """The least that a job takes on these machines: one task of each role, (role for people, resources).
+    """The minimum resources of a job on these machines: one task of each role, as (display name of the role,
+    resources).
 
     Raises:
-        BadInputError: if the request makes no sense.
+        BadInputError: if the request is invalid.
     """
     check_request(request)
     scenario = scenario_of(request)
     if request.plain is not False:
-        # It may have more GPUs, and does without.
+        # It also runs without additional GPUs.
         plain = fastest_plain(scenario)
         if plain is not None or request.plain:
             shape = WorkerShape(0 if plain is None else plain.resources.gpus, CPU_STEP)
             return [("task", scenario.sizes.plain(shape))]
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    raw, prunings = _pruned(request, scenario, rules | _ALIKE)
+    raw, prunings = _pruned(request, scenario, rules | _SIMPLE_RULES)
     return smallest_tasks(scenario.kinds, _space_of_shapes(raw, prunings), scenario.sizes)
 
 
 def _space_of_shapes(raw: OptionSpace, prunings: Sequence[Pruning]) -> OptionSpace:
-    """What the rules leave of the workers' shapes, before their number is limited to those that fit."""
+    """The space with the remaining worker shapes, before it is limited to those that fit."""
     tried = [pruning.space for pruning in prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
     return tried[-1] if tried else raw
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One search: all options, those that the rules leave, and what compares them."""
+    """One search: all options, those that the rules leave, and the search that compares them."""
 
     raw: OptionSpace
     space: OptionSpace
@@ -161,11 +161,10 @@ class _Attempt:
     search: OptionSearch | None = None
 
 
-_Tell = Callable[["_Attempt", SearchResult], None]
+_Report = Callable[["_Attempt", SearchResult], None]
 
 
 def _pruned(request: PlanRequest, scenario: Scenario, rules: frozenset[str]) -> tuple[OptionSpace, tuple[Pruning, ...]]:
-    """All options, and what the rules leave of them."""
     raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
     machines = sum(kind.count for kind in scenario.kinds)
     useful_ps = useful_ps_count(request.profile, machines, request.sharding)
@@ -176,97 +175,112 @@ def _search(
     request: PlanRequest,
     scenario: Scenario,
     rules: frozenset[str],
-    enough: float,
+    throughput_floor: float,
     deadline: float,
-    tell: _Tell,
+    report: _Report,
     *,
-    few: bool = False,
+    only_promising: bool = False,
 ) -> tuple[_Attempt, SearchResult | None]:
     raw, prunings = _pruned(request, scenario, rules)
     space = prunings[-1].space if prunings else raw
     known: tuple[Solved, ...] = ()
-    if rules <= _WHOLE and request.objective == "throughput":
-        return _search_whole(request, scenario, rules, _Attempt(raw, space, prunings), enough, deadline, tell)
-    if not rules >= _ALIKE:
-        # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
-        # What is proven of that part is not proven of the whole.
-        inside = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(tell))[0].search
+    if rules <= _RELAXATION_RULES and request.objective == "throughput":
+        return _search_unrestricted(
+            request, scenario, rules, _Attempt(raw, space, prunings), throughput_floor, deadline, report
+        )
+    if not rules >= _SIMPLE_RULES:
+        # Options that these two rules forbid take longer to place; first search inside them, for comparison.
+        inside = _search(request, scenario, rules | _SIMPLE_RULES, throughput_floor, deadline, _unproven(report))[
+            0
+        ].search
         known = () if inside is None else inside.placed
 
     def on_better(found: SearchResult) -> None:
-        tell(attempt, found)
+        report(attempt, found)
 
     search = OptionSearch(
-        scenario, space, ps_may_share="task_counts" not in rules, known=known, enough=enough, on_better=on_better
+        scenario,
+        space,
+        ps_may_share="task_counts" not in rules,
+        known=known,
+        throughput_floor=throughput_floor,
+        on_better=on_better,
     )
     attempt = _Attempt(raw, space, prunings, search)
     if request.objective == "throughput":
-        return attempt, search.fastest(deadline, few=few)
-    return attempt, search.calmest(deadline)
+        return attempt, search.fastest(deadline, only_promising=only_promising)
+    return attempt, search.least_traffic(deadline)
 
 
-def _unproven(tell: _Tell) -> _Tell:
-    """What is proven of a part is not proven of the whole."""
-    return lambda attempt, found: tell(attempt, dataclasses.replace(found, gap=1.0))
+def _unproven(report: _Report) -> _Report:
+    """Sets the gap to 1, as a proof about a part is none about the whole."""
+    return lambda attempt, found: report(attempt, dataclasses.replace(found, gap=1.0))
 
 
-def _search_whole(
+def _search_unrestricted(
     request: PlanRequest,
     scenario: Scenario,
     rules: frozenset[str],
     whole: _Attempt,
-    enough: float,
+    throughput_floor: float,
     deadline: float,
-    tell: _Tell,
+    report: _Report,
 ) -> tuple[_Attempt, SearchResult | None]:
-    """The best of all placements: the one inside the paper's rules, unless another is faster by more than `TIE`."""
-    space = WideSpace(scenario, whole.space)
+    """Finds the best of all placements: one inside the paper's rules, unless another is faster by over 1%."""
+    space = RelaxedSpace(scenario, whole.space)
     starts = incumbents(request, scenario)
-    wide, bound = None, math.inf
-    if len(scenario.kinds) > MANY_KINDS:
-        wide, bound = space.best(0.0, deadline, starts)
+    relaxed, bound = None, math.inf
+    if len(scenario.kinds) > UNRESTRICTED_FIRST_KINDS:
+        relaxed, bound = space.best(0.0, deadline, starts)
     inside, found, known = None, None, 0.0
-    if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
-        # At first the most promising few, for the relaxation to begin with.
-        inside, found = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(tell), few=True)
+    if relaxed is None or _ps_speed_bound(request, scenario) >= relaxed.samples_per_s * (1 - SPEED_TIE_SHARE):
+        # First only the few most promising options, as a start for the relaxation.
+        inside, found = _search(
+            request, scenario, rules | _SIMPLE_RULES, throughput_floor, deadline, _unproven(report), only_promising=True
+        )
         search = inside.search
         assert search is not None
-        if wide is None:
-            wide, bound = space.best(search.speed, deadline, starts)
-        if wide is not None:
-            tell(whole, SearchResult(_solved(wide, bound), (), 1 - wide.samples_per_s / max(bound, search.speed), 1))
-            search.enough = max(enough, wide.samples_per_s * (1 - TIE))
+        if relaxed is None:
+            relaxed, bound = space.best(search.speed, deadline, starts)
+        if relaxed is not None:
+            report(
+                whole,
+                SearchResult(_solved(relaxed, bound), (), 1 - relaxed.samples_per_s / max(bound, search.speed), 1),
+            )
+            search.throughput_floor = max(throughput_floor, relaxed.samples_per_s * (1 - SPEED_TIE_SHARE))
         found = search.fastest(deadline)
         known = search.speed
-    if wide is not None and (found is None or wide.samples_per_s * (1 - TIE) > found.best.samples_per_s):
+    if relaxed is not None and (
+        found is None or relaxed.samples_per_s * (1 - SPEED_TIE_SHARE) > found.best.samples_per_s
+    ):
         others = () if found is None else (found.best, *found.others)
-        found = SearchResult(_solved(wide, bound), others, 1.0, 1 if found is None else found.placed + 1)
+        found = SearchResult(_solved(relaxed, bound), others, 1.0, 1 if found is None else found.placed + 1)
     if found is None:
         assert inside is not None
         return inside, None
-    gap = 1 - max(known, 0.0 if wide is None else wide.samples_per_s) / max(known, bound)
+    gap = 1 - max(known, 0.0 if relaxed is None else relaxed.samples_per_s) / max(known, bound)
     whole = dataclasses.replace(whole, search=None if inside is None else inside.search)
-    return whole, dataclasses.replace(found, gap=gap if gap > TIE else 0.0)
+    return whole, dataclasses.replace(found, gap=gap if gap > SPEED_TIE_SHARE else 0.0)
 
 
-def _ceiling(request: PlanRequest, scenario: Scenario) -> float:
-    """Samples per second that no plan inside the paper's rules exceeds: what their parameter servers can serve."""
+def _ps_speed_bound(request: PlanRequest, scenario: Scenario) -> float:
+    """Upper bound of samples/s for plans inside the paper's rules: the capacity of their parameter servers."""
     profile = scenario.profile
     if profile.synchronous:
         return math.inf
     machines = sum(kind.count for kind in scenario.kinds)
     ps = useful_ps_count(profile, machines, request.sharding)
     model = scenario.model(WorkerShape(0, 1.0))
-    steps = max(model.shared(model.load(scenario.shards(count))).most_steps for count in range(1, ps + 1))
+    steps = max(model.shared(model.load(scenario.shards(count))).max_steps_per_s for count in range(1, ps + 1))
     return steps * profile.batch_size * max(1, max(kind.gpus for kind in scenario.kinds))
 
 
-def _solved(wide: Wide, bound: float) -> Solved:
-    worth, shapes = wide.worth, tuple(dict.fromkeys(wide.assignment.shapes))
-    workers, ps = len(wide.assignment.workers), len(wide.shards.sizes)
+def _solved(relaxed: RelaxedPlan, bound: float) -> Solved:
+    worth, shapes = relaxed.worth, tuple(dict.fromkeys(relaxed.assignment.shapes))
+    workers, ps = len(relaxed.assignment.workers), len(relaxed.shards.sizes)
     return Solved(
         candidate=Candidate(0, shapes, workers, ps, bound, 0.0, mixed=True),
-        assignment=wide.assignment,
+        assignment=relaxed.assignment,
         formulation="Lagrangian relaxation: machines may have several ps, workers may differ",
         cycle_s=worth.cycle_s,
         network_s=worth.step_time.network,
@@ -280,7 +294,7 @@ def _solved(wide: Wide, bound: float) -> Solved:
 def _plan(
     request: PlanRequest, scenario: Scenario, attempt: _Attempt, found: SearchResult, solve_time_s: float
 ) -> Plan:
-    """The plan of what a search has found, without reasons."""
+    """Builds the plan of a search result, without reasons."""
     best, sizes = found.best, scenario.sizes
     shape, shards = best.shape, scenario.shards(best.candidate.ps)
     worth = evaluate(scenario, shape, shards, best.assignment)
@@ -314,14 +328,9 @@ def _plan(
 def _plain_plan(
     request: PlanRequest, scenario: Scenario, plain: PlainOption, other: Plan | None, solve_time_s: float
 ) -> Plan:
-    """The plan of one plain task.
+    """Builds the plan of one plain task.
 
-    Args:
-        request: what to plan.
-        scenario: the model on the cluster.
-        plain: the task.
-        other: the best with parameter servers that was found; None if there is none, or none was looked for.
-        solve_time_s: how long planning took.
+    `other`: the best plan found with parameter servers; None if there is none, or none was searched.
     """
     node = next(kind for kind in scenario.kinds if plain.node in kind.names)
     why = "One plain task: the script in one process, without parameter servers, as python runs it."
@@ -333,17 +342,17 @@ def _plain_plan(
     if gpus > 1:
         why += f" Its {gpus} GPUs share each batch." if request.profile.is_measurable else f" It sees {gpus} GPUs."
     elif gpus == request.max_gpus_per_task < node.gpus and can_share(request.profile):
-        why += f" It has one of the machine's {node.gpus} GPUs; --gpus-per-task asks for more."
+        why += f" It has one of the machine's {node.gpus} GPUs; --gpus-per-task requests more."
     gap = 0.0
     if other is not None:
         tasks = f"{count_of(other.option.workers, 'worker')} and {count_of(other.option.ps, 'parameter server')}"
         share = other.samples_per_s / plain.samples_per_s
-        why += f" {tasks} would reach {share:.0%} of its speed (--min-workers asks for them all the same)."
-        # A better one with parameter servers may not have been found.
+        why += f" {tasks} would reach {share:.0%} of its speed (--min-workers requests them anyway)."
+        # A better plan with parameter servers may exist.
         gap = max(0.0, 1 - plain.samples_per_s * (1 - other.gap) / other.samples_per_s)
     return Plan(
         profile=request.profile,
-        option=Option(1, 0, plain.resources, NONE),
+        option=Option(1, 0, plain.resources, NO_RESOURCES),
         tasks=(plain.task(),),
         variables={},
         step_time_s=plain.step_time,
@@ -354,7 +363,7 @@ def _plain_plan(
         gap=gap if gap > GAP_TOLERANCE else 0.0,
         solve_time_s=solve_time_s,
         options=OptionCounts(1, {}, 1) if other is None else other.options,
-        alternatives=() if other is None else _beside(other, plain.samples_per_s),
+        alternatives=() if other is None else _alternatives_to_plain(other, plain.samples_per_s),
         why=(
             why,
             *guesses(_unknown_gpus([node] if plain.resources.gpus else [], scenario.hardware)),
@@ -365,7 +374,7 @@ def _plain_plan(
     )
 
 
-def _beside(other: Plan, samples_per_s: float) -> tuple[Alternative, ...]:
+def _alternatives_to_plain(other: Plan, samples_per_s: float) -> tuple[Alternative, ...]:
     """The best plan with parameter servers and its alternatives, as alternatives to a speed."""
     option = other.option
     first = Alternative(option.workers, option.ps, option.worker, other.samples_per_s, other.traffic_bytes, 1.0)
@@ -374,7 +383,6 @@ def _beside(other: Plan, samples_per_s: float) -> tuple[Alternative, ...]:
 
 
 def _no_plain_task(request: PlanRequest, scenario: Scenario) -> InfeasibleError:
-    """Why no plain task fits."""
     if not can_be_plain(request.profile, scenario.hardware):
         return InfeasibleError("This script trains on a cluster only: it cannot be one plain task.")
     return shortage_of("the job's only task", scenario.sizes.plain(WorkerShape(0, CPU_STEP)), scenario.kinds)

@@ -1,10 +1,10 @@
-"""`solver.async_rates.total_rate` for many placements at once, as arithmetic on arrays.
+"""`solver.async_rates.total_rate` for many placements at once, as array arithmetic.
 
-At a given X each machine may do anything in an interval [low_i(X), high_i(X)] (`solver.async_rates`). A ps machine's
-interval is one up to some X that nothing else changes, so is every limit but two: the machines' high ends must add up
-to X, and those of a rack with more than half of the bytes to the rack's low end. Both differences are concave and
-piecewise linear in X and at least 0 at X = 0. Tangents of such a function lie above it, so the roots of tangents come
-down on X* from above: Newton's method, exact after as many steps as kinks were passed.
+At a given X each machine's rate lies in an interval [low_i(X), high_i(X)] (`solver.async_rates`). All limits on X are
+independent of the others but two: the machines' high ends must add up to X, and those of a rack with more than half of
+the bytes to the rack's low end. Both differences are concave and piecewise linear in X and at least 0 at X = 0.
+Tangents of such a function lie above it, so the roots of tangents converge to X* from above: Newton's method, exact
+after one step per kink passed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from solver.capacity import Ints
 Floats = NDArray[np.float64]
 
 CONVERGED = 1e-14
-"""Relative step of Newton's method that is rounding."""
+"""Relative step of Newton's method that counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,10 @@ class PlacementArrays:
     """Placements; the last axis of all arrays is the machines, arrays broadcast.
 
     Attributes:
-        own_rates: steps per second of one machine's workers together where only they limit themselves.
+        own_rates: steps/s of one machine's workers together if nothing but themselves limits them.
         stored: shard bytes on one machine.
-        cards: bytes per second of one machine's network card, each way.
-        shared: what all machines have in common.
-        counts: how many machines are like this.
-        racks: for each rack the indices of its machines; empty where racks do not matter.
+        counts: number of such machines.
+        racks: for each rack the indices of its machines; empty if racks do not matter.
     """
 
     own_rates: Floats
@@ -46,24 +44,24 @@ class PlacementArrays:
 
 
 def total_rates(placements: PlacementArrays, least: float = 0.0) -> Floats:
-    """X* of each placement: the most steps per second of all workers together.
+    """X* of each placement: the maximum steps/s of all workers together.
 
     Args:
         placements: the placements.
-        least: slower placements are of no interest; they get some rate between their own and this.
+        least: slower placements may get any rate between their own and this.
     """
     p, total = placements, placements.shared.total_bytes
     shape = np.broadcast_shapes(p.own_rates.shape, p.stored.shape, p.cards.shape, p.counts.shape)
 
     def rows(values: Floats | Ints) -> Floats:
-        # It takes numpy as long to make an array of the same shape as to compute with it.
+        # Copying an array costs numpy as much as computing with it.
         wide = values if values.shape == shape else np.broadcast_to(values, shape)
         return wide.reshape(-1, shape[-1]).astype(np.float64, copy=False)
 
     own, stored, cards, counts = map(rows, (p.own_rates, p.stored, p.cards, p.counts))
     with np.errstate(divide="ignore"):
         own = np.minimum(own, p.shared.within / (2 * stored))
-    rates = np.minimum(p.shared.most_steps, (own * counts).sum(axis=-1))
+    rates = np.minimum(p.shared.max_steps_per_s, (own * counts).sum(axis=-1))
     ceilings = link_ceilings(own, stored, cards, total)
     rates = np.minimum(rates, np.where(counts > 0, ceilings, np.inf).min(axis=-1))
     level, slope = _high_ends(stored, cards, total)
@@ -87,23 +85,16 @@ def total_rates(placements: PlacementArrays, least: float = 0.0) -> Floats:
 
 
 def waits_s(stored: Floats, cards: Floats, slowest_s: Floats | float) -> Floats:
-    """`solver.async_rates.waited_s` for arrays."""
+    """`solver.async_rates.wait_s` for arrays."""
     return np.where(stored / cards < slowest_s * (1 - ROUNDING), slowest_s, 0.0)
 
 
 def link_ceilings(own_rates: Floats | float, stored: Floats, links: Floats | float, total_bytes: float) -> Floats:
-    """X above which a link cannot keep up, whatever the workers behind it do.
-
-    Args:
-        own_rates: steps per second of the workers behind the link where only they limit themselves.
-        stored: shard bytes behind it.
-        links: bytes per second, each way.
-        total_bytes: size of all variables.
-    """
+    """X above which a link cannot keep up, whatever the rates of the workers behind it."""
     excess = 2 * stored - total_bytes
     with np.errstate(divide="ignore", invalid="ignore"):
         links = links * LINK_SHARE
-        # With most of the bytes here, every step of a worker here saves some; at best they make all of the steps.
+        # With most of the bytes here, every step of a local worker saves traffic; at best they make all of the steps.
         busy = np.minimum((links + own_rates * excess) / stored, links / np.maximum(total_bytes - stored, 0.0))
         ceilings: Floats = np.where(excess > 0, busy, links / stored)
     return ceilings
@@ -112,15 +103,7 @@ def link_ceilings(own_rates: Floats | float, stored: Floats, links: Floats | flo
 def high_ends(
     own_rates: Floats | float, stored: Floats, links: Floats | float, total_bytes: float, steps_per_s: float
 ) -> Floats:
-    """The most steps per second of the workers behind links, at `steps_per_s` of all; -inf where a link cannot keep up.
-
-    Args:
-        own_rates: theirs where only they limit themselves.
-        stored: shard bytes behind the link.
-        links: bytes per second, each way.
-        total_bytes: size of all variables.
-        steps_per_s: X, the steps of all workers together.
-    """
+    """The maximum steps/s of the workers behind links, at `steps_per_s` of all; -inf if a link cannot keep up."""
     level, slope = _high_ends(stored, links, total_bytes)
     high = np.minimum(own_rates, np.maximum(level + slope * steps_per_s, 0.0))
     keeps_up = link_ceilings(own_rates, stored, links, total_bytes) >= steps_per_s
@@ -128,7 +111,7 @@ def high_ends(
 
 
 def _high_ends(stored: Floats, links: Floats | float, total_bytes: float) -> tuple[Floats, Floats]:
-    """The most that a link leaves the workers behind it, as constant and slope of a line in X."""
+    """The maximum that a link allows the workers behind it, as constant and slope of a line in X."""
     each = total_bytes - 2 * stored
     limits = each > 0
     each = np.where(limits, each, 1.0)
@@ -142,7 +125,7 @@ def _roots_with_racks(
 
     Args:
         p: the placements.
-        rates: where the tangents are taken.
+        rates: points of the tangents.
         constant: the machines' high ends are this ...
         steep: ... and this times X.
         behind: for each rack the shard bytes in it.

@@ -1,4 +1,4 @@
-"""Why this plan: a few sentences for the person who asked."""
+"""Reasons for a plan: a few sentences for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from solver.options import Pruning
 from solver.placement.fastest import OutOfTimeError
 from solver.scenario import Scenario
-from solver.search.option_search import TIE, OptionSearch, SearchResult
+from solver.search.option_search import SPEED_TIE_SHARE, OptionSearch, SearchResult
 from solver.search.placer import Solved
 
 _GUESS = "The speed of GPU model "
@@ -23,20 +23,13 @@ def reasons(
     unknown_gpus: Sequence[str],
     objective: str = "throughput",
 ) -> tuple[str, ...]:
-    """Sentences on the numbers of workers and parameter servers, the worker's CPUs and what limits the speed.
+    """Sentences on the numbers of workers and parameter servers, the worker's CPUs and the bottleneck.
 
-    Args:
-        search: what compared the options; neighbours of the best are placed if they have not been. None if none did.
-        scenario: the model and the machines.
-        found: its result.
-        prunings: what the rules did.
-        max_workers: the user's limit.
-        unknown_gpus: GPU models whose speed is a guess.
-        objective: `throughput` or `traffic`.
+    Places neighbours of the best option with `search`, which is None if none compared the options.
     """
     best = found.best
     if objective == "traffic":
-        numbers = ["The objective is Eq. 1 alone: least traffic per step, whatever the speed."]
+        numbers = ["The objective is Eq. 1 alone: least traffic per step, regardless of speed."]
     elif search is None or not search.placements_are_simple or best.candidate.mixed:
         numbers = _numbers(best, found.others)
     else:
@@ -46,13 +39,12 @@ def reasons(
 
 
 def guesses(unknown_gpus: Sequence[str]) -> tuple[str, ...]:
-    """A sentence for each GPU model whose speed is a guess."""
     what = "is not known; a P100's is assumed (solver/hardware.yaml)."
     return tuple(f"{_GUESS}'{model}' {what}" for model in unknown_gpus)
 
 
 def _numbers(best: Solved, others: Sequence[Solved]) -> list[str]:
-    """How many tasks of which kind, and what plans reach in which machines have one ps and like workers."""
+    """Numbers of tasks, and the speed of plans with identical workers and one ps per machine."""
     sizes = Counter(shape.gpus for shape in best.assignment.shapes_of_workers(best.shape))
     of_sizes = " and ".join(
         f"{number} {'without GPUs' if not gpus else 'with ' + count_of(gpus, 'GPU')}"
@@ -67,12 +59,12 @@ def _numbers(best: Solved, others: Sequence[Solved]) -> list[str]:
     alike = max((other.samples_per_s for other in others if not other.candidate.mixed), default=0.0)
     if alike:
         share = alike / best.samples_per_s
-        sentences.append(f"With workers all alike and one ps a machine (--rules paper): {share:.0%} of the speed.")
+        sentences.append(f"With identical workers and one ps per machine (--rules paper): {share:.0%} of the speed.")
     return sentences
 
 
 def guesses_in(why: Sequence[str]) -> list[str]:
-    """Those of a plan's sentences that say which GPUs' speed is a guess."""
+    """Sentences about assumed GPU speeds among a plan's reasons."""
     return [sentence for sentence in why if sentence.startswith(_GUESS)]
 
 
@@ -83,7 +75,7 @@ def count_of(number: int, noun: str) -> str:
 
 def _compared(other: Solved, best: Solved) -> str:
     share = other.samples_per_s / best.samples_per_s
-    if abs(share - 1) < TIE:
+    if abs(share - 1) < SPEED_TIE_SHARE:
         return "would be as fast, within 1%, "
     return f"would reach {share:.0%} of the speed"
 
@@ -96,7 +88,7 @@ def _workers(search: OptionSearch, best: Solved, max_workers: int | None) -> str
     try:
         more = search.neighbour(best, workers + 1, ps)
     except OutOfTimeError:
-        return f"{text}: there was no time to look at {workers + 1}."
+        return f"{text}: there was no time to try {workers + 1}."
     if more is None:
         of_size = "" if best.candidate.mixed else " of this size"
         return f"{text}{of_size}: no more fit beside the other tasks."
@@ -113,7 +105,7 @@ def _parameter_servers(search: OptionSearch, best: Solved) -> str:
         try:
             other = search.neighbour(best, workers, other_count)
         except OutOfTimeError:
-            clauses.append(f"there was no time to look at {other_count}")
+            clauses.append(f"there was no time to try {other_count}")
             continue
         if other is not None:
             outcome = _compared(other, best)

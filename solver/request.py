@@ -1,4 +1,4 @@
-"""What a plan is asked for: the model, the machines and what binds the plan."""
+"""The plan request: the model, the machines and the constraints of the plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.choices import MOST_TASK_MEM_MIB, Objective, Sharding
+from solver.choices import MAX_TASK_MEM_MIB, Objective, Sharding
 from solver.cluster import Cluster
 from solver.costs import UniformCosts
 from solver.hardware import known_hardware
@@ -22,23 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan.
+    """A plan request.
 
     Attributes:
-        profile: the model.
-        cluster: the machines.
         objective: `throughput` for the shortest step, `traffic` for the least of the paper's Eq. 1 alone.
-        max_workers: at most so many workers.
-        time_limit_s: stop improving after so long; the first placement found is always finished.
-        max_gpus_per_worker: most GPUs one worker can use.
-        rules: names of the pruning rules that apply (`solver.options.RULES`); None for the objective's default.
-        sharding: how the variables are dealt out to the parameter servers.
-        calibration: what measurements say of the speeds; None for the table's.
-        min_workers: at least so many workers.
+        time_limit_s: time after which the planner stops improving; the first placement found is always finished.
+        rules: names of the pruning rules that apply (`solver.choices.RULES`); None for the objective's default.
+        calibration: corrections of the speeds by measurements; None for the table's speeds.
         plain: whether the job is one plain task without parameter servers; None: whichever is faster.
-        max_gpus_per_task: most GPUs one plain task may have.
-        task_mem_mb: memory of each task at least, in MiB; 0 for what its role needs.
-        notes: sentences for the user about the request, for the plan's reasons.
+        task_mem_mb: minimum memory of each task, in MiB; 0 for the needs of its role.
     """
 
     profile: ModelProfile
@@ -58,31 +50,31 @@ class PlanRequest:
 
 
 def check_request(request: PlanRequest) -> None:
-    """Raises `BadInputError` if the request makes no sense."""
+    """Raises `BadInputError` if the request is invalid."""
     if request.objective not in ("throughput", "traffic"):
-        raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
+        raise BadInputError(f"'{request.objective}' is not an objective; use throughput or traffic.")
     for name in ("min_workers", "max_workers", "max_gpus_per_worker", "max_gpus_per_task"):
         limit = getattr(request, name)
         if limit is not None and limit < 1:
             raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
     if request.max_workers is not None and request.max_workers < request.min_workers:
         raise BadInputError(f"'min_workers' is {request.min_workers}; it must not be above 'max_workers'.")
-    if not 0 <= request.task_mem_mb <= MOST_TASK_MEM_MIB:
-        raise BadInputError(f"'task_mem_mb' is {request.task_mem_mb}; it must be from 0 to {MOST_TASK_MEM_MIB}.")
+    if not 0 <= request.task_mem_mb <= MAX_TASK_MEM_MIB:
+        raise BadInputError(f"'task_mem_mb' is {request.task_mem_mb}; it must be from 0 to {MAX_TASK_MEM_MIB}.")
     limit_s = request.time_limit_s
     if limit_s is not None and not 0 <= limit_s < math.inf:
         raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")
     rules = default_rules(request.objective) if request.rules is None else request.rules
     check_rules(sorted(rules))
     if request.profile.why_alone and not request.plain:
-        raise BadInputError(f"A plan of several tasks was asked for. {request.profile.why_alone}")
+        raise BadInputError(f"The request is for a plan of several tasks. {request.profile.why_alone}")
     costs = request.cluster.costs()
     if request.objective == "traffic" and "identical_workers" not in rules and not isinstance(costs, UniformCosts):
         raise BadInputError("Where links differ in cost, least traffic needs the rule 'identical_workers'; keep it.")
 
 
 def scenario_of(request: PlanRequest) -> Scenario:
-    """The request's model on its cluster."""
+    """The request's model on its cluster, with calibrated speeds."""
     hardware, cluster = known_hardware(), request.cluster
     if request.calibration is not None:
         hardware, cluster = request.calibration.apply(hardware, cluster)

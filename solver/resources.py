@@ -1,4 +1,4 @@
-"""What one task asks of its machine, and what a machine has."""
+"""Resources of a task."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ GPU_WORKER_BASE_MIB = 3 * 1024
 """Host memory of a process that drives one GPU."""
 FURTHER_GPU_MIB = 1024
 """Host memory for each further GPU of the same process."""
-MOST_BYTES = 2.0**80
-"""More than any machine has."""
+MAX_MEMORY_BYTES = 2.0**80
+"""Cap of a memory estimate; no machine has more."""
 ACTIVATION_BYTES_PER_FLOP = 1 / 64
 """Rough: ResNet50 keeps about 100 MB of activations for 7.8 GFLOPs forward of one sample."""
 PREFETCHED_BATCHES = 4
@@ -30,10 +30,8 @@ class TaskResources:
     """Resources of one task.
 
     Attributes:
-        cpus: CPU cores.
         mem_mb: memory in MiB, Mesos' unit.
         disk_mb: disk space in MiB.
-        gpus: whole GPUs.
     """
 
     cpus: float
@@ -43,13 +41,13 @@ class TaskResources:
 
     @property
     def cpu_millis(self) -> int:
-        """CPUs in thousandths, the precision Mesos keeps."""
+        """CPUs in thousandths, the precision of Mesos, rounded up."""
         return math.ceil(self.cpus * 1000 - 1e-6)
 
 
 @dataclass(frozen=True, order=True)
 class WorkerShape:
-    """The part of a worker's resources that options differ in."""
+    """GPUs and CPUs of a worker, which vary between options."""
 
     gpus: int
     cpus: float
@@ -57,12 +55,10 @@ class WorkerShape:
 
 @dataclass(frozen=True)
 class TaskSizes:
-    """What each role of one model's job needs.
+    """Resources of each role of one model's job.
 
     Attributes:
-        profile: the model.
-        helper_cpus: CPUs of each ps and of a separate chief.
-        least_mem_mb: memory of each task at least, in MiB.
+        least_mem_mb: minimum memory of each task, in MiB.
     """
 
     profile: ModelProfile
@@ -72,29 +68,29 @@ class TaskSizes:
 
     @classmethod
     def of(cls, profile: ModelProfile, largest_node_cpus: float, least_mem_mb: int = 0) -> TaskSizes:
-        """Sizes for a cluster whose largest machine has so many CPUs: a ps gets an eighth of it, one CPU at most."""
+        """Sizes for a cluster by the CPUs of its largest machine: a ps gets an eighth of them, at most one CPU."""
         return cls(profile, max(0.01, math.floor(min(1.0, largest_node_cpus / 8) * 1000) / 1000), least_mem_mb)
 
     def ps(self, shard_bytes: int) -> TaskResources:
-        """A ps that holds variables of this size, their optimizer slots and one gradient."""
+        """A ps with variables of this size, their optimizer slots and one gradient."""
         held = (2 + self.profile.optimizer_slots) * shard_bytes
         return TaskResources(self.helper_cpus, self._memory_mb(TASK_BASE_MIB + _mib(held)), disk_mb=64)
 
     @functools.cached_property
     def variable_bytes(self) -> int:
-        """Size of all variables, as the profile has it; asked for so often that it is kept."""
+        """Size of all variables, from the profile; cached, as it is used very often."""
         return self.profile.variable_bytes or self.profile.parameter_bytes
 
     @functools.cached_property
     def chief(self) -> TaskResources | None:
-        """The separate chief, which holds the variables once while it writes a checkpoint; None if there is none."""
+        """The separate chief, with one copy of the variables while it writes a checkpoint; None if there is none."""
         if not self.profile.api.has_separate_chief:
             return None
         memory = TASK_BASE_MIB + _mib(2 * self.variable_bytes)
         return TaskResources(self.helper_cpus, self._memory_mb(memory), disk_mb=128 + self._checkpoints_mib)
 
     def worker(self, shape: WorkerShape) -> TaskResources:
-        """A worker: variables and gradients, batches read ahead, and on CPUs the activations."""
+        """A worker: variables and gradients, prefetched batches, and on CPUs the activations."""
         if shape not in self._workers:
             memory = self._worker_mib(shape, self.profile.batch_size * max(1, shape.gpus))
             disk = 128 + (0 if self.profile.api.has_separate_chief else self._checkpoints_mib)
@@ -107,13 +103,13 @@ class TaskSizes:
             base = GPU_WORKER_BASE_MIB + FURTHER_GPU_MIB * (shape.gpus - 1)
         else:
             base = TASK_BASE_MIB
-            # A profile may claim so many FLOPs that the product is infinite.
+            # The FLOPs of a profile may make the product infinite.
             activations = samples * self.profile.flops_forward_per_sample * ACTIVATION_BYTES_PER_FLOP
-            held += int(min(activations, MOST_BYTES))
+            held += int(min(activations, MAX_MEMORY_BYTES))
         return base + _mib(held)
 
     def plain(self, shape: WorkerShape) -> TaskResources:
-        """A job's only task: a worker that holds the optimizer's slots as well, and writes the checkpoints.
+        """A job's only task: a worker that also has the optimizer's slots and writes the checkpoints.
 
         Its GPUs share a batch.
         """
@@ -130,7 +126,7 @@ class TaskSizes:
 
 
 def gpu_bytes(variable_bytes: int) -> int:
-    """Least memory a GPU needs to train variables of that size: the variables, their gradients and a workspace."""
+    """Minimum GPU memory to train variables of that size: the variables, their gradients and a workspace."""
     return 2 * variable_bytes + GIB // 4
 
 

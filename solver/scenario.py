@@ -1,4 +1,4 @@
-"""One model on one cluster: what every method of planning starts from."""
+"""One model on one cluster: the common input of all planning methods."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from solver.units import BYTES_PER_S_PER_GBPS
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model, machines and speeds.
-
-    Attributes:
-        profile: the model.
-        cluster: the machines and their links.
-        hardware: speeds.
-        kinds: the machines by what they have.
-        sizes: resources of the roles.
-        sharding: how the variables are dealt out to the parameter servers.
-    """
+    """A model, machines and speeds."""
 
     profile: ModelProfile
     cluster: Cluster
@@ -47,29 +38,27 @@ class Scenario:
         sharding: Sharding = DEFAULT_SHARDING,
         task_mem_mb: int = 0,
     ) -> Scenario:
-        """Derives the rest; each task has that much memory at least."""
+        """Builds the scenario; each task gets at least `task_mem_mb` MiB."""
         kinds = node_kinds(cluster)
         sizes = TaskSizes.of(profile, max(kind.cpus for kind in kinds), task_mem_mb)
         return cls(profile, cluster, hardware, kinds, sizes, sharding)
 
     @property
     def uplink_bytes_per_s(self) -> float:
-        """Speed of each rack's uplink, each way; infinite where racks do not matter."""
+        """Speed of each rack's uplink, each way; infinite if racks do not matter."""
         across = self.cluster.across_racks_gbps
         return math.inf if across is None else across * BYTES_PER_S_PER_GBPS
 
     @cached_property
     def kind_of(self) -> dict[str, NodeKind]:
-        """The kind of each machine."""
         return {name: kind for kind in self.kinds for name in kind.names}
 
     def shards(self, ps: int) -> Shards:
-        """The variables on that many parameter servers."""
+        """The variables on that number of parameter servers."""
         if ps not in self._shards:
             self._shards[ps] = shard(self.profile, ps, self.sharding)
         return self._shards[ps]
 
     def model(self, shape: WorkerShape) -> StepModel:
-        """Step times of workers of that shape."""
         within = self.cluster.within_node_gbps * BYTES_PER_S_PER_GBPS
         return StepModel(self.profile, shape, self.hardware, within, self.shards(1).total, self.sizes.helper_cpus)

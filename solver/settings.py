@@ -1,4 +1,4 @@
-"""What a plan is asked for besides its model and its machines; the same wherever one is made, offline and live."""
+"""Planning options besides the model and the machines, the same for offline and live plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
-from solver.choices import MOST_TASK_MEM_MIB, RULES, Objective, Sharding
+from solver.choices import MAX_TASK_MEM_MIB, RULES, Objective, Sharding
 from solver.described import MAX_ITEMS, Text, UserOption, values_of
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from solver.request import PlanRequest
 
 TIME_LIMIT_S = 30.0
-"""Unless somebody says more: where a job waits for its plan, so do the agents' offers."""
-LONGEST_LIVE_S = 60.0
-"""The longest time limit of a job that runs: offers are locked for it meanwhile, and not for ever."""
+"""Default planning time: the agents' offers wait together with the job."""
+MAX_LIVE_TIME_LIMIT_S = 60.0
+"""Maximum planning time of a job that runs, as its offers are locked meanwhile."""
 GPUS_PER_WORKER = 1
-"""What a worker of a job that runs can use: a step of a parameter server's worker is computed by one device."""
-CACHE_SIZE = 8
-"""Calibrations remembered: a job may be planned again and again, on whatever is free."""
+"""GPUs that a worker of a running job can use: one device computes a step of a parameter server's worker."""
+MAX_CACHED_CALIBRATIONS = 8
+"""Number of cached calibrations: a job may be planned repeatedly, on whatever is free."""
 
 
 _PANEL = "The plan"
@@ -36,7 +36,7 @@ _PANEL = "The plan"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerBounds:
-    """How many workers a user allows."""
+    """Limits on the number of workers."""
 
     min_workers: Annotated[
         int | None,
@@ -48,7 +48,7 @@ class WorkerBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """How a user asks for a plan, offline and live."""
+    """A user's planning options, offline and live."""
 
     objective: Annotated[Objective, UserOption(_PANEL, "What to plan for: speed, or the paper's Eq. 1 (traffic).")] = (
         "throughput"
@@ -69,7 +69,7 @@ class PlanOptions:
     ] = 1
     task_mem_mb: Annotated[
         int,
-        Field(ge=0, le=MOST_TASK_MEM_MIB),
+        Field(ge=0, le=MAX_TASK_MEM_MIB),
         UserOption(_PANEL, "Minimum memory of each task, MiB.", default="what its role needs"),
     ] = 0
     time_limit_s: Annotated[
@@ -79,7 +79,6 @@ class PlanOptions:
     ] = None
 
     def check_rules(self) -> None:
-        """Raises `BadInputError` if there is no such rule."""
         if self.rules != "default":
             from solver.options import parse_rules
 
@@ -87,20 +86,20 @@ class PlanOptions:
 
     def check_live(self) -> None:
         """Raises `BadInputError` if planning may take longer than offers can be locked."""
-        if self.time_limit_s is not None and self.time_limit_s > LONGEST_LIVE_S:
+        if self.time_limit_s is not None and self.time_limit_s > MAX_LIVE_TIME_LIMIT_S:
             raise BadInputError(
-                f"--time-limit is {self.time_limit_s:g} s; {LONGEST_LIVE_S:g} s is the maximum for a job that runs, "
-                "because the agents' offers are locked meanwhile."
+                f"--time-limit is {self.time_limit_s:g} s; {MAX_LIVE_TIME_LIMIT_S:g} s is the maximum for a job that "
+                "runs, because the agents' offers are locked meanwhile."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(PlanOptions):
-    """How to plan.
+    """Planning options with known properties of the cluster.
 
     Attributes:
         measurements: measured steps that calibrate the prediction.
-        network: what is known of the links besides the machines' own speeds; None for nothing.
+        network: links and network speeds besides those of the machines; None for none.
     """
 
     measurements: tuple[Measurement, ...] = ()
@@ -110,16 +109,15 @@ class PlanSettings(PlanOptions):
     def of(
         cls, options: PlanOptions, measurements: tuple[Measurement, ...] = (), network: Network | None = None
     ) -> PlanSettings:
-        """The options of a user, with what is known of the cluster."""
         return cls(**values_of(PlanOptions, options), measurements=measurements, network=network)
 
     def check_tasks(self, profile: ModelProfile, min_workers: int | None) -> None:
-        """Raises `BadInputError` if several tasks are wanted of a script that can be one only."""
+        """Raises `BadInputError` if several tasks are requested for a script that can only be one."""
         if profile.why_alone and (min_workers is not None or self.rules != "default"):
             raise BadInputError(f"This script can only be one plain task. {profile.why_alone}")
 
     def cluster(self, machines: Cluster) -> Cluster:
-        """The machines with the links that are known."""
+        """The machines with the known links."""
         return machines if self.network is None else self.network.of(machines)
 
     def request(
@@ -133,22 +131,22 @@ class PlanSettings(PlanOptions):
         plain: bool | None = None,
         all_machines: Sequence[NodeClass] | None = None,
     ) -> PlanRequest:
-        """The request of a plan; every plan of `dike plan`, `dike run` and `dike submit` begins here.
+        """Builds the plan request; every plan of `dike plan`, `dike run` and `dike submit` starts here.
 
         Args:
             profile: the model.
-            machines: what the plan may use.
-            min_workers: at least so many workers, with parameter servers; None where one plain task may do as well.
-            max_workers: at most so many; None for no bound.
-            gpus_per_worker: most GPUs of one worker; more than one is for a plan that is only looked at.
-            plain: whether it is to be one plain task; None: whichever is faster, unless rules say which options of
-                several tasks are wanted.
-            all_machines: all that there are, where `machines` are what is free of them at the moment. Measurements of
-                any that is gone are left out then, instead of being an error.
+            machines: the machines that the plan may use.
+            min_workers: minimum workers, with parameter servers; None if one plain task is allowed.
+            max_workers: maximum workers; None for no limit.
+            gpus_per_worker: maximum GPUs of one worker; more than one is for plans that are only shown.
+            plain: whether it is one plain task; None: whichever is faster, unless the rules request options of several
+                tasks.
+            all_machines: all machines of the cluster, if `machines` are only the free parts. Measurements of machines
+                that are gone are then ignored instead of being an error.
 
         Raises:
-            BadInputError: if there is no such rule, a measurement is of a machine or a model that this is not, or
-                several tasks are wanted of a script that can be one only.
+            BadInputError: if a rule is unknown, a measurement is of another machine or model, or several tasks are
+                requested for a script that can only be one.
         """
         from solver.options import parse_rules
         from solver.request import PlanRequest
@@ -164,7 +162,7 @@ class PlanSettings(PlanOptions):
         elif plain is None and (profile.why_alone or profile.counts_own_steps):
             plain = True
         if profile.counts_own_steps and plain is False:
-            # No more workers than asked for: they would not make it faster.
+            # No more workers than requested: they would not make it faster.
             max_workers = max_workers or min_workers
             if max_workers != 1:
                 count = max_workers if max_workers == min_workers else None
@@ -174,7 +172,7 @@ class PlanSettings(PlanOptions):
                     "share N steps among them."
                 )
         if self.gpus_per_task > 1 and (plain is False or (plain is None and self.objective != "throughput")):
-            notes.append("--gpus-per-task is for one plain task, and what else was asked for is a plan of several.")
+            notes.append("--gpus-per-task is for one plain task, but the other options request several tasks.")
         elif self.gpus_per_task > 1 and profile.is_measurable and not profile.can_mirror:
             why = profile.why_one_gpu if profile.api is Api.KERAS else "only those of Keras 3's fit can be"
             notes.append(f"A batch of this script cannot be shared by several GPUs: {why}.")
@@ -182,7 +180,7 @@ class PlanSettings(PlanOptions):
         if self.measurements:
             calibration, left_out = self._calibration(profile, cluster, all_machines)
             if left_out:
-                notes.append(f"{left_out} of {len(self.measurements)} measurements are of machines that are not here.")
+                notes.append(f"{left_out} of {len(self.measurements)} measurements are of machines not in the cluster.")
         return PlanRequest(
             profile=profile,
             cluster=cluster,
@@ -203,12 +201,12 @@ class PlanSettings(PlanOptions):
     def _calibration(
         self, profile: ModelProfile, cluster: Cluster, all_machines: Sequence[NodeClass] | None
     ) -> tuple[Calibration | None, int]:
-        """What the measurements say, and how many were left out."""
+        """The calibration by the measurements, and the number of measurements ignored."""
         from solver.calibration import fit
 
         if all_machines is None:
             return fit(self.measurements, profile, cluster), 0
-        # What was measured ran on the whole machines; what is free of them now is another matter.
+        # Measurements are of whole machines, whatever is free of them now.
         named = {node.name for node in all_machines}
         rest = [node for node in cluster.nodes if node.name not in named]
         whole = self.cluster(dataclasses.replace(cluster, nodes=(*all_machines, *rest)))
@@ -219,13 +217,13 @@ class PlanSettings(PlanOptions):
 
 
 def what_if_note(gpus: int) -> str:
-    """What a plan says in which a worker may have more GPUs than one that runs can use."""
-    return f"What if a worker could use {gpus} GPUs? One that runs uses one, and dike run refuses a plan with more."
+    """The note of a plan in which a worker may have more GPUs than one that runs can use."""
+    return f"What if a worker could use {gpus} GPUs? At run time it uses one, and dike run rejects a plan with more."
 
 
-@functools.lru_cache(CACHE_SIZE)
+@functools.lru_cache(MAX_CACHED_CALIBRATIONS)
 def _fitted(rows: tuple[Measurement, ...], profile: str, machines: Cluster) -> Calibration:
     from solver.calibration import fit
 
-    # How well rows are foretold that are left out takes longer than the fit, and offers wait.
+    # Leave-one-out errors take longer than the fit, and offers wait.
     return fit(rows, ModelProfile.loads(profile), machines, leave_one_out=False)

@@ -1,31 +1,31 @@
-"""Which ps holds which variable.
+"""Distributes variables over parameter servers.
 
-The ps with most bytes decides how long the network and the update of a step take; each variable on a ps is one more
-request per worker and step, to pull and to push it. Three methods deal the variables out:
+The ps with most bytes determines the time of a step's network and update; each variable on a ps is one more request per
+worker and step, to pull and to push it. There are three methods:
 
 `optimus`
-    The parameter assignment algorithm of Optimus (EuroSys 2018, section 5.3), which balances both. The variables come
-    largest first. One above the average load (all bytes over all ps) is split. One below 1% of the average goes to the
-    ps with fewest requests. Any other is a best fit: it goes to the ps whose remaining capacity (the average less what
-    it holds) is the smallest that still holds it, and where none does to the ps with least bytes. What this leaves
-    open we decide thus:
+    The parameter assignment algorithm of Optimus (EuroSys 2018, section 5.3), which balances both. The variables are
+    sorted by size, largest first. One above the average load (all bytes over all ps) is split. One below 1% of the
+    average goes to the ps with fewest requests. Any other is a best fit: it goes to the ps whose remaining capacity
+    (the average less its bytes) is the smallest that still holds it, and if none does to the ps with least bytes.
+    Cases that the paper leaves open:
 
     * Split, as in the authors' program: a variable fills the emptiest ps up to the average, then the next; its last
-      part is a best fit. Bytes are whole, so a part may end within an element, and the average is rounded up on just so
-      many ps that there is room for every part.
+      part is a best fit. Bytes are whole, so a part may end within an element, and the average is rounded up on just
+      enough ps that there is room for every part.
     * Whole: a variable above the average goes to an empty ps, and the average becomes that of the other variables over
       the other ps. By the average of all, best fit would fill some of these and leave others empty.
-    * Of variables equally large the first in name goes first; of ps with equally few requests the one with least bytes
-      is taken; of ps that are equal in all that, the first.
+    * Ties: of equally large variables the first by name; of ps with equally few requests the one with least bytes,
+      then the first.
 
 `greedy`
     Largest first, each to the ps with least bytes ('longest processing time first', Graham 1969): the largest shard is
     at most 4/3 - 1/(3 ps) times the least possible.
 
 `round_robin`
-    The ps take turns, in the order of the profile. TensorFlow's `ParameterServerStrategy` and `replica_device_setter`
-    do so in the order of creation; profiles that Dike reads list the largest first. (MXNet instead splits arrays of
-    10^6 elements and more evenly over all ps and hashes the keys of the others.)
+    In rotation over the ps, in the order of the profile. TensorFlow's `ParameterServerStrategy` and
+    `replica_device_setter` do so in the order of creation; profiles that Dike reads list the largest first. (MXNet
+    instead splits arrays of 10^6 elements and more evenly over all ps and hashes the keys of the others.)
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from dike.profile import ModelProfile, VariableSpec
 from solver.choices import Sharding
 
 DEFAULT_SHARDING: Sharding = "greedy"
-BALANCED = 0.01
-"""A further ps counts as useful only if it makes the largest shard smaller by this share."""
-SMALL_PER_AVERAGE = 100
-"""Below the average load over this (1% of it) a variable is small for `optimus`."""
+MIN_SHRINKAGE = 0.01
+"""Minimum reduction of the largest shard, as a share, for which a further ps is useful."""
+SMALL_VARIABLE_DIVISOR = 100
+"""A variable is small for `optimus` below the average load divided by this."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """The variables dealt out to parameter servers.
+    """Variables distributed over parameter servers.
 
     Attributes:
         sizes: bytes on each ps, largest first.
-        variables: variable -> index of the ps that holds all of it.
+        variables: variable -> index of the ps with all of it.
         parts: split variable -> ps index -> bytes of it there.
     """
 
@@ -82,12 +82,12 @@ class Shards:
 
     @property
     def byte_imbalance(self) -> float:
-        """Largest over mean bytes of a ps; 1 where all hold the same."""
+        """Largest over mean bytes of a ps; 1 if all are equal."""
         return _imbalance(self.sizes)
 
     @property
     def request_imbalance(self) -> float:
-        """Largest over mean requests of a ps; 1 where all get the same."""
+        """Largest over mean requests of a ps; 1 if all are equal."""
         return _imbalance(self.requests)
 
 
@@ -96,11 +96,11 @@ _Part = tuple[VariableSpec, int, int]
 
 
 def shard(profile: ModelProfile, ps_count: int, method: Sharding = DEFAULT_SHARDING, *, split: bool = False) -> Shards:
-    """Deals the variables out.
+    """Distributes the variables.
 
     Args:
         profile: the model; without variables all its bytes are one shard.
-        ps_count: number of parameter servers; where variables stay whole at most the number of variables.
+        ps_count: number of parameter servers; at most the number of variables unless they are split.
         method: see the module.
         split: let `optimus` split variables. No plan does: Keras 3 cannot train split ones.
 
@@ -111,18 +111,19 @@ def shard(profile: ModelProfile, ps_count: int, method: Sharding = DEFAULT_SHARD
     if not profile.variables:
         return Shards((profile.parameter_bytes,), {})
     if method == "optimus":
-        dealt = _optimus(profile.variables, ps_count, split)
+        distributed = _optimus(profile.variables, ps_count, split)
     elif method == "greedy":
-        dealt = _greedy(profile.variables, ps_count)
+        distributed = _greedy(profile.variables, ps_count)
     else:
-        dealt = _round_robin(profile.variables, ps_count)
-    return _shards(dealt, ps_count)
+        distributed = _round_robin(profile.variables, ps_count)
+    return _shards(distributed, ps_count)
 
 
 def useful_ps_count(profile: ModelProfile, limit: int, method: Sharding = DEFAULT_SHARDING) -> int:
-    """Largest number of parameter servers, up to `limit`, that makes the largest shard smaller than all lower ones do.
+    """Largest number of parameter servers, up to `limit`, whose largest shard is smaller than that of all lower
+    numbers.
 
-    A smaller one is smaller by at least `BALANCED`; once the largest variable is the largest shard there is none.
+    Smaller means by at least the share `MIN_SHRINKAGE`; once the largest variable is the largest shard there is none.
 
     Raises:
         BadInputError: if the method is unknown.
@@ -131,7 +132,7 @@ def useful_ps_count(profile: ModelProfile, limit: int, method: Sharding = DEFAUL
     total = smallest = shard(profile, 1, method).total
     best = 1
     for count in range(2, min(limit, len(profile.variables)) + 1):
-        wanted = int(smallest * (1 - BALANCED))
+        wanted = int(smallest * (1 - MIN_SHRINKAGE))
         if wanted < largest_variable:
             break
         # The largest shard is no smaller than the mean.
@@ -143,14 +144,14 @@ def useful_ps_count(profile: ModelProfile, limit: int, method: Sharding = DEFAUL
 def _check(profile: ModelProfile, ps_count: int, method: str, split: bool) -> None:
     known = get_args(Sharding)
     if method not in known:
-        raise BadInputError(f"'{method}' is not a way to shard variables; say {', '.join(known[:-1])} or {known[-1]}.")
+        raise BadInputError(f"'{method}' is not a sharding method; use {', '.join(known[:-1])} or {known[-1]}.")
     if split and method != "optimus":
-        raise BadInputError(f"'{method}' cannot split variables; say optimus.")
+        raise BadInputError(f"'{method}' cannot split variables; use optimus.")
     if ps_count < 1:
         raise BadInputError(f"The number of parameter servers is {ps_count}; it must be at least 1.")
     most = max(1, profile.variable_bytes if split else len(profile.variables))
     if ps_count > most:
-        what = "bytes to split" if split else "variables to share out"
+        what = "bytes to split" if split else "variables to distribute"
         raise BadInputError(f"{ps_count} parameter servers are too many for '{profile.name}'; its {what} allow {most}.")
 
 
@@ -159,7 +160,7 @@ def _optimus(variables: Iterable[VariableSpec], ps_count: int, split: bool) -> I
     total, sharing = _to_share([variable.size_bytes for variable in ordered], ps_count, split)
     average, rest = divmod(total, sharing)
     room = _Room([average + (ps < rest) for ps in range(ps_count)])
-    not_small = sum(variable.size_bytes * SMALL_PER_AVERAGE * sharing >= total for variable in ordered)
+    not_small = sum(variable.size_bytes * SMALL_VARIABLE_DIVISOR * sharing >= total for variable in ordered)
     requests, held = [0] * ps_count, [0] * ps_count
     for variable in ordered[:not_small]:
         for ps, size in room.fill(variable.size_bytes, split=split and variable.size_bytes > average):
@@ -175,7 +176,7 @@ def _optimus(variables: Iterable[VariableSpec], ps_count: int, split: bool) -> I
 
 
 def _to_share(sizes: Sequence[int], ps_count: int, split: bool) -> tuple[int, int]:
-    """Bytes, and ps they are shared among: all, or what is left beside whole variables above the average of it."""
+    """Bytes to balance and number of ps: all, or the rest beside whole variables above its average."""
     total = sum(sizes)
     if not split:
         for size in sizes[: ps_count - 1]:
@@ -187,18 +188,18 @@ def _to_share(sizes: Sequence[int], ps_count: int, split: bool) -> tuple[int, in
 
 
 class _Room:
-    """Bytes that each ps can still take before it holds its share; below zero where it holds more."""
+    """Remaining bytes of each ps up to its share; negative above it."""
 
     def __init__(self, capacities: Sequence[int]) -> None:
         self._free = sorted((capacity, ps) for ps, capacity in enumerate(capacities))
 
     def fill(self, size: int, *, split: bool) -> Iterator[tuple[int, int]]:
-        """Takes the smallest room that holds `size` or, if none does, the largest.
+        """Uses the smallest room that holds `size` or, if none does, the largest.
 
-        If `split`, it takes no more than the room and goes on with the rest; there must be room for all of it.
+        If `split`, it fills the room and continues with the rest; there must be room for all of it.
 
         Yields:
-            A ps and the bytes it takes.
+            A ps and its bytes.
         """
         while True:
             free, ps = self._free.pop(bisect_left(self._free, (min(size, self._free[-1][0]), -1)))
@@ -227,12 +228,12 @@ def _largest_first(variables: Iterable[VariableSpec]) -> list[VariableSpec]:
     return sorted(variables, key=lambda variable: (-variable.size_bytes, variable.name))
 
 
-def _shards(dealt: Iterable[_Part], ps_count: int) -> Shards:
+def _shards(distributed: Iterable[_Part], ps_count: int) -> Shards:
     """Numbers the parameter servers by size, largest first."""
     held = [0] * ps_count
     variables: dict[str, int] = {}
     parts: dict[str, dict[int, int]] = {}
-    for variable, ps, size in dealt:
+    for variable, ps, size in distributed:
         held[ps] += size
         if size == variable.size_bytes:
             variables[variable.name] = ps

@@ -1,4 +1,4 @@
-"""Why a job fits nowhere: which resource is short, where, and by how much."""
+"""Why a job fits nowhere: the scarce resource, the machine, and the amount missing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ _RESOURCES = ("CPUs", "memory", "disk", "GPUs")
 
 
 def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, hardware: Hardware) -> InfeasibleError:
-    """The error for a job of which not even the smallest option fits.
+    """The error for a job whose smallest option does not fit.
 
-    Args:
-        kinds: the machines.
-        space: the options that were tried.
-        sizes: resources of the roles.
-        hardware: what the GPUs' memory holds.
+    `space`: the options that were tried. `hardware`: the GPUs' memory.
     """
     profile = sizes.profile
     gpus = any(kind.gpus for kind in kinds)
@@ -41,12 +37,12 @@ def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, ha
 
 
 def shortage_of(name: str, task: TaskResources, kinds: Sequence[NodeKind]) -> InfeasibleError:
-    """The error for a task that no machine has room for; `name` is its role for people."""
+    """The error for a task that no machine can hold; `name` is the display name of its role."""
     return InfeasibleError(_no_machine_holds(name, task, kinds))
 
 
 def smallest_tasks(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes) -> list[tuple[str, TaskResources]]:
-    """One task of each role that a job has, each as small as the options allow; (role for people, resources)."""
+    """One task of each role, each as small as the options allow: (display name of the role, resources)."""
     gpus = any(kind.gpus for kind in kinds)
     shapes = [shape for entry in space.ranges for shape in entry.shapes] or [WorkerShape(1 if gpus else 0, CPU_STEP)]
     worker = sizes.worker(min(shapes, key=lambda shape: (sizes.worker(shape).mem_mb, shape.cpus)))
@@ -77,7 +73,7 @@ def _no_machine_holds(name: str, task: TaskResources, kinds: Sequence[NodeKind])
     if any(kind.room_for(task) > 0 for kind in kinds):
         return ""
 
-    # The machine that lacks least, measured by its worst resource.
+    # The machine with the smallest shortage, by its worst resource.
     def lack(kind: NodeKind) -> float:
         return max((n - c) / n for n, c in zip(need, _capacity(kind), strict=True) if n)
 
@@ -100,14 +96,14 @@ def _together(tasks: Sequence[tuple[str, TaskResources]], kinds: Sequence[NodeKi
             f"The smallest job ({names}) needs {_shown(worst, need[worst])} and all machines together have "
             f"{_shown(worst, have[worst])}: {_shown(worst, need[worst] - have[worst])} short."
         )
-    # Each task fits some machine and all fit the sum, so they are in each other's way.
+    # Each task fits some machine and all fit the sum, but not side by side.
     largest = max(tasks, key=lambda item: item[1].mem_mb)
     room = max(kinds, key=lambda kind: kind.room_for(largest[1]))
     others = [task for _, task in tasks if task is not largest[1]]
     short = [sum(_amounts(task)[r] for task in [largest[1], *others]) - _capacity(room)[r] for r in range(4)]
     tight = max((r for r in range(4) if need[r]), key=lambda r: short[r] / need[r])
     if short[tight] <= 0:
-        return f"The smallest job ({names}) fits, but its steps would take longer than can be counted."
+        return f"The smallest job ({names}) fits, but its steps would take longer than a number can express."
     return (
         f"The smallest job ({names}) fits the machines' sum but not the machines: beside each other on "
         f"'{room.names[0]}' the tasks are {_shown(tight, short[tight])} short."

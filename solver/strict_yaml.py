@@ -1,4 +1,4 @@
-"""Reads YAML files into pydantic models and says in one sentence, with the line, what is wrong with one."""
+"""Reads YAML files into pydantic models; errors are one sentence with the line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dike.exceptions import BadInputError
 from solver.text_files import read_text
 
 NOT_YAML = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What the parser raises: of its own, and where a value is not of the type that it looks like, such as 2024-13-45."""
+"""Exceptions of the parser: its own, and those for values that look like another type, such as 2024-13-45."""
 
 
 MAX_NODES = 1_000_000
-"""Values in a file, each counted as often as it stands there by aliases: some bytes of these can stand for billions."""
+"""Maximum number of values in a file with aliases expanded: a few bytes of aliases can stand for billions."""
 
 
 class StrictModel(BaseModel):
-    """Takes no unknown keys and converts no types."""
+    """A model without unknown keys and without type conversion."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -33,19 +33,14 @@ Content = TypeVar("Content", bound=StrictModel)
 
 @dataclass(frozen=True)
 class YamlFile(Generic[Content]):
-    """A file that was read.
-
-    Attributes:
-        path: the file.
-        content: what it says.
-    """
+    """A parsed file."""
 
     path: Path
     content: Content
     _tree: yaml.Node
 
     def error(self, location: Sequence[int | str], message: str) -> BadInputError:
-        """The error for something wrong at a place in the file, such as `("nodes", 0, "name")`."""
+        """The error for a location in the file, such as `("nodes", 0, "name")`."""
         return BadInputError(f"{self.path}, line {self.line(location)}: {message}")
 
     def line(self, location: Sequence[int | str]) -> int:
@@ -58,12 +53,12 @@ def read_yaml(path: Path, model: type[Content], what: str, parts: Mapping[str, t
 
     Args:
         path: the file.
-        model: what it must be like; a mapping.
-        what: what such a file is called, as in `cluster file`.
-        parts: models of the parts by their key in the file, to name the keys they know.
+        model: the model of its content; a mapping.
+        what: display name of such a file, as in `cluster file`.
+        parts: models of the parts by their key in the file, to list their known keys.
 
     Raises:
-        BadInputError: if it cannot be read or something in it is wrong.
+        BadInputError: if it is unreadable or invalid.
     """
     tree, data = load_yaml(path, what)
     if tree is None or not isinstance(data, dict):
@@ -77,10 +72,10 @@ def read_yaml(path: Path, model: type[Content], what: str, parts: Mapping[str, t
 
 
 def load_yaml(path: Path, what: str) -> tuple[yaml.Node | None, Any]:
-    """Reads a file that may hold anything: its tree, for the lines, and its data.
+    """Reads a file without a model: its tree, for the lines, and its data.
 
     Raises:
-        BadInputError: if it cannot be read, is not YAML, has a key twice, or its aliases stand for too much.
+        BadInputError: if it is unreadable, not YAML, has a duplicate key, or its aliases stand for too many values.
     """
     text = read_text(path, what)
     try:
@@ -92,10 +87,10 @@ def load_yaml(path: Path, what: str) -> tuple[yaml.Node | None, Any]:
 
 
 def parse_yaml(path: Path, text: str) -> tuple[yaml.Node | None, Any]:
-    """Reads a file's text: its tree and its data.
+    """Parses a file's text: its tree and its data.
 
     Raises:
-        BadInputError: if it has a key twice, or its aliases stand for too much.
+        BadInputError: if it has a duplicate key, or its aliases stand for too many values.
         yaml.YAMLError and others of `NOT_YAML`, RecursionError: if it is not YAML.
     """
     tree = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -111,13 +106,13 @@ def _syntax_error(path: Path, error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
     if problem is None:
-        told = str(error).splitlines() if isinstance(error, yaml.YAMLError | ValueError) else []
-        problem = told[0] if told else "a value is not of the type that it looks like"
+        details = str(error).splitlines() if isinstance(error, yaml.YAMLError | ValueError) else []
+        problem = details[0] if details else "a value does not have the type that it looks like"
     return f"{path}, line {mark.line + 1 if mark else 1}: this is not YAML: {problem}."
 
 
 def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
-    """How many values a node stands for, aliases followed; infinitely many if it is in itself."""
+    """Number of values of a node with aliases expanded; infinite if it contains itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts: list[yaml.Node] = []
@@ -138,7 +133,7 @@ def _refuse_repeated_keys(path: Path, node: yaml.Node, visited: set[int]) -> Non
         for key, value in node.value:
             if key.value in seen:
                 line = key.start_mark.line + 1
-                raise BadInputError(f"{path}, line {line}: the key '{key.value}' stands here a second time.")
+                raise BadInputError(f"{path}, line {line}: duplicate key '{key.value}'.")
             seen.add(key.value)
             _refuse_repeated_keys(path, value, visited)
     elif isinstance(node, yaml.SequenceNode):
@@ -153,7 +148,7 @@ def _invalid(
     model: type[StrictModel],
     parts: Mapping[str, type[StrictModel]],
 ) -> str:
-    """One sentence on the first thing wrong, by line."""
+    """One sentence on the first error, by line."""
     errors = error.errors(include_url=False)
     first = min(errors, key=lambda item: _line(tree, item["loc"]))
     place = ".".join(str(part) for part in first["loc"])

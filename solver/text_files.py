@@ -1,4 +1,4 @@
-"""Text files that a user names."""
+"""Reads text files given by the user."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def read_text(path: Path, what: str, encoding: str = "UTF-8") -> str:
 
     Args:
         path: the file.
-        what: what such a file is called, as in `cluster file`.
-        encoding: of its text, as the message names it.
+        what: display name of such a file, as in `cluster file`.
+        encoding: of its text, as named in the message.
 
     Raises:
-        BadInputError: if it cannot be read or is not such text.
+        BadInputError: if it is unreadable or not in this encoding.
     """
     try:
         return path.read_text(encoding=encoding)

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them: `32GiB`, `500MB`, or plain numbers of bytes; `30d`, `12h`."""
+"""Parses and formats sizes and times: `32GiB`, `500MB`, or plain numbers of bytes; `30d`, `12h`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
 
 
 def parse_bytes(value: object) -> int:
-    """Reads a size in bytes from a number or from text such as `32GiB` (2^30) or `32GB` (10^9).
+    """Parses a size in bytes from a number or from text such as `32GiB` (2^30) or `32GB` (10^9).
 
     Raises:
         ValueError: if it is neither.
@@ -41,10 +41,10 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_machine_bytes(value: object) -> int:
-    """Reads a machine's memory or disk, as `parse_bytes`.
+    """Parses a machine's memory or disk, as `parse_bytes`.
 
     Raises:
-        ValueError: also if it is below 1 MiB: then it lacks its unit.
+        ValueError: also if it is below 1 MiB, as the unit is missing then.
     """
     size = parse_bytes(value)
     if 0 < size < MIB:
@@ -55,10 +55,10 @@ def parse_machine_bytes(value: object) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Reads a time such as `30d`, `12h`, `90min` or `45s`, in seconds.
+    """Parses a time such as `30d`, `12h`, `90min` or `45s`, in seconds.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is malformed.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
@@ -67,7 +67,6 @@ def parse_duration(text: str) -> float:
 
 
 def format_bytes(count: float) -> str:
-    """A size for people, in binary units."""
     for unit, factor in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
         if abs(count) >= factor:
             return f"{count / factor:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The same question for several clusters: what if there were more machines, how does the plan follow the network?"""
+"""Plans for variants of a cluster: what-if questions and sweeps of one value."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import BadInputError
-from solver.changes import FIELDS, changed
+from solver.changes import FIELDS, apply_change
 from solver.plan import Plan
 from solver.reasons import guesses_in
 from solver.request import PlanRequest
 
-UNCHANGED = "as it is"
+UNCHANGED = "unchanged"
 _REQUEST_FIELDS = ("batch_size", "max_workers")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant and what came of it.
+    """One variant with its result.
 
     Attributes:
-        label: what was changed.
-        plan: the plan; None where nothing fits.
         reason: why nothing fits; empty with a plan.
     """
 
@@ -33,46 +31,45 @@ class Variant:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The variant as JSON values."""
         return {"label": self.label, "reason": self.reason, "plan": None if self.plan is None else self.plan.to_json()}
 
 
 def shared_guesses(variants: Sequence[Variant]) -> tuple[str, ...]:
-    """The assumptions behind the plans' figures, such as the speed of a GPU that is not known; each once."""
+    """Distinct assumptions of the plans, such as the speed of an unknown GPU."""
     found = (guess for variant in variants if variant.plan is not None for guess in guesses_in(variant.plan.why))
     return tuple(dict.fromkeys(found))
 
 
 def what_if(request: PlanRequest, changes: Sequence[str]) -> dict[str, PlanRequest]:
-    """The request as it is, and with each change of its cluster; commas join changes that go together.
+    """The original request, and one with each change of its cluster; commas join changes that belong together.
 
     Raises:
-        BadInputError: if a change makes no sense.
+        BadInputError: if a change is invalid.
     """
     variants = {UNCHANGED: request}
     for text in changes:
         cluster = request.cluster
         for change in text.split(","):
-            cluster = changed(cluster, change)
+            cluster = apply_change(cluster, change)
         variants[text] = dataclasses.replace(request, cluster=cluster)
     return variants
 
 
 def sweep(request: PlanRequest, text: str) -> dict[str, PlanRequest]:
-    """The request with each value of one figure: a field of the cluster, `batch_size` or `max_workers`.
+    """One request for each value of a field of the cluster, `batch_size` or `max_workers`.
 
     Args:
-        request: everything else.
+        request: the base request.
         text: `NAME=VALUE,VALUE,...`, such as `network_gbps=1,10,25` or `k80.count=1,5,20`.
 
     Raises:
-        BadInputError: if it is anything else, or a value makes no sense.
+        BadInputError: if it is malformed, or a value is invalid.
     """
     parameter, _, rest = text.partition("=")
     parameter = parameter.strip()
     values = [value.strip() for value in rest.split(",") if value.strip()]
     if not parameter or not values:
-        raise BadInputError(f"'{text}' is no sweep; say NAME=VALUE,VALUE,... such as network_gbps=1,10,25.")
+        raise BadInputError(f"'{text}' is not a sweep; use NAME=VALUE,VALUE,... such as network_gbps=1,10,25.")
     return {f"{parameter}={value}": _with(request, parameter, value) for value in values}
 
 
@@ -81,7 +78,7 @@ def _with(request: PlanRequest, parameter: str, value: str) -> PlanRequest:
         if parameter.rpartition(".")[2] not in FIELDS:
             known = ", ".join((*FIELDS, *_REQUEST_FIELDS))
             raise BadInputError(f"'{parameter}' cannot be swept; these can: {known}.")
-        return dataclasses.replace(request, cluster=changed(request.cluster, f"{parameter}={value}"))
+        return dataclasses.replace(request, cluster=apply_change(request.cluster, f"{parameter}={value}"))
     if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:
         raise BadInputError(f"'{parameter}' must be a whole number from 1 to 999999999, not '{value[:40]}'.")
     if parameter == "batch_size":
@@ -90,7 +87,7 @@ def _with(request: PlanRequest, parameter: str, value: str) -> PlanRequest:
 
 
 def plan_variants(requests: Mapping[str, PlanRequest], plan: Callable[[PlanRequest], Plan]) -> tuple[Variant, ...]:
-    """Plans each of them; one for which nothing fits gets a reason in place of a plan."""
+    """Plans each request; one for which nothing fits gets a reason instead of a plan."""
     return tuple(_planned(label, request, plan) for label, request in requests.items())
 
 

@@ -64,7 +64,7 @@ def test_the_unit_starts_what_there_is(unit: dict[str, dict[str, list[str]]]) ->
     assert (program, command) == ("/opt/dike/bin/dike", "serve")
     assert options_in(start)
     assert options_in(start) <= options_of_serve()
-    # SIGHUP is what `Users.kept_current` waits for.
+    # SIGHUP is what `Users.auto_reload` waits for.
     assert service["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
     # Without these the service could not write to what it is told to.
     root = re.search(r"--checkpoint-root (\S+)", start)
@@ -81,7 +81,7 @@ def test_the_unit_gives_the_service_time_to_end(unit: dict[str, dict[str, list[s
     from framework.service import serve as serving
     from framework.service.api import front
 
-    longest_s = front.GRACE_S + serving.CANCEL_TIMEOUT_S + retention.END_S
+    longest_s = front.SHUTDOWN_TIMEOUT_S + serving.CANCEL_TIMEOUT_S + retention.SHUTDOWN_TIMEOUT_S
     assert float(unit["Service"]["TimeoutStopSec"][0]) >= 2 * longest_s
 
 

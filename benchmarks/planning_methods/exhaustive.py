@@ -18,7 +18,7 @@ from benchmarks.planning_methods.layouts import (
     worker_rows,
 )
 from dike.exceptions import BadInputError
-from solver.baselines.setting import EQUAL, Choice, Setting
+from solver.baselines.setting import SPEED_TOLERANCE, BaselineChoice, Setting
 from solver.baselines.speeds import card_s, samples_per_s
 from solver.capacity import Ints
 from solver.nodes import NodeKind
@@ -41,7 +41,7 @@ BATCH = 1 << 15
 """Asynchronous placements whose rates are found in one go."""
 
 
-def iterative(setting: Setting) -> Choice:
+def iterative(setting: Setting) -> BaselineChoice:
     """Evaluates every placement of every option, as the paper 'Dike' (section 4) does to know the best throughput.
 
     Options: every size of worker that the first two rules leave or static methods use, any number of workers, up to one
@@ -57,21 +57,21 @@ def iterative(setting: Setting) -> Choice:
     return exhaust(setting)
 
 
-def exhaust(setting: Setting, *, inside_rules: bool = False) -> Choice:
+def exhaust(setting: Setting, *, inside_rules: bool = False) -> BaselineChoice:
     """As `iterative`; if `inside_rules`, of what the rules leave: their sizes of workers, one ps a machine at most."""
     kinds, sizes = setting.scenario.kinds, setting.scenario.sizes
     shapes = setting.shapes if inside_rules else tuple(dict.fromkeys((*setting.shapes, setting.slice)))
     rooms = [[_room(setting, kind, shape, ()) for kind in kinds] for shape in shapes]
     machines = [kind.count for kind in kinds]
-    magnitude = log10_placements(machines, rooms, setting.most_ps)
+    magnitude = log10_placements(machines, rooms, setting.max_ps)
     if magnitude > math.log10(MOST_PLACEMENTS):
         raise _too_many(f"about 10^{magnitude:.0f} placements", MOST_PLACEMENTS)
-    of_ps = layout_count(machines, setting.most_ps)
+    of_ps = layout_count(machines, setting.max_ps)
     if of_ps > MOST_LAYOUTS:
         raise _too_many(f"about 10^{math.log10(of_ps):.0f} placements of the parameter servers alone", MOST_LAYOUTS)
     layouts = [
         shard_layouts(kinds, sizes, setting.scenario.shards(ps).sizes, ps_may_share=not inside_rules)
-        for ps in range(1, setting.most_ps + 1)
+        for ps in range(1, setting.max_ps + 1)
     ]
     placements = sum(
         len(alike) * row_count(runs, of_shape)
@@ -88,12 +88,14 @@ def exhaust(setting: Setting, *, inside_rules: bool = False) -> Choice:
                 block = _Block(setting, shape, setting.scenario.shards(ps), alike)
                 best = block.best(worker_rows(runs, of_shape), best)
     if best is None:
-        raise setting.no_room("iterative", shapes[0])
-    options = setting.most_ps * sum(
-        setting.at_most(sum(kind.count * room for kind, room in zip(kinds, of_shape, strict=True)))
+        raise setting.no_room_error("iterative", shapes[0])
+    options = setting.max_ps * sum(
+        setting.cap_workers(sum(kind.count * room for kind, room in zip(kinds, of_shape, strict=True)))
         for of_shape in rooms
     )
-    return Choice(best.shape, best.shards, best.assignment(setting), options, f"{placements:,} placements tried.")
+    return BaselineChoice(
+        best.shape, best.shards, best.assignment(setting), options, f"{placements:,} placements tried."
+    )
 
 
 def _too_many(count: str, most: int) -> BadInputError:
@@ -123,7 +125,7 @@ class _Found:
 
     def beats(self, other: _Found) -> bool:
         """Whether it is faster, or as fast with less traffic or as much and fewer tasks."""
-        if abs(self.samples_per_s - other.samples_per_s) > EQUAL * other.samples_per_s:
+        if abs(self.samples_per_s - other.samples_per_s) > SPEED_TOLERANCE * other.samples_per_s:
             return self.samples_per_s > other.samples_per_s
         return self.rank < other.rank
 
@@ -184,7 +186,7 @@ class _Block:
             best: the best so far.
         """
         counts = rows.sum(axis=1)
-        rows = rows[(counts > 0) & (counts <= self._setting.at_most(int(counts.max(initial=0))))]
+        rows = rows[(counts > 0) & (counts <= self._setting.cap_workers(int(counts.max(initial=0))))]
         for start in range(0, len(rows), ROWS):
             part = rows[start : start + ROWS]
             step = max(1, CELLS // len(part))
@@ -245,8 +247,8 @@ class _Block:
                 np.array([i for i, kind in enumerate(kinds) if kind.rack == rack]) for rack in {k.rack for k in kinds}
             ]
         shared = model.shared(self._load, uplink)
-        steps = np.minimum(rates, shared.most_steps)
-        wanted = least / model.samples_per_step * (1 - 2 * EQUAL)
+        steps = np.minimum(rates, shared.max_steps_per_s)
+        wanted = least / model.samples_per_step * (1 - 2 * SPEED_TOLERANCE)
         at, row = np.nonzero((steps > 0) & (steps >= wanted))
         # Promising ones first: those left when none can be faster keep the rate that they cannot exceed.
         order = np.argsort(-steps[at, row])
@@ -262,7 +264,7 @@ class _Block:
                 own[:, machine] = beside[:, machine] * self._own_rates(here, machine)
             found = total_rates(PlacementArrays(own, stored, self._cards, shared, racks=racks), wanted)
             steps[at[some], row[some]] = found
-            wanted = max(wanted, float(found.max()) * (1 - 2 * EQUAL))
+            wanted = max(wanted, float(found.max()) * (1 - 2 * SPEED_TOLERANCE))
         return steps * model.samples_per_step
 
     def _own_rates(self, layouts: Ints, machine: int) -> Floats:
@@ -294,7 +296,7 @@ class _Block:
         fastest = float(speeds.max())
         if fastest == 0:
             return None
-        at, row = np.nonzero(speeds >= fastest * (1 - EQUAL))
+        at, row = np.nonzero(speeds >= fastest * (1 - SPEED_TOLERANCE))
         total = self._shards.total
         local = np.zeros(len(at))
         for machine, number in enumerate(self._kind_of):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.baselines.by_hand import next_turn
-from solver.baselines.filling import fill_by_turns, worker_turns
-from solver.baselines.setting import EQUAL, Choice, On, Setting
-from solver.baselines.speeds import CELLS, Speeds, samples_per_s
+from solver.baselines.by_hand import next_machine
+from solver.baselines.filling import fill_in_rotation, machines_in_rotation
+from solver.baselines.setting import SPEED_TOLERANCE, BaselineChoice, MachineIndices, Setting
+from solver.baselines.speeds import Speeds, samples_per_s
 from solver.capacity import Ints
 from solver.rate_arrays import Floats, PlacementArrays, total_rates
 from solver.resources import WorkerShape
 from solver.shards import Shards, useful_ps_count
 
+CELLS = 1 << 19
+"""Placements x groups of machines per batch."""
 
-def sar_tuned(setting: Setting) -> Choice:
+
+def sar_tuned(setting: Setting) -> BaselineChoice:
     """Static allocation by someone who has tried every option: the fastest one, with the tasks by turns as before.
 
     The paper 'Dike' (section 4), our reading: a worker's size, the number of workers and the number of parameter
@@ -25,28 +28,28 @@ def sar_tuned(setting: Setting) -> Choice:
         InfeasibleError: if not even one worker fits.
     """
     free, chief = setting.free_beside_chief()
-    most_ps = useful_ps_count(setting.scenario.profile, setting.most_ps, setting.scenario.sharding)
+    most_ps = useful_ps_count(setting.scenario.profile, setting.max_ps, setting.scenario.sharding)
     speeds_of = {shape: PrefixSpeeds(setting, shape) for shape in setting.shapes}
     best, compared = 0.0, 0
-    found: tuple[WorkerShape, int, On] | None = None
+    found: tuple[WorkerShape, int, MachineIndices] | None = None
     for ps in range(1, most_ps + 1):
         shards = setting.scenario.shards(ps)
-        placed = fill_by_turns(free, setting.ps_tasks(shards))
+        placed = fill_in_rotation(free, setting.ps_tasks(shards))
         if placed is None:
             continue
         ps_on, left = placed
         for shape in setting.shapes:
-            turns = worker_turns(setting.worker_rooms(shape, left), next_turn(ps_on, len(setting.names)))
-            turns = turns[: setting.at_most(len(turns))]
+            turns = machines_in_rotation(setting.worker_capacity(shape, left), next_machine(ps_on, len(setting.names)))
+            turns = turns[: setting.cap_workers(len(turns))]
             if not len(turns):
                 continue
             compared += len(turns)
             speeds = speeds_of[shape].of_prefixes(shards, ps_on, turns, best)
             fastest = int(speeds.argmax())
-            if speeds[fastest] > best * (1 + EQUAL):
-                best, found = float(speeds[fastest]), (shape, ps, On(ps_on, turns[: fastest + 1], chief))
+            if speeds[fastest] > best * (1 + SPEED_TOLERANCE):
+                best, found = float(speeds[fastest]), (shape, ps, MachineIndices(ps_on, turns[: fastest + 1], chief))
     if found is None:
-        raise setting.no_room("sar_tuned", setting.shapes[0])
+        raise setting.no_room_error("sar_tuned", setting.shapes[0])
     return setting.choice(*found, compared)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from benchmarks.programs.literal import Literal
 from benchmarks.programs.min_max import MinMaxCounts, MinMaxShards
-from solver.formulations import FORMULATIONS as PLANNERS_OWN
-from solver.formulations import Formulation
+from solver.formulations.auto import PREFERRED
+from solver.formulations.instance import Formulation
 
 FORMULATIONS: dict[str, Formulation] = {
     formulation.name: formulation
     for formulation in (
         Literal(),
         Literal(strengthened=True),
-        *PLANNERS_OWN.values(),
+        *PREFERRED,
         MinMaxCounts(),
         MinMaxShards(),
     )

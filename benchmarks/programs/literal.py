@@ -92,11 +92,11 @@ class Literal:
         result = programs.run(builder.build(), deadline)
         if result.values is None:
             return None
-        named = [programs.named(result.values, task)[0] for task in (*ps, *workers)]
+        named = [programs.expanded(result.values, task)[0] for task in (*ps, *workers)]
         assignment = Assignment(
             ps=tuple(named[: len(ps)]),
             workers=tuple(named[len(ps) :]),
-            chief=programs.named(result.values, chief)[0] if chief else None,
+            chief=programs.expanded(result.values, chief)[0] if chief else None,
         )
         bound = programs.traffic_bound(instance, result.bound)
-        return programs.checked(instance, assignment, self.objective, result.proven, bound)
+        return programs.checked_solution(instance, assignment, self.objective, result.proven, bound)

@@ -88,11 +88,11 @@ class MinMaxCounts:
                     low = middle + 1
                 else:
                     best = found
-            calmest, proven = place(times[high], programs.saving(instance) / instance.total_bytes)
+            least_traffic, proven = place(times[high], programs.saving(instance) / instance.total_bytes)
         except OutOfTimeError:
-            return programs.checked(instance, best, self.objective, proven=False, bound=times[low])
-        assert calmest is not None, "what fitted a moment ago fits"
-        return programs.checked(instance, calmest, self.objective, proven, bound=times[low])
+            return programs.checked_solution(instance, best, self.objective, proven=False, bound=times[low])
+        assert least_traffic is not None, "what fitted a moment ago fits"
+        return programs.checked_solution(instance, least_traffic, self.objective, proven, bound=times[low])
 
 
 def _fewest_and_most(card: list[float], limit_s: float) -> tuple[int, int] | None:
@@ -132,7 +132,7 @@ class MinMaxShards:
         quickest = program.assignment(result.values)
         bound = -unit_s * result.bound
         if not result.proven:
-            return programs.checked(instance, quickest, self.objective, proven=False, bound=bound)
+            return programs.checked_solution(instance, quickest, self.objective, proven=False, bound=bound)
         limit_s = network_s(instance, quickest) * (1 + SLACK)
         program = CountedWorkers.of(instance)
         local = add_local_workers(program, instance, programs.saving(instance))
@@ -140,10 +140,10 @@ class MinMaxShards:
         try:
             result = programs.run(program.builder.build(), deadline)
         except OutOfTimeError:
-            return programs.checked(instance, quickest, self.objective, proven=False, bound=bound)
+            return programs.checked_solution(instance, quickest, self.objective, proven=False, bound=bound)
         # Where rounding inside the solver leaves nothing within the limit, what is there is the best.
-        calmest = quickest if result.values is None else program.assignment(result.values)
-        return programs.checked(instance, calmest, self.objective, result.proven, bound)
+        least_traffic = quickest if result.values is None else program.assignment(result.values)
+        return programs.checked_solution(instance, least_traffic, self.objective, result.proven, bound)
 
 
 def _limit_cards(

@@ -93,7 +93,7 @@ def serve_command(
         if mesos.master is None:
             logger.info("a private Mesos on this machine: it ends with this service, and all tasks with it")
         try:
-            with known.kept_current(), sigterm_as_interrupt():
+            with known.auto_reload(), sigterm_as_interrupt():
                 front = _front(early, lambda: api(listen), request.webui_url, has_own_token=clients.users is None)
                 serve(request, front, logger.info)
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import IO
 
 from framework.project.tensorflow_noise import is_noise
-from solver.cli.output import harmless_output
+from solver.cli.output import escape_output
 
 _LINE_ENDS = "\n\r\b"
 """Progress bars write over themselves: what stands before a carriage return or a backspace is to be seen."""
@@ -92,7 +92,7 @@ class TaskOutput:
                 self._streams["stdout"].flush()
 
     def _safe(self, stream: str, text: str) -> str:
-        return harmless_output(text) if self._streams[stream].isatty() else text
+        return escape_output(text) if self._streams[stream].isatty() else text
 
     def _without_open_line(self, key: tuple[str, str], text: str, ends: str) -> str:
         """Holds back the last line until its end has come: nobody else's may be spliced into it."""

@@ -345,7 +345,7 @@ class SearchController:
         resuming = {(trial, run - 1) for trial, run in starting}
         for slot in self._pool.slots:
             stale = [key for key in slot.paused if self._is_stale(key) and key not in resuming]
-            slot.let_go(stale)
+            slot.evict(stale)
             slot.likely = tuple(sorted((key for key in slot.paused if key not in stale), key=self._rank))
 
     def _is_stale(self, key: RunKey) -> bool:

@@ -105,7 +105,7 @@ class Slot:
     _stops_run: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
-    _let_go: tuple[RunKey, ...] = ()
+    _to_evict: tuple[RunKey, ...] = ()
     _sent_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -193,11 +193,11 @@ class Slot:
         self._stops_run = True
         self._want(self.next.order if self.next is not None else None)
 
-    def let_go(self, runs: Iterable[RunKey]) -> None:
+    def evict(self, runs: Iterable[RunKey]) -> None:
         """Discards paused runs that will not be resumed in any slot."""
-        new = tuple(key for key in runs if key not in self._let_go)
+        new = tuple(key for key in runs if key not in self._to_evict)
         if new:
-            self._let_go = (*(key for key in self._let_go if key in self.paused), *new)
+            self._to_evict = (*(key for key in self._to_evict if key in self.paused), *new)
             self._want(self._wanted.run)
 
     def adopt(self, status: SlotStatus) -> None:
@@ -288,7 +288,7 @@ class Slot:
             self._ends,
             stop=self._stops_run,
             memory_bytes=self.memory_bytes,
-            evict=self._let_go,
+            evict=self._to_evict,
         )
         self._sent_s = None
 

@@ -1,1 +1,1 @@
-"""The service: what is kept of jobs in the database, who may ask for what, and the pages and the REST API."""
+"""The service: its database, its users, the REST API and the web page."""

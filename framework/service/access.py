@@ -1,4 +1,4 @@
-"""Which service to ask, and with whose token: the same for the commands and for Python."""
+"""The address and token of a service, for the commands and for Python."""
 
 from __future__ import annotations
 
@@ -21,45 +21,34 @@ DEFAULT_SERVICE = f"http://{DEFAULT_LISTEN}"
 
 @dataclass(frozen=True)
 class ServiceAccess:
-    """Which service to ask, and with which token.
-
-    Attributes:
-        url: where it listens.
-        token_file: holds the token; None to look elsewhere.
-    """
+    """The address of a service, and a file with the token; None for the defaults of `token`."""
 
     url: str = DEFAULT_SERVICE
     token_file: Path | None = None
 
     def client(self) -> ServiceClient:
-        """A client of it; nothing has been asked yet.
-
-        Raises:
-            BadInputError: if the address makes no sense, or the token cannot be read.
-        """
+        """Creates a client; sends nothing yet."""
         from framework.service.api.client import ServiceClient
 
         return ServiceClient(self.url, self.token())
 
     def token(self) -> str | None:
-        """The token: of the file, else `$DIKE_TOKEN`, else that of this account's own service here; None without any.
-
-        Raises:
-            BadInputError: if the file cannot be read.
+        """The token in the file, else `$DIKE_TOKEN`, else that of this account's own local service; None without
+        any.
         """
         if self.token_file is not None:
             return _read_token(self.token_file)
         if token := os.environ.get(TOKEN_VARIABLE):
             return token
-        from framework.service.api.client_http import leads_to_this_machine
+        from framework.service.api.client_http import is_loopback_url
 
         own = own_token_file()
-        # What a service of this account has written is for that service, and for no other machine to see.
-        return _read_token(own) if leads_to_this_machine(self.url) and own.is_file() else None
+        # The token of this account's own service must not be sent to another machine.
+        return _read_token(own) if is_loopback_url(self.url) and own.is_file() else None
 
 
 def _read_token(path: Path) -> str:
-    # Without `solver`: in the process of a user, who may have a file of that name.
+    # Without `solver`: this runs in the user's process, which may have a file of that name.
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError as error:

@@ -1,7 +1,7 @@
 """`dike.Client`: a service from Python.
 
-Whose process it is may have files called `solver.py` or `executor.py`, so neither of those packages is imported here.
-What reads a script - for its bundle, its model's profile, its flags - does the `dike` command, in a process of its own.
+The user's process may have files named `solver.py` or `executor.py`, so this module imports neither of those packages.
+The `dike` command, in a process of its own, does what reads a script: its bundle, its model's profile, its flags.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from framework.service.access import DEFAULT_SERVICE, SERVICE_VARIABLE, TOKEN_VA
 from framework.service.api.client import ServiceClient
 from framework.service.api.schemas import JobDetails, Submitted
 
-OPTIONS_OF_OURS = frozenset({"detach", "follow", "format", "save", "service", "token_file", "wait"})
-"""Options of the commands that would change what they answer."""
+RESERVED_OPTIONS = frozenset({"detach", "follow", "format", "save", "service", "token_file", "wait"})
+"""Options that would change what the commands print."""
 _COMMAND = (sys.executable, "-P", "-m", "framework")
-_SAYS = "dike: "
+_MESSAGE_PREFIX = "dike: "
 
 
 class Client(ServiceClient):
-    """A service, asked from Python; what it answers with are the models of its REST API.
+    """A client of a service; methods return the models of its REST API.
 
     Args:
-        url: where it listens; None for `$DIKE_SERVICE`, else `http://127.0.0.1:8680`.
-        token: who we are; None for `$DIKE_TOKEN`, else that of your own service here.
+        url: the service's address; None for `$DIKE_SERVICE`, else `http://127.0.0.1:8680`.
+        token: the token; None for `$DIKE_TOKEN`, else that of this account's own local service.
 
     Raises:
-        BadInputError: from every method, if no service answers, or it refuses what was asked.
-        DikeError: from every method, if it has failed.
+        BadInputError: from every method, if no service answers or it refuses the request.
+        DikeError: from every method, if the service fails.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -46,16 +46,13 @@ class Client(ServiceClient):
         super().__init__(access.url, self._token)
 
     def submit(self, script: str | os.PathLike[str], arguments: Sequence[object] = (), **options: object) -> Submitted:
-        """Hands a training job in; it is durable when this returns.
+        """Submits a training job; it is durable when this returns.
 
         Args:
-            script: the training script, whose folder travels with it.
-            arguments: the script's own.
-            options: those of `dike submit`, spelled with `_`: `name`, `max_workers`, `checkpoint_dir`, ...; what may
-                be given several times as a list, or as a mapping for NAME=VALUE.
-
-        Raises:
-            BadInputError: if it cannot be run as asked for.
+            script: the training script; its folder is sent along.
+            arguments: the script's arguments.
+            options: options of `dike submit`, spelled with `_`: `name`, `max_workers`, `checkpoint_dir`, ... A
+                repeatable option takes a list, one of NAME=VALUE a mapping.
         """
         return self._command("submit", _options(options), script, arguments)
 
@@ -66,13 +63,13 @@ class Client(ServiceClient):
         arguments: Sequence[object] = (),
         **options: object,
     ) -> Submitted:
-        """Hands a search in, like `submit`.
+        """Submits a search, like `submit`.
 
         Args:
             script: what a trial runs.
             space: as for `dike.tune`: name -> list of values, or range such as `(1e-4, 0.1, "log")`.
-            arguments: the script's own, in every trial.
-            options: those of `dike tune`, spelled with `_`: `trials`, `metric`, `mode`, `policy`, ...
+            arguments: the script's arguments, the same in every trial.
+            options: options of `dike tune`, spelled with `_`: `trials`, `metric`, `mode`, `policy`, ...
         """
         with tempfile.TemporaryDirectory(prefix="dike-client-") as folder:
             file = Path(folder) / "space.yaml"
@@ -83,22 +80,22 @@ class Client(ServiceClient):
     def wait(
         self, job_id: str, timeout_s: float | None = None, note: Callable[[str], None] | None = None
     ) -> JobDetails:
-        """A job once it has ended, well or not: see its `state` and `failure`. A service that is away is waited for.
+        """Waits until a job has ended and returns it, also if it failed; retries while the service is away.
 
         Args:
-            job_id: which.
-            timeout_s: how long at most; None for as long as it takes.
-            note: told when the service is away, and when it is back.
+            job_id: the job.
+            timeout_s: maximum waiting time; None for no limit.
+            note: called with a message when the service goes away and when it is back.
 
         Raises:
-            DikeError: if it has not ended by then.
+            DikeError: if the job has not ended by then.
         """
         return self.wait_for_end(job_id, note or (lambda text: None), timeout_s)
 
     def _command(
         self, name: str, options: Sequence[str], script: str | os.PathLike[str], arguments: Sequence[object]
     ) -> Submitted:
-        """Runs `dike NAME`; the service's answer."""
+        """Runs `dike NAME` and returns the service's answer."""
         own = ["--format", "json", "--service", self.url, *options, "--", os.fspath(script), *map(str, arguments)]
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
         if self._token is not None:
@@ -107,23 +104,25 @@ class Client(ServiceClient):
             [*_COMMAND, name, *own], env=environment, capture_output=True, text=True, errors="replace"
         )
         if done.returncode:
-            said = done.stderr.splitlines()
-            message = next((line.removeprefix(_SAYS) for line in reversed(said) if line.startswith(_SAYS)), "")
-            # What stands before it is the script's own traceback, say.
-            sys.stderr.writelines(f"{line}\n" for line in said if line != f"{_SAYS}{message}")
+            lines = done.stderr.splitlines()
+            message = next(
+                (line.removeprefix(_MESSAGE_PREFIX) for line in reversed(lines) if line.startswith(_MESSAGE_PREFIX)), ""
+            )
+            # Other lines may be the script's own traceback.
+            sys.stderr.writelines(f"{line}\n" for line in lines if line != f"{_MESSAGE_PREFIX}{message}")
             kind = BadInputError if done.returncode == BadInputError.exit_code else DikeError
             raise kind(message or f"dike {name} ended with exit code {done.returncode}; the reason is above.")
         try:
             return Submitted.model_validate_json(done.stdout)
         except ValidationError as error:
-            raise DikeError(f"dike {name} answered what this version does not understand: {done.stdout!r}") from error
+            raise DikeError(f"dike {name} printed an answer that this version cannot parse: {done.stdout!r}") from error
 
 
 def _options(options: Mapping[str, object]) -> list[str]:
-    """Options by name as arguments; None and False leave one out."""
+    """Options by name as command-line arguments; None and False omit one."""
     arguments: list[str] = []
     for name, value in options.items():
-        if name in OPTIONS_OF_OURS:
+        if name in RESERVED_OPTIONS:
             raise BadInputError(f"The option '{name}' belongs to the command; see Client.wait and Client.logs instead.")
         option = f"--{name.replace('_', '-')}"
         if value is True:

@@ -1,4 +1,4 @@
-"""The connection to a service's database, and the right to write to it."""
+"""The connection to a service's database, and the lease on writing to it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,14 @@ _SERVICE = 1
 
 
 class ServiceDatabase:
-    """A database that one service at a time writes to.
-
-    Args:
-        url: an SQLAlchemy URL.
+    """A database to which one service at a time writes.
 
     Attributes:
-        url: the same.
-        engine: its connections, for stores of searches in it.
-        shared: what its searches share.
+        engine: for stores of searches in the same database.
+        shared: Optuna storage and heartbeat, shared by its searches.
 
     Raises:
-        BadInputError: if the database cannot be used; every method may.
+        BadInputError: if the database cannot be used; from every method.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,14 +42,13 @@ class ServiceDatabase:
                 connection.execute(insert(SERVICES).values(id=_SERVICE))
 
     def close(self) -> None:
-        """Closes all connections."""
         self.shared.close()
         self.engine.dispose()
 
     def size_bytes(self) -> int:
-        """What it takes on the disk; of a server, all that is in the database there. 0 where that is not known."""
+        """Size on disk; of a server, the whole database there; 0 if unknown."""
         if files := database_files(self.url):
-            # Only looked at, never opened.
+            # stat only: closing a file of SQLite's drops this process's locks on it.
             return sum(path.stat().st_size for path in files if path.exists())
         if self.engine.dialect.name != "postgresql":
             return 0
@@ -62,14 +57,11 @@ class ServiceDatabase:
 
     @contextmanager
     def lock(self, lost: Callable[[str], None], wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
-        """Makes this process the only one that writes here; writing methods raise `ServiceLeaseLostError` once not.
-
-        Args:
-            lost: see `Lease`.
-            wait: see `Lease.acquire`.
+        """Makes this process the only writer (see `Lease`); after the lease is lost, writes raise
+        `ServiceLeaseLostError`.
 
         Raises:
-            BadInputError: if another process runs it; the message says which.
+            BadInputError: if another process owns the lease; the message names it.
         """
         advice = "end it, or wait for its end with --standby" if wait is None else "this one stands by until that ends"
         leased = LeasedRow(SERVICES, _SERVICE, "service of this database", advice, ServiceLeaseLostError)
@@ -85,8 +77,8 @@ class ServiceDatabase:
                 lease.release()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What this thread writes in the context is one transaction, made at the first of it and durable at the end."""
+    def joint_transaction(self) -> Iterator[None]:
+        """Joins all writes of this thread inside the context into one transaction, begun at the first write."""
         with ExitStack() as stack:
             self._joint.stack, self._joint.connection = stack, None
             try:
@@ -96,7 +88,7 @@ class ServiceDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A connection to write with, all or nothing; part of `together` where this thread is in that."""
+        """A connection for an atomic write; part of the thread's `joint_transaction`, if any."""
         stack: ExitStack | None = getattr(self._joint, "stack", None)
         if stack is None:
             with self._own_transaction() as connection:
@@ -115,6 +107,6 @@ class ServiceDatabase:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for queries of one's own, such as those of `framework.service.queries`."""
+        """A connection for read queries, such as those of `framework.service.queries`."""
         with storage_errors(self._parsed), self.engine.connect() as connection:
             yield connection

@@ -1,7 +1,7 @@
-"""Of several services on one database one leads, the others stand by: elected through ZooKeeper.
+"""Elects the leader of several services on one database through ZooKeeper; the others stand by.
 
-The election only finds out quickly that a leader is gone. Who may write is decided by the lease in the database
-(`ServiceStore.lock`), so two that both believe that they lead do no harm.
+The election only detects a lost leader quickly. The lease in the database (`ServiceDatabase.lock`) decides which
+process may write, so two processes that both assume they lead do no harm.
 """
 
 from __future__ import annotations
@@ -26,22 +26,16 @@ from kazoo.security import make_digest_acl
 
 from dike.exceptions import BadInputError
 
-SESSION_S = 10.0
-"""A leader of which ZooKeeper has heard nothing for so long leads no more."""
+SESSION_TIMEOUT_S = 10.0
+"""ZooKeeper drops a leader from which it receives nothing for this time."""
 CONNECT_TIMEOUT_S = 15.0
 EXIT_CODE = os.EX_TEMPFAIL
-"""Of a service that leads no more: it is to be started again, and stands by then."""
+"""Of a service that lost its leadership: it is to be restarted, and then stands by."""
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Where leaders are elected.
-
-    Attributes:
-        hosts: `host:port` of ZooKeeper's servers, separated by commas.
-        path: node below which the candidates stand.
-        user, password: for ZooKeeper's `digest` scheme, nobody else can then touch the nodes; empty for none.
-    """
+    """A ZooKeeper ensemble: its servers, the parent node of the candidates, and credentials of the `digest` scheme."""
 
     hosts: str
     path: str
@@ -50,10 +44,10 @@ class Ensemble:
 
     @classmethod
     def parse(cls, uri: str) -> Ensemble:
-        """Reads `zk://[user:password@]host:port[,host:port...]/path`.
+        """Parses `zk://[user:password@]host:port[,host:port...]/path`.
 
         Raises:
-            BadInputError: if it is none; the message does not show it, for there may be a password in it.
+            BadInputError: if it is malformed; the message does not quote it, as it may contain a password.
         """
         found = re.fullmatch(r"zk://(?:([^:@/]+):([^@/]+)@)?([\w.-]+:[0-9]+(?:,[\w.-]+:[0-9]+)*)(/[\w./-]*[\w-])", uri)
         if found is None or "//" in found[4] or {".", ".."} & set(found[4].split("/")):
@@ -63,12 +57,11 @@ class Ensemble:
         return cls(hosts=found[3], path=found[4], user=found[1] or "", password=found[2] or "")
 
     def client(self) -> KazooClient:
-        """A client that has not been started."""
         if not self.user:
-            return KazooClient(self.hosts, timeout=SESSION_S)
+            return KazooClient(self.hosts, timeout=SESSION_TIMEOUT_S)
         return KazooClient(
             self.hosts,
-            timeout=SESSION_S,
+            timeout=SESSION_TIMEOUT_S,
             auth_data=[("digest", f"{self.user}:{self.password}")],
             default_acl=[make_digest_acl(self.user, self.password, all=True)],
         )
@@ -81,28 +74,25 @@ def elected(
     lost: Callable[[str], None],
     identity: str | None = None,
 ) -> Iterator[None]:
-    """Waits until this process leads; it does while the context lasts.
+    """Waits until this process leads; it leads inside the context. Without `ha` it always leads.
 
     Args:
-        ha: where, as in `Ensemble.parse`; None where there are no others.
-        note: is told who leads meanwhile.
-        lost: called, on another thread, when ZooKeeper has given us up or cannot be reached for as long as that takes.
-        identity: what others are told of us; None for host and process.
-
-    Raises:
-        BadInputError: if ZooKeeper cannot be used.
+        ha: the ensemble, as in `Ensemble.parse`.
+        note: called with messages about the leader.
+        lost: called on another thread when the session expires, or ZooKeeper is unreachable for the session timeout.
+        identity: shown to the other candidates; None for host and process.
     """
     if ha is None:
         yield
         return
     ensemble = Ensemble.parse(ha)
-    # Its warnings about each server that does not answer say no more than the sentence that follows.
+    # Its warnings about unreachable servers add nothing to the error below.
     for name in ("kazoo", "kazoo.client", "kazoo.protocol.connection"):
-        # The last two by name: pymesos gives them levels of their own.
+        # Each by name: pymesos sets their levels.
         logging.getLogger(name).setLevel(logging.ERROR)
     client = ensemble.client()
     with contextlib.ExitStack() as stack:
-        # Ends the session, and with it our place among the candidates.
+        # Ends the session, which removes this candidate.
         stack.callback(client.close)
         stack.callback(client.stop)
         try:
@@ -117,27 +107,27 @@ def elected(
             ) from error
         except KazooException as error:
             reason = str(error) or type(error).__name__
-            raise BadInputError(f"ZooKeeper at {ensemble.hosts} lets nobody be elected: {reason}.") from error
-        watch = _Watch(lost)
-        stack.callback(watch.end)
+            raise BadInputError(f"ZooKeeper at {ensemble.hosts} cannot elect a leader: {reason}.") from error
+        watch = _SessionWatch(lost)
+        stack.callback(watch.cancel_timer)
         client.add_listener(watch)
         stack.callback(client.remove_listener, watch)
-        _require_place(client, lock, ensemble)
+        _check_candidate(client, lock, ensemble)
         note(f"leading, elected at {ensemble.hosts}")
         yield
 
 
-def end_at_once(reason: str) -> NoReturn:
-    """Ends this process from any thread, without another word to Mesos or the database: somebody else leads now.
+def exit_immediately(reason: str) -> NoReturn:
+    """Exits the process from any thread, without a call to Mesos or the database: another service leads now.
 
-    Tasks go on, and whoever leads finds them again.
+    Tasks keep running, and the new leader recovers them.
     """
     print(f"dike serve: {reason}", file=sys.stderr, flush=True)
     os._exit(EXIT_CODE)
 
 
-class _Watch:
-    """Hears how the session with ZooKeeper stands; called on a thread that must not be held up."""
+class _SessionWatch:
+    """Watches the ZooKeeper session; called on a thread that must not block."""
 
     def __init__(self, lost: Callable[[str], None]) -> None:
         self._lost = lost
@@ -145,27 +135,28 @@ class _Watch:
 
     def __call__(self, state: KazooState) -> None:
         if state == KazooState.LOST:
-            self._lost("ZooKeeper has given this service up; another one leads, or will.")
+            self._lost("ZooKeeper has ended this service's session; another service leads or will lead.")
         elif state == KazooState.SUSPENDED and self._timer is None:
-            # Without a connection kazoo does not learn that its session is over.
-            self._timer = threading.Timer(SESSION_S, self._lost, [f"no ZooKeeper was heard for {SESSION_S:g} s."])
+            # Without a connection kazoo cannot see that its session has expired.
+            self._timer = threading.Timer(
+                SESSION_TIMEOUT_S, self._lost, [f"ZooKeeper has not answered for {SESSION_TIMEOUT_S:g} s."]
+            )
             self._timer.daemon = True
             self._timer.start()
         elif state == KazooState.CONNECTED:
-            self.end()
+            self.cancel_timer()
 
-    def end(self) -> None:
-        """Waits for nothing any more."""
+    def cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-def _require_place(client: Any, lock: Lock, ensemble: Ensemble) -> None:
-    """Our session may have ended between the election and the moment from which we would hear of that."""
+def _check_candidate(client: Any, lock: Lock, ensemble: Ensemble) -> None:
+    """Checks our node: the session may have expired between the election and the start of the watch."""
     try:
-        holds = client.retry(client.exists, f"{ensemble.path}/{lock.node}")
+        is_candidate = client.retry(client.exists, f"{ensemble.path}/{lock.node}")
     except KazooException as error:
         raise BadInputError(f"ZooKeeper at {ensemble.hosts} was lost during the election: {error}.") from error
-    if not holds:
+    if not is_candidate:
         raise BadInputError(f"ZooKeeper at {ensemble.hosts} ended our session during the election; start again.")

@@ -1,6 +1,7 @@
-"""Why a job does not run, or not yet, from what the service's loop has published (`framework.scheduler.snapshot`).
+"""Explains why a job does not run, from the snapshot that the service's loop publishes
+(`framework.scheduler.snapshot`).
 
-Nothing here waits for the loop or for Mesos, so that any thread may ask at any time.
+Nothing here waits for the loop or for Mesos, so any thread may call it.
 """
 
 from __future__ import annotations
@@ -21,23 +22,17 @@ from framework.service.explanation import AgentRow, Explanation, Verdict
 from framework.service.requests import SearchJobRequest, TrainingRequest
 from framework.training.planning import TrainingSizing
 
-__all__ = ["AgentRow", "Explanation", "TaskNeed", "Verdict", "can_ever_fit", "explain"]
+__all__ = ["AgentRow", "Explanation", "TaskNeed", "Verdict", "explain", "reason_never_fits"]
 
-HELD = (
-    "The jobs of this service share the cluster by its policy (dike serve --allocation), which gives all workers to "
-    "others at the moment; the next round may give this one some."
+WAITS_FOR_ALLOCATION = (
+    "The allocation policy of this service (dike serve --allocation) gives all workers to other jobs at the moment; "
+    "the next round may give this one some."
 )
-SHOWN = 5
-"""How many names a sentence lists."""
+MAX_NAMES = 5
 
 
 def explain(record: JobRecord, snapshot: Snapshot) -> Explanation:
-    """What stands in a job's way.
-
-    Args:
-        record: the job as the database has it.
-        snapshot: the service as it was about a second ago.
-    """
+    """Explains why a job does not run, from a snapshot about a second old."""
     job = snapshot.jobs.get(record.id)
     if record.state.has_ended():
         why = record.failure.rstrip(".")
@@ -50,32 +45,27 @@ def explain(record: JobRecord, snapshot: Snapshot) -> Explanation:
     return _Case(job, snapshot).explanation()
 
 
-def can_ever_fit(request: TrainingRequest | SearchJobRequest, snapshot: Snapshot) -> str:
-    """Why a job that is about to be submitted can never run on the agents seen so far, in one sentence.
+def reason_never_fits(request: TrainingRequest | SearchJobRequest, snapshot: Snapshot) -> str:
+    """Why a job about to be submitted can never run on the agents seen so far, in one sentence.
 
-    Returns:
-        Empty if it can, and if no agent has been seen yet or the master does not say which there are.
-
-    Raises:
-        BadInputError: if its constraints make no sense.
+    Empty if it can, if no agent has been seen yet, or if the master does not list its agents. Raises `BadInputError`
+    for malformed constraints.
     """
     agents = _seen(snapshot)
     if not agents or snapshot.agents is None:
         return ""
-    found = _never(sizing_of(request), parse_constraints(request.constraints), agents)
+    found = _never_fits(sizing_of(request), parse_constraints(request.constraints), agents)
     return "" if found is None else found[1]
 
 
 class _Case:
-    """One job at one moment."""
-
     def __init__(self, job: JobFacts, snapshot: Snapshot) -> None:
         self._job = job
-        self._now = snapshot
+        self._snapshot = snapshot
         self._agents = snapshot.agents or ()
         self._runs = False
-        self._needs = () if job.sizing is None else job.sizing.needs(_whole(job.sizing, self._admitted))
-        self._left_over, self._left = self._packed()
+        self._needs = () if job.sizing is None else job.sizing.needs(_empty_nodes(job.sizing, self._admitted))
+        self._unplaced, self._remaining = self._pack()
 
     def explanation(self) -> Explanation:
         verdict, sentence = self._verdict()
@@ -88,13 +78,13 @@ class _Case:
             needs=self._needs,
             agents=tuple(self._row(agent) for agent in self._agents),
             ahead=self._ahead if waits else (),
-            last_offer_s=self._now.last_offer_s,
+            last_offer_s=self._snapshot.last_offer_s,
             could_be_freed=tuple(self._could_be_freed()) if waits else (),
         )
 
-    def _packed(self) -> tuple[TaskNeed | None, dict[str, dict[str, float]]]:
-        """The first task that has no room any more beside the others, where each has room alone; what they leave."""
-        offers = self._now.offers
+    def _pack(self) -> tuple[TaskNeed | None, dict[str, dict[str, float]]]:
+        """The first task that does not fit beside the others, where each fits alone; and the resources left over."""
+        offers = self._snapshot.offers
         room = {one.agent_id: dict(offers[one.agent_id].free) for one in self._admitted if one.agent_id in offers}
         if not room or any(all(need.missing(free) for free in room.values()) for need in self._needs):
             return None, room
@@ -106,11 +96,11 @@ class _Case:
 
     @property
     def _ahead(self) -> tuple[str, ...]:
-        order = self._now.order
+        order = self._snapshot.order
         return order[: order.index(self._job.job_id)] if self._job.job_id in order else ()
 
     def _verdict(self) -> tuple[Verdict, str]:
-        job, now = self._job, self._now
+        job, now = self._job, self._snapshot
         if job.is_ending:
             return Verdict.ENDING, f"The job is being ended, with {_count(job.tasks, 'task')} left."
         if job.tasks and job.need is not Need.REPLACE_LOST:
@@ -119,62 +109,62 @@ class _Case:
             shrinks = shrink_reason(now.reservation, job.job_id)
             return Verdict.RUNNING, f"The job runs, with {_count(job.tasks, 'task')} on {where}.{wants}{shrinks}"
         if job.waits_for_allocation:
-            return self._never() or (Verdict.TURN, HELD)
+            return self._never_fits() or (Verdict.TURN, WAITS_FOR_ALLOCATION)
         if job.need is Need.NOTHING:
-            return Verdict.RUNNING, "The job wants nothing at the moment: its tasks are ending or all have ended."
+            return Verdict.RUNNING, "The job needs nothing now: its tasks are ending or have ended."
         if not now.connected:
             return Verdict.NOT_CONNECTED, "The service has no connection to the Mesos master; it keeps trying."
         if now.agents is None:
-            return Verdict.NOT_CONNECTED, "The Mesos master does not say which agents there are; it is asked again."
+            return Verdict.NOT_CONNECTED, "The Mesos master does not list its agents; the service keeps asking."
         if now.agents == ():
             return Verdict.NO_AGENTS, "No agent is registered with the Mesos master."
-        return self._never() or self._not_now()
+        return self._never_fits() or self._not_now()
 
-    def _never(self) -> tuple[Verdict, str] | None:
-        """Why the agents could not hold it if nothing of anybody's ran there."""
+    def _never_fits(self) -> tuple[Verdict, str] | None:
+        """Why the job could not run even on empty agents; None if it could."""
         job = self._job
         if job.sizing is None:
             return None
-        found = _never(job.sizing, job.constraints, _seen(self._now))
+        found = _never_fits(job.sizing, job.constraints, _seen(self._snapshot))
         if found is not None:
             return found
-        gone = _never(job.sizing, job.constraints, self._agents)
+        gone = _never_fits(job.sizing, job.constraints, self._agents)
         if gone is not None:
-            names = _some([agent.node for agent in self._now.gone])
-            return gone[0], f"It would fit if all agents were there that have been seen: {names} are gone now."
+            names = _some([agent.node for agent in self._snapshot.gone])
+            return gone[0], f"It would fit on all agents seen so far, but these are gone: {names}."
         left = [agent for agent in self._admitted if agent.agent_id not in job.excluded]
-        if job.excluded and job.sizing.fit(_whole(job.sizing, left)).problem:
+        if job.excluded and job.sizing.fit(_empty_nodes(job.sizing, left)).problem:
             names = _some([agent.node for agent in self._admitted if agent.agent_id in job.excluded])
             until_s = max(job.excluded.values())
-            return Verdict.EXCLUDED, f"It leaves out {names} after failures there, for {until_s:.0f} s more."
+            return Verdict.EXCLUDED, f"It avoids {names} after failures there, for another {until_s:.0f} s."
         return None
 
     def _not_now(self) -> tuple[Verdict, str]:
-        job, now, kept = self._job, self._now, self._now.reservation
+        job, now, reservation = self._job, self._snapshot, self._snapshot.reservation
         if job.sizing is None:
             return Verdict.TURN, f"It waits for offers behind {_count(len(self._ahead), 'other job')}."
         free = {agent: offer.free for agent, offer in now.offers.items()}
-        open_to_it = [agent for agent in self._admitted if agent.agent_id not in job.excluded]
-        offered = [agent for agent in open_to_it if agent.agent_id in free]
-        mine = [agent for agent in offered if not self._is_kept_from_it(agent)]
+        usable = [agent for agent in self._admitted if agent.agent_id not in job.excluded]
+        offered = [agent for agent in usable if agent.agent_id in free]
+        mine = [agent for agent in offered if not self._is_reserved_for_other(agent)]
         problem = job.sizing.fit(nodes_for(job.sizing, [(agent, free[agent.agent_id]) for agent in mine])).problem
         if not problem:
             if self._ahead:
                 count = _count(len(self._ahead), "other job")
-                return Verdict.TURN, f"It would fit what was offered last, and waits for its turn behind {count}."
-            return Verdict.TURN, "It is the next, and looks at the offers that come in."
-        if kept is not None and kept.job_id != job.job_id and len(mine) < len(offered):
-            names = _some([agent.node for agent in offered if self._is_kept_from_it(agent)])
-            return Verdict.RESERVED, f"{names} are kept for job {kept.job_id}, which has waited longer."
-        beside = [(agent, subtract(agent.total, now.others.get(agent.agent_id, {}))) for agent in open_to_it]
+                return Verdict.TURN, f"It fits the latest offers, and waits its turn behind {count}."
+            return Verdict.TURN, "It is next in line for offers."
+        if reservation is not None and reservation.job_id != job.job_id and len(mine) < len(offered):
+            names = _some([agent.node for agent in offered if self._is_reserved_for_other(agent)])
+            return Verdict.RESERVED, f"{names} are reserved for job {reservation.job_id}, which has waited longer."
+        beside = [(agent, subtract(agent.total, now.others.get(agent.agent_id, {}))) for agent in usable]
         if job.sizing.fit(nodes_for(job.sizing, beside)).problem:
-            return Verdict.NO_OFFERS, f"Other frameworks hold what it needs. {self._short(problem)}"
+            return Verdict.NO_OFFERS, f"Other frameworks use what it needs. {self._shortage(problem)}"
         if not offered:
             return Verdict.NO_OFFERS, "No agent that it may use has offered anything yet."
-        return Verdict.RESOURCES, f"What is free does not hold it. {self._short(problem)}"
+        return Verdict.RESOURCES, f"The free resources do not suffice. {self._shortage(problem)}"
 
-    def _short(self, problem: str) -> str:
-        offers = self._now.offers
+    def _shortage(self, problem: str) -> str:
+        offers = self._snapshot.offers
         offered = [(agent, offers[agent.agent_id].free) for agent in self._admitted if agent.agent_id in offers]
         for need in self._needs:
             short = [agent for agent, free in offered if need.missing(free)]
@@ -187,21 +177,26 @@ class _Case:
                 )
         return problem
 
-    def _is_kept_from_it(self, agent: AgentFacts) -> bool:
-        kept = self._now.reservation
+    def _is_reserved_for_other(self, agent: AgentFacts) -> bool:
+        reservation = self._snapshot.reservation
         bound = self._job.need in (Need.START, Need.GROW)
-        return kept is not None and bound and kept.job_id != self._job.job_id and agent.agent_id in kept.agents
+        return (
+            reservation is not None
+            and bound
+            and reservation.job_id != self._job.job_id
+            and agent.agent_id in reservation.agents
+        )
 
     def _row(self, agent: AgentFacts) -> AgentRow:
-        offer = self._now.offers.get(agent.agent_id)
+        offer = self._snapshot.offers.get(agent.agent_id)
         first = self._needs[0] if self._needs else TaskNeed("task")
         missing: dict[str, float] = {}
         if offer is not None and not self._runs:
             most = max(self._needs, key=lambda need: need.shortage_ratio(offer.free), default=first)
             missing = most.missing(offer.free)
-            if self._left_over is not None and agent.agent_id in self._left:
-                missing = self._left_over.missing(self._left[agent.agent_id])
-        others = self._now.others.get(agent.agent_id, {})
+            if self._unplaced is not None and agent.agent_id in self._remaining:
+                missing = self._unplaced.missing(self._remaining[agent.agent_id])
+        others = self._snapshot.others.get(agent.agent_id, {})
         return AgentRow(
             agent_id=agent.agent_id,
             node=agent.node,
@@ -212,7 +207,7 @@ class _Case:
             obstacles=tuple(self._obstacles(agent)),
             held_by_jobs={
                 other.job_id: dict(other.allocated[agent.agent_id])
-                for other in self._now.jobs.values()
+                for other in self._snapshot.jobs.values()
                 if agent.agent_id in other.allocated
             },
             held_by_others={name: amount for name, amount in others.items() if amount > 0},
@@ -226,39 +221,39 @@ class _Case:
             for one in job.constraints.unmet(agent.attributes, agent.hostname)
         ]
         if agent.agent_id in job.excluded:
-            found.append(f"The job leaves it out after failures, for {job.excluded[agent.agent_id]:.0f} s more.")
-        if self._is_kept_from_it(agent):
-            assert self._now.reservation is not None
-            found.append(f"It is kept for job {self._now.reservation.job_id}.")
+            found.append(f"The job avoids it after failures, for another {job.excluded[agent.agent_id]:.0f} s.")
+        if self._is_reserved_for_other(agent):
+            assert self._snapshot.reservation is not None
+            found.append(f"It is reserved for job {self._snapshot.reservation.job_id}.")
         found += [f"{describe(amounts)} are reserved for role {role}." for role, amounts in agent.reserved.items()]
         return found
 
     def _could_be_freed(self) -> list[str]:
-        """Who holds what on the agents that the job may use, those first whose users have more than their share."""
+        """The resources of other jobs on agents that the job may use, users furthest above their share first."""
         admitted = {agent.agent_id for agent in self._admitted}
-        shares = self._now.shares
+        shares = self._snapshot.shares
         found = []
-        others = [job for job in self._now.jobs.values() if job.job_id != self._job.job_id]
+        others = [job for job in self._snapshot.jobs.values() if job.job_id != self._job.job_id]
         holders = [job for job in others if job.allocated.keys() & admitted]
         for job in sorted(holders, key=lambda one: -shares.get(one.user, 0.0)):
             held = total(job.allocated[agent_id] for agent_id in sorted(job.allocated.keys() & admitted))
             kind = "search" if job.sizing is not None and not job.sizing.is_gang else "job"
             found.append(
                 f"The {kind} {job.job_id} of {job.user}, whose share is {100 * shares.get(job.user, 0.0):.0f} %, holds "
-                f"{describe(held)} there.{describe_contribution(self._now.reservation, job, self._job.job_id)}"
+                f"{describe(held)} there.{describe_contribution(self._snapshot.reservation, job, self._job.job_id)}"
             )
         return found
 
 
-def _never(sizing: Sizing, constraints: Constraints, agents: Sequence[AgentFacts]) -> tuple[Verdict, str] | None:
-    """Why these agents could not hold a job if nothing ran there; None if they could."""
+def _never_fits(sizing: Sizing, constraints: Constraints, agents: Sequence[AgentFacts]) -> tuple[Verdict, str] | None:
+    """Why these agents could not run a job even if they were empty; None if they could."""
     admitted = [agent for agent in agents if constraints.admits(agent.attributes, agent.hostname)]
-    problem = sizing.fit(_whole(sizing, admitted)).problem
+    problem = sizing.fit(_empty_nodes(sizing, admitted)).problem
     if not problem:
         return None
     if not admitted:
         return Verdict.CONSTRAINTS, _unmet(constraints, agents)
-    if len(admitted) < len(agents) and not sizing.fit(_whole(sizing, agents)).problem:
+    if len(admitted) < len(agents) and not sizing.fit(_empty_nodes(sizing, agents)).problem:
         texts = ", ".join(map(str, constraints.all))
         return Verdict.CONSTRAINTS, f"The agents that {texts} admits cannot hold it: {problem}"
     with_reserved = [(agent, _with_reserved(agent)) for agent in admitted]
@@ -269,7 +264,6 @@ def _never(sizing: Sizing, constraints: Constraints, agents: Sequence[AgentFacts
 
 
 def _unmet(constraints: Constraints, agents: Sequence[AgentFacts]) -> str:
-    """Why no agent is admitted."""
     known = {HOSTNAME, *(name for agent in agents for name in agent.attributes)}
     for one in constraints.all:
         if one.field not in known:
@@ -287,8 +281,8 @@ def _seen(snapshot: Snapshot) -> tuple[AgentFacts, ...]:
     return (*(snapshot.agents or ()), *snapshot.gone)
 
 
-def _whole(sizing: Sizing, agents: Sequence[AgentFacts]) -> Nodes:
-    """Agents with all they have."""
+def _empty_nodes(sizing: Sizing, agents: Sequence[AgentFacts]) -> Nodes:
+    """The agents with all their resources."""
     return nodes_for(sizing, [(agent, agent.total) for agent in agents])
 
 
@@ -301,17 +295,11 @@ def _count(number: int, noun: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few names."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more}"
 
 
 def sizing_of(request: TrainingRequest | SearchJobRequest) -> Sizing:
-    """Of a job that has not been taken in yet.
-
-    Raises:
-        BadInputError: if the request contradicts itself.
-    """
     if isinstance(request, SearchJobRequest):
         return SearchSizing(request.to_spec())
     return TrainingSizing(request.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python=""))

@@ -1,4 +1,4 @@
-"""Why a job does not run, or not yet: the answer of `dike explain`, as data."""
+"""Why a job does not run: the answer of `dike explain`, as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from framework.scheduler.records import TaskNeed
 
 
 class Verdict(enum.StrEnum):
-    """What decides over a job at the moment."""
+    """The main reason for a job's state."""
 
     RUNNING = "running"
     ENDING = "ending"
@@ -21,39 +21,35 @@ class Verdict(enum.StrEnum):
     CONSTRAINTS = "constraints"
     """Its constraints admit no agent, or none that is large enough."""
     ROLE = "role"
-    """What the agents have is reserved for other roles than the service's."""
+    """The agents' resources are reserved for other roles than the service's."""
     NEVER_FITS = "never-fits"
-    """No agents seen so far could hold it even if nothing else ran on them."""
+    """The agents seen so far could not run it even if they were empty."""
     EXCLUDED = "excluded"
-    """It leaves out, after failures, every agent that could hold it."""
+    """After failures it avoids every agent that could run it."""
     RESERVED = "reserved"
-    """What it could use is kept free for a job that has waited longer."""
+    """The agents it could use are reserved for a job that has waited longer."""
     NO_OFFERS = "no-offers"
-    """Nothing that it could use has been offered: other frameworks hold it."""
+    """No suitable resources are offered: other frameworks use them."""
     RESOURCES = "resources"
-    """What is free does not hold it."""
+    """The free resources do not suffice."""
     TURN = "turn"
-    """Others are served before it."""
+    """Other jobs are ahead of it."""
 
 
 @dataclass(frozen=True)
 class AgentRow:
-    """One agent, as one job sees it; amounts by resource: `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`.
+    """One agent from the view of a job; amounts by resource: `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`.
 
     Attributes:
-        agent_id: Mesos' id of it.
-        node: its host name.
-        total: what our role may use of it when nothing runs there.
-        free: what it offered last, less what was launched on that since; None if it never offered anything.
-        offered_s: when that was, in seconds since the epoch; None if never.
-        missing: what that is short of for the one of `Explanation.needs` that lacks most; empty if it has room for
-            each, if it never offered anything, and for a job that runs. Where each of the tasks has room alone but
-            not all have it together: what is short for the first that is left over, beside the others.
-        obstacles: what else is in the way, one sentence each.
-        held_by_jobs: job of this service, this one included -> what its tasks hold there.
-        held_by_others: what other frameworks hold there.
-        can_ever_hold: whether it could hold the first of `Explanation.needs` if nothing ran there and nothing else
-            was in the way.
+        total: what the service's role may use of it when it is empty.
+        free: its last offer, less what was launched on it since; None if it never offered anything.
+        offered_s: time of that offer, in seconds since the epoch.
+        missing: what `free` lacks for the entry of `Explanation.needs` that lacks most; empty without an offer and for
+            a running job. Where each task fits alone but not all together: what the first unplaced task lacks.
+        obstacles: other obstacles, one sentence each.
+        held_by_jobs: job of this service, this one included -> what its tasks use there.
+        held_by_others: what other frameworks use there.
+        can_ever_hold: whether the empty agent could run the first entry of `Explanation.needs`, other obstacles aside.
     """
 
     agent_id: str
@@ -70,17 +66,14 @@ class AgentRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What stands in a job's way.
+    """Why a job does not run.
 
     Attributes:
-        job_id: which job.
-        verdict: what decides.
-        sentence: the same in one sentence, for people.
-        needs: what it takes at least, the most demanding task first; empty where that is not known.
-        agents: all agents, by name.
-        ahead: jobs that are served before it, in their order.
-        last_offer_s: when an offer last came to the service, in seconds since the epoch; None if none has.
-        could_be_freed: what holds resources that it could have, one sentence each.
+        sentence: the verdict in one sentence, for people.
+        needs: its minimum needs, the most demanding task first; empty if unknown.
+        ahead: jobs that are served before it, in order.
+        last_offer_s: time of the last offer to the service, in seconds since the epoch; None before the first.
+        could_be_freed: jobs that use resources which it could use, one sentence each.
     """
 
     job_id: str

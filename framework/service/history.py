@@ -1,4 +1,4 @@
-"""What happens in a service's jobs: events, output, progress."""
+"""Events, output and progress of a service's jobs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,16 @@ from framework.service.users import Limits, no_limits
 from solver.units import format_bytes
 
 OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
-"""How much of a job's output is kept here; the whole is in its sandboxes."""
+"""Maximum output of a job in the database; its sandboxes hold all of it."""
 EVENTS_LIMIT = 10_000
-"""How many events of a job are kept; then the older half goes."""
-KEPT_SHARE = 0.75
-"""How much of a user's output stays when it is more than the user may have: so that this is seldom needed."""
+"""Maximum number of events of a job; beyond it the older half is deleted."""
+KEPT_FRACTION = 0.75
+"""Fraction of the limit to which a user's output is cut when it exceeds it, so that cuts are rare."""
 PROGRESS_LIMIT = 20_000
-"""How many reports of a job are kept; then every second one goes."""
+"""Maximum number of reports of a job; beyond it every second one is deleted."""
 
 
 class JobHistory:
-    """What grows while jobs run.
-
-    Args:
-        database: where it is.
-        limits: user -> how much of it may be kept.
-    """
-
     def __init__(self, database: ServiceDatabase, limits: Callable[[str], Limits] = no_limits) -> None:
         self._database = database
         self._limits = limits
@@ -45,13 +38,13 @@ class JobHistory:
         self._progress_kept: dict[str, int] = {}
 
     def close(self, job_id: str) -> None:
-        """Nothing more will be written of a job."""
+        """Drops the cached counts of a job, of which nothing more is written."""
         for kept in (self._output_kept, self._events_kept, self._progress_kept):
             kept.pop(job_id, None)
         self._users.pop(job_id, None)
 
     def add_events(self, job_id: str, events: Sequence[tuple[str, str]]) -> None:
-        """Notes what happened: (kind, text) of each event, see `JobEvent`."""
+        """Adds events, each (kind, text); see `JobEvent`."""
         now_s = time.time()
         rows = [{"job_id": job_id, "time_s": now_s, "kind": kind, "text": text} for kind, text in events]
         if not rows:
@@ -77,12 +70,9 @@ class JobHistory:
         chunks: Sequence[tuple[str, str, str]],
         received: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
-        """Keeps output; beyond the limits of a job and of its user the oldest goes, and a note says so in its place.
+        """Adds output chunks (task, stream, text); beyond the limits of job and user a note replaces the oldest.
 
-        Args:
-            job_id: whose.
-            chunks: (task, stream, text) of each.
-            received: (task id, stream) -> how many bytes there are of it up to the end of these chunks.
+        `received` maps (task id, stream) to the bytes received up to the end of these chunks.
         """
         rows = [{"job_id": job_id, "task": task, "stream": stream, "text": text} for task, stream, text in chunks]
         if not rows:
@@ -90,7 +80,7 @@ class JobHistory:
         with self._database.transaction() as connection:
             connection.execute(insert(OUTPUT), rows)
             for key, size in received.items():
-                _note_received(connection, job_id, key, size)
+                _save_received(connection, job_id, key, size)
             self._output_kept[job_id] = (
                 self._output_kept[job_id] + sum(len(row["text"]) for row in rows)
                 if job_id in self._output_kept
@@ -103,7 +93,7 @@ class JobHistory:
             self._keep_within_limit(connection, job_id, more)
 
     def received(self, job_id: str) -> dict[str, dict[str, int]]:
-        """How much of each task's output has been kept: task id -> stream -> bytes."""
+        """Bytes received of each task's output: task id -> stream -> bytes."""
         query = select(RECEIVED.c.task_id, RECEIVED.c.stream, RECEIVED.c.bytes).where(RECEIVED.c.job_id == job_id)
         found: dict[str, dict[str, int]] = {}
         with self._database.reading() as connection:
@@ -117,7 +107,7 @@ class JobHistory:
             return queries.output(connection, job_id, after=after, task=None, limit=limit)
 
     def add_progress(self, job_id: str, points: Sequence[ProgressPoint]) -> None:
-        """Keeps what the chief reported; a step trained again replaces what was said of it and of later ones."""
+        """Adds the chief's reports; a step trained again replaces earlier reports of it and of later steps."""
         if not points:
             return
         rows = {point.step: {"job_id": job_id, **dataclasses.asdict(point)} for point in points}
@@ -131,14 +121,13 @@ class JobHistory:
                 self._thin_progress(connection, job_id)
 
     def progress(self, job_id: str, *, after_step: int = -1) -> list[ProgressPoint]:
-        """Progress of a job after a step, in the order of the steps."""
+        """Progress of a job after a step, by step."""
         query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
         query = query.where(PROGRESS.c.job_id == job_id, PROGRESS.c.step > after_step).order_by(PROGRESS.c.step)
         with self._database.reading() as connection:
             return [ProgressPoint(**row) for row in connection.execute(query).mappings()]
 
     def last_progress(self, job_id: str) -> ProgressPoint | None:
-        """The newest report of a job; None if there is none."""
         with self._database.reading() as connection:
             return queries.last_progress(connection, [job_id]).get(job_id)
 
@@ -147,34 +136,34 @@ class JobHistory:
         return int(connection.execute(query).scalar_one())
 
     def _keep_newer_half(self, connection: Connection, job_id: str) -> None:
-        """By half, so that this is seldom needed."""
+        """Deletes the older half: more than needed, so that it is rarely needed."""
         query = select(OUTPUT.c.number).where(OUTPUT.c.job_id == job_id).order_by(OUTPUT.c.number)
         last = _middle(connection.execute(query).scalars().all())
         kept = f"a service keeps the newest {OUTPUT_LIMIT_CHARACTERS / 2**20:.3g} Mi characters of a job"
-        _cut(connection, job_id, last, f"{kept}, and its sandboxes have all of it")
+        _truncate(connection, job_id, last, f"{kept}, and its sandboxes have all of it")
 
     def _keep_within_limit(self, connection: Connection, job_id: str, more: int) -> None:
-        """Lets the oldest output of a user go, whichever job's it is, where it is too much with so many more bytes."""
+        """Deletes the oldest output of all the user's jobs if `more` new bytes exceed the user's limit."""
         user = self._user(connection, job_id)
         limit = self._limits(user).output_bytes
         if limit is None:
             self._output_kept_of_users.pop(user, None)
             return
         known = self._output_kept_of_users.get(user)
-        # Counted again before anything goes: old jobs may have been removed since.
+        # Recounts before it deletes anything: old jobs may have been deleted since.
         kept = limit + 1 if known is None else known + more
         if kept > limit:
             kept = queries.output_bytes(connection, user)
         if kept > limit:
             last: dict[str, int] = {}
             for number, job, size in queries.oldest_output(connection, user):
-                if kept <= KEPT_SHARE * limit:
+                if kept <= KEPT_FRACTION * limit:
                     break
                 last[job] = number
                 kept -= size
             why = f"the limit of {user}'s kept output, set by the service's operator, is {format_bytes(limit)}"
             for job, number in last.items():
-                _cut(connection, job, number, why)
+                _truncate(connection, job, number, why)
                 self._output_kept.pop(job, None)
         self._output_kept_of_users[user] = kept
 
@@ -184,7 +173,7 @@ class JobHistory:
         return self._users[job_id]
 
     def _count(self, connection: Connection, kept: dict[str, int], table: Table, job_id: str, more: int) -> int:
-        """How many rows a job has at most; counted once, added up from then on."""
+        """An upper bound of a job's rows: counted once, then added up."""
         if job_id in kept:
             kept[job_id] += more
         else:
@@ -198,24 +187,24 @@ class JobHistory:
             .where(PROGRESS.c.job_id == job_id)
             .subquery()
         )
-        # The newest stays.
+        # Keeps the newest.
         odd = select(numbered.c.step).where(numbered.c.place % 2 == 0)
         connection.execute(delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step.in_(odd)))
 
 
 def _middle(numbers: Sequence[int]) -> int:
-    """The last of the older half."""
+    """The last number of the older half."""
     return numbers[(len(numbers) - 1) // 2]
 
 
-def _cut(connection: Connection, job_id: str, last: int, why: str) -> None:
-    """Replaces a job's output up to a number by a note, which stands there once however often this is done."""
-    note = {"task": queries.NOTE_TASK, "stream": "stderr", "text": f"dike: what was here has been cut: {why}.\n"}
+def _truncate(connection: Connection, job_id: str, last: int, why: str) -> None:
+    """Replaces a job's output up to a number by a note; repeated cuts leave a single note."""
+    note = {"task": queries.NOTE_TASK, "stream": "stderr", "text": f"dike: older output was deleted: {why}.\n"}
     connection.execute(delete(OUTPUT).where(OUTPUT.c.job_id == job_id, OUTPUT.c.number < last))
     connection.execute(update(OUTPUT).where(OUTPUT.c.number == last).values(note))
 
 
-def _note_received(connection: Connection, job_id: str, key: tuple[str, str], size: int) -> None:
+def _save_received(connection: Connection, job_id: str, key: tuple[str, str], size: int) -> None:
     task_id, stream = key
     values = {"job_id": job_id, "task_id": task_id, "stream": stream, "bytes": size}
     ours = (RECEIVED.c.task_id == task_id) & (RECEIVED.c.stream == stream)

@@ -1,4 +1,4 @@
-"""From what the database has of a job to its state machine, for a new job and for one that goes on."""
+"""Creates the state machine of a job from its database record, for new and recovered jobs."""
 
 from __future__ import annotations
 
@@ -39,19 +39,16 @@ from solver.network import Network
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a service gives to each of its jobs.
+    """What a service provides to each of its jobs.
 
     Attributes:
-        store: the service's database.
-        bundle_url: bundle token -> where executors fetch that bundle.
-        python: interpreter on the agents.
+        bundle_url: bundle token -> URL from which executors fetch that bundle.
         image: container image for the tasks; None for the agent's own file system.
-        allowed_volumes: what users may ask for in their containers.
-        network: what is known of the links between agents; None for nothing.
-        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
-        checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
-        agents: constraints -> lists the agents that meet them (`framework.training.planning.AllAgents`).
-        demand: what other frameworks than the one of this id hold and want, None where that is not known; at once.
+        hand_out_gpus: whether Dike assigns GPU devices itself, for agents that neither isolate nor announce them.
+        checkpoint_root: for jobs that name no checkpoint folder; the same path on all agents.
+        agents: constraints -> lists the agents that meet them.
+        demand: framework id -> what all other frameworks use and request, None if unknown; returns immediately.
+        network: the known links between agents.
     """
 
     store: ServiceStore
@@ -67,33 +64,30 @@ class JobContext:
 
     @property
     def mounts(self) -> Mounts:
-        """What its jobs find in their containers."""
         return Mounts(self.image, self.checkpoint_root, self.allowed_volumes)
 
 
 def make_job(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> Job:
-    """A job's state machine; it goes on where `record.state_data` says.
-
-    Raises:
-        BadInputError: if what the database has of it cannot be used any more.
+    """Creates a job's state machine, restored from `record.state_data`; raises `BadInputError` if the data are
+    unusable.
     """
     if record.kind is JobKind.SEARCH:
         return make_search(record, handle, recorder, context)
-    return _training(record, handle, recorder, context)
+    return _make_training(record, handle, recorder, context)
 
 
-def _training(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> TrainingJob:
+def _make_training(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> TrainingJob:
     request = stored_request(record)
     assert isinstance(request, TrainingRequest)
-    never_before = record.folder_name
-    # Where it has checkpoints already it stays, should this service have another root.
+    folder_name = record.folder_name
+    # A recovered job keeps its folder, even if this service has another root.
     folder = request.checkpoint_dir or stored_checkpoint_dir(record.state_data)
-    folder = folder or f"{context.checkpoint_root.rstrip('/')}/{never_before}"
-    with _still_understood():
+    folder = folder or f"{context.checkpoint_root.rstrip('/')}/{folder_name}"
+    with _stored_data_errors():
         spec = request.to_spec(
             context.network,
             job_id=record.id,
-            checkpoint_owner=never_before,
+            checkpoint_owner=folder_name,
             checkpoint_dir=folder,
             bundle_url=context.bundle_url(record.bundle_token),
             python=context.python,
@@ -102,7 +96,7 @@ def _training(record: JobRecord, handle: JobEntry, recorder: JobRecorder, contex
         )
     handle.sizing = TrainingSizing(spec)
     if spec.elastic is not None:
-        # It is found out in the background, from now on.
+        # Starts the measurement in the background.
         context.demand("")
     observer = TrainingRecorder(recorder, spec.is_chief)
     state = record.state_data and {**record.state_data, "received": context.store.history.received(record.id)}
@@ -123,22 +117,16 @@ def _training(record: JobRecord, handle: JobEntry, recorder: JobRecorder, contex
 
 
 @contextlib.contextmanager
-def _still_understood() -> Iterator[None]:
+def _stored_data_errors() -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        said = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
-        raise BadInputError(f"What the database has of the job is not understood any more: {said}.") from error
+        reason = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
+        raise BadInputError(f"The stored data of the job cannot be parsed any more: {reason}.") from error
 
 
 class ServiceSearch(SearchController):
-    """A search that has its lease with it.
-
-    Args:
-        resources: closed with it.
-        records: where its end is noted.
-        arguments, more: of `framework.search.controller.SearchController`.
-    """
+    """A search that owns its lease; `resources` are closed with it, `records` stores its end."""
 
     def __init__(self, resources: contextlib.ExitStack, records: Store, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -147,32 +135,29 @@ class ServiceSearch(SearchController):
         self._error = ""
 
     def handle(self, event: events.Event) -> None:
-        """See `SearchController.handle`."""
-        with self._remembering():
+        with self._recording_errors():
             super().handle(event)
 
     def tick(self) -> None:
-        """See `SearchController.tick`."""
-        with self._remembering():
+        with self._recording_errors():
             super().tick()
 
     def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
-        """See `SearchController.match_offers`."""
-        with self._remembering():
+        with self._recording_errors():
             return super().match_offers(agents)
 
     def close(self) -> None:
-        """Notes that the search is over, and gives its lease back: `dike tune --resume` may go on with it."""
-        # Whoever has taken the search over says how it ends.
+        """Records the search's end and releases its lease: `dike tune --resume` may resume it."""
+        # After a lost lease, the new owner records how the search ends.
         with self._resources, contextlib.suppress(LeaseLostError):
             self._records.finish_search(self._error or self.result.failure)
 
     def release_leases(self) -> None:
-        """Gives the lease back, the search being gone on with by another service."""
+        """Releases the lease for the next service, which resumes the search."""
         self._resources.close()
 
     @contextlib.contextmanager
-    def _remembering(self) -> Iterator[None]:
+    def _recording_errors(self) -> Iterator[None]:
         try:
             yield
         except DikeError as error:
@@ -181,40 +166,40 @@ class ServiceSearch(SearchController):
 
 
 def make_search(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> ServiceSearch:
-    """A search's state machine; it goes on with what `record.state_data` and the database of searches have of it.
+    """Creates a search's state machine, restored from `record.state_data` and the database of searches.
 
     Raises:
-        BadInputError: if the request cannot be read any more, or there is a search of that name already.
+        BadInputError: if the request cannot be parsed any more, or the search's name is taken.
     """
     request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
-    with _still_understood():
+    with _stored_data_errors():
         spec = request.to_spec()
     folder = spec.checkpoint_dir or f"{context.checkpoint_root.rstrip('/')}/{record.folder_name}"
     spec = dataclasses.replace(spec, checkpoint_dir=folder)
-    state = _state(record, handle)
+    state = _restored_state(record, handle)
     live_slots = [] if state is None else [slot.id for slot in state.slots]
     database = context.store.database
     with contextlib.ExitStack() as undo:
         resources = undo.enter_context(contextlib.ExitStack())
         store = Store(database.url, engine=database.engine)
         is_new = _open(store, spec, record)
-        # Where it keeps its checkpoints already it stays, should this service have another root.
+        # The stored spec: a recovered search keeps its folder, even if this service has another root.
         spec = store.spec
-        last_sign_s = store.last_heartbeat_s(spec.name)
+        last_heartbeat_s = store.last_heartbeat_s(spec.name)
         resources.enter_context(_locked(store, spec.name, database.shared.heartbeat))
         study = (Study.create if is_new else Study.open)(database.url, spec, database.shared.storage())
         resources.callback(study.close)
         store.reopen_search()
-        close_open_slices(store, last_sign_s, live_slots)
+        close_open_slices(store, last_heartbeat_s, live_slots)
         records = trials_to_resume(store.load_trials(), study.asked(), live_slots)
-        state = _ending_with(spec, state, records)
+        state = _apply_abort(spec, state, records)
         for trial in records:
             store.save_trial(trial)
         slices = store.load_slices()
-        first_slot = max((piece.slot for piece in slices), default=-1) + 1
+        first_slot = max((one.slot for one in slices), default=-1) + 1
         if state is not None:
-            # `dike tune --resume` may have had slots of its own meanwhile.
+            # `dike tune --resume` may have used further slot numbers meanwhile.
             state = dataclasses.replace(state, next_slot=max(state.next_slot, first_slot))
         launch = SlotLaunch(
             spec=spec,
@@ -244,18 +229,18 @@ def make_search(record: JobRecord, handle: JobEntry, recorder: JobRecorder, cont
         return search
 
 
-def _state(record: JobRecord, handle: JobEntry) -> SearchState | None:
-    """Where the service before this one has left the search, less the slots that have ended since."""
+def _restored_state(record: JobRecord, handle: JobEntry) -> SearchState | None:
+    """The state that the previous service saved, without the slots that have ended since."""
     if record.state_data is None:
         return None
     state = SearchState.from_json(record.state_data)
     return dataclasses.replace(state, slots=tuple(slot for slot in state.slots if slot.task_id in handle.tasks))
 
 
-def _ending_with(spec: SearchSpec, state: SearchState | None, records: Iterable[TrialRecord]) -> SearchState | None:
-    """The state, of a search that ends if a trial failed that should end it: the trial was written down before it.
+def _apply_abort(spec: SearchSpec, state: SearchState | None, records: Iterable[TrialRecord]) -> SearchState | None:
+    """Sets the search to end if a trial failed that should end it: the trial is saved before the search's state.
 
-    What failed before the search was gone on with has ended it once.
+    Failures from before the search was resumed do not count: they have ended it once.
     """
     if spec.on_failure != "abort" or state is None or state.ending is not None:
         return state
@@ -267,11 +252,7 @@ def _ending_with(spec: SearchSpec, state: SearchState | None, records: Iterable[
 
 
 def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:
-    """Opens the job's search, or makes it; whether it is new.
-
-    Raises:
-        BadInputError: if there is one of that name that is not this job's.
-    """
+    """Opens the job's search, or creates it; returns whether it is new. Raises `BadInputError` if the name is taken."""
     try:
         store.create_search(spec)
     except StorageUnavailableError:
@@ -286,7 +267,7 @@ def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:
 
 @contextlib.contextmanager
 def _locked(store: Store, name: str, heartbeat: Heartbeat) -> Iterator[None]:
-    """Holds the search's lease; a predecessor on another machine may seem to hold it for a while after its death."""
+    """Locks the search; waits for the lease of a predecessor that died on another machine to expire."""
     deadline_s = time.monotonic() + STALE_S + HEARTBEAT_S
     while True:
         with contextlib.ExitStack() as stack:

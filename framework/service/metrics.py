@@ -1,4 +1,4 @@
-"""What a service tells Prometheus: what its loop and its API count, and what its database holds."""
+"""The Prometheus metrics of a service: counters of its loop and API, and counts from its database."""
 
 from __future__ import annotations
 
@@ -33,36 +33,29 @@ WORK_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 
 
 class ServiceMetrics(Metrics):
-    """The metrics of one service; any thread may use them.
-
-    Args:
-        store: the service's database.
-
-    Attributes:
-        registry: all that tell no names.
-        registry_by_user: those that tell which users there are.
-        started_s: when the service started, in seconds since the epoch.
-        is_connected: whether the subscription with the master stands.
-    """
+    """The metrics of one service. Thread-safe. Those labelled by user have a registry of their own."""
 
     def __init__(self, store: ServiceStore) -> None:
-        # When each series began is of no use here, and doubles their number.
+        # Creation times of series are not used, and would double their number.
         disable_created_metrics()
         self.registry = registry = CollectorRegistry()
         self.started_s = time.time()
         self.is_connected = False
-        self._last_round_s = time.monotonic()
+        self._last_iteration_s = time.monotonic()
         self._loop = Histogram(
-            "dike_loop_seconds", "Work of the service's loop in one round.", buckets=WORK_BUCKETS_S, registry=registry
+            "dike_loop_seconds",
+            "Duration of one iteration of the service's loop.",
+            buckets=WORK_BUCKETS_S,
+            registry=registry,
         )
         self._connected = Gauge(
-            "dike_connected", "Whether the subscription with the Mesos master stands.", registry=registry
+            "dike_connected", "Whether the service is subscribed with the Mesos master.", registry=registry
         )
-        self._received = Counter("dike_offers_received", "Offers that Mesos has made.", registry=registry)
-        self._held = Gauge("dike_offers_held", "Offers in hand.", registry=registry)
+        self._received = Counter("dike_offers_received", "Offers received from Mesos.", registry=registry)
+        self._unused = Gauge("dike_offers_held", "Unused offers.", registry=registry)
         self._launches = Counter("dike_launches", "Tasks launched.", registry=registry)
         self._failures = Counter(
-            "dike_task_failures", "Tasks that ended otherwise than well, unasked.", registry=registry
+            "dike_task_failures", "Tasks that failed without being asked to stop.", registry=registry
         )
         self._waits = Histogram(
             "dike_queue_wait_seconds",
@@ -72,7 +65,7 @@ class ServiceMetrics(Metrics):
         )
         self._placements = Histogram(
             "dike_placement_seconds",
-            "Time that one job took to look at offers, plan and launch.",
+            "Time for one job to match offers, plan and launch.",
             buckets=WORK_BUCKETS_S,
             registry=registry,
         )
@@ -97,22 +90,14 @@ class ServiceMetrics(Metrics):
 
     @property
     def loop_age_s(self) -> float:
-        """Seconds since the loop last went round."""
-        return time.monotonic() - self._last_round_s
+        """Seconds since the last iteration of the loop."""
+        return time.monotonic() - self._last_iteration_s
 
     def text(self, *, by_user: bool = False) -> bytes:
-        """Them in Prometheus' text format.
-
-        Args:
-            by_user: whether with those that tell which users there are.
-
-        Raises:
-            BadInputError: if the database cannot be reached.
-        """
         return generate_latest(self.registry) + (generate_latest(self.registry_by_user) if by_user else b"")
 
     def loop_iteration(self, seconds: float) -> None:
-        self._last_round_s = time.monotonic()
+        self._last_iteration_s = time.monotonic()
         self._loop.observe(seconds)
 
     def connected(self, is_connected: bool) -> None:
@@ -123,7 +108,7 @@ class ServiceMetrics(Metrics):
         self._received.inc(count)
 
     def unused_offers(self, count: int) -> None:
-        self._held.set(count)
+        self._unused.set(count)
 
     def launched(self, count: int) -> None:
         self._launches.inc(count)
@@ -138,32 +123,25 @@ class ServiceMetrics(Metrics):
         self._placements.observe(seconds)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """The API has begun to answer a request.
-
-        Args:
-            method: of the request; not what a client made up.
-            route: template of its path, such as `/api/v1/jobs/{job_id}`.
-            status: of the answer.
-            seconds: since the request.
+        """Counts a request whose answer begins; `route` is the template of its path, and `method` not a client's own
+        string.
         """
         self._requests.labels(method, route, str(status)).inc()
         self._request_times.labels(route).observe(seconds)
 
 
 class _DatabaseCollector(Collector):
-    """Counts what the database holds, when it is asked."""
-
     def __init__(self, store: ServiceStore) -> None:
         self._store = store
-        self._one_at_a_time = threading.Lock()
+        self._collect_lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
-        # Asked when it is registered: the database need not be.
+        # Called on registration: must not need the database.
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
         jobs, tasks, trials, slots, oldest, size, bundles = families = self._families()
-        with self._one_at_a_time, self._store.database.reading() as connection:
+        with self._collect_lock, self._store.database.reading() as connection:
             job_counts = queries.job_counts(connection)
             task_counts = queries.task_counts(connection)
             trial_counts = queries.trial_counts(connection)
@@ -196,14 +174,12 @@ class _DatabaseCollector(Collector):
                 "Time since the submission of the job that waits longest to run for the first time.",
                 labels=[],
             ),
-            GaugeMetricFamily("dike_database_bytes", "What the database takes.", labels=[]),
-            GaugeMetricFamily("dike_bundle_bytes", "What the scripts of jobs take of it.", labels=[]),
+            GaugeMetricFamily("dike_database_bytes", "Size of the database.", labels=[]),
+            GaugeMetricFamily("dike_bundle_bytes", "Size of the jobs' bundles in the database.", labels=[]),
         ]
 
 
 class _UserCollector(Collector):
-    """Counts the open jobs of each user, when it is asked."""
-
     def __init__(self, store: ServiceStore) -> None:
         self._store = store
 

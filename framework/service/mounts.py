@@ -1,4 +1,4 @@
-"""What jobs of a service find of their agents' file systems, where they run in containers: what its operator allows."""
+"""What the jobs of a service may mount in their containers: the folders that its operator allows."""
 
 from __future__ import annotations
 
@@ -12,23 +12,18 @@ from framework.mesos.containers import Container, Volume, needs_mount, parse_vol
 from framework.service.requests import SearchJobRequest, TrainingRequest
 
 PLACES = ("/mnt/", "/data/")
-"""Below what users may mount folders besides at their own paths: elsewhere one could take the place of programs or
-accounts that the image trusts, and its setuid programs would make a task root in its container."""
+"""Users may mount folders below these paths, besides at a folder's own path. Elsewhere a folder could replace programs
+or accounts that the image trusts, and its setuid programs would make a task root in its container."""
 SANDBOX = "/mnt/mesos"
-"""Above where Mesos mounts the sandbox."""
+"""Mesos mounts the sandbox below it."""
 
 
 @dataclass(frozen=True)
 class Mounts:
-    """Says what is mounted for a job.
-
-    Attributes:
-        image: container image for the tasks; None for the agent's own file system.
-        checkpoint_root: folder for the checkpoints of jobs that name none.
-        allowed: what users may ask for, at its own path or in `PLACES`; for checkpoints, too.
+    """What a job may mount: `allowed` volumes, at their own path or in `PLACES`, and its checkpoint folder.
 
     Raises:
-        BadInputError: if the root cannot be mounted, or jobs could put a link in the place of one of these folders.
+        BadInputError: if the root cannot be mounted, or jobs could replace one of these folders by a link.
     """
 
     image: str | None
@@ -49,22 +44,12 @@ class Mounts:
                 )
 
     def check(self, request: TrainingRequest | SearchJobRequest) -> None:
-        """Refuses a request that asks for what it must not have.
-
-        Raises:
-            BadInputError: if it does.
-        """
+        """Raises `BadInputError` if a request asks for more than the service allows."""
         self.container(request, _named_folder(request) or self.checkpoint_root)
 
     def container(self, request: TrainingRequest | SearchJobRequest, checkpoint_dir: str) -> Container | None:
-        """What a job runs in.
-
-        Args:
-            request: the job, as it was submitted.
-            checkpoint_dir: where its checkpoints go.
-
-        Raises:
-            BadInputError: if it asks for what it must not have.
+        """The container of a job, None without an image; raises `BadInputError` if it asks for more than the service
+        allows.
         """
         if self.image is None:
             if request.volumes:
@@ -88,7 +73,7 @@ class Mounts:
                 f"The volume {volume} cannot be mounted at {place} through a service; mount it at its own path or "
                 f"below /mnt or /data, but not in {SANDBOX}."
             )
-        # The very folders and none below them, which might be links that a job has made.
+        # Exactly these folders: one below them might be a link that a job has made.
         for allowed in self.allowed:
             if allowed.host == volume.host and (volume.read_only or not allowed.read_only):
                 return
@@ -96,7 +81,7 @@ class Mounts:
             f"{one.host} ({'read-only' if one.read_only else 'to read and write'})" for one in self.allowed
         )
         raise BadInputError(
-            f"The volume {volume} is none that this service allows; it allows {known or 'none (--allow-volume)'}."
+            f"The volume {volume} is not allowed by this service; it allows {known or 'none (--allow-volume)'}."
         )
 
     def _for_checkpoints(self, request: TrainingRequest | SearchJobRequest, folder: str) -> Volume:
@@ -109,7 +94,7 @@ class Mounts:
             if not allowed.read_only and place.contains(folder):
                 return place
         if _named_folder(request) is None:
-            # Chosen by a service that had another root.
+            # An earlier service with another root chose this folder.
             return Volume(posixpath.dirname(folder), posixpath.dirname(folder))
         raise BadInputError(
             f"The checkpoint folder {folder} is neither below this service's --checkpoint-root {self.checkpoint_root} "
@@ -118,13 +103,12 @@ class Mounts:
 
 
 NO_CONTAINERS = Mounts(image=None, checkpoint_root="")
-"""Jobs run in their agents' own file systems."""
 
 
 def _check_nesting(volumes: Sequence[Volume]) -> None:
-    """Refuses a place inside another: a link that a job has made there could lead anywhere in the container."""
+    """Refuses a mount point inside another mount: a job could replace it by a link to anywhere in the container."""
     for outer, inner in itertools.permutations(volumes, 2):
-        # What the operator names one in the other has no writable folder around it.
+        # `Mounts` has checked that folders at their own paths do not lie in a writable one.
         named_so = outer.container == outer.host and inner.container == inner.host
         if outer.contains(inner.container) and not named_so:
             raise BadInputError(
@@ -134,7 +118,6 @@ def _check_nesting(volumes: Sequence[Volume]) -> None:
 
 
 def _named_folder(request: TrainingRequest | SearchJobRequest) -> str | None:
-    """The checkpoint folder that the user has named."""
     return (
         request.to_spec().checkpoint_dir if isinstance(request, SearchJobRequest) else request.checkpoint_dir
     ) or None

@@ -1,4 +1,4 @@
-"""What clients ask of many jobs, or of much data, in one query each."""
+"""Read queries over many jobs or much data, one SQL query each."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from framework.search.tables import SEARCHES, TRIALS
 from framework.service.tables import BUNDLES, JOBS, OUTPUT, PROGRESS, TASKS
 
 NOTE_TASK = "dike"
-"""Stands for a task where output is not a task's but says that some is missing."""
+"""Task name of output that is not a task's but a note about missing output."""
 
 _OPEN = [str(state) for state in JobState if not state.has_ended()]
 _POINT = (PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
 
 
 _NAMED_FOLDERS = (("checkpoint_dir",), ("spec", "checkpoint_dir"))
-"""Where requests of training jobs and of searches have the checkpoint folder that a user names."""
+"""Paths in the requests of training jobs and of searches of the checkpoint folder that the user named."""
 
 
 def live_tasks(connection: Connection, job_ids: Sequence[str]) -> dict[str, int]:
-    """Job -> how many of its tasks have not ended; jobs without any are left out."""
+    """Job -> number of its tasks that have not ended; jobs without any are omitted."""
     query = select(TASKS.c.job_id, func.count()).where(TASKS.c.job_id.in_(job_ids), TASKS.c.ended_s.is_(None))
     return {str(job_id): int(count) for job_id, count in connection.execute(query.group_by(TASKS.c.job_id))}
 
 
 def last_progress(connection: Connection, job_ids: Sequence[str]) -> dict[str, ProgressPoint]:
-    """Job -> the last that its chief reported; jobs that have reported nothing are left out."""
+    """Job -> its chief's last report; jobs without one are omitted."""
     last = select(PROGRESS.c.job_id, func.max(PROGRESS.c.step).label("step")).where(PROGRESS.c.job_id.in_(job_ids))
     newest = last.group_by(PROGRESS.c.job_id).subquery()
     query = select(PROGRESS.c.job_id, *_POINT).join(
@@ -43,7 +43,7 @@ def last_progress(connection: Connection, job_ids: Sequence[str]) -> dict[str, P
 
 
 def trial_states(connection: Connection, searches: Sequence[str]) -> dict[str, dict[TrialState, int]]:
-    """Search -> state -> how many of its trials are in it; searches that have not begun are left out."""
+    """Search -> trial state -> number of trials; searches that have not begun are omitted."""
     query = select(SEARCHES.c.name, TRIALS.c.state, func.count()).join(TRIALS, TRIALS.c.search_id == SEARCHES.c.id)
     counts: dict[str, dict[TrialState, int]] = {}
     grouped = query.where(SEARCHES.c.name.in_(searches)).group_by(SEARCHES.c.name, TRIALS.c.state)
@@ -53,20 +53,15 @@ def trial_states(connection: Connection, searches: Sequence[str]) -> dict[str, d
 
 
 def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, str]:
-    """Search -> whether its least (`min`) or greatest (`max`) value is best; those that have not begun are left out."""
+    """Search -> `min` or `max`, the better direction of its objective; searches that have not begun are omitted."""
     mode = _json_text(connection, SEARCHES.c.spec, "mode")
     rows = connection.execute(select(SEARCHES.c.name, mode).where(SEARCHES.c.name.in_(searches)))
     return {str(name): str(found) for name, found in rows}
 
 
 def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, float]:
-    """Search -> the value of its best trial (`framework.search.records.best_trial`); searches without one are left out.
-
-    Args:
-        connection: to the database.
-        modes: search -> `min` or `max`.
-    """
-    # What is no number sorts behind all numbers (`framework.search.tables.Number`).
+    """Search -> value of its best trial (`framework.search.records.best_trial`), given the searches' `search_modes`."""
+    # NaN and infinities sort outside this range (`framework.search.tables.Number`).
     value, state = TRIALS.c.value, TRIALS.c.state
     is_finite = value.between(-sys.float_info.max, sys.float_info.max)
     finished = case((state == TrialState.FINISHED, value))
@@ -81,21 +76,14 @@ def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, f
 
 
 def named_folders(connection: Connection) -> list[str]:
-    """The checkpoint folders that users have named for jobs that have not ended."""
+    """The checkpoint folders that users named for jobs that have not ended."""
     query = select(*(_json_text(connection, JOBS.c.request, *path) for path in _NAMED_FOLDERS))
     return [text for row in connection.execute(query.where(JOBS.c.state.in_(_OPEN))) for text in row if text]
 
 
 def checkpoint_folders(connection: Connection, user: str, root: str) -> tuple[list[str], list[str]]:
-    """The folders of all jobs' checkpoints.
-
-    Args:
-        connection: to the database.
-        user: whose are told apart.
-        root: folder of those that the service has chosen.
-
-    Returns:
-        Those of the user's jobs, and those of others'.
+    """The checkpoint folders of the user's jobs and of other users' jobs; `root` is the parent of those the service
+    chose.
     """
     named = [_json_text(connection, JOBS.c.request, *path) for path in _NAMED_FOLDERS]
     chosen = _json_text(connection, JOBS.c.state_data, "checkpoint_dir")
@@ -109,7 +97,7 @@ def checkpoint_folders(connection: Connection, user: str, root: str) -> tuple[li
 
 
 def _json_text(connection: Connection, column: ColumnElement[str], *path: str) -> ColumnElement[str]:
-    """One text of the JSON in a column; NULL where there is none. The rest of it, which may be long, stays there."""
+    """One text of the JSON in a column, NULL if missing; the rest, which may be long, is not fetched."""
     if connection.dialect.name == "sqlite":
         return func.json_extract(column, ".".join(("$", *path)))
     found: ColumnElement[Any] = cast(column, JSON)
@@ -119,7 +107,7 @@ def _json_text(connection: Connection, column: ColumnElement[str], *path: str) -
 
 
 def thinned_progress(connection: Connection, job_id: str, after_step: int, limit: int) -> list[ProgressPoint]:
-    """Progress of a job after a step: at most about `limit` points, evenly chosen, the last one among them."""
+    """Progress of a job after a step: at most about `limit` points, evenly spaced, including the last."""
     ours = (PROGRESS.c.job_id == job_id) & (PROGRESS.c.step > after_step)
     count = connection.execute(select(func.count()).where(ours)).scalar_one()
     stride = max(1, math.ceil(count / limit))
@@ -132,7 +120,9 @@ def thinned_progress(connection: Connection, job_id: str, after_step: int, limit
 def output(
     connection: Connection, job_id: str, *, after: int, task: str | None, limit: int | None
 ) -> list[OutputChunk]:
-    """Output of a job, or of one of its tasks with notes of what is missing, numbered above `after`, oldest first."""
+    """Output of a job with numbers above `after`, oldest first; of one task, its output and the notes about missing
+    output.
+    """
     wanted: list[ColumnElement[bool]] = [OUTPUT.c.job_id == job_id, OUTPUT.c.number > after]
     if task is not None:
         wanted.append(OUTPUT.c.task.in_([task, NOTE_TASK]))
@@ -142,13 +132,12 @@ def output(
 
 
 def job_counts(connection: Connection) -> dict[tuple[JobKind, JobState], int]:
-    """(Kind, state) -> number of jobs."""
     query = select(JOBS.c.kind, JOBS.c.state, func.count()).group_by(JOBS.c.kind, JOBS.c.state)
     return {(JobKind(kind), JobState(state)): count for kind, state, count in connection.execute(query)}
 
 
 def state_counts(connection: Connection, user: str | None = None) -> dict[JobState, int]:
-    """State -> number of a user's jobs, of all jobs if no user is named; states without any are left out."""
+    """State -> number of the user's jobs, or of all jobs; states without any are omitted."""
     query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
     if user is not None:
         query = query.where(JOBS.c.user == user)
@@ -157,13 +146,12 @@ def state_counts(connection: Connection, user: str | None = None) -> dict[JobSta
 
 
 def task_counts(connection: Connection) -> dict[str, int]:
-    """State -> number of tasks."""
     query = select(TASKS.c.state, func.count()).group_by(TASKS.c.state)
     return {str(state): int(count) for state, count in connection.execute(query)}
 
 
 def slot_counts(connection: Connection) -> dict[str, int]:
-    """State -> number of searches' tasks that have not ended, each of which is a slot."""
+    """State -> number of searches' tasks that have not ended; each is a slot."""
     query = select(TASKS.c.state, func.count()).join(JOBS, JOBS.c.id == TASKS.c.job_id)
     ours = query.where(JOBS.c.kind == str(JobKind.SEARCH), TASKS.c.ended_s.is_(None))
     return {str(state): int(count) for state, count in connection.execute(ours.group_by(TASKS.c.state))}
@@ -177,14 +165,14 @@ def open_job_counts(connection: Connection) -> dict[tuple[str, JobState], int]:
 
 
 def oldest_queued_s(connection: Connection) -> float | None:
-    """When the job was submitted that waits longest to run for the first time, in seconds since the epoch."""
+    """Submission time (epoch seconds) of the job that has waited longest for its first run; None without one."""
     query = select(func.min(JOBS.c.submitted_s))
     found = connection.execute(query.where(JOBS.c.state == str(JobState.QUEUED), JOBS.c.started_s.is_(None))).scalar()
     return None if found is None else float(found)
 
 
 def bundle_bytes(connection: Connection, user: str | None = None) -> int:
-    """How large the bundles of a user's jobs are together; of all jobs if no user is named."""
+    """Total size of the bundles of the user's jobs, or of all jobs."""
     query = select(func.coalesce(func.sum(func.length(BUNDLES.c.archive)), 0))
     if user is not None:
         query = query.join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.user == user)
@@ -199,25 +187,23 @@ def trial_counts(connection: Connection) -> dict[TrialState, int]:
 
 
 def newest_ids(connection: Connection, limit: int = 1000) -> list[str]:
-    """Jobs' ids, the newest first."""
     query = select(JOBS.c.id).order_by(JOBS.c.number.desc()).limit(limit)
     return list(connection.execute(query).scalars())
 
 
 def open_jobs(connection: Connection, user: str) -> int:
-    """How many jobs of a user have not ended."""
     query = select(func.count()).select_from(JOBS).where(JOBS.c.user == user, JOBS.c.state.in_(_OPEN))
     return int(connection.execute(query).scalar_one())
 
 
 def output_bytes(connection: Connection, user: str) -> int:
-    """How large what is kept of the output of a user's jobs is together, in UTF-8."""
+    """Total size in UTF-8 of the stored output of the user's jobs."""
     query = select(func.coalesce(func.sum(_text_bytes(connection)), 0)).where(_output_of(user))
     return int(connection.execute(query).scalar_one())
 
 
 def oldest_output(connection: Connection, user: str) -> Iterator[tuple[int, str, int]]:
-    """Number, job and bytes of each piece of output of a user's jobs, oldest first."""
+    """Number, job and bytes of each chunk of output of the user's jobs, oldest first."""
     query = select(OUTPUT.c.number, OUTPUT.c.job_id, _text_bytes(connection)).where(_output_of(user))
     with connection.execute(query.order_by(OUTPUT.c.number)) as rows:
         for number, job_id, size in rows:
@@ -225,7 +211,7 @@ def oldest_output(connection: Connection, user: str) -> Iterator[tuple[int, str,
 
 
 def _text_bytes(connection: Connection) -> ColumnElement[int]:
-    """How long a piece of output is in UTF-8; its length is that in characters."""
+    """The size of a chunk in UTF-8: LENGTH counts characters."""
     if connection.dialect.name == "sqlite":
         return func.length(cast(OUTPUT.c.text, LargeBinary))
     return func.octet_length(OUTPUT.c.text)
@@ -236,11 +222,10 @@ def _output_of(user: str) -> ColumnElement[bool]:
 
 
 def has_begun(connection: Connection, search: str) -> bool:
-    """Whether there is anything of a search yet."""
+    """Whether a search exists in the database of searches."""
     return connection.execute(select(SEARCHES.c.id).where(SEARCHES.c.name == search)).first() is not None
 
 
 def state_of(connection: Connection, job_id: str) -> JobState | None:
-    """A job's state; None if there is none of that id."""
     state = connection.execute(select(JOBS.c.state).where(JOBS.c.id == job_id)).scalar()
     return None if state is None else JobState(state)

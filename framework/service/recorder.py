@@ -1,4 +1,4 @@
-"""Writes down what a job tells: events, output, progress. Gathered in memory and written in one go now and then."""
+"""Records the events, output and progress of jobs: buffered in memory, written in batches."""
 
 from __future__ import annotations
 
@@ -18,25 +18,18 @@ from framework.training.observer import JobObserver
 from framework.training.spec import JobTask, Resize
 from solver import Plan, PlannedTask
 
-WAITING_EVERY_S = 600.0
-"""How often an event says why a job that waits still waits; its record says so at any time."""
+WAITING_EVENT_INTERVAL_S = 600.0
+"""Minimum time between two events about why a job waits; its record always has the current reason."""
 
 
 def finite(value: float | None) -> float | None:
-    """A number that JSON knows; None for any other."""
+    """The number if it is finite, as JSON requires; else None."""
     return value if value is not None and math.isfinite(value) else None
 
 
 class JobRecorder:
-    """What is to be written of one job.
-
-    Args:
-        store: where it goes.
-        job_id: whose it is.
-        waiting: what the database has of that.
-
-    Attributes:
-        waiting: why the job does not run, or not yet; empty if nothing is in the way.
+    """Buffers the events, output and progress of one job; `waiting` is why it does not run, empty if nothing prevents
+    it.
     """
 
     def __init__(self, store: ServiceStore, job_id: str, waiting: str = "") -> None:
@@ -47,37 +40,32 @@ class JobRecorder:
         self._received: dict[tuple[str, str], int] = {}
         self._progress: list[ProgressPoint] = []
         self._written_waiting = self.waiting = waiting
-        self._told_waiting_s = -WAITING_EVERY_S
+        self._waiting_event_s = -WAITING_EVENT_INTERVAL_S
 
     def event(self, kind: str, text: str) -> None:
-        """Something happened; see `JobEvent.kind`."""
         self._events.append((kind, text))
 
-    def waits(self, reason: str) -> None:
-        """The job cannot run yet."""
+    def set_waiting(self, reason: str) -> None:
         now_s = time.monotonic()
-        # The reason lists what is on offer, and so is another one all the time.
-        if reason != self.waiting and (not self.waiting or now_s - self._told_waiting_s >= WAITING_EVERY_S):
-            self._told_waiting_s = now_s
+        # The reason lists current offers, and so changes often.
+        if reason != self.waiting and (not self.waiting or now_s - self._waiting_event_s >= WAITING_EVENT_INTERVAL_S):
+            self._waiting_event_s = now_s
             self.event("waiting", reason)
         self.waiting = reason
 
     def output(self, task: str, stream: str, text: str) -> None:
-        """A task has written something."""
         if text:
             self._output.append((task, stream, storable(text)))
 
     def received(self, task_id: str, stream: str, size: int) -> None:
-        """So many bytes of what a task has written are in `output`; the next service goes on from there."""
+        """Sets how many bytes of a task's output are in `output`; the next service continues from there."""
         self._received[task_id, stream] = size
 
     def progress(self, point: ProgressPoint) -> None:
-        """The chief has reported a step."""
         self._progress.append(point)
 
     def write(self) -> None:
-        """Writes all that has come since the last time."""
-        # Cleared only once written; but without its database the service ends, and what is left here is lost.
+        # Cleared only once written. If the database fails, the service ends and loses what is still buffered.
         self._store.history.add_events(self._job_id, self._events)
         self._events.clear()
         self._store.history.add_output(self._job_id, self._output, self._received)
@@ -91,12 +79,7 @@ class JobRecorder:
 
 
 class TrainingRecorder(JobObserver):
-    """Writes down what a training job tells.
-
-    Args:
-        recorder: where it goes.
-        is_chief: whether a planned task's progress is the job's.
-    """
+    """Records a training job; its progress is that of the chief."""
 
     def __init__(self, recorder: JobRecorder, is_chief: Callable[[PlannedTask], bool]) -> None:
         self._recorder = recorder
@@ -104,7 +87,7 @@ class TrainingRecorder(JobObserver):
         self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
 
     def waiting(self, reason: str) -> None:
-        self._recorder.waits(reason)
+        self._recorder.set_waiting(reason)
 
     def planned(self, plan: Plan) -> None:
         roles = Counter(task.role for task in plan.tasks)
@@ -116,8 +99,8 @@ class TrainingRecorder(JobObserver):
         self._recorder.event("launched", where)
 
     def task_changed(self, task: JobTask) -> None:
-        said = f": {task.message}" if task.message and task.state.is_terminal() and not task.stop_requested else ""
-        self._recorder.event("task", f"{task.name} {task.shown_verb} on {task.node}{said}")
+        message = f": {task.message}" if task.message and task.state.is_terminal() and not task.stop_requested else ""
+        self._recorder.event("task", f"{task.name} {task.shown_verb} on {task.node}{message}")
 
     def progress(self, task: JobTask) -> None:
         if task.step is not None and self._is_chief(task.planned):
@@ -129,9 +112,9 @@ class TrainingRecorder(JobObserver):
         key = (task.task_id, chunk.stream)
         decoder = self._decoders.setdefault(key, codecs.getincrementaldecoder("utf-8")("replace"))
         self._recorder.output(task.name, chunk.stream, decoder.decode(chunk.data))
-        # The next service's decoder begins with a whole character.
-        begun, _ = decoder.getstate()
-        self._recorder.received(task.task_id, chunk.stream, chunk.end - len(begun))
+        # Counts whole characters only: the next service starts with a new decoder.
+        incomplete, _ = decoder.getstate()
+        self._recorder.received(task.task_id, chunk.stream, chunk.end - len(incomplete))
 
     def checkpoint(self, path: str, step: int) -> None:
         self._recorder.event("checkpoint", f"step {step}: {path}")
@@ -152,24 +135,18 @@ class TrainingRecorder(JobObserver):
 
 
 class SearchRecorder(SearchObserver):
-    """Writes down what a search tells.
-
-    Args:
-        recorder: where it goes.
-    """
-
     is_public = True
 
     def __init__(self, recorder: JobRecorder) -> None:
         self._recorder = recorder
 
     def waiting(self, reason: str) -> None:
-        self._recorder.waits(reason)
+        self._recorder.set_waiting(reason)
 
     def slot_changed(self, slot: Slot) -> None:
         self._recorder.waiting = ""
-        said = f": {slot.message}" if slot.message and slot.is_gone and not slot.leaving else ""
-        self._recorder.event("task", f"slot {slot.id} {slot.state.verb} on {slot.node}{said}")
+        message = f": {slot.message}" if slot.message and slot.is_gone and not slot.leaving else ""
+        self._recorder.event("task", f"slot {slot.id} {slot.state.verb} on {slot.node}{message}")
 
     def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
         why = f" ({reason})" if reason else ""

@@ -1,4 +1,4 @@
-"""What a client sends to submit a job. Everything here is checked before it is used."""
+"""The requests that clients send to submit a job. They are validated before use."""
 
 from __future__ import annotations
 
@@ -38,28 +38,24 @@ if TYPE_CHECKING:
     from solver.network import Network
 
 MAX_MEASUREMENTS = 200
-"""More would take longer to fit than offers wait."""
+"""Fitting more would take longer than offers are kept."""
 _STORED = "stored"
-"""Context of reading what was checked before."""
+"""Validation context for requests from the database, which are not checked again."""
 _STRICT = ConfigDict(extra="forbid")
 
 
-def _relative(path: str) -> str:
+def _check_relative(path: str) -> str:
     if path.startswith("/") or ".." in path.split("/"):
         raise ValueError("is a path inside the bundle, without '..'")
     return path
 
 
-Script = Annotated[Text, Field(min_length=1), AfterValidator(_relative)]
+Script = Annotated[Text, Field(min_length=1), AfterValidator(_check_relative)]
 Measured = Annotated[float, Field(ge=1e-7, le=1e9, allow_inf_nan=False)]
 
 
 def check_search(spec: SearchSpec) -> None:
-    """Refuses a search that could not be run.
-
-    Raises:
-        BadInputError: if there is no such policy, or its space cannot be searched in this way.
-    """
+    """Raises `BadInputError` if the policy is unknown, or the space cannot be searched this way."""
     make_policy(spec.policy, spec.settings)
     check_learning(spec.policy, spec.warm_start_from)
     if spec.sampler_object or spec.space_function:
@@ -69,7 +65,7 @@ def check_search(spec: SearchSpec) -> None:
         parse_stop(spec.stop)
     check_space(spec.space)
     for parameter in spec.space:
-        # A grid has every whole number of a range.
+        # A grid holds every integer of a range.
         longest = MAX_TRIALS if spec.sampler in EXHAUSTIVE else 2**53
         if parameter.is_integer and parameter.high - parameter.low > longest:
             raise BadInputError(f"The range of '{parameter.name}' is too long.")
@@ -78,16 +74,14 @@ def check_search(spec: SearchSpec) -> None:
 
 
 class MeasuredStep(BaseModel):
-    """How long a step took with one placement (`solver.calibration.Measurement`).
+    """A measured step time with one placement (`solver.calibration.Measurement`).
 
     Attributes:
-        ps: machine of each parameter server.
-        workers: machine of each worker.
+        ps, workers: machine of each.
         gpus, cpus: of each worker.
-        seconds: in which every worker made one step; None where `samples_per_s` is given.
-        samples_per_s: of the whole job; None where `seconds` is given.
+        seconds: duration of one step of all workers; None where `samples_per_s`, of the whole job, is given.
         batch_size: samples per step of one worker; None for the model's.
-        shard_bytes: bytes of variables on each parameter server; None for those that a plan would put there.
+        shard_bytes: bytes of variables on each parameter server; None for those that a plan would place there.
         where: file and line, for messages.
     """
 
@@ -105,7 +99,6 @@ class MeasuredStep(BaseModel):
 
     @classmethod
     def of(cls, row: Measurement) -> MeasuredStep:
-        """A measurement as a request has it."""
         return cls(
             ps=row.assignment.ps,
             workers=row.assignment.workers,
@@ -119,12 +112,8 @@ class MeasuredStep(BaseModel):
         )
 
     def to_measurement(self) -> Measurement:
-        """The measurement.
-
-        Raises:
-            BadInputError: if it says nothing, or contradicts itself.
-        """
-        # Late: few jobs have any, and what reads them takes a while to import.
+        """Converts to a `Measurement`; raises `BadInputError` if it is empty or contradicts itself."""
+        # Imported late: slow to import, and few jobs have measurements.
         from solver.calibration import Measurement
         from solver.placement.naming import Assignment
         from solver.resources import WorkerShape
@@ -142,25 +131,18 @@ class MeasuredStep(BaseModel):
 
 class _Request:
     def to_json(self) -> dict[str, Any]:
-        """The request as JSON values."""
         values: dict[str, Any] = _REQUEST.dump_python(self, mode="json")  # type: ignore[arg-type]
         return values
 
     def dumps(self) -> str:
-        """The request as JSON."""
         return _REQUEST.dump_json(self, indent=2).decode()  # type: ignore[arg-type]
 
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrainingRequest(TrainingOptions, PlanOptions, _Request):
-    """A training job as it is submitted.
+    """A training job as submitted: `framework.training.spec.JobSpec` with profile and plan as JSON values.
 
-    Attributes:
-        name: the job's id; None to make one up.
-        script: path inside the bundle.
-        arguments, profile, profile_is_kept, plan, stream_all_logs, preload: as of
-            `framework.training.spec.JobSpec`; profile and plan as JSON values.
-        measurements: see `solver.settings.PlanSettings`.
+    The script is a path inside the bundle; without a name the service generates the id.
     """
 
     kind: Literal["training"] = "training"
@@ -175,7 +157,7 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
     measurements: Annotated[tuple[MeasuredStep, ...], Field(max_length=MAX_MEASUREMENTS)] = ()
 
     @model_validator(mode="after")
-    def _is_consistent(self, info: ValidationInfo) -> TrainingRequest:
+    def _check_consistency(self, info: ValidationInfo) -> TrainingRequest:
         if info.context is _STORED:
             return self
         try:
@@ -193,15 +175,12 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
         return self
 
     def to_spec(self, network: Network | None = None, **of_the_service: Any) -> JobSpec:
-        """The job, with what the service adds: `job_id`, `checkpoint_dir`, `bundle_url`, `python` and the like.
-
-        Args:
-            network: what the service knows of the links.
-            of_the_service: further fields of the job.
+        """The job spec, with the fields that the service adds: `job_id`, `checkpoint_dir`, `bundle_url`, `python` and
+        the like.
 
         Raises:
             BadInputError: if a measurement contradicts itself.
-            ValueError, TypeError, KeyError: if profile, plan or measurements cannot be read.
+            ValueError, TypeError, KeyError: if profile, plan or measurements cannot be parsed.
         """
         measurements = tuple(step.to_measurement() for step in self.measurements)
         values: dict[str, Any] = {
@@ -220,13 +199,9 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=_STRICT)
 class SearchJobRequest(_Request):
-    """A search as it is submitted.
+    """A search as submitted: `framework.search.records.SearchSpec` as JSON values, its script a path inside the bundle.
 
-    Attributes:
-        spec: `framework.search.records.SearchSpec` as JSON values, its script being a path inside the bundle.
-        preload: modules for the zygotes, as `framework.project.script_facts` finds them on the client.
-        constraints: see `JobRecord`.
-        volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
+    `preload` are modules for the zygotes, as `framework.project.script_facts` finds them on the client.
     """
 
     kind: Literal["search"] = "search"
@@ -236,32 +211,24 @@ class SearchJobRequest(_Request):
     volumes: Volumes = ()
 
     @model_validator(mode="after")
-    def _is_a_search(self, info: ValidationInfo) -> SearchJobRequest:
+    def _check_search(self, info: ValidationInfo) -> SearchJobRequest:
         if info.context is _STORED:
             return self
         try:
             spec = self.to_spec()
-            _relative(spec.script)
+            _check_relative(spec.script)
         except ValidationError as error:
-            raise _refused(error) from error
+            raise _rejection(error) from error
         check_search(spec)
         return self
 
     def to_spec(self) -> SearchSpec:
-        """The search.
-
-        Raises:
-            ValueError: if it is none.
-        """
+        """Parses the spec; raises `ValueError` if it is malformed."""
         return _SEARCH_SPEC.validate_python(self.spec)
 
 
 class Resumption(BaseModel):
-    """How a search that has ended is gone on with.
-
-    Attributes:
-        constraints: see `JobRecord`; None for those that it had before.
-    """
+    """How to resume a search that has ended; without constraints it keeps the earlier ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -274,75 +241,57 @@ _REQUEST: TypeAdapter[TrainingRequest | SearchJobRequest] = TypeAdapter(JobReque
 
 
 def read_request(values: Any) -> TrainingRequest | SearchJobRequest:
-    """Checks a request that came as JSON values.
-
-    Raises:
-        BadInputError: if it is malformed; the message names the first field that is.
-    """
+    """Validates a request from JSON values; raises `BadInputError` that names the first malformed field."""
     try:
         return _REQUEST.validate_python(values)
     except ValidationError as error:
-        raise _refused(error) from error
+        raise _rejection(error) from error
 
 
 def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
-    """What a job in the database was asked for; that was checked when it came, and is not checked again.
-
-    Raises:
-        BadInputError: if it cannot be read any more.
-    """
+    """The stored request of a job, validated on submission; raises `BadInputError` if it cannot be parsed any more."""
     try:
         return _REQUEST.validate_python(record.request, context=_STORED)
     except ValidationError as error:
-        raise _refused(error) from error
+        raise _rejection(error) from error
 
 
-def _refused(error: ValidationError) -> BadInputError:
-    return BadInputError(f"{_first_of(error)}.")
+def _rejection(error: ValidationError) -> BadInputError:
+    return BadInputError(f"{_first_problem(error)}.")
 
 
-def _first_of(error: ValidationError) -> str:
+def _first_problem(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in tuple(JobKind))
     return refusal(where, first) if where else str(first["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
 def training_request(**values: Any) -> TrainingRequest:
-    """A training job to be submitted, of these fields of the request.
-
-    Raises:
-        BadInputError: if no service would take it.
-    """
+    """Creates a request; raises `BadInputError` if a service would refuse it."""
     try:
         return TrainingRequest(**values)
     except ValidationError as error:
-        raise _refused(error) from error
+        raise _rejection(error) from error
 
 
 def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...], **more: Any) -> SearchJobRequest:
-    """A search to be submitted, its script at this path inside the bundle; `more` are further fields of the request.
-
-    Raises:
-        BadInputError: if no service would take it.
+    """Creates a request with `script`, a path inside the bundle; raises `BadInputError` if a service would refuse
+    it.
     """
     values = dataclasses.asdict(dataclasses.replace(spec, script=script, folder=""))
     try:
         return SearchJobRequest(spec=values, preload=preload, **more)
     except ValidationError as error:
-        raise _refused(error) from error
+        raise _rejection(error) from error
 
 
 def is_own_search(record: JobRecord, search: SearchSummary) -> bool:
-    """Whether a search of a job's name is the job's own, and not one that `dike tune` has made.
-
-    Raises:
-        BadInputError: if the job's request cannot be read any more.
-    """
+    """Whether the search with a job's name belongs to the job, and not to a `dike tune` of the same name."""
     if record.state_data is not None:
         return True
-    # A service that was killed may have made it and not come to write down anything of the job.
+    # A service may have been killed after it created the search and before it wrote the job's state.
     request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
-    # Where its checkpoints are the service may have chosen, and each service chooses for itself.
+    # Without the checkpoint folder: each service may choose another one.
     asked = dataclasses.replace(request.to_spec(), checkpoint_dir=search.spec.checkpoint_dir)
     return search.spec == asked and search.created_s >= record.submitted_s

@@ -1,7 +1,4 @@
-"""Forgets jobs that ended long ago, and removes their checkpoints.
-
-So neither the database nor the disk of a service that is left running grows for ever.
-"""
+"""Deletes jobs that ended long ago, and their checkpoints, so that database and disk do not grow without bound."""
 
 from __future__ import annotations
 
@@ -30,21 +27,18 @@ from solver.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 3600.0
-END_S = 10.0
-"""How long a removal that goes on is waited for at the end; the next service takes it up where it was."""
+INTERVAL_S = 3600.0
+SHUTDOWN_TIMEOUT_S = 10.0
+"""Maximum wait for a running removal at shutdown; the next service continues it."""
 _SUBMITTED = re.compile(r"-\d{8}-\d{6}$")
-"""What `JobRecord.folder_name` adds to a name."""
+"""The suffix that `JobRecord.folder_name` adds to a name."""
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """How long a service keeps what is left of jobs that have ended.
+class RetentionPolicy:
+    """How long a service keeps jobs that have ended and their checkpoints, in seconds; None for ever.
 
-    Attributes:
-        jobs_s: what the database has of them, in seconds; None for ever.
-        checkpoints_s: their checkpoints; None for ever. Not longer than `jobs_s`: whose they are is in the database.
-        root: the folder that the service makes checkpoint folders in.
+    Checkpoints are kept at most as long as jobs, as the database knows their owners. They are in folders below `root`.
     """
 
     jobs_s: float | None = None
@@ -53,59 +47,52 @@ class Keeping:
 
 
 @contextlib.contextmanager
-def removing_old_jobs(store: ServiceStore, keeping: Keeping, every_s: float = EVERY_S) -> Iterator[None]:
-    """Removes what is old at once and now and then, on a thread of its own, while the context lasts.
-
-    Args:
-        store: the service's database.
-        keeping: how long what is kept.
-        every_s: how often is looked for what is older.
-    """
+def removing_old_jobs(store: ServiceStore, policy: RetentionPolicy, interval_s: float = INTERVAL_S) -> Iterator[None]:
+    """Removes what is old immediately and at each interval, on a thread, inside the context."""
     ending = threading.Event()
     thread = threading.Thread(
-        target=_remove_now_and_then, args=(store, keeping, every_s, ending), name="dike-keeping", daemon=True
+        target=_remove_periodically, args=(store, policy, interval_s, ending), name="dike-retention", daemon=True
     )
     thread.start()
     try:
         yield
     finally:
         ending.set()
-        thread.join(END_S)
+        thread.join(SHUTDOWN_TIMEOUT_S)
 
 
-def _remove_now_and_then(store: ServiceStore, keeping: Keeping, every_s: float, ending: threading.Event) -> None:
+def _remove_periodically(
+    store: ServiceStore, policy: RetentionPolicy, interval_s: float, ending: threading.Event
+) -> None:
     while True:
         try:
-            _remove(store, keeping, ending)
+            _remove(store, policy, ending)
         except (StorageUnavailableError, ServiceLeaseLostError, OSError) as error:
-            logger.warning("what is left of old jobs is not removed this time: %s", error)
+            logger.warning("old jobs are not removed this time: %s", error)
         except Exception:
-            # Whatever it is: the thread would be gone, and database and disk grow from now on.
-            logger.exception("what is left of old jobs is not removed this time")
-        if ending.wait(every_s):
+            # Any error: if the thread died, database and disk would grow without bound.
+            logger.exception("old jobs are not removed this time")
+        if ending.wait(interval_s):
             return
 
 
-def _remove(store: ServiceStore, keeping: Keeping, ending: threading.Event) -> None:
+def _remove(store: ServiceStore, policy: RetentionPolicy, ending: threading.Event) -> None:
     now_s = time.time()
     checkpoints = None
-    if keeping.checkpoints_s is not None:
-        checkpoints = Checkpoints(store, keeping.root, now_s - keeping.checkpoints_s)
+    if policy.checkpoints_s is not None:
+        checkpoints = Checkpoints(store, policy.root, now_s - policy.checkpoints_s)
         checkpoints.remove_old(ending.is_set)
-    if keeping.jobs_s is not None and not ending.is_set():
-        ended_before_s = now_s - keeping.jobs_s
+    if policy.jobs_s is not None and not ending.is_set():
+        ended_before_s = now_s - policy.jobs_s
         count = store.delete_jobs(ended_before_s, remove_old_searches(store, ended_before_s, checkpoints), ending)
         if count:
-            logger.info("%d jobs forgotten that ended more than %g days ago", count, keeping.jobs_s / 86400)
+            logger.info("%d jobs deleted that ended more than %g days ago", count, policy.jobs_s / 86400)
 
 
 class Checkpoints:
-    """The checkpoints of a service's jobs, in the folders that it has made for them.
+    """The checkpoints of a service's jobs, in the folders that the service created below `root`.
 
-    Args:
-        store: the service's database.
-        root: where these folders are, an absolute path.
-        before_s: what ended, and was written to for the last time, before this time (seconds since the epoch) is old.
+    They are old if job and last write ended before `before_s`, in seconds since the epoch.
     """
 
     def __init__(self, store: ServiceStore, root: Path, before_s: float) -> None:
@@ -115,24 +102,17 @@ class Checkpoints:
         self._folders = RunFolders(root)
 
     def remove_old(self, is_ending: Callable[[], bool]) -> None:
-        """Removes all that are old, but those of trials that may go on and of the best trial of each search.
-
-        Args:
-            is_ending: whether to stop before the next job.
-
-        Raises:
-            OSError: if the root cannot be read.
-        """
+        """Removes old checkpoints, except those of resumable trials and of the best trial of each search."""
         if not self._root.exists():
             return
         try:
             self._folders.empty_trash()
         except OSError as error:
-            logger.warning("what an earlier removal has left in %s is not removed: %s", self._root, error)
+            logger.warning("leftovers of an earlier removal in %s are not removed: %s", self._root, error)
         for name in self._folders.names():
             if is_ending():
                 return
-            record = self._maker(name)
+            record = self._owner_of(name)
             if record is None:
                 continue
             try:
@@ -143,25 +123,18 @@ class Checkpoints:
                 logger.warning("the checkpoints of job %s are not removed: %s", record.id, error)
                 continue
             if size_bytes is not None:
-                self._tell(record, size_bytes)
+                self._record_removal(record, size_bytes)
 
-    def remove_trials(self, record: JobRecord, searches: Store, *, may_go_on: bool) -> int | None:
-        """Removes those of a search that nobody runs and whose lease we hold.
-
-        Args:
-            record: its job.
-            searches: has the search open.
-            may_go_on: whether somebody may go on with it.
-
-        Returns:
-            How many bytes; None if there were none to remove.
+    def remove_trials(self, record: JobRecord, searches: Store, *, may_resume: bool) -> int | None:
+        """Removes old checkpoints of a search whose lease the caller owns; returns the bytes, None if nothing was
+        removed.
         """
         spec = searches.spec
         folder = Path(spec.checkpoint_dir).name
         if folder != self._own_folder(record) or spec.checkpoint_dir.rstrip("/") != f"{self._root}/{folder}":
             return None
         try:
-            there = set(self._folders.parts(folder))
+            existing = set(self._folders.parts(folder))
         except OSError as error:
             logger.warning("the checkpoints of job %s are not removed: %s", record.id, error)
             return None
@@ -169,14 +142,14 @@ class Checkpoints:
         result = SearchResult(spec.name, False, trials, spec.mode, spec.checkpoint_dir)
         sizes = [
             self._remove_if_old(folder, f"trial-{trial.number}")
-            for trial in result.dispensable(may_resume=may_go_on)
-            if f"trial-{trial.number}" in there
+            for trial in result.dispensable(may_resume=may_resume)
+            if f"trial-{trial.number}" in existing
         ]
         removed = [size for size in sizes if size is not None]
         return sum(removed) if removed else None
 
-    def _maker(self, name: str) -> JobRecord | None:
-        """The old job that the service has made a folder for; None if there is none, or it is not old."""
+    def _owner_of(self, name: str) -> JobRecord | None:
+        """The old job for which the service created a folder; None if there is none or it is not old."""
         for job_id in dict.fromkeys((name, _SUBMITTED.sub("", name))):
             record = self._store.old_job(job_id, self._before_s)
             if record is not None and name == self._own_folder(record):
@@ -184,7 +157,7 @@ class Checkpoints:
         return None
 
     def _own_folder(self, record: JobRecord) -> str | None:
-        """What the folder is called that the service has chosen for a job, below this root; None if it has not."""
+        """The name of the folder that the service chose for a job below this root; None if it chose none there."""
         name = record.folder_name
         if record.kind is JobKind.SEARCH:
             return None if (record.request.get("spec") or {}).get("checkpoint_dir") else name
@@ -194,7 +167,7 @@ class Checkpoints:
     def _remove_job(self, record: JobRecord) -> int | None:
         name = record.folder_name
         if self._folders.last_owner(name) not in (None, name):
-            return None  # Somebody has gone on with them.
+            return None  # A later job has resumed from them.
         return self._remove_if_old(name)
 
     def _remove_search(self, record: JobRecord) -> int | None:
@@ -202,23 +175,23 @@ class Checkpoints:
         found = searches.searches(record.id)
         if not found or not is_own_search(record, found[0]):
             return None
-        last_sign_s = searches.last_heartbeat_s(record.id) or 0.0
-        if last_sign_s >= self._before_s:
+        last_heartbeat_s = searches.last_heartbeat_s(record.id) or 0.0
+        if last_heartbeat_s >= self._before_s:
             return None
-        # Nobody has gone on with it: it is as old afterwards as before.
-        with searches.lock(record.id, last_sign_s=last_sign_s):
-            # Nobody goes on with it from now on; somebody may have until then.
+        # Keeps the old heartbeat: this lock does not make the search younger.
+        with searches.lock(record.id, last_sign_s=last_heartbeat_s):
+            # Checked again under the lock: the search may have been resumed meanwhile.
             if self._store.old_job(record.id, self._before_s) is None:
                 return None
-            return self.remove_trials(record, searches, may_go_on=True)
+            return self.remove_trials(record, searches, may_resume=True)
 
     def _remove_if_old(self, *path: str) -> int | None:
-        if self._is_named(*path):
+        if self._is_in_use(*path):
             return None
         try:
             content = self._folders.content(*path)
-            # Asked again: to look at all files may have taken long.
-            if content is None or content.changed_s >= self._before_s or self._is_named(*path):
+            # Checked again: reading the folder may have taken long.
+            if content is None or content.changed_s >= self._before_s or self._is_in_use(*path):
                 return None
             self._folders.remove(*path)
         except OSError as error:
@@ -226,44 +199,40 @@ class Checkpoints:
             return None
         return content.size_bytes
 
-    def _is_named(self, *path: str) -> bool:
-        """Whether a user has named this folder, or one in it, or one that it is in, for a job that has not ended."""
+    def _is_in_use(self, *path: str) -> bool:
+        """Whether an open job's user named this folder, a parent or a folder inside it."""
         root = Path(os.path.realpath(self._root))
         folder = root.joinpath(*path)
         with self._store.database.reading() as connection:
             named = [text for text in queries.named_folders(connection) if "://" not in text]
         used = (Path(os.path.realpath(text)) for text in named)
-        # A job in the root itself has folders of its own there.
+        # A job whose folder is the root has its own folders there.
         return any(
             one.is_relative_to(folder) or (folder.is_relative_to(one) and not root.is_relative_to(one)) for one in used
         )
 
-    def _tell(self, record: JobRecord, size_bytes: int) -> None:
+    def _record_removal(self, record: JobRecord, size_bytes: int) -> None:
         size = format_bytes(size_bytes)
         logger.info("checkpoints of job %s removed: %s", record.id, size)
-        whose = "checkpoints of its trials" if record.kind is JobKind.SEARCH else "its checkpoints"
-        self._store.history.add_events(record.id, [("note", f"{whose} are removed, {size}: they were old")])
+        removed = "checkpoints of its trials" if record.kind is JobKind.SEARCH else "its checkpoints"
+        self._store.history.add_events(record.id, [("note", f"{removed} are removed, {size}: they were old")])
         self._store.history.close(record.id)
 
 
 def remove_old_searches(
     store: ServiceStore, ended_before_s: float, checkpoints: Checkpoints | None = None
 ) -> list[str]:
-    """Removes the searches of jobs that ended before a time, studies included.
+    """Deletes the searches, with studies and checkpoints, of jobs that ended before a time; returns the jobs without a
+    search.
 
-    Args:
-        store: the service's database; it is in others' way for a moment at a time only.
-        ended_before_s: seconds since the epoch.
-        checkpoints: theirs are removed, too, but the best trials'; None to leave them alone.
-
-    Returns:
-        The jobs that have no search any more; a search that somebody has gone on with since is in use.
+    Keeps the checkpoints of the best trials, and searches that were resumed since.
     """
     names = store.old_searches(ended_before_s)
-    return [name for name in names if _is_gone(store, name, ended_before_s, checkpoints)]
+    return [name for name in names if remove_search(store, name, ended_before_s, checkpoints)]
 
 
-def _is_gone(store: ServiceStore, name: str, ended_before_s: float, checkpoints: Checkpoints | None) -> bool:
+def remove_search(store: ServiceStore, name: str, ended_before_s: float, checkpoints: Checkpoints | None) -> bool:
+    """Deletes a search unless it is in use; returns whether the job has none now."""
     record = store.job(name)
     searches = Store(store.database.url, engine=store.database.engine)
     try:
@@ -277,15 +246,15 @@ def _is_gone(store: ServiceStore, name: str, ended_before_s: float, checkpoints:
             if record is not None and not record.state.has_ended():
                 return False
             if checkpoints is not None and record is not None:
-                size_bytes = checkpoints.remove_trials(record, searches, may_go_on=False)
+                size_bytes = checkpoints.remove_trials(record, searches, may_resume=False)
                 if size_bytes is not None:
                     logger.info("checkpoints of job %s removed: %s", name, format_bytes(size_bytes))
-            # In this order: a search without a study is removed the next time.
+            # In this order: a failure in between leaves a search without a study, which the next removal deletes.
             remove_study(store.database.url, name)
             searches.delete_search()
     except StorageUnavailableError:
         raise
     except BadInputError as error:
-        logger.warning("the search %s is not forgotten: %s", name, error)
+        logger.warning("the search %s is not deleted: %s", name, error)
         return False
     return True

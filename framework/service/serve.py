@@ -1,11 +1,11 @@
-"""Runs a service from its options to its end: database, master, bundles, subscription, API."""
+"""Runs a service: database, master, bundle server, subscription, API."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,11 @@ from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
 from framework.scheduler.session import drive
 from framework.search.optuna_study import load_optuna
-from framework.service.election import elected, end_at_once
+from framework.service.election import elected, exit_immediately
 from framework.service.job_factory import JobContext
 from framework.service.mounts import Mounts
 from framework.service.options import ServiceOptions
-from framework.service.retention import Keeping, removing_old_jobs
+from framework.service.retention import RetentionPolicy, removing_old_jobs
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 5.0
 NAME = "dike"
-LEAVES = "ending; tasks go on and are found again by the next service"
-LEAVES_WITH_MESOS = (
+ENDING_NOTE = "ending; tasks keep running, and the next service recovers them"
+ENDING_WITH_MESOS_NOTE = (
     "ending, and the Mesos that was started for this service with it: tasks end too, and with the next service their "
     "jobs start again from their checkpoints"
 )
@@ -49,15 +49,7 @@ LEAVES_WITH_MESOS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(ServiceOptions):
-    """What `dike serve` was asked to do.
-
-    Attributes:
-        mesos: where jobs run.
-        webui_url: where the web page is; None if there is none.
-        weight: user -> weight in the queue.
-        limits: user -> how much of the service that user may have.
-        network: what is known of the links between agents; None for nothing.
-    """
+    """What `dike serve` was asked to do; `weight` and `limits` are by user."""
 
     mesos: MesosAccess = field(default_factory=MesosAccess)
     webui_url: str | None = None
@@ -67,39 +59,36 @@ class ServeRequest(ServiceOptions):
 
 
 Front = Callable[[Submissions, Service, LeadingMaster], AbstractContextManager[None]]
-"""What clients talk to, while the service runs."""
+"""The interface to clients, while the service runs."""
 
 
 def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> None:
-    """Runs a service until SIGTERM or Ctrl-C; its tasks go on, for the next service on the same database.
+    """Runs a service until SIGTERM or Ctrl-C; its tasks keep running for the next service on the same database.
 
-    Args:
-        request: the options.
-        front: entered before the subscription, left after it.
-        note: tells the operator something.
+    `front` is entered before the subscription and left after it; `note` receives messages for the operator.
 
     Raises:
-        BadInputError: if database or master cannot be used.
-        JobFailedError: if the master has ended the framework, another service has taken it over, or a private Mesos
-            broke down.
-        KeyboardInterrupt: when it was told to end.
+        BadInputError: if the database or the master cannot be used.
+        JobFailedError: if the master has removed the framework, another service has taken over, or a private Mesos
+            failed.
+        KeyboardInterrupt: on SIGTERM or Ctrl-C.
     """
     checkpoint_root = absolute_folder(request.checkpoint_root)
     if "://" not in checkpoint_root and Path(checkpoint_root).is_file():
         raise BadInputError(f"The checkpoint root {checkpoint_root} is a file; name a folder with --checkpoint-root.")
-    _check_keeping(request)
-    Mounts(request.mesos.image, checkpoint_root, request.allowed_volumes)  # Refused before anything is started.
+    _check_retention(request)
+    Mounts(request.mesos.image, checkpoint_root, request.allowed_volumes)  # Validates before anything is started.
     while True:
         try:
-            _serve_as_one_framework(request, checkpoint_root, front, note)
+            _serve_one_framework(request, checkpoint_root, front, note)
             return
         except FrameworkRemovedError as error:
-            note(f"{error} Its tasks are gone: going on as a new framework, jobs start again from their checkpoints")
+            note(f"{error} Its tasks are gone: continuing as a new framework, jobs restart from their checkpoints")
         except MesosLostError as error:
-            raise JobFailedError(f"{error} Start the service again: its jobs go on from their checkpoints.") from error
+            raise JobFailedError(f"{error} Start the service again: its jobs resume from their checkpoints.") from error
 
 
-def _check_keeping(request: ServeRequest) -> None:
+def _check_retention(request: ServeRequest) -> None:
     if request.keep_checkpoints_s is None:
         return
     if "://" in request.checkpoint_root:
@@ -114,14 +103,16 @@ def _check_keeping(request: ServeRequest) -> None:
         )
 
 
-def _serve_as_one_framework(
+def _serve_one_framework(
     request: ServeRequest, checkpoint_root: str, front: Front, note: Callable[[str], None]
 ) -> None:
     load_optuna()
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(ServiceStore(request.state, request.limits)))
-        stack.enter_context(elected(request.ha, note, end_at_once))
-        lease = stack.enter_context(store.database.lock(end_at_once, note if request.standby or request.ha else None))
+        stack.enter_context(elected(request.ha, note, exit_immediately))
+        lease = stack.enter_context(
+            store.database.lock(exit_immediately, note if request.standby or request.ha else None)
+        )
         master = stack.enter_context(request.mesos.connect())
         bundles = stack.enter_context(request.mesos.bundle_server(store.bundle, master))
         scheduler = events.EventScheduler(functools.partial(leader_age_s, credentials=master.credentials))
@@ -156,9 +147,9 @@ def _serve_as_one_framework(
             note(f"elastic jobs get their sizes by {request.allocation}, every {request.allocation_interval_s:g} s")
         service = Service(context, driver, FairQueue(request.weight), directory, master, background, job_sizes)
         if count := len(service.scheduler.jobs):
-            note(f"going on with {count} {'job' if count == 1 else 'jobs'}")
-        keeping = Keeping(request.keep_s, request.keep_checkpoints_s, Path(checkpoint_root))
-        stack.enter_context(removing_old_jobs(store, keeping))
+            note(f"resuming {count} {'job' if count == 1 else 'jobs'}")
+        policy = RetentionPolicy(request.keep_s, request.keep_checkpoints_s, Path(checkpoint_root))
+        stack.enter_context(removing_old_jobs(store, policy))
         stack.enter_context(front(Submissions(store, scheduler.events, context.mounts), service, master))
         drive(
             service,
@@ -166,14 +157,14 @@ def _serve_as_one_framework(
             scheduler,
             master,
             subscribed=lambda framework_id: note(f"subscribed at {master.address} as {framework_id}"),
-            interrupted=lambda: note(LEAVES if request.mesos.master else LEAVES_WITH_MESOS),
+            interrupted=lambda: note(ENDING_NOTE if request.mesos.master else ENDING_WITH_MESOS_NOTE),
             cancel_timeout_s=CANCEL_TIMEOUT_S,
             keep_tasks=True,
         )
 
 
 def agents_for(directory: AgentDirectory, constraints: Sequence[str]) -> AllAgents:
-    """Lists what a job with these constraints may use."""
+    """Returns a function that lists the agents that a job with these constraints may use."""
     admitted = parse_constraints(constraints)
 
     def all_agents() -> list[NodeClass] | None:
@@ -183,9 +174,3 @@ def agents_for(directory: AgentDirectory, constraints: Sequence[str]) -> AllAgen
         return nodes
 
     return all_agents
-
-
-@contextlib.contextmanager
-def no_front(submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
-    """Nobody but this process can ask for anything."""
-    yield

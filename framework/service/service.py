@@ -1,4 +1,4 @@
-"""A framework one can leave running: takes jobs out of the database, runs them, and goes on after it was killed."""
+"""The framework as a service: runs the jobs of a database and recovers them after a crash."""
 
 from __future__ import annotations
 
@@ -29,17 +29,11 @@ from framework.service.store import ServiceStore
 
 logger = logging.getLogger(__name__)
 
-WRITE_S = 0.5
-"""How often what jobs tell is written down."""
+WRITE_INTERVAL_S = 0.5
 
 
 class StoredJournal(Journal):
-    """Writes the scheduler's journal into a service's database.
-
-    Args:
-        store: the database.
-        recorders: job -> what it has told, which may not be written yet.
-    """
+    """Writes the scheduler's journal to the database; `recorders` may hold unwritten output of jobs."""
 
     def __init__(self, store: ServiceStore, recorders: Mapping[str, JobRecorder]) -> None:
         self._store = store
@@ -53,25 +47,16 @@ class StoredJournal(Journal):
 
     def record_changes(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
         for job_id in {task.job_id for task in tasks if task.ended_s is not None} & self._recorders.keys():
-            # The end of a task's output comes with its last status update, which is not repeated any more after this.
+            # The last status update carries the end of the task's output, and is not repeated once this returns.
             self._recorders[job_id].write()
         self._store.save(tasks, states)
 
 
 class Service:
-    """The jobs of a database on one Mesos (`framework.scheduler.session.Work`).
+    """Runs the jobs of a database on one Mesos cluster (`framework.scheduler.session.Work`).
 
-    New jobs and requests to end one come as events, `JobSubmitted` and `KillRequested`, after they were written to the
-    database.
-
-    Args:
-        context: database and all else that jobs are given.
-        mesos: the master.
-        queue: who is served first.
-        agents: knows the agents; None where nobody does.
-        master: hears which master leads; None where nobody needs to know.
-        background: where what takes long is done; None: at once.
-        job_sizes: decides on the sizes of elastic jobs; None: each decides for itself.
+    Submitted jobs and kill requests arrive as `JobSubmitted` and `KillRequested` once they are in the database. Without
+    `background`, slow work runs in the loop; without `job_sizes`, each elastic job sizes itself.
     """
 
     def __init__(
@@ -90,17 +75,17 @@ class Service:
         self._states: dict[str, JobState] = {}
         self._started: set[str] = set()
         self._killed_by: dict[str, str] = {}
-        self._numbers = 0
+        self._admitted_count = 0
         self._written_s = 0.0
-        self._leaves = False
+        self._is_shut_down = False
         self.metrics = ServiceMetrics(self._store)
         self.scheduler = Scheduler(
             mesos,
             metrics=self.metrics,
             journal=StoredJournal(self._store, self._recorders),
             log=logger.warning,
-            ended=self._has_ended,
-            failed=self._has_failed,
+            ended=self._job_ended,
+            failed=self._job_failed,
             notify=lambda job_id, text: self._recorders[job_id].event("note", text),
             queue=queue,
             agents=agents,
@@ -118,16 +103,11 @@ class Service:
 
     @property
     def done(self) -> bool:
-        """Whether it was told to leave; never by itself."""
-        return self._leaves
+        return self._is_shut_down
 
     def handle(self, event: events.Event) -> None:
-        """Takes one event in.
-
-        Raises:
-            FrameworkRemovedError: if the master has ended the framework; that is noted, and a new service goes on with
-                the jobs.
-            BadInputError, JobFailedError: as `Scheduler.handle`.
+        """Handles one event as `Scheduler.handle`; records a removal of the framework, so that a new service resumes
+        the jobs.
         """
         match event:
             case events.JobSubmitted():
@@ -141,40 +121,39 @@ class Service:
                     self.scheduler.handle(event)
                 except FrameworkRemovedError:
                     self._store.forget_framework()
-                    self._leave()
+                    self._shut_down()
                     raise
 
     def tick(self) -> None:
-        """Does what is due by time."""
-        begun_s = time.monotonic()
+        start_s = time.monotonic()
         self.scheduler.tick()
-        self._note_states()
+        self._update_states()
         now_s = time.monotonic()
-        if now_s - self._written_s >= WRITE_S:
+        if now_s - self._written_s >= WRITE_INTERVAL_S:
             self._written_s = now_s
             self._write()
-        self.metrics.loop_iteration(time.monotonic() - begun_s)
+        self.metrics.loop_iteration(time.monotonic() - start_s)
 
     def cancel(self) -> None:
-        """Leaves, and ends nothing: jobs go on without the service, and are found again by the next one."""
+        """Shuts the service down without ending tasks; the next service recovers the jobs."""
         self.scheduler.save()
-        self._leave()
+        self._shut_down()
 
-    def _leave(self) -> None:
-        self._leaves = True
+    def _shut_down(self) -> None:
+        self._is_shut_down = True
         self._write()
         for handle in self.scheduler.jobs:
             if isinstance(handle.job, LeaseOwner):
                 handle.job.release_leases()
 
     def _write(self) -> None:
-        # Each transaction waits for the disk.
-        with self._store.database.together():
+        # One transaction: each waits for the disk.
+        with self._store.database.joint_transaction():
             for recorder in self._recorders.values():
                 recorder.write()
 
     def _admit(self, record: JobRecord, tasks: list[TaskRecord]) -> None:
-        self._numbers += 1
+        self._admitted_count += 1
         recorder = self._recorders[record.id] = JobRecorder(self._store, record.id, record.waiting)
         self._states[record.id] = record.state
         logger.info("job %s of %s: %s", record.id, record.user, record.state)
@@ -187,9 +166,9 @@ class Service:
         except Exception as error:
             if self.scheduler.job(record.id) is not None:
                 raise
-            # One job that cannot be taken up must not keep the service from the others. If the database is away for
-            # these too, that cannot be written, and the job is none the worse for it.
-            self._failed(record.id, error)
+            # One job that cannot be admitted must not stop the others. If the cause is an unavailable database, the
+            # failure cannot be written either, and the job stays unchanged.
+            self._fail(record.id, error)
             self.scheduler.disown(tasks)
             return
         if record.kill_requested:
@@ -201,14 +180,14 @@ class Service:
                 self.scheduler.admit(
                     record.id,
                     record.user,
-                    self._numbers,
+                    self._admitted_count,
                     lambda handle: make_job(record, handle, recorder, self._context),
                     constraints=record.constraints,
                     tasks=tasks,
                 )
                 return
             except StorageUnavailableError:
-                # The database may have been away for a moment.
+                # The database may be back already: one retry.
                 if is_last or self.scheduler.job(record.id) is not None:
                     raise
 
@@ -216,20 +195,20 @@ class Service:
         if self.scheduler.job(job_id) is not None:
             if user and job_id not in self._killed_by:
                 self._killed_by[job_id] = user
-                self._recorders[job_id].event("note", f"{user} asked to end it")
-            self._note_state(job_id, JobState.ENDING)
+                self._recorders[job_id].event("note", f"kill requested by {user}")
+            self._set_state(job_id, JobState.ENDING)
             self.scheduler.cancel_job(job_id)
 
-    def _note_states(self) -> None:
+    def _update_states(self) -> None:
         for handle in self.scheduler.jobs:
             if self._states[handle.job_id] is JobState.ENDING:
                 continue
             if handle.has_tasks:
-                self._note_state(handle.job_id, JobState.RUNNING)
+                self._set_state(handle.job_id, JobState.RUNNING)
             elif handle.job.need is not Need.NOTHING:
-                self._note_state(handle.job_id, JobState.QUEUED)
+                self._set_state(handle.job_id, JobState.QUEUED)
 
-    def _note_state(self, job_id: str, state: JobState) -> None:
+    def _set_state(self, job_id: str, state: JobState) -> None:
         if self._states[job_id] is state:
             return
         self._states[job_id] = state
@@ -244,19 +223,19 @@ class Service:
         else:
             self._store.change_job(job_id, state=state)
 
-    def _has_ended(self, handle: JobEntry) -> None:
-        self._over(handle.job_id, handle.job.outcome())
+    def _job_ended(self, handle: JobEntry) -> None:
+        self._finish(handle.job_id, handle.job.outcome())
 
-    def _has_failed(self, handle: JobEntry, error: Exception) -> None:
-        self._failed(handle.job_id, error)
+    def _job_failed(self, handle: JobEntry, error: Exception) -> None:
+        self._fail(handle.job_id, error)
 
-    def _failed(self, job_id: str, error: Exception) -> None:
+    def _fail(self, job_id: str, error: Exception) -> None:
         if not isinstance(error, DikeError):
             logger.error("job %s: %s", job_id, "".join(traceback.format_exception(error)))
-            error = DikeError(f"The service met an error of its own, {error!r}; its log says more.")
-        self._over(job_id, JobOutcome(JobState.FAILED, str(error)))
+            error = DikeError(f"The service failed with an internal error, {error!r}; see its log.")
+        self._finish(job_id, JobOutcome(JobState.FAILED, str(error)))
 
-    def _over(self, job_id: str, outcome: JobOutcome) -> None:
+    def _finish(self, job_id: str, outcome: JobOutcome) -> None:
         user = self._killed_by.pop(job_id, "")
         if user and outcome.state is JobState.KILLED and outcome.failure in ("", CANCELLED, INTERRUPTED):
             outcome = dataclasses.replace(outcome, failure=f"killed by {user}")

@@ -1,7 +1,7 @@
-"""Keeps a service's jobs in a database: requests, bundles, tasks, and what happens (`framework.service.history`).
+"""The database of a service: jobs, bundles, tasks and their history (`framework.service.history`).
 
-The service is the only process that writes. Each method is one short transaction, durable when the method returns, and
-may be called from any thread.
+The service is the only process that writes. Each method is one short transaction, durable when it returns, and
+thread-safe.
 """
 
 from __future__ import annotations
@@ -30,68 +30,51 @@ logger = logging.getLogger(__name__)
 
 _JSON_COLUMNS = ("request", "constraints", "result", "state_data")
 _LONG_COLUMNS = ("request", "result", "state_data")
-_SEARCHES_AT_A_TIME = 1000
-DELETED_AT_ONCE = 50
-"""Jobs in a transaction."""
-BETWEEN_DELETIONS_S = 0.2
+_SEARCH_BATCH = 1000
+DELETE_BATCH = 50
+DELETE_PAUSE_S = 0.2
 
 
 class ServiceStore:
     """The database of a service.
 
-    Args:
-        url: an SQLAlchemy URL.
-        limits: user -> how much of the service that user may have.
-
-    Attributes:
-        database: connections, transactions, the lease.
-        history: events, output and progress of the jobs.
-        limits: the same.
-
     Raises:
-        BadInputError: if the database cannot be used; every method may.
+        BadInputError: if the database cannot be used; from every method.
     """
 
     def __init__(self, url: str, limits: Callable[[str], Limits] = no_limits) -> None:
         self.database = ServiceDatabase(url)
         self.history = JobHistory(self.database, limits)
         self.limits = limits
-        self._adding = threading.Lock()
+        self._submit_lock = threading.Lock()
 
     def close(self) -> None:
-        """Closes all connections."""
         self.database.close()
 
-    # The service itself.
+    # Framework
 
     def framework_id(self) -> str | None:
-        """Under which id Mesos knows the service; None before the first subscription."""
         with self.database.reading() as connection:
             return connection.execute(select(SERVICES.c.framework_id)).scalar()
 
     def set_framework_id(self, framework_id: str | None) -> None:
-        """Notes it; None once Mesos has forgotten us."""
         with self.database.transaction() as connection:
             connection.execute(update(SERVICES).values(framework_id=framework_id))
 
     def forget_framework(self) -> None:
-        """Notes that Mesos has ended us, and all our tasks."""
+        """Records that Mesos has removed the framework and ended all its tasks."""
         lost = {"state": "lost", "ended_s": time.time(), "message": "the framework was removed by the Mesos master"}
         with self.database.transaction() as connection:
             connection.execute(update(SERVICES).values(framework_id=None))
             connection.execute(update(TASKS).where(TASKS.c.ended_s.is_(None)).values(lost))
 
-    # Jobs.
+    # Jobs
 
     def add_job(self, record: JobRecord, bundle: bytes) -> None:
-        """Takes a job in, with its bundle.
-
-        Raises:
-            BadInputError: if there is a job of that id.
-            OverLimitError: if its user has as many open jobs as may be, or too large a bundle.
-        """
-        # Two at once would get the same number, or one place: only SQLite has them wait for each other.
-        with self._adding, self.database.transaction() as connection:
+        """Adds a job with its bundle; raises `BadInputError` if the id is taken, and `OverLimitError`."""
+        # Without the lock, two concurrent jobs could get the same number or pass a limit together: only SQLite
+        # serializes writers.
+        with self._submit_lock, self.database.transaction() as connection:
             if connection.execute(select(JOBS.c.id).where(JOBS.c.id == record.id)).first() is not None:
                 raise BadInputError(f"There is a job '{record.id}' already; choose another --name.")
             self._check_open_jobs(connection, record.user)
@@ -101,27 +84,17 @@ class ServiceStore:
             connection.execute(insert(BUNDLES).values(job_id=record.id, archive=bundle))
 
     def change_job(self, job_id: str, **changes: Any) -> None:
-        """Writes some fields of a job."""
         with self.database.transaction() as connection:
             connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(_job_values(changes)))
 
     def reopen_job(self, job_id: str, note: str, **changes: Any) -> bool:
-        """Puts a job that has ended behind all others, to wait again.
+        """Queues a job that has ended again, behind all others, with a note among its events.
 
-        Args:
-            job_id: which.
-            note: what its events say of that.
-            changes: what else is to be written of it.
-
-        Returns:
-            False, with nothing changed, if it has not ended, or is forgotten.
-
-        Raises:
-            OverLimitError: if its user has as many open jobs as may be.
+        Returns False, with nothing changed, if it has not ended or was deleted. Raises `OverLimitError`.
         """
         fresh = {"state": JobState.QUEUED, "ended_s": None, "kill_requested": False, "failure": "", "result": None}
         ended = [str(state) for state in JobState if state.has_ended()]
-        with self._adding, self.database.transaction() as connection:
+        with self._submit_lock, self.database.transaction() as connection:
             values = {"number": _next_number(connection), **_job_values({**fresh, **changes})}
             query = update(JOBS).where(JOBS.c.id == job_id, JOBS.c.state.in_(ended)).values(values)
             user = connection.execute(select(JOBS.c.user).where(JOBS.c.id == job_id, JOBS.c.state.in_(ended))).scalar()
@@ -135,7 +108,6 @@ class ServiceStore:
             return True
 
     def job(self, job_id: str) -> JobRecord | None:
-        """One job; None if there is none of that id."""
         with self.database.reading() as connection:
             row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).mappings().first()
         return None if row is None else _job(row)
@@ -149,14 +121,9 @@ class ServiceStore:
         before: str | None = None,
         brief: bool = False,
     ) -> list[JobRecord]:
-        """Jobs, the newest first.
+        """Jobs, newest first; `before` is the id of the job where the page starts.
 
-        Args:
-            user: only this user's; None for everybody's.
-            states: only those in one of these states; None for all.
-            limit: at most so many; None for all.
-            before: only those that came before the job of this id.
-            brief: whether to leave out request, result and state data, which may be long.
+        With `brief`, omits request, result and state data, which may be long.
         """
         columns = [column for column in JOBS.c if not (brief and column.name in _LONG_COLUMNS)]
         query = select(*columns).order_by(JOBS.c.number.desc()).limit(limit)
@@ -170,24 +137,23 @@ class ServiceStore:
             return [_job(row) for row in connection.execute(query).mappings()]
 
     def open_jobs(self) -> list[JobRecord]:
-        """All that have not ended, in the order of their arrival."""
+        """Jobs that have not ended, in order of arrival."""
         states = [state for state in JobState if not state.has_ended()]
         return self.jobs(states=states)[::-1]
 
     def bundle(self, token: str) -> bytes | None:
-        """The archive that a bundle token names; None if there is none."""
         query = select(BUNDLES.c.archive).join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.bundle_token == token)
         with self.database.reading() as connection:
             return connection.execute(query).scalar()
 
     def old_searches(self, ended_before_s: float) -> list[str]:
-        """Jobs that are searches, ended before a time (seconds since the epoch) and may be removed; some of them."""
+        """Ids of searches that ended before a time (epoch seconds) and may be deleted; a limited number per call."""
         query = select(JOBS.c.id).where(_is_old(ended_before_s), JOBS.c.kind == str(JobKind.SEARCH))
         with self.database.reading() as connection:
-            return list(connection.execute(query.limit(_SEARCHES_AT_A_TIME)).scalars())
+            return list(connection.execute(query.limit(_SEARCH_BATCH)).scalars())
 
     def old_job(self, job_id: str, ended_before_s: float) -> JobRecord | None:
-        """The job of that id, if it ended before a time (seconds since the epoch) and nothing of it runs; else None."""
+        """The job if it ended before a time (epoch seconds) and has no live task; None otherwise."""
         query = select(JOBS).where(JOBS.c.id == job_id, _is_old(ended_before_s))
         with self.database.reading() as connection:
             row = connection.execute(query).mappings().first()
@@ -196,28 +162,23 @@ class ServiceStore:
     def delete_jobs(
         self, ended_before_s: float, searches: Collection[str] = (), ending: threading.Event | None = None
     ) -> int:
-        """Removes jobs that ended before a time (seconds since the epoch), with all that is kept of them.
+        """Deletes jobs that ended before a time (epoch seconds), with all their rows; returns their number.
 
-        Args:
-            ended_before_s: that time.
-            searches: which of the jobs that are searches; what the database of searches has of them is gone already.
-            ending: set if the rest is left to the next time.
-
-        Returns:
-            How many.
+        Of searches only the given ones, which are deleted from the database of searches already. `ending` stops it
+        early.
         """
-        may_go = and_(_is_old(ended_before_s), or_(JOBS.c.kind != str(JobKind.SEARCH), JOBS.c.id.in_(searches)))
+        is_deletable = and_(_is_old(ended_before_s), or_(JOBS.c.kind != str(JobKind.SEARCH), JOBS.c.id.in_(searches)))
         count = 0
         while True:
-            # A few at a time: the service's other writes wait for each transaction.
+            # In batches: the service's other writes wait for each transaction.
             with self.database.transaction() as connection:
-                old = connection.scalars(select(JOBS.c.id).where(may_go).limit(DELETED_AT_ONCE)).all()
+                old = connection.scalars(select(JOBS.c.id).where(is_deletable).limit(DELETE_BATCH)).all()
                 for table in (BUNDLES, TASKS, EVENTS, OUTPUT, RECEIVED, PROGRESS):
                     connection.execute(delete(table).where(table.c.job_id.in_(old)))
                 connection.execute(delete(JOBS).where(JOBS.c.id.in_(old)))
             count += len(old)
-            # SQLite has no queue: who waits for it looks now and then.
-            if len(old) < DELETED_AT_ONCE or (ending or threading.Event()).wait(BETWEEN_DELETIONS_S):
+            # SQLite's waiting writers poll for the lock: the pause lets them in.
+            if len(old) < DELETE_BATCH or (ending or threading.Event()).wait(DELETE_PAUSE_S):
                 return count
 
     def _check_open_jobs(self, connection: Connection, user: str) -> None:
@@ -236,15 +197,10 @@ class ServiceStore:
                 f"{format_bytes(used)} are used, and this one has {format_bytes(size)}; send less, or ask for more."
             )
 
-    # Tasks.
+    # Tasks
 
     def save(self, tasks: Sequence[TaskRecord], states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes tasks as they are now, and jobs' state data, all or nothing; not those of a job that was removed.
-
-        Args:
-            tasks: new or changed ones.
-            states: job -> its state data.
-        """
+        """Writes tasks and jobs' state data in one transaction; skips tasks of deleted jobs."""
         with self.database.transaction() as connection:
             for job_id, state in states.items():
                 values = {"state_data": json.dumps(state)}
@@ -253,12 +209,6 @@ class ServiceStore:
                 _save_task(connection, task)
 
     def tasks(self, *, job_id: str | None = None, live_only: bool = False) -> list[TaskRecord]:
-        """Tasks, in the order of their launch.
-
-        Args:
-            job_id: only those of this job; None for all jobs'.
-            live_only: only those that have not ended.
-        """
         query = select(TASKS).order_by(TASKS.c.launched_s, TASKS.c.task_id)
         if job_id is not None:
             query = query.where(TASKS.c.job_id == job_id)
@@ -276,7 +226,7 @@ def _save_task(connection: Connection, task: TaskRecord) -> None:
     if connection.execute(select(JOBS.c.id).where(JOBS.c.id == task.job_id)).first() is not None:
         connection.execute(insert(TASKS).values(values))
     else:
-        # It came back with an agent that was cut off for longer than its job was kept.
+        # Its agent was partitioned for longer than the job was kept.
         logger.info("task %s of job %s, which is forgotten, is %s", task.task_id, task.job_id, task.state)
 
 
@@ -285,7 +235,7 @@ def _next_number(connection: Connection) -> int:
 
 
 def _is_old(ended_before_s: float) -> ColumnElement[bool]:
-    """Jobs that may be removed: not those of which something may still run, and has to be known until it is ended."""
+    """Jobs that may be deleted: without live tasks, which must be known until they have ended."""
     tasks = TASKS.alias()
     running = select(tasks.c.job_id).where(tasks.c.ended_s.is_(None))
     return and_(JOBS.c.ended_s < ended_before_s, JOBS.c.id.not_in(running))

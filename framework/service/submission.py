@@ -1,4 +1,4 @@
-"""What clients can ask of a service, from any thread: written to the database first, then told to the loop."""
+"""Accepts clients' requests from any thread: writes them to the database, then notifies the service's loop."""
 
 from __future__ import annotations
 
@@ -29,13 +29,7 @@ from framework.service.users import OverLimitError
 
 
 class Submissions:
-    """Takes clients' wishes in.
-
-    Args:
-        store: the service's database.
-        inbox: what the service's loop reads (`framework.mesos.events.EventScheduler.events`).
-        mounts: what jobs may ask for in their containers.
-    """
+    """Accepts jobs and requests to resume or kill them; `inbox` is the event queue of the service's loop."""
 
     def __init__(
         self,
@@ -46,21 +40,20 @@ class Submissions:
         self.store = store
         self._inbox = inbox
         self._mounts = mounts
-        # Two jobs of different users may name the same folder at the same time.
-        self._adding = threading.Lock()
+        # Serializes the check of checkpoint folders: two users may name the same one at the same time.
+        self._folder_lock = threading.Lock()
 
     @property
     def has_containers(self) -> bool:
-        """Whether tasks run in an image, and so do not see the agents' own files."""
+        """Whether tasks run in an image, without access to the agents' own files."""
         return self._mounts.image is not None
 
     def submit(self, request: TrainingRequest | SearchJobRequest, bundle: bytes, user: str) -> JobRecord:
-        """Takes a job in; it is durable when this returns.
+        """Accepts a job; it is durable when this returns.
 
         Raises:
-            BadInputError: if no job can have that name, or one has it already, the bundle is none, or the job asks for
-                folders that it must not have.
-            OverLimitError: if the service's operator does not let the user have so much.
+            BadInputError: if the name is invalid or taken, the bundle is malformed, or folders are not allowed.
+            OverLimitError: if the job exceeds a limit of the user.
         """
         asked = request.to_spec() if isinstance(request, SearchJobRequest) else request
         if isinstance(asked, SearchSpec):
@@ -82,25 +75,25 @@ class Submissions:
             submitted_s=time.time(),
             bundle_token=new_token(),
         )
-        with self._adding:
+        with self._folder_lock:
             self._check_folder(asked.checkpoint_dir, user)
             self.store.add_job(record, bundle)
         self._inbox.put(events.JobSubmitted(record.id))
         return record
 
     def _check_folder(self, named: str | None, user: str) -> None:
-        """A folder of checkpoints belongs to the user whose job was the first there."""
+        """Refuses a checkpoint folder of another user: a folder belongs to the user of the first job in it."""
         if not named:
             return
-        root = _place(self._mounts.checkpoint_root)
+        root = _resolve(self._mounts.checkpoint_root)
         with self.store.database.reading() as connection:
             own, others = checkpoint_folders(connection, user, self._mounts.checkpoint_root.rstrip("/"))
-        folder = _place(named)
-        is_own = any(_is_in(folder, _place(each)) for each in own)
-        is_others = any(_is_in(folder, each) or _is_in(each, folder) for each in map(_place, others))
-        # A job that is forgotten may have left it.
-        is_left = root != "" and _is_in(folder, root) and not is_own and os.path.exists(folder)
-        if is_others or (is_left and others):
+        folder = _resolve(named)
+        is_own = any(_is_in(folder, _resolve(each)) for each in own)
+        is_others = any(_is_in(folder, each) or _is_in(each, folder) for each in map(_resolve, others))
+        # A deleted job may have left the folder behind.
+        is_left_over = root != "" and _is_in(folder, root) and not is_own and os.path.exists(folder)
+        if is_others or (is_left_over and others):
             raise BadInputError(
                 f"The checkpoint folder {named} is not yours: a job of another user, or a forgotten one, has used it "
                 "or a folder in it; name another."
@@ -115,29 +108,19 @@ class Submissions:
             )
 
     def resume(self, record: JobRecord, user: str, constraints: Sequence[str] | None = None) -> None:
-        """Has the service go on with a search that has ended, in a user's name; durable when this returns.
-
-        Args:
-            record: the search's job.
-            user: who asks.
-            constraints: which agents it may use from now on; None for those that it might use before.
-
-        Raises:
-            BadInputError: if that cannot be; see `reopen_search`.
-            OverLimitError: if the search's user has as many open jobs as may be.
-        """
+        """Resumes a search that has ended, durably; see `reopen_search`."""
         reopen_search(self.store, record, user, constraints)
         self._inbox.put(events.JobSubmitted(record.id))
 
     def kill(self, record: JobRecord, user: str = "") -> None:
-        """Asks for a job's end in a user's name; nothing happens to one that has ended."""
+        """Requests a job's end on behalf of a user; no-op for a job that has ended."""
         if not record.state.has_ended():
             self.store.change_job(record.id, kill_requested=True)
             self._inbox.put(events.KillRequested(record.id, user))
 
 
-def _place(folder: str) -> str:
-    """A folder as it can be compared: without links, where it is on this machine."""
+def _resolve(folder: str) -> str:
+    """A folder in comparable form: normalized, links resolved on this machine."""
     return posixpath.normpath(folder) if "://" in folder or not folder else os.path.realpath(folder)
 
 
@@ -146,25 +129,20 @@ def _is_in(folder: str, other: str) -> bool:
 
 
 def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints: Sequence[str] | None) -> None:
-    """Lets the job of a search that has ended wait for its turn again, with all trials that there are.
-
-    Args:
-        store: the service's database.
-        record: the job.
-        user: who asks for it.
-        constraints: which agents it may use from now on; None for those that it might use before.
+    """Queues the job of a search that has ended again, with all its trials; `constraints` None keeps the earlier ones.
 
     Raises:
-        BadInputError: if it is no search, has not ended, has nothing left to run, or somebody else runs it.
+        BadInputError: if the job is no search, has not ended, is complete, or another process runs the search.
+        OverLimitError: if the job's user has reached the limit of open jobs.
     """
     name = record.id
     if record.kind is not JobKind.SEARCH:
         raise BadInputError(
-            f"Job '{name}' is a training job: it goes on from its checkpoints when it is submitted again with "
+            f"Job '{name}' is a training job: it resumes from its checkpoints when it is submitted again with "
             "--checkpoint-dir."
         )
     if not record.state.has_ended():
-        then = "ask again when it has ended" if record.kill_requested else "it goes on by itself"
+        then = "ask again when it has ended" if record.kill_requested else "it continues automatically"
         raise BadInputError(f"The search '{name}' is {record.state}; {then}.")
     changes: dict[str, Any] = {}
     if constraints is not None:
@@ -172,14 +150,16 @@ def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints
         changes = {"constraints": allowed, "request": {**record.request, "constraints": allowed}}
     searches = Store(store.database.url, engine=store.database.engine)
     if record.state_data is None and not searches.searches(name):
-        # The job has ended before its search was made; that is done when the job is taken up.
+        # The job ended before its search was created; admitting the job creates it.
         _reopen(store, name, user, changes)
         return
-    # Nobody runs it meanwhile, and nobody removes it.
+    # The lock keeps other processes from running or deleting the search meanwhile.
     with searches.lock(name):
         (search,) = searches.searches(name)
         if not is_own_search(record, search):
-            raise BadInputError(f"The search '{name}' in the database is another than the job's, which has left none.")
+            raise BadInputError(
+                f"The search '{name}' in the database does not belong to this job, which has none to resume."
+            )
         ended = sum(count for state, count in search.states.items() if state.has_ended())
         if ended >= search.spec.trial_count:
             raise BadInputError(f"The search '{name}' is complete; nothing is left to run.")
@@ -193,5 +173,5 @@ def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints
 
 
 def _reopen(store: ServiceStore, name: str, user: str, changes: dict[str, Any]) -> None:
-    if not store.reopen_job(name, f"{user} has asked that it goes on", **changes):
-        raise BadInputError(f"The search '{name}' goes on already.")
+    if not store.reopen_job(name, f"resumed by {user}", **changes):
+        raise BadInputError(f"The search '{name}' has been resumed already.")

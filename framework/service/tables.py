@@ -1,4 +1,4 @@
-"""The tables of a service. They stand beside those of searches in one database; docs/service.md describes them."""
+"""The tables of a service, in one database with those of searches; described in docs/service.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from framework.scheduler.lease import lease_columns
 from framework.search.tables import METADATA, NAME_LENGTH, Number
 
 _EVENT_KEY = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite counts up by itself in columns of this very type only."""
+"""SQLite auto-increments columns of exactly this type only."""
 
 
 def _job_id() -> Column[str]:
@@ -28,7 +28,7 @@ JOBS = Table(
     "dike_jobs",
     METADATA,
     Column("id", String(NAME_LENGTH), primary_key=True),
-    # Order of arrival; times can be equal, or be set back.
+    # Order of arrival: times may be equal or set back.
     Column("number", Integer, nullable=False, unique=True),
     Column("kind", String(16), nullable=False),
     Column("user", String(NAME_LENGTH), nullable=False, index=True),
@@ -103,7 +103,7 @@ RECEIVED = Table(
     Column("bytes", BigInteger, nullable=False),
     Index("dike_output_received_by_job", "job_id"),
 )
-"""How much of a task's output is in `OUTPUT`, or was, or is given up."""
+"""Bytes received of a task's output, which is in `OUTPUT`, was deleted from it, or is given up as lost."""
 
 PROGRESS = Table(
     "dike_progress",

@@ -1,4 +1,4 @@
-"""Who may use a service: names, tokens, weights in the queue, administrators, limits."""
+"""The users of a service: names, tokens, queue weights, administrators, limits."""
 
 from __future__ import annotations
 
@@ -36,29 +36,27 @@ from solver.units import parse_bytes
 
 MIN_TOKEN_LENGTH = 16
 TOKEN_BYTES = 32
-CHECK_EVERY_S = 1.0
-"""How often is looked whether the users file has changed."""
+CHECK_INTERVAL_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class TokenExpiredError(BadInputError):
-    """A token that was somebody's is not valid any more; the message says since when."""
+    """A known token has expired; the message says when."""
 
 
 class OverLimitError(BadInputError):
-    """A user wants more of a service than its operator allows; the message says how much that is."""
+    """A user exceeds a limit that the operator has set; the message states the limit."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a user may have of a service; None for no limit.
+    """Limits of one user; None for no limit.
 
     Attributes:
-        open_jobs: jobs that have not ended.
-        trials: trials of one search.
-        output_bytes: output of all the user's jobs that the database keeps; beyond it the oldest goes.
-        bundle_bytes: bundles of all the user's jobs in the database.
+        trials: of one search.
+        output_bytes: of all the user's jobs; beyond it the oldest output is deleted.
+        bundle_bytes: of all the user's jobs.
     """
 
     open_jobs: int | None = None
@@ -71,21 +69,18 @@ NO_LIMITS = Limits()
 
 
 def no_limits(user: str) -> Limits:
-    """The limits of everybody where nobody has set any."""
     return NO_LIMITS
 
 
 @dataclass(frozen=True)
 class User:
-    """Somebody who may use the service.
+    """A user of the service.
 
     Attributes:
-        name: as jobs name their user.
-        weight: share in the queue, relative to the others'.
-        admin: whether jobs of others may be ended and their output read.
-        has_token: whether there is a token; without one the user signs in through a proxy only.
-        expires: the token's last day, in UTC; None if it is valid for ever.
-        limits: how much the user may have.
+        weight: share in the queue, relative to the other users'.
+        admin: whether the user may kill other users' jobs and read their output.
+        has_token: without one, the user signs in only through a proxy.
+        expires: the token's last day, in UTC; None if it never expires.
     """
 
     name: str
@@ -97,55 +92,40 @@ class User:
 
     @property
     def has_expired(self) -> bool:
-        """Whether the token's last day is over."""
         return self.expires is not None and today() > self.expires
 
 
 class Users:
-    """The users of a service; any thread may ask.
+    """The users of a service. Thread-safe.
 
     Args:
-        read: digest of a token -> its user, as `digest` makes it; called again by `reload`.
-        looks: what is another where `read` would give other users.
-
-    Raises:
-        BadInputError: if they cannot be read.
+        read: returns the users by `digest` of their token; called again by `reload`.
+        fingerprint: returns a value that differs when `read` would return other users.
     """
 
-    def __init__(self, read: Callable[[], Mapping[str, User]], looks: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, read: Callable[[], Mapping[str, User]], fingerprint: Callable[[], object] = lambda: None
+    ) -> None:
         self._read = read
-        self._looks = looks
-        # Looked at first: what changes in between is read once more.
-        self._looked = looks()
+        self._fingerprint = fingerprint
+        # Taken first: a change in between causes one more read.
+        self._last_fingerprint = fingerprint()
         self._by_digest = dict(read())
 
     @classmethod
     def of_file(cls, path: Path) -> Users:
-        """Those of a users file.
-
-        Raises:
-            BadInputError: if it cannot be read, is malformed, or holds plain tokens and others may read it.
-        """
-        return cls(lambda: read_users(path), lambda: _look_of(path))
+        return cls(lambda: read_users(path), lambda: _fingerprint(path))
 
     @classmethod
     def of_this_account(cls) -> Users:
-        """Only whoever runs this process, as administrator, with the token in `own_token_file`, made where missing.
-
-        Raises:
-            BadInputError: if the token cannot be written or read.
-        """
+        """This account as the only user and administrator; creates the token in `own_token_file` if missing."""
         return cls(lambda: {digest(own_token()): User(_account_name(), admin=True)})
 
-    def signed_in(self, token: str) -> User | None:
-        """Whose token this is; None for nobody's.
-
-        Raises:
-            TokenExpiredError: if it is not valid any more.
-        """
+    def authenticate(self, token: str) -> User | None:
+        """The user of a token; None if it is unknown. Raises `TokenExpiredError`."""
         given = digest(token)
         found = None
-        # All are compared, each in constant time: how long it takes tells nothing of any of them.
+        # Compares all digests, each in constant time: the duration leaks nothing about any of them.
         for known, user in self._by_digest.items():
             if hmac.compare_digest(known, given):
                 found = user
@@ -156,22 +136,19 @@ class Users:
         return found
 
     def named(self, name: str) -> User | None:
-        """The user of a name; None if there is none."""
         return next((user for user in self._by_digest.values() if user.name == name), None)
 
     def weight(self, name: str) -> float:
-        """A user's weight in the queue; 1 for one that is not known any more."""
         user = self.named(name)
         return 1.0 if user is None else user.weight
 
     def limits(self, name: str) -> Limits:
-        """How much a user may have; none for one that is not known any more."""
         user = self.named(name)
         return NO_LIMITS if user is None else user.limits
 
     @contextlib.contextmanager
-    def kept_current(self) -> Iterator[None]:
-        """Reads the users again when their file changes, and on SIGHUP, while the context lasts; of the main thread."""
+    def auto_reload(self) -> Iterator[None]:
+        """Reloads the users when their file changes and on SIGHUP, inside the context; for the main thread."""
 
         def reload(number: int, frame: FrameType | None) -> None:
             self.reload()
@@ -188,47 +165,43 @@ class Users:
             thread.join()
 
     def _watch(self, ended: threading.Event) -> None:
-        while not ended.wait(CHECK_EVERY_S):
-            looks = self._looks()
-            if looks != self._looked:
-                self._looked = looks
+        while not ended.wait(CHECK_INTERVAL_S):
+            fingerprint = self._fingerprint()
+            if fingerprint != self._last_fingerprint:
+                self._last_fingerprint = fingerprint
                 self.reload()
 
     def reload(self) -> None:
-        """Reads the users again; if that fails, those known stay."""
+        """Reads the users again; keeps the current ones if that fails."""
         try:
             self._by_digest = dict(self._read())
         except BadInputError as error:
-            logger.error("users not read again: %s", error)
+            logger.error("users not reloaded: %s", error)
         else:
-            logger.info("users read again: %d", len(self._by_digest))
+            logger.info("users reloaded: %d", len(self._by_digest))
 
 
 def digest(token: str) -> str:
-    """What is kept of a token: its SHA-256 in hexadecimal digits. Tokens are random, so nothing slower is needed."""
+    """The SHA-256 of a token in hexadecimal digits. Tokens are random, so no slower hash is needed."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def new_token() -> str:
-    """A random token that nobody has yet, of characters that no address and no shell takes for something else."""
+    """A random token of characters that are safe in URLs and shells."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def today() -> datetime.date:
-    """The date, in UTC."""
+    """The current date in UTC."""
     return datetime.datetime.now(datetime.UTC).date()
 
 
 def own_token() -> str:
-    """The token in `own_token_file`, made once.
-
-    Raises:
-        BadInputError: if it cannot be written or read, or others may read it.
-    """
+    """The token in `own_token_file`, created once; raises `BadInputError` if other accounts may read it."""
     path = own_token_file()
     token = read_or_create_secret(path, new_token(), "token")
     if len(token) < MIN_TOKEN_LENGTH:
-        raise BadInputError(f"The token file {path} holds no token; remove it, and a new one is made.")
+        raise BadInputError(f"The token file {path} holds no token; remove it to have a new one created.")
     return token
 
 
@@ -236,7 +209,7 @@ def _account_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A container may run under a number that has no name.
+        # A container may run under a user id without a name.
         return "nobody"
 
 
@@ -248,7 +221,7 @@ def _size(value: object) -> int:
 
 
 def _date(value: object) -> datetime.date:
-    # YAML has made one of it already, unless it is quoted.
+    # YAML parses an unquoted date itself.
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         return value
     try:
@@ -271,8 +244,7 @@ class _Limits(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _has_a_value(cls, value: Any) -> Any:
-        # Who writes a limit down wants one.
+    def _require_value(cls, value: Any) -> Any:
         if value is None:
             raise ValueError("there is no number")
         return value
@@ -290,7 +262,7 @@ class _Entry(BaseModel):
     limits: _Limits = _Limits()
 
     @model_validator(mode="after")
-    def _has_one_token(self) -> _Entry:
+    def _require_one_token(self) -> _Entry:
         if (self.token is not None) + (self.token_sha256 is not None) + self.no_token != 1:
             raise ValueError("give either token_sha256 or token, or no_token: true where a proxy signs in")
         if self.no_token and self.expires is not None:
@@ -311,11 +283,6 @@ _ENTRIES: TypeAdapter[dict[str, _Entry]] = TypeAdapter(
 
 
 def check_user_name(name: str) -> None:
-    """Refuses what cannot be a user's name.
-
-    Raises:
-        BadInputError: if it cannot.
-    """
     try:
         _NAMES.validate_python(name)
     except ValidationError:
@@ -325,10 +292,10 @@ def check_user_name(name: str) -> None:
 
 
 def read_users(path: Path) -> dict[str, User]:
-    """The users of a file: digest of a token -> its user.
+    """The users of a file, by `digest` of their token.
 
     Raises:
-        BadInputError: if it cannot be read, is malformed, or holds plain tokens and others may read it.
+        BadInputError: if it cannot be read, is malformed, or holds plain tokens and other accounts may read it.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -338,45 +305,32 @@ def read_users(path: Path) -> dict[str, User]:
         raise BadInputError(f"The users file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
         raise BadInputError(f"The users file {path} is not UTF-8 text.") from None
-    return users_of(path, parse_users(path, text), is_open=bool(mode & OTHERS_MODE))
+    return validate_users(path, parse_users(path, text), is_open=bool(mode & OTHERS_MODE))
 
 
 def parse_users(path: Path, text: str) -> Any:
-    """What stands in a users file, unchecked.
-
-    Raises:
-        BadInputError: if it is not YAML, or has a key twice.
-    """
+    """The unchecked content of a users file; raises `BadInputError` if it is not YAML or has a duplicate key."""
     try:
         _, values = parse_yaml(path, text)
     except (*NOT_YAML, RecursionError) as error:
-        # Not what the parser says: it quotes lines, and those may hold tokens.
+        # Without the parser's message: it quotes lines, which may hold tokens.
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise BadInputError(f"The users file {path}{where} is not YAML.") from None
     return values
 
 
-def users_of(path: Path, values: Any, *, is_open: bool = False) -> dict[str, User]:
-    """The users that a users file tells of: digest of a token -> its user.
-
-    Args:
-        path: of the file.
-        values: what stands in it.
-        is_open: whether other accounts may read it.
-
-    Raises:
-        BadInputError: if it is malformed, or holds plain tokens and others may read it.
-    """
+def validate_users(path: Path, values: Any, *, is_open: bool = False) -> dict[str, User]:
+    """Validates the content of a users file that others may read if `is_open`; see `read_users`."""
     try:
         entries = _ENTRIES.validate_python(values)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        said = first["msg"].removeprefix("Value error, ")
+        reason = first["msg"].removeprefix("Value error, ")
         raise BadInputError(
-            f"The users file {path} is wrong at {where}: {said}; it maps names to token_sha256, expires, weight, admin "
-            "and limits (open_jobs, trials, output, bundles)."
+            f"The users file {path} is wrong at {where}: {reason}; it maps names to token_sha256, expires, weight, "
+            "admin and limits (open_jobs, trials, output, bundles)."
         ) from None
     if is_open and any(entry.token for entry in entries.values()):
         raise BadInputError(
@@ -384,7 +338,7 @@ def users_of(path: Path, values: Any, *, is_open: bool = False) -> dict[str, Use
         )
     users: dict[str, User] = {}
     for name, entry in entries.items():
-        # Whoever has no token is known by a digest of which nobody knows the token.
+        # A random key, which is the digest of no known token, for a user without one.
         key = secrets.token_hex(32) if entry.no_token else entry.token_sha256 or digest(entry.token or "")
         if key in users:
             raise BadInputError(f"The users file {path} gives {users[key].name} and {name} the same token.")
@@ -392,8 +346,8 @@ def users_of(path: Path, values: Any, *, is_open: bool = False) -> dict[str, Use
     return users
 
 
-def _look_of(path: Path) -> object:
-    """Mode and content: times and sizes stay the same where a file is written twice in a moment."""
+def _fingerprint(path: Path) -> object:
+    """Mode and content of the file: its times and size may stay the same when it is written twice within a moment."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_mode, file.read()

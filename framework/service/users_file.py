@@ -1,4 +1,4 @@
-"""Changes a users file (`framework.service.users`) in its smallest part, so that comments and order stay."""
+"""Edits a users file (`framework.service.users`) in place, so that comments and order are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from framework.service.users import (
     new_token,
     parse_users,
     read_users,
-    users_of,
+    validate_users,
 )
 from framework.user_folders import OTHERS_MODE
 from solver.strict_yaml import NOT_YAML
@@ -34,17 +34,17 @@ _COMMENT = re.compile(r"(?:^|\s)#")
 
 _Pair = tuple[yaml.Node, yaml.Node]
 _Edit = tuple[int, int, str]
-"""Where in a text a part begins and ends, and what comes in its place."""
+"""Start and end of a part of a text, and its replacement."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A users file that was changed.
+    """The result of a change.
 
     Attributes:
-        token: the one that was made; None if none was.
-        has_lost_comments: whether the file could only be written anew, without its comments.
-        was_open: whether other accounts could read the file, and cannot any more.
+        token: the new token, if one was created.
+        has_lost_comments: whether the file had to be rewritten without its comments.
+        was_open: whether other accounts could read the file before.
     """
 
     token: str | None
@@ -53,21 +53,17 @@ class Changed:
 
 
 class UsersFile:
-    """A users file that is edited: by one process at a time, whole or not at all, for its owner only to read.
-
-    Args:
-        path: the file; a link is followed.
+    """A users file for editing. Changes are atomic, by one process at a time; only the owner can read the new file.
 
     Raises:
-        BadInputError: from every method, if the file is wrong or cannot be read or written, or what is asked for makes
-            no sense; nothing is changed then.
+        BadInputError: from every method, if the file is malformed or inaccessible, or the change is invalid; it stays
+            unchanged then.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
 
     def users(self) -> list[User]:
-        """Everybody who is in the file."""
         return list(read_users(self._path).values())
 
     def add(
@@ -79,15 +75,7 @@ class UsersFile:
         weight: float = 1.0,
         admin: bool = False,
     ) -> Changed:
-        """Adds a user; makes the file where there is none.
-
-        Args:
-            name: as jobs will name their user.
-            has_token: whether to make a token; without one the user signs in through a proxy only.
-            expires: the token's last day, in UTC; None if it is valid for ever.
-            weight: share in the queue.
-            admin: whether the user administrates the service.
-        """
+        """Adds a user; creates the file if missing. See `User` for the fields."""
         check_user_name(name)
         token = new_token() if has_token else None
         entry: dict[str, Any] = {"no_token": True} if token is None else {"token_sha256": digest(token)}
@@ -110,18 +98,14 @@ class UsersFile:
         return self._change(change, edits, token, may_be_new=True)
 
     def rotate(self, name: str, *, expires: datetime.date | None = None, keeps_date: bool = False) -> Changed:
-        """Gives a user another token in the place of the one before.
-
-        Args:
-            name: the user.
-            expires: the new token's last day, in UTC; None if it is valid for ever.
-            keeps_date: whether it is valid as long as the one before instead.
+        """Replaces a user's token; the new one expires on the given or, with `keeps_date`, on the old one's last
+        day.
         """
         token = new_token()
         fresh: dict[str, Any] = {"token_sha256": digest(token)}
 
         def change(values: dict[str, Any]) -> None:
-            before = self._known(name, values)
+            before = self._find(name, values)
             date = before.expires if keeps_date else expires
             if keeps_date and before.has_expired:
                 raise BadInputError(
@@ -136,22 +120,20 @@ class UsersFile:
             mapping: Any = next(value for key, value in users if key.value == name)
             pairs: dict[str, _Pair] = {key.value: (key, value) for key, value in mapping.value}
             old = next(pairs[key] for key in _CREDENTIALS if key in pairs)
-            made = [_replaced(old, {"token_sha256": fresh["token_sha256"]})]
+            result = [_replaced(old, {"token_sha256": fresh["token_sha256"]})]
             date = {key: value for key, value in fresh.items() if key == "expires"}
             if "expires" in pairs:
-                made.append(_replaced(pairs["expires"], date) if date else _removed(text, pairs["expires"]))
+                result.append(_replaced(pairs["expires"], date) if date else _removed(text, pairs["expires"]))
             elif date:
                 between = ", " if mapping.flow_style else "\n" + " " * old[0].start_mark.column
-                made.append((old[1].end_mark.index, old[1].end_mark.index, between + _dumped(date).strip()))
-            return made
+                result.append((old[1].end_mark.index, old[1].end_mark.index, between + _dumped(date).strip()))
+            return result
 
         return self._change(change, edits, token)
 
     def remove(self, name: str) -> Changed:
-        """Takes a user out."""
-
         def change(values: dict[str, Any]) -> None:
-            self._known(name, values)
+            self._find(name, values)
             if len(values) == 1:
                 raise BadInputError(f"{name} is the only user in {self._path}; add another one first.")
             del values[name]
@@ -161,8 +143,8 @@ class UsersFile:
 
         return self._change(change, edits)
 
-    def _known(self, name: str, values: dict[str, Any]) -> User:
-        for user in users_of(self._path, values).values():
+    def _find(self, name: str, values: dict[str, Any]) -> User:
+        for user in validate_users(self._path, values).values():
             if user.name == name:
                 return user
         raise BadInputError(f"{self._path} has no user {name}; dike users list shows those that it has.")
@@ -178,21 +160,20 @@ class UsersFile:
         """Makes a change.
 
         Args:
-            change: to what the file says.
-            edits: the same to its text and the users in it, where it is written as one writes such files; what comes
-                of them is looked at and counts only if it says the same.
-            token: that was made for it.
-            may_be_new: whether the file need not be there.
+            change: changes the parsed content.
+            edits: the same for the text of a usual layout; used only if the result parses to the same content.
+            token: the token created for the change.
+            may_be_new: whether the file may be missing.
         """
-        with self._alone() as folder:
+        with self._locked_folder() as folder:
             before = os.stat(self._path) if self._path.exists() or not may_be_new else None
             text = "" if before is None else self._path.read_text(encoding="utf-8")
             values = parse_users(self._path, text)
             if not may_be_new or values not in (None, {}):
-                users_of(self._path, values)
+                validate_users(self._path, values)
             wanted: dict[str, Any] = copy.deepcopy(values) if values else {}
             change(wanted)
-            users_of(self._path, wanted)
+            validate_users(self._path, wanted)
             edited = _edited(text, edits, wanted)
             self._write(edited or _dumped(wanted), before, folder)
             return Changed(
@@ -202,8 +183,8 @@ class UsersFile:
             )
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[int]:
-        """Its folder, locked; what goes wrong with files is said in one sentence."""
+    def _locked_folder(self) -> Iterator[int]:
+        """Locks the file's folder; turns file errors into messages."""
         try:
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -217,14 +198,14 @@ class UsersFile:
             raise BadInputError(f"The users file {self._path} is not UTF-8 text.") from None
 
     def _write(self, text: str, before: os.stat_result | None, folder: int) -> None:
-        # Such a file can be read by its owner only.
+        # NamedTemporaryFile creates files that only the owner can read.
         with tempfile.NamedTemporaryFile("w", dir=self._path.parent, encoding="utf-8", delete=False) as file:
             try:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
                 if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-                    # The service reads it as the account that it belongs to.
+                    # The service reads it under the account that owns it.
                     os.fchown(file.fileno(), before.st_uid, before.st_gid)
                 os.replace(file.name, self._path)
             except BaseException:
@@ -234,15 +215,15 @@ class UsersFile:
 
 
 def _edited(text: str, edits: Callable[[str, list[_Pair]], list[_Edit]], wanted: dict[str, Any]) -> str | None:
-    """The text with edits made; None if it then does not say what is wanted."""
+    """Applies edits to the text; None if the result does not parse to `wanted`."""
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        made = text
+        result = text
         for start, end, part in sorted(edits(text, [] if tree is None else tree.value), reverse=True):
-            made = made[:start] + part + made[end:]
-        return made if yaml.safe_load(made) == wanted else None
+            result = result[:start] + part + result[end:]
+        return result if yaml.safe_load(result) == wanted else None
     except (*NOT_YAML, StopIteration):
-        # Such as a user who is an alias of another.
+        # For example, a user that is an alias of another.
         return None
 
 
@@ -252,16 +233,15 @@ def _replaced(pair: _Pair, values: dict[str, Any]) -> _Edit:
 
 
 def _removed(text: str, pair: _Pair) -> _Edit:
-    """Takes out the lines that a pair stands on."""
     start = text.rfind("\n", 0, pair[0].start_mark.index) + 1
     end = text.find("\n", _end(pair[1]))
     return start, len(text) if end < 0 else end + 1, ""
 
 
 def _end(node: yaml.Node) -> int:
-    """Where a value ends: that of several lines is said to end only where the next one begins, behind comments."""
+    """The end of a value: PyYAML reports the end of a block mapping at the next token, after any comments."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style:
-        # An alias is said to be where its anchor is, which is before its key.
+        # PyYAML reports an alias at the position of its anchor, before its key; hence the maximum.
         return max(_end(part) for pair in node.value for part in pair)
     return int(node.end_mark.index)
 

@@ -27,7 +27,7 @@ from framework.training.observer import JobObserver
 from framework.training.spec import JobSpec, JobTask
 from framework.training.state import JobRun
 from solver import NodeClass, Plan, PlannedTask, PlanRequest, TaskResources, make_plan, smallest_job
-from solver.deadline import plan_within
+from solver.deadline import plan_with_timeout
 from solver.milp import SolverError
 
 CACHE_SIZE = 16
@@ -377,7 +377,7 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
 def _make_plan_on(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> Plan:
     request = plan_request(spec, nodes, all_nodes)
     limit_s = spec.planning.time_limit_s
-    return planned(request) if limit_s is None else plan_within(request, limit_s)
+    return planned(request) if limit_s is None else plan_with_timeout(request, limit_s)
 
 
 @functools.lru_cache(CACHE_SIZE)

@@ -1,1 +1,1 @@
-"""What Dike is compared with: the paper's baselines, tfmesos and Optimus, under the same step-time model."""
+"""Baselines from the paper, tfmesos and Optimus, under the same step-time model."""

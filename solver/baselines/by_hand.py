@@ -1,4 +1,4 @@
-"""What people do by hand: sizes and counts by rules of thumb, or tuned, and machines in turn or in order."""
+"""Allocation by rules of thumb: fixed sizes and counts, machines in rotation or in order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from solver.baselines.filling import fill_by_turns, fill_first, worker_turns
-from solver.baselines.setting import Choice, On, Setting
+from solver.baselines.filling import fill_first, fill_in_rotation, machines_in_rotation
+from solver.baselines.setting import BaselineChoice, MachineIndices, Setting
 from solver.capacity import Ints
 from solver.resources import TaskResources
 
@@ -17,49 +17,48 @@ WORKERS_PER_PS = 4
 _Fill = Callable[[Ints, Sequence[TaskResources]], tuple[Ints, Ints] | None]
 
 
-def sar_basic(setting: Setting) -> Choice:
-    """Static allocation as most users write it down: every task the same slice of a machine, machines in turn.
+def sar_basic(setting: Setting) -> BaselineChoice:
+    """Static allocation with default values: every task gets the same slice of a machine, machines in rotation.
 
-    The paper 'Dike' (section 4) compares with SAR_Basic and SAR_Tuned and does not say how they choose. Our reading of
-    the basic one: worker and ps get the same CPUs, an eighth of the largest machine's and 1 at most, and each worker
-    one GPU where there are any; one ps for 4 workers (the last one for those left over); as many workers as fit. The
-    chief comes first, on the first machine with room, then the parameter servers and the workers by turns.
-
-    Raises:
-        InfeasibleError: if not even one worker fits.
-    """
-    free, chief = setting.free_beside_chief()
-    ps, ps_on, left, workers = _most_workers(setting, "sar_basic", free, fill_by_turns)
-    turns = worker_turns(setting.worker_rooms(setting.slice, left), next_turn(ps_on, len(setting.names)))
-    return setting.choice(setting.slice, ps, On(ps_on, turns[:workers], chief), 1)
-
-
-def first_fit(setting: Setting) -> Choice:
-    """As tfmesos does: each task takes the first offer with room, parameter servers first, then workers.
-
-    tfmesos (github.com/douban/tfmesos, `scheduler.py`, `resourceOffers`) walks through the offers and gives each every
-    task that fits, in the order of the job's description. Its user says how many tasks there are and what each gets;
-    here they are the counts and slices of `sar_basic`, as many as fit this way (`max_workers` for fewer). The chief,
-    which tfmesos does not have, comes first.
+    The paper 'Dike' (section 4) compares with SAR_Basic and SAR_Tuned without their rules. Our reading of the basic
+    one: worker and ps get the same CPUs, an eighth of the largest machine's and at most 1, and each worker one GPU if
+    there are any; one ps for 4 workers (the last one for the remainder); as many workers as fit. The chief comes first,
+    on the first machine with room, then the parameter servers and the workers in rotation.
 
     Raises:
         InfeasibleError: if not even one worker fits.
     """
     free, chief = setting.free_beside_chief()
-    ps, ps_on, left, workers = _most_workers(setting, "first_fit", free, fill_first)
-    rooms = setting.worker_rooms(setting.slice, left)
+    ps, ps_on, left, workers = _place_most_workers(setting, "sar_basic", free, fill_in_rotation)
+    turns = machines_in_rotation(setting.worker_capacity(setting.slice, left), next_machine(ps_on, len(setting.names)))
+    return setting.choice(setting.slice, ps, MachineIndices(ps_on, turns[:workers], chief), 1)
+
+
+def first_fit(setting: Setting) -> BaselineChoice:
+    """Places like tfmesos: each task takes the first offer with room, parameter servers first, then workers.
+
+    tfmesos (github.com/douban/tfmesos, `scheduler.py`, `resourceOffers`) iterates over the offers and gives each every
+    task that fits, in the order of the job's description. Its user sets counts and sizes; here they are those of
+    `sar_basic`, as many as fit this way (`max_workers` for fewer). The chief, which tfmesos does not have, comes first.
+
+    Raises:
+        InfeasibleError: if not even one worker fits.
+    """
+    free, chief = setting.free_beside_chief()
+    ps, ps_on, left, workers = _place_most_workers(setting, "first_fit", free, fill_first)
+    rooms = setting.worker_capacity(setting.slice, left)
     in_order = np.repeat(np.arange(len(rooms)), rooms)[:workers]
-    return setting.choice(setting.slice, ps, On(ps_on, in_order, chief), 1)
+    return setting.choice(setting.slice, ps, MachineIndices(ps_on, in_order, chief), 1)
 
 
-def next_turn(ps_on: Ints, machines: int) -> int:
+def next_machine(ps_on: Ints, machines: int) -> int:
     return (int(ps_on[-1]) + 1) % machines
 
 
-def _most_workers(setting: Setting, method: str, free: Ints, fill: _Fill) -> tuple[int, Ints, Ints, int]:
-    """The largest job that fits: parameter servers, their machines, what is then free, and workers."""
+def _place_most_workers(setting: Setting, method: str, free: Ints, fill: _Fill) -> tuple[int, Ints, Ints, int]:
+    """Finds the largest job that fits: parameter servers, their machines, remaining resources, and workers."""
     shape = setting.slice
-    limit = setting.at_most(int(setting.worker_rooms(shape, free).sum()))
+    limit = setting.cap_workers(int(setting.worker_capacity(shape, free).sum()))
     most_ps = min(max(1, len(setting.scenario.profile.variables)), math.ceil(limit / WORKERS_PER_PS))
     for ps in range(most_ps, 0, -1):
         placed = fill(free, setting.ps_tasks(setting.scenario.shards(ps)))
@@ -67,8 +66,8 @@ def _most_workers(setting: Setting, method: str, free: Ints, fill: _Fill) -> tup
             continue
         ps_on, left = placed
         # Where there are more workers than variables for a ps each, the last number of ps serves all.
-        workers = min(limit, int(setting.worker_rooms(shape, left).sum()))
+        workers = min(limit, int(setting.worker_capacity(shape, left).sum()))
         workers = workers if ps == most_ps else min(workers, WORKERS_PER_PS * ps)
         if workers > WORKERS_PER_PS * (ps - 1):
             return ps, ps_on, left, workers
-    raise setting.no_room(method, shape)
+    raise setting.no_room_error(method, shape)

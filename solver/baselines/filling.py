@@ -1,6 +1,6 @@
-"""Putting tasks on machines one after the other, as schedulers do that do not look ahead.
+"""Places tasks one by one, as schedulers without lookahead do.
 
-What is free on the machines is an array of machines x (CPU thousandths, MiB of memory, MiB of disk, GPUs).
+Free resources are an array of machines x (CPU thousandths, MiB of memory, MiB of disk, GPUs).
 """
 
 from __future__ import annotations
@@ -14,43 +14,38 @@ from solver.resources import TaskResources
 
 
 def capacity_for(free: Ints, task: TaskResources) -> Ints:
-    """How many such tasks fit on each machine."""
     need = amounts(task)
     rooms: Ints = (free[:, need > 0] // need[need > 0]).min(axis=1)
     return rooms
 
 
 def fill_first(free: Ints, tasks: Sequence[TaskResources]) -> tuple[Ints, Ints] | None:
-    """Each task goes to the first machine with room.
+    """Places each task on the first machine with room.
 
     Returns:
-        Machine of each task and what is then free; None if a task does not fit.
+        Machine of each task and the remaining resources; None if a task does not fit.
     """
-    return _fill(free, tasks, by_turns=False)
+    return _fill(free, tasks, in_rotation=False)
 
 
-def fill_by_turns(free: Ints, tasks: Sequence[TaskResources]) -> tuple[Ints, Ints] | None:
-    """The machines take turns; one without room for the task is passed over.
-
-    Returns:
-        As `fill_first`.
-    """
-    return _fill(free, tasks, by_turns=True)
+def fill_in_rotation(free: Ints, tasks: Sequence[TaskResources]) -> tuple[Ints, Ints] | None:
+    """Places the tasks on the machines in rotation, skipping those without room. Returns as `fill_first`."""
+    return _fill(free, tasks, in_rotation=True)
 
 
-def worker_turns(rooms: Ints, start: int = 0) -> Ints:
-    """Machines of workers that are dealt out by turns until all machines are full; one that is full is passed over.
+def machines_in_rotation(rooms: Ints, start: int = 0) -> Ints:
+    """Machines of workers placed in rotation until all machines are full; full ones are skipped.
 
     Args:
-        rooms: how many workers fit on each machine.
-        start: the machine whose turn it is.
+        rooms: number of workers that fit on each machine.
+        start: the first machine.
     """
     order = np.roll(np.arange(len(rooms)), -start)
     rounds = [order[rooms[order] > turn] for turn in range(int(rooms.max()))]
     return np.concatenate(rounds) if rounds else np.empty(0, dtype=np.int64)
 
 
-def _fill(free: Ints, tasks: Sequence[TaskResources], *, by_turns: bool) -> tuple[Ints, Ints] | None:
+def _fill(free: Ints, tasks: Sequence[TaskResources], *, in_rotation: bool) -> tuple[Ints, Ints] | None:
     free = free.copy()
     machines = np.empty(len(tasks), dtype=np.int64)
     turn = 0
@@ -62,11 +57,11 @@ def _fill(free: Ints, tasks: Sequence[TaskResources], *, by_turns: bool) -> tupl
         machine = (turn + int(fits.argmax())) % len(free)
         machines[index] = machine
         free[machine] -= need
-        if by_turns:
+        if in_rotation:
             turn = machine + 1
     return machines, free
 
 
 def amounts(task: TaskResources) -> Ints:
-    """What the task takes, in the columns of what is free."""
+    """Resources of the task, in the columns of the free resources."""
     return np.array((task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus))

@@ -1,4 +1,4 @@
-"""What the methods start from: the job, its options, and what is free on every machine."""
+"""Input of the baselines: the job, its options, and the free resources of every machine."""
 
 from __future__ import annotations
 
@@ -18,21 +18,13 @@ from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.shortage import shortage
 
-EQUAL = 1e-9
-"""Speeds closer than this share differ by rounding."""
+SPEED_TOLERANCE = 1e-9
+"""Speeds closer than this share differ by rounding only."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a method decided.
-
-    Attributes:
-        shape: what each worker gets.
-        shards: the variables on the parameter servers.
-        assignment: machine of every task.
-        compared: how many options the method looked at.
-        note: a sentence on how it was found.
-    """
+class BaselineChoice:
+    """Decision of a baseline."""
 
     shape: WorkerShape
     shards: Shards
@@ -42,7 +34,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class On:
+class MachineIndices:
     """Machine of every task, as indices of `Setting.names`."""
 
     ps: Ints
@@ -55,14 +47,12 @@ class Setting:
     """One job on one empty cluster.
 
     Attributes:
-        request: what was asked.
-        scenario: the model on the cluster.
-        names: the machines in the cluster's order, in which methods meet them.
+        names: the machines in the cluster's order, in which baselines visit them.
         kind_of: the kind of each of them, an index of `scenario.kinds`.
-        slice: what a worker gets from those who give every task the same: a GPU where there are any, and the CPUs of a
-            ps, which are an eighth of the largest machine's and 1 at most.
-        shapes: what a worker may get by the first two rules; of those that differ in spare CPUs only, the largest. Of
-            equally many GPUs, most CPUs first: where it makes no difference they win, as with Dike.
+        slice: a worker's resources for baselines with equal slices: one GPU if there are any, and the CPUs of a ps,
+            which are an eighth of the largest machine's and at most 1.
+        shapes: worker shapes left by the first two rules; of those that differ in spare CPUs only, the largest. For
+            equal GPUs, most CPUs first, so that they win ties, as with Dike.
     """
 
     request: PlanRequest
@@ -74,14 +64,10 @@ class Setting:
 
     @classmethod
     def of(cls, request: PlanRequest, scenario: Scenario | None = None) -> Setting:
-        """Derives the rest.
-
-        Args:
-            request: what was asked.
-            scenario: the request's, if it is known.
+        """Builds the setting.
 
         Raises:
-            BadInputError: if the request makes no sense.
+            BadInputError: if the request is invalid.
             InfeasibleError: if no machine can hold a worker.
         """
         check_request(request)
@@ -100,21 +86,19 @@ class Setting:
         return cls(request, scenario, names, np.array([index[name] for name in names]), same_for_all, ordered)
 
     @property
-    def most_ps(self) -> int:
-        """Parameter servers beyond that have no machine each, or no variable."""
+    def max_ps(self) -> int:
+        """Maximum parameter servers: one per machine, and at least one variable on each."""
         return min(len(self.names), max(1, len(self.scenario.profile.variables)))
 
-    def at_most(self, workers: int) -> int:
-        """So many workers, or the user's limit."""
+    def cap_workers(self, workers: int) -> int:
         limit = self.request.max_workers
         return workers if limit is None else min(workers, limit)
 
     def ps_tasks(self, shards: Shards) -> list[TaskResources]:
-        """Resources of each ps."""
         return [self.scenario.sizes.ps(size) for size in shards.sizes]
 
     def free_beside_chief(self) -> tuple[Ints, int | None]:
-        """What is free once the separate chief, if there is one, is on the first machine with room; and that machine.
+        """Free resources once the separate chief, if any, is on the first machine with room; and that machine.
 
         Raises:
             InfeasibleError: if no machine can hold the chief.
@@ -132,33 +116,28 @@ class Setting:
             )
         return placed[1], int(placed[0][0])
 
-    def worker_rooms(self, shape: WorkerShape, free: Ints) -> Ints:
-        """How many workers fit into what is free on each machine."""
+    def worker_capacity(self, shape: WorkerShape, free: Ints) -> Ints:
+        """Number of workers that fit into the free resources of each machine."""
         model = self.scenario.model(shape)
         hosts = np.array([hosts_workers(kind, model) for kind in self.scenario.kinds])
         return np.where(hosts[self.kind_of], capacity_for(free, self.scenario.sizes.worker(shape)), 0)
 
-    def no_room(self, method: str, shape: WorkerShape) -> InfeasibleError:
-        """The error for a job that the method cannot place, whatever its size."""
+    def no_room_error(self, method: str, shape: WorkerShape) -> InfeasibleError:
         chief = ", the chief" if self.scenario.sizes.chief is not None else ""
         worker = self.scenario.sizes.worker(shape)
         return InfeasibleError(
             f"{method} finds no room for one worker of {worker.cpus:g} CPUs, {worker.gpus} GPUs and {worker.mem_mb:,} "
-            f"MiB beside its parameter servers{chief}; add machines, or take dike."
+            f"MiB beside its parameter servers{chief}; add machines, or use the method dike."
         )
 
-    def choice(self, shape: WorkerShape, ps: int, on: On, compared: int) -> Choice:
-        """The decision by the machines' names.
+    def choice(self, shape: WorkerShape, ps: int, on: MachineIndices, compared: int) -> BaselineChoice:
+        """Converts machine indices to names.
 
-        Args:
-            shape: what each worker gets.
-            ps: how many parameter servers.
-            on: where the tasks are.
-            compared: how many options the method looked at.
+        `on`: machines of the tasks. `compared`: number of options examined.
         """
         assignment = Assignment(
             tuple(self.names[index] for index in on.ps),
             tuple(self.names[index] for index in on.workers),
             None if on.chief is None else self.names[on.chief],
         )
-        return Choice(shape, self.scenario.shards(ps), assignment, compared)
+        return BaselineChoice(shape, self.scenario.shards(ps), assignment, compared)

@@ -1,4 +1,4 @@
-"""`solver.evaluation.evaluate` for many placements at once: the step time as arithmetic on arrays."""
+"""`solver.evaluation.evaluate` for many placements at once: the step time as array arithmetic."""
 
 from __future__ import annotations
 
@@ -13,29 +13,18 @@ from solver.shards import Shards
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
 
-CELLS = 1 << 19
-"""Placements x groups of machines looked at in one go."""
-
 
 def card_s(
     model: StepModel, bytes_per_s: Floats | float, local_bytes: Floats, workers: Ints, all_workers: Ints
 ) -> Floats:
-    """`StepModel.network_s`, elementwise, with the network card's speed in place of the kind of machine."""
+    """`StepModel.network_s`, elementwise, for a network card's speed instead of a machine's kind."""
     sent, received = local_bytes * (all_workers - workers), workers * (model.total_bytes - local_bytes)
     inside = 2 * local_bytes * workers / model.within_node_bytes_per_s
     return np.maximum(2 * np.maximum(sent, received) / bytes_per_s, inside)
 
 
 def samples_per_s(model: StepModel, work_s: Floats, network_s: Floats, load: float, workers: Ints) -> Floats:
-    """Synchronous speed from a round's parts, elementwise; as `StepModel.round_s`.
-
-    Args:
-        model: step times.
-        work_s: the slowest worker's work.
-        network_s: busiest network card or uplink.
-        load: of the busiest ps (`StepModel.load`).
-        workers: workers of the job.
-    """
+    """Synchronous speed from a round's parts, elementwise; as `StepModel.round_s`."""
     update, dispatch = workers * model.update_s(load, 1), workers * model.dispatch_s(1)
     if model.overlap:
         round_s = np.maximum(work_s, network_s + update + dispatch)
@@ -49,8 +38,7 @@ class Speeds:
     """Speeds of placements with workers of one shape.
 
     Args:
-        setting: the job and the machines; all numbers of machines are indices of its `names`.
-        shape: what each worker gets.
+        setting: the job and the machines; machine numbers are indices of its `names`.
     """
 
     def __init__(self, setting: Setting, shape: WorkerShape) -> None:
@@ -63,14 +51,14 @@ class Speeds:
         self._racks = np.array([kind.rack or "" for kind in kinds])[kind_of]
 
     def of_rows(self, shards: Shards, machines: Ints, local: Floats, rows: Ints, least: float = 0.0) -> Floats:
-        """Speeds with these numbers of workers.
+        """Speeds of placements.
 
         Args:
-            shards: what each ps holds.
+            shards: bytes on each ps.
             machines: those in use.
             local: shard bytes on each of them.
             rows: workers on each of them; each row is a placement.
-            least: slower ones are of no interest: some speed between their own and this will do.
+            least: slower placements may get any speed between their own and this.
         """
         if not self._model.profile.synchronous:
             own = rows / self._rounds_s(machines, local)
@@ -92,14 +80,14 @@ class Speeds:
         return self._model.shared(self._model.load(shards), np.inf if self._uplink is None else self._uplink)
 
     def _racks_of(self, machines: Ints) -> list[Ints]:
-        """The places of each rack's machines in this list; none where racks do not matter."""
+        """For each rack, positions of its machines in this list; empty if racks do not matter."""
         if self._uplink is None:
             return []
         racks = self._racks[machines]
         return [np.flatnonzero(racks == rack) for rack in np.unique(racks)]
 
     def _rounds_s(self, machines: Ints, local: Floats) -> Floats:
-        """A worker's own round on these machines; all ps are among them. Its transfer as `StepModel.transfer_s`."""
+        """A worker's own round on these machines, which hold all ps. Transfer as in `StepModel.transfer_s`."""
         cards = self._card[machines]
         waited = waits_s(local, cards, float((local / cards).max()))
         remote = 2 * np.maximum((self._model.total_bytes - local) / cards, waited)

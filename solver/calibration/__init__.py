@@ -1,4 +1,4 @@
-"""Predictions corrected by measurements."""
+"""Corrects predictions by measurements."""
 
 from __future__ import annotations
 

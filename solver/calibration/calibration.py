@@ -1,4 +1,4 @@
-"""Speeds corrected by measurements: each term of the step time gets the factor with which predictions come nearest."""
+"""Calibration: each term of the step time gets the factor that brings predictions closest to the measurements."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from solver.calibration.step_terms import TERMS
 from solver.cluster import Cluster
 from solver.hardware import Gpu, Hardware, known_hardware
 
-LEAVE_ONE_OUT_FROM = 4
-"""With fewer rows than this, what is left says too little."""
-BETTER = 1e-6
-"""Overlap is assumed only where it makes the squared error smaller by more than rounding."""
+MIN_LEAVE_ONE_OUT_ROWS = 4
+"""Minimum rows for leave-one-out errors; with fewer they say too little."""
+MIN_IMPROVEMENT = 1e-6
+"""Minimum reduction of the squared error for which overlap is assumed; less is rounding."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What measurements say of the speeds in `hardware.yaml` and in the cluster file.
+    """Corrections of the speeds in `hardware.yaml` and in the cluster file, fitted to measurements.
 
     Attributes:
-        factors: term (`solver.step_terms.TERMS`) -> how many times as long it takes.
-        not_identified: terms the measurements say nothing of, or that they cannot tell from others; their factor is 1.
-        overlap: whether transfers run beside a synchronous step's work; the better of the two is kept.
-        rows: how many measurements there were.
-        error_before: mean relative error of the predictions without calibration, as a share of what was measured.
-        mean_error: the same with it.
-        worst_error: largest relative error with it.
+        factors: term (`solver.calibration.step_terms.TERMS`) -> factor on its time.
+        not_identified: terms that the measurements do not determine; their factor is 1.
+        overlap: whether transfers overlap a synchronous step's work; the better fit of the two is kept.
+        error_before: mean relative error of the predictions without calibration, as a share of the measured time.
+        mean_error: the same with calibration.
+        worst_error: largest relative error with calibration.
         left_out_error: mean relative error for each row with the factors fitted to the others; None below four rows.
         left_out_worst: the largest of these.
     """
@@ -50,10 +49,10 @@ class Calibration:
     left_out_worst: float | None = None
 
     def apply(self, hardware: Hardware, cluster: Cluster) -> tuple[Hardware, Cluster]:
-        """The speeds with which the step-time model predicts what the fit does.
+        """Applies the factors to hardware and cluster speeds.
 
-        All GPU models and the CPUs share the factor of `compute`: how they compare stays as the table has it. Network
-        cards, uplinks and links inside machines share that of `network`.
+        All GPU models and the CPUs share the factor of `compute`, so their ratios stay as in the table. Network cards,
+        uplinks and links inside machines share that of `network`.
         """
         compute, link = self.factors["compute"], self.factors["network"]
 
@@ -90,7 +89,6 @@ class Calibration:
         )
 
     def sentences(self) -> tuple[str, ...]:
-        """What was found, for the user."""
         found = [f"{term} x {self.factors[term]:.2g}" for term in TERMS if term not in self.not_identified]
         rows = f"{self.rows} measurement{'' if self.rows == 1 else 's'}"
         first = (
@@ -103,19 +101,18 @@ class Calibration:
             return (f"{first}.",)
         return (
             f"{first}.",
-            f"The measurements cannot tell the factors of {', '.join(self.not_identified)}; these stay 1.",
+            f"The measurements do not determine the factors of {', '.join(self.not_identified)}; these stay 1.",
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration as JSON values; `from_json` reads it back."""
         return {**dataclasses.asdict(self), "factors": dict(self.factors), "not_identified": list(self.not_identified)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Calibration:
-        """Reads what `to_json` wrote.
+        """Reads the output of `to_json`.
 
         Raises:
-            BadInputError: if a key is missing or unknown, or a value is not what it should be.
+            BadInputError: if a key is missing or unknown, or a value is invalid.
         """
         try:
             values = dict(data)
@@ -147,7 +144,7 @@ def fit(
     *,
     leave_one_out: bool = True,
 ) -> Calibration:
-    """The factors with which the model's step times come nearest to the measurements.
+    """Fits the factors that bring the model's step times closest to the measurements.
 
     Least squares of the relative errors with factors of at least 0 (`relative_fit.py`), once with transfers that
     overlap the work and once without; the better is kept.
@@ -155,21 +152,21 @@ def fit(
     Args:
         measurements: at least one, all of this model.
         profile: the model.
-        cluster: the machines that were measured on.
+        cluster: the measured machines.
         hardware: speeds to correct; by default those of `hardware.yaml`.
-        leave_one_out: whether to say how well rows are foretold that are left out; takes a fit for each row.
+        leave_one_out: whether to estimate the error for rows left out; takes a fit for each row.
 
     Raises:
-        BadInputError: if there is no measurement, or one is of machines or of a model that this is not.
+        BadInputError: if there is no measurement, or one is of other machines or of another model.
     """
     rows = MeasuredRows.of(measurements, profile, cluster, hardware or known_hardware())
     found, overlap = rows.fit(overlap=False), False
     if profile.synchronous:
         overlapped = rows.fit(overlap=True)
-        if overlapped.squared_error < found.squared_error - BETTER:
+        if overlapped.squared_error < found.squared_error - MIN_IMPROVEMENT:
             found, overlap = overlapped, True
-    says_enough = leave_one_out and len(measurements) >= LEAVE_ONE_OUT_FROM
-    left_out = rows.left_out_errors(found, overlap=overlap) if says_enough else None
+    has_enough_rows = leave_one_out and len(measurements) >= MIN_LEAVE_ONE_OUT_ROWS
+    left_out = rows.left_out_errors(found, overlap=overlap) if has_enough_rows else None
     table = rows.errors(np.ones(len(TERMS)), overlap=(hardware or known_hardware()).overlap)
     return Calibration(
         factors=dict(zip(TERMS, found.factors.tolist(), strict=True)),

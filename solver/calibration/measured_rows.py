@@ -1,4 +1,4 @@
-"""Measured steps, each with the terms that the step-time model sees in it."""
+"""Measured steps with their terms of the step-time model."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.units import format_bytes
 
-NAMES_SHOWN = 5
-"""Machines that a message lists."""
+MAX_NAMES_SHOWN = 5
+"""Maximum number of machines in a message."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How long a step took with one placement.
+    """A measured step time for one placement.
 
     Attributes:
-        shape: a worker's GPUs and CPUs.
         assignment: machine of every ps and worker; the chief's does not matter.
-        seconds: seconds in which every worker made one step, on average; None where `samples_per_s` is given.
-        samples_per_s: samples all workers trained on in a second; None where `seconds` is given.
+        seconds: seconds in which every worker made one step, on average; None if `samples_per_s` is given.
+        samples_per_s: samples per second of all workers; None if `seconds` is given.
         batch_size: samples per step of one worker (of each of its GPUs); None for the profile's.
-        shard_bytes: bytes of variables on each ps; None for those a plan would put there.
+        shard_bytes: bytes of variables on each ps; None for those of a plan.
         where: file and line, for messages.
     """
 
@@ -57,16 +56,12 @@ class Measurement:
             raise BadInputError(f"{self.where}: {given[0]} was measured; it must be a number above 0.")
 
     def could_run(self, gpus: Mapping[str, int]) -> bool:
-        """Whether it is of machines that there are, with the GPUs that its workers have.
-
-        Args:
-            gpus: machine -> how many it has.
-        """
+        """Whether the cluster has its machines, with enough GPUs for its workers."""
         here = all(node in gpus for node in (*self.assignment.ps, *self.assignment.workers))
         return here and all(gpus[node] >= self.shape.gpus for node in self.assignment.workers)
 
     def round_s(self, samples_per_step: int) -> float:
-        """Seconds in which every worker made one step of so many samples."""
+        """Seconds in which every worker made one step of `samples_per_step` samples."""
         if self.seconds is not None:
             return self.seconds
         assert self.samples_per_s is not None
@@ -75,12 +70,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """Measurements of one model on one cluster.
-
-    Attributes:
-        terms: the terms of each row.
-        seconds: what was measured.
-    """
+    """Measurements of one model on one cluster."""
 
     terms: tuple[StepTerms, ...]
     seconds: Floats
@@ -89,10 +79,10 @@ class MeasuredRows:
     def of(
         cls, measurements: Sequence[Measurement], profile: ModelProfile, cluster: Cluster, hardware: Hardware
     ) -> MeasuredRows:
-        """Finds the terms.
+        """Computes the terms.
 
         Raises:
-            BadInputError: if there is no row, or one is of machines or of a model that this is not.
+            BadInputError: if there is no row, or one is of other machines or of another model.
         """
         if not measurements:
             raise BadInputError("There are no measurements; give at least one row.")
@@ -111,21 +101,15 @@ class MeasuredRows:
         return cls(tuple(terms), np.array(seconds))
 
     def fit(self, *, overlap: bool) -> Fit:
-        """The factors nearest to all rows."""
         return fit_factors(self._gradients(range(len(self.terms)), overlap), self.seconds, np.ones(len(TERMS)))
 
     def errors(self, factors: Floats, *, overlap: bool) -> Floats:
-        """Relative error of each row's prediction, above 0 where it is too long."""
+        """Relative error of each row's prediction, positive if too long."""
         errors: Floats = predictions(self._gradients(range(len(self.terms)), overlap), factors) / self.seconds - 1
         return errors
 
     def left_out_errors(self, fit: Fit, *, overlap: bool) -> Floats:
-        """Relative error of each row with the factors that fit the others best.
-
-        Args:
-            fit: of all rows; where the search for the others' factors begins.
-            overlap: as in that fit.
-        """
+        """Relative error of each row with the factors fitted to the others."""
         errors = []
         for row in range(len(self.terms)):
             others = [other for other in range(len(self.terms)) if other != row]
@@ -146,7 +130,7 @@ def _check_machines(measurement: Measurement, scenario: Scenario) -> None:
     kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
     for node in (*measurement.assignment.ps, *measurement.assignment.workers):
         if node not in kind_of:
-            known = ", ".join(list(kind_of)[:NAMES_SHOWN]) + (", ..." if len(kind_of) > NAMES_SHOWN else "")
+            known = ", ".join(list(kind_of)[:MAX_NAMES_SHOWN]) + (", ..." if len(kind_of) > MAX_NAMES_SHOWN else "")
             raise BadInputError(f"{measurement.where}: machine '{node}' is not in the cluster; it has {known}.")
     for node in measurement.assignment.workers:
         if kind_of[node].gpus < measurement.shape.gpus:

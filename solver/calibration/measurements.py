@@ -4,13 +4,13 @@
     k80-0:p0+4w|k80-1:4w,1.5,1,0.812
     k80-0:p0|k80-1:p1+4w|k80-2:4w,1.5,1,0.655
 
-A placement lists the machines, each with its tasks: `p0` is ps 0, `4w` are four workers; `chief` may be left out.
-`cpus` and `gpus` are each worker's. Instead of a placement a row can name the plan that was followed:
+A placement lists the machines, each with its tasks: `p0` is ps 0, `4w` are four workers; `chief` is optional. `cpus`
+and `gpus` are each worker's. Instead of a placement a row can name a plan file:
 
     plan,samples_per_s
     first-plan.json,1280
 
-`seconds` are those in which every worker makes one step; `samples_per_s` of the whole job can stand in their place.
+`seconds` is the time in which every worker makes one step; `samples_per_s` of the whole job may replace it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
         path: a CSV file; paths of plans in it are relative to its folder.
 
     Raises:
-        BadInputError: if the file or a plan cannot be read, or something in it is wrong; names the file and the line.
+        BadInputError: if the file or a plan is unreadable or invalid; names the file and the line.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -62,17 +62,11 @@ def _check_header(path: Path, names: object) -> None:
         raise BadInputError(f"{path}, line 1: a column is named twice.")
 
 
-SMALLEST, LARGEST = 1e-7, 1e9
+MIN_VALUE, MAX_VALUE = 1e-7, 1e9
 
 
 class _Reader:
-    """Reads one row.
-
-    Args:
-        where: file and line.
-        folder: what paths of plans are relative to.
-        row: column -> text.
-    """
+    """Reads one row."""
 
     def __init__(self, where: str, folder: Path, row: dict[str, str | None]) -> None:
         self._where = where
@@ -82,13 +76,13 @@ class _Reader:
         self._row = {name.strip(): (value or "").strip() for name, value in row.items()}
 
     def measurement(self) -> Measurement:
-        """The row.
+        """Converts the row.
 
         Raises:
-            BadInputError: if something in it is wrong.
+            BadInputError: if it is invalid.
         """
         seconds, samples_per_s = self._number("seconds"), self._number("samples_per_s")
-        batch_size = self._whole("batch_size", least=1)
+        batch_size = self._whole_number("batch_size", least=1)
         if bool(self._text("plan")) == bool(self._text("placement")):
             raise BadInputError(f"{self._where}: give either a 'placement' or a 'plan'.")
         shard_bytes = None
@@ -108,9 +102,9 @@ class _Reader:
             cpus = self._number("cpus")
             if cpus is None:
                 raise BadInputError(f"{self._where}: 'cpus' is missing; give each worker's CPUs.")
-            shape = WorkerShape(self._whole("gpus", least=0) or 0, cpus)
+            shape = WorkerShape(self._whole_number("gpus", least=0) or 0, cpus)
         for name, tasks in (("workers", assignment.workers), ("ps", assignment.ps)):
-            expected = self._whole(name, least=1)
+            expected = self._whole_number(name, least=1)
             if expected not in (None, len(tasks)):
                 raise BadInputError(f"{self._where}: '{name}' is {expected}, but {len(tasks)} are placed.")
         return Measurement(shape, assignment, seconds, samples_per_s, batch_size, shard_bytes, self._where)
@@ -128,11 +122,11 @@ class _Reader:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
             raise BadInputError(f"{self._where}: '{column}' is '{text}'; it must be a number above 0.")
-        if not SMALLEST <= value <= LARGEST:
-            raise BadInputError(f"{self._where}: '{column}' is '{text}', which no machine does; check the unit.")
+        if not MIN_VALUE <= value <= MAX_VALUE:
+            raise BadInputError(f"{self._where}: '{column}' is '{text}', which is out of range; check the unit.")
         return value
 
-    def _whole(self, column: str, least: int) -> int | None:
+    def _whole_number(self, column: str, least: int) -> int | None:
         text = self._text(column)
         if not text:
             return None
@@ -158,7 +152,7 @@ class _Reader:
         for part in self._text("placement").split("|"):
             node, colon, tasks = part.strip().rpartition(":")
             if not colon or not node:
-                raise self._misread(part)
+                raise self._placement_error(part)
             for task in tasks.split("+"):
                 if (match := _PS.fullmatch(task.strip())) is not None:
                     if int(match[1]) in ps:
@@ -167,10 +161,10 @@ class _Reader:
                 elif (match := _WORKERS.fullmatch(task.strip())) is not None:
                     workers += [node.strip()] * int(match[1])
                 elif task.strip() != "chief":
-                    raise self._misread(part)
+                    raise self._placement_error(part)
         if sorted(ps) != list(range(len(ps))):
             raise BadInputError(f"{self._where}: the parameter servers must be p0, p1 and so on, without a gap.")
         return Assignment(tuple(ps[index] for index in sorted(ps)), tuple(workers), None)
 
-    def _misread(self, part: str) -> BadInputError:
-        return BadInputError(f"{self._where}: '{part.strip()}' is no part of a placement; write it as 'k80-0:p0+4w'.")
+    def _placement_error(self, part: str) -> BadInputError:
+        return BadInputError(f"{self._where}: '{part.strip()}' is not part of a placement; write it as 'k80-0:p0+4w'.")

@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-10
-"""Correlations of a column with what is left to explain that are below this count as 0."""
-ROUNDS_PER_COLUMN = 10
-"""The method ends by itself; rounding errors must not keep it going."""
+"""Correlations of a column with the residual below this count as 0."""
+MAX_ROUNDS_PER_COLUMN = 10
+"""Iteration limit against cycling by rounding errors; the method itself is finite."""
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
-    """The x >= 0 with the least |matrix @ x - target|.
+    """Minimises |matrix @ x - target| for x >= 0.
 
-    Columns enter the solution one at a time, the one along which the error falls fastest first; where the
-    unconstrained solution of those chosen leaves x >= 0, the way there is cut short and columns at 0 leave again.
+    Columns enter the solution one at a time, the one with the steepest descent first; where the unconstrained solution
+    of the chosen ones leaves x >= 0, the step is shortened and columns at 0 leave again.
 
     Args:
         matrix: rows x columns.
@@ -31,7 +31,7 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
     least = TOLERANCE * float(np.linalg.norm(target))
     x = np.zeros(matrix.shape[1])
     chosen = np.zeros(matrix.shape[1], dtype=bool)
-    for _ in range(ROUNDS_PER_COLUMN * matrix.shape[1]):
+    for _ in range(MAX_ROUNDS_PER_COLUMN * matrix.shape[1]):
         gains = np.where(chosen, 0.0, scaled.T @ (target - scaled @ x))
         if not np.any(gains > least):
             break
@@ -41,7 +41,7 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
 
 
 def _step_within(matrix: Floats, target: Floats, x: Floats, chosen: NDArray[np.bool_]) -> Floats:
-    """Goes to the least squares solution of the chosen columns; those that reach 0 on the way leave `chosen`."""
+    """Moves to the least squares solution of the chosen columns; those that reach 0 leave `chosen`."""
     while True:
         aim = np.zeros_like(x)
         aim[chosen] = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
@@ -56,15 +56,15 @@ def _step_within(matrix: Floats, target: Floats, x: Floats, chosen: NDArray[np.b
 
 
 def nnls_of_two(one: Floats, other: Floats, target: Floats) -> tuple[Floats, Floats]:
-    """The x, y >= 0 with the least |x one + y other - target|, of many problems at once.
+    """Minimises |x one + y other - target| for x, y >= 0, for many problems at once.
 
-    With two columns there is a closed form: the unconstrained solution where that is not negative, else the better of
-    the columns alone.
+    With two columns there is a closed form: the unconstrained solution if it is non-negative, else the better of the
+    columns alone.
 
     Args:
         one: problems x rows.
         other: the second column, likewise.
-        target: what they are to add up to, likewise.
+        target: the sum to reach, likewise.
 
     Returns:
         x and y of each problem.
@@ -80,6 +80,6 @@ def nnls_of_two(one: Floats, other: Floats, target: Floats) -> tuple[Floats, Flo
         np.maximum(np.divide(along, size, out=np.zeros_like(size), where=size > 0), 0.0)
         for along, size in ((along_one, a), (along_other, c))
     )
-    # What a column alone takes off the squared error.
+    # Reduction of the squared error by one column alone.
     first = only_x**2 * a >= only_y**2 * c
     return np.where(inside, x, np.where(first, only_x, 0.0)), np.where(inside, y, np.where(first, 0.0, only_y))

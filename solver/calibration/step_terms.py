@@ -1,11 +1,11 @@
-"""A placement's step time as a function of factors on its terms, so that measurements can say what the factors are.
+"""A placement's step time as a function of factors on its terms, so that measurements can determine the factors.
 
-Each factor stretches one term of `docs/planner.md`, 'Step time'; all 1, it is what `solver.evaluation` predicts.
+Each factor stretches one term of `docs/planner.md`, 'Step time'; with all 1 it equals the prediction of
+`solver.evaluation`.
 
-Asynchronous workers make X* steps a second, the optimum of a linear program (`solver.async_rates`). It is linear in the
-workers' own rates and in the speeds of the links as long as the same limits bind. Its derivatives by the own rates come
-from X* at rates slightly higher; what they leave of X* is due to the links (Euler's theorem), all of which `network`
-stretches.
+Asynchronous workers make X* steps/s, the optimum of a linear program (`solver.async_rates`). It is linear in the
+workers' own rates and in the links' speeds as long as the same limits bind. Its derivatives by the own rates come from
+X* at slightly higher rates; the rest of X* is due to the links (Euler's theorem), all of which `network` stretches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.async_rates import Shared, slowest_of
+from solver.async_rates import Shared, slowest_send_s
 from solver.calibration.nnls import Floats
 from solver.capacity import Ints
 from solver.placement.naming import Assignment
@@ -30,26 +30,23 @@ from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
 
 TERMS = ("compute", "input", "network", "update", "latency", "dispatch")
-"""What has a factor. `network` stretches every transfer, over cards, uplinks and inside machines; `latency` is a step's
-constant; `dispatch` is the chief's time for each worker."""
+"""Terms with a factor. `network` stretches every transfer, over cards, uplinks and inside machines; `latency` is a
+step's constant; `dispatch` is the chief's time for each worker."""
 
 _ROWS = np.eye(len(TERMS))
 _NETWORK = TERMS.index("network")
-STEP = 1e-6
-"""Share by which own rates are raised to find derivatives: between kinks X* is linear in them, so any would do."""
+RATE_STEP = 1e-6
+"""Share by which own rates are raised for derivatives; between kinks X* is linear in them, so any would do."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """What asynchronous workers share; arrays are by machine, those with workers first, as in `StepTerms.workers`.
+    """Limits that asynchronous workers share; arrays are by machine, those with workers first, as in
+    `StepTerms.workers`.
 
     Attributes:
-        stored: shard bytes.
-        cards: bytes per second of the network card, each way.
-        racks: for each rack the indices of its machines; empty where racks do not matter.
-        total_bytes: size of all variables.
-        within: bytes per second between tasks of one machine.
-        uplink: bytes per second of each rack's uplink, each way.
+        racks: for each rack the indices of its machines; empty if racks do not matter.
+        uplink: bytes/s of each rack's uplink, each way.
     """
 
     stored: Floats
@@ -60,12 +57,12 @@ class Links:
     uplink: float
 
     def rates(self, own_rates: Floats, slower: float) -> Floats:
-        """Steps per second of all workers together.
+        """Steps/s of all workers together.
 
         Args:
-            own_rates: by the machines with workers, their steps per second where only they limit themselves; several
-                rows for several cases.
-            slower: how many times as long every transfer takes.
+            own_rates: steps/s by machine with workers if nothing but themselves limits them; several rows for several
+                cases.
+            slower: factor on the time of every transfer.
         """
         idle = np.zeros((*own_rates.shape[:-1], len(self.stored) - own_rates.shape[-1]))
         shared = Shared(self.total_bytes, self.within / slower, self.uplink / slower)
@@ -78,15 +75,11 @@ class StepTerms:
     """One placement's terms; arrays have a column for each of `TERMS`.
 
     Attributes:
-        synchronous: whether the workers wait for each other.
-        workers: machines' numbers of workers; those with none are left out.
+        workers: number of workers by machine; machines without any are left out.
         computing: for each of these machines a step's work if computing limits it.
-        preparing: the same if preparing the input limits it; equal to `computing` where the two do not overlap.
+        preparing: the same if preparing the input limits it; equal to `computing` if the two do not overlap.
         transfer: for each of these machines one worker's own pull and push.
         network: the busiest network card or uplink while every worker makes one step (synchronous).
-        update: the busiest ps.
-        dispatch: the separate chief.
-        links: what limits asynchronous workers together.
     """
 
     synchronous: bool
@@ -100,40 +93,31 @@ class StepTerms:
     links: Links
 
     def gradient(self, factors: Floats, *, overlap: bool) -> Floats:
-        """Derivatives of the step time by each factor; the step time is this times the factors.
-
-        Args:
-            factors: one for each of `TERMS`, above 0.
-            overlap: whether a synchronous step's transfers run beside its work.
-        """
+        """Derivatives of the step time by each factor; the step time is their product with the factors."""
         busy = self.computing @ factors >= self.preparing @ factors
         work = np.where(busy[:, None], self.computing, self.preparing)
         if self.synchronous:
-            cycle = _longest(work, factors)
+            cycle = _longest_of(work, factors)
             rest = self.network + self.update + self.dispatch
-            return _longest(np.stack([cycle, rest]), factors) if overlap else cycle + rest
+            return _longest_of(np.stack([cycle, rest]), factors) if overlap else cycle + rest
         rounds = work + self.transfer
         times = rounds @ factors
         own = self.workers / times
         slower = float(factors[_NETWORK])
-        together, *raised = self.links.rates(own * (1 + STEP * np.eye(len(own) + 1, len(own), -1)), slower)
-        # What a machine's own rate contributes to all steps; the rest the links contribute.
-        parts = (np.array(raised) - together) / STEP
+        together, *raised = self.links.rates(own * (1 + RATE_STEP * np.eye(len(own) + 1, len(own), -1)), slower)
+        # Contribution of a machine's own rate to all steps; the links contribute the rest.
+        parts = (np.array(raised) - together) / RATE_STEP
         parts_of_links = together - parts.sum()
         cycle = (
             self.workers.sum() / together**2 * ((parts / times) @ rounds + parts_of_links / slower * _ROWS[_NETWORK])
         )
-        return _longest(np.stack([cycle, self.update, self.dispatch]), factors)
+        return _longest_of(np.stack([cycle, self.update, self.dispatch]), factors)
 
 
 def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> StepTerms:
-    """The terms of a placement.
+    """Computes the terms of a placement.
 
-    Args:
-        scenario: the model on the cluster.
-        shape: what each worker gets.
-        shards: what each ps holds.
-        assignment: machine of every task; several parameter servers may share one.
+    `assignment`: machine of every task; several parameter servers may share one.
     """
     model = scenario.model(shape)
     kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
@@ -154,7 +138,7 @@ def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignmen
     cards = max(model.network_s(kind_of[node], held[node], near[node], count) for node in held.keys() | near.keys())
     rack_of = {name: kind.rack for name, kind in kind_of.items()}
     uplink = uplink_s(scenario.cluster, assignment, shards.sizes, rack_of)
-    slowest = slowest_of(held.values(), (kind_of[node].network_bytes_per_s for node in held))
+    slowest = slowest_send_s(held.values(), (kind_of[node].network_bytes_per_s for node in held))
     transfer = np.array([model.transfer_s(kind_of[node], held[node], slowest) for node in near])[:, None] * network
     return StepTerms(
         synchronous=scenario.profile.synchronous,
@@ -170,7 +154,6 @@ def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignmen
 
 
 def _links(scenario: Scenario, model: StepModel, held: Mapping[str, int], nodes: Sequence[str]) -> Links:
-    """The links between these machines."""
     kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
     racks: dict[str | None, list[int]] = {}
     uplink = math.inf
@@ -188,6 +171,6 @@ def _links(scenario: Scenario, model: StepModel, held: Mapping[str, int], nodes:
     )
 
 
-def _longest(vectors: Floats, factors: Floats) -> Floats:
+def _longest_of(vectors: Floats, factors: Floats) -> Floats:
     longest: Floats = vectors[int(np.argmax(vectors @ factors))]
     return longest

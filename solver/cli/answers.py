@@ -1,6 +1,6 @@
-"""Answers the questions of the `plan` command: makes the plans, keeps the time limit, prints and draws.
+"""Runs the `plan` command: makes the plans within the time limit, prints and draws them.
 
-What only some questions need is imported where they are answered: a plain plan does not wait for it.
+Modules needed for some questions only are imported there, so that a simple plan starts quickly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from solver.cli.output import Format, console, print_json
 from solver.cli.progress import PlanningStatus
 from solver.cli.tables import print_plan, print_profile
 from solver.cluster import Cluster
-from solver.deadline import OWN_SHARE, Observer, TimeOverError, call_within, plan_within
+from solver.deadline import PLANNER_TIME_SHARE, Observer, TimeOverError, call_with_timeout, plan_with_timeout
 from solver.plan import Plan
 from solver.planner import make_plan
 from solver.request import PlanRequest
@@ -31,13 +31,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Answers:
-    """How to answer.
+    """Options of the command.
 
     Attributes:
-        method: the planning method.
-        time_limit_s: how long at most; None for the planner's own limit.
-        picture: file for a picture; None for none.
-        output_format: how to print.
+        time_limit_s: maximum planning time; None for the planner's own limit.
     """
 
     method: str
@@ -46,8 +43,7 @@ class Answers:
     output_format: Format
 
     def plan(self, request: PlanRequest) -> None:
-        """One plan."""
-        made = self._planned(request)
+        made = self._make_plan(request)
         if self.picture is not None:
             # matplotlib takes a while to load, and most runs draw nothing.
             from solver.drawing.picture import draw_plan
@@ -58,15 +54,15 @@ class Answers:
             return
         print_profile(console(), request.profile)
         print_plan(console(), made)
-        self._say_where_the_picture_is()
+        self._print_picture_path()
 
     def variants(self, requests: Mapping[str, PlanRequest], title: str) -> None:
-        """One plan for each request, side by side."""
+        """Makes and prints one plan for each request, side by side."""
         from solver.cli.comparison_tables import print_variants
         from solver.variants import plan_variants
 
         share = None if self.time_limit_s is None else self.time_limit_s / len(requests)
-        made = plan_variants(requests, dataclasses.replace(self, time_limit_s=share)._planned)
+        made = plan_variants(requests, dataclasses.replace(self, time_limit_s=share)._make_plan)
         if self.picture is not None:
             from solver.drawing.variants_plot import draw_variants
 
@@ -75,10 +71,9 @@ class Answers:
             print_json([variant.to_json() for variant in made])
             return
         print_variants(console(), made, title)
-        self._say_where_the_picture_is()
+        self._print_picture_path()
 
     def comparison(self, request: PlanRequest) -> None:
-        """All methods side by side."""
         from solver.cli.comparison_tables import print_comparison
         from solver.comparison import Comparison, Row, compare
 
@@ -89,7 +84,7 @@ class Answers:
             else:
                 try:
                     work = functools.partial(_compare, self._limited(request))
-                    made = call_within(work, self.time_limit_s, rows.append)
+                    made = call_with_timeout(work, self.time_limit_s, rows.append)
                 except TimeOverError as error:
                     if all(row.reason for row in rows):
                         raise
@@ -98,32 +93,31 @@ class Answers:
         self._print(made, print_comparison)
 
     def jobs(self, jobs: Sequence[Job], cluster: Cluster, order: Order) -> None:
-        """Many jobs together."""
         from solver.cli.jobs_tables import print_jobs_plan
         from solver.jobs import plan_jobs
 
-        own_limit_s = None if self.time_limit_s is None else OWN_SHARE * self.time_limit_s
-        made = self._within(f"planning {len(jobs)} jobs", plan_jobs, jobs, cluster, order, own_limit_s)
+        own_limit_s = None if self.time_limit_s is None else PLANNER_TIME_SHARE * self.time_limit_s
+        made = self._call_with_status(f"planning {len(jobs)} jobs", plan_jobs, jobs, cluster, order, own_limit_s)
         self._print(made, print_jobs_plan)
 
     def _limited(self, request: PlanRequest) -> PlanRequest:
-        """The request with a limit that it keeps by itself, before the child process is ended."""
+        """The request with a time limit that the planner keeps itself, before the child process is killed."""
         if self.time_limit_s is None:
             return request
-        return dataclasses.replace(request, time_limit_s=OWN_SHARE * self.time_limit_s)
+        return dataclasses.replace(request, time_limit_s=PLANNER_TIME_SHARE * self.time_limit_s)
 
-    def _planned(self, request: PlanRequest) -> Plan:
+    def _make_plan(self, request: PlanRequest) -> Plan:
         planner = functools.partial(_plan, self.method)
         with PlanningStatus(console(stderr=True), f"planning for {request.profile.name}") as status:
             if self.time_limit_s is None:
                 return planner(request, status)
-            return plan_within(request, self.time_limit_s, status, planner)
+            return plan_with_timeout(request, self.time_limit_s, status, planner)
 
-    def _within(self, text: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    def _call_with_status(self, text: str, function: Callable[..., Result], *arguments: Any) -> Result:
         with PlanningStatus(console(stderr=True), text) as status:
             if self.time_limit_s is None:
                 return function(*arguments)
-            made: Result = call_within(functools.partial(_call, function, arguments), self.time_limit_s, status)
+            made: Result = call_with_timeout(functools.partial(_call, function, arguments), self.time_limit_s, status)
             return made
 
     def _print(self, made: Any, print_table: Callable[..., None]) -> None:
@@ -132,7 +126,7 @@ class Answers:
         else:
             print_table(console(), made)
 
-    def _say_where_the_picture_is(self) -> None:
+    def _print_picture_path(self) -> None:
         if self.picture is not None:
             console().print(f"The picture is in {self.picture}.")
 

@@ -15,7 +15,7 @@ from solver.variants import Variant, shared_guesses
 
 
 def print_variants(console: Console, variants: Sequence[Variant], title: str) -> None:
-    """Prints one row for each variant; speeds are compared with the first that has a plan."""
+    """Prints one row for each variant; speeds are relative to the first with a plan."""
     table = new_table(title, "", "workers", "ps", "CPUs", "GPUs", "machines", "samples/s", "speed")
     first = next((variant.plan for variant in variants if variant.plan is not None), None)
     for variant in variants:
@@ -54,6 +54,6 @@ def _option(plan: Plan) -> tuple[str, ...]:
 
 
 def _counts(kinds: Sequence[tuple[int, float, int]], ps: int, machines: int) -> tuple[str, ...]:
-    """Workers, ps, a worker's CPUs and GPUs, machines; workers that differ are added up: `6 + 26`, `4 + 1`, `1 + 0`."""
+    """Workers, ps, a worker's CPUs and GPUs, machines; different workers are joined: `6 + 26`, `4 + 1`, `1 + 0`."""
     workers, cpus, gpus = (" + ".join(f"{kind[index]:g}" for kind in kinds) for index in range(3))
     return workers, str(ps), cpus, gpus, str(machines)

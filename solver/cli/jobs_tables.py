@@ -8,17 +8,17 @@ from solver.cli.output import new_table
 from solver.jobs import JobsPlan, PlacedJob
 
 MAX_JOBS = 40
-"""With more than this the rest is counted; JSON has them all."""
+"""Maximum number of jobs shown; JSON has all."""
 
 
 def print_jobs_plan(console: Console, plan: JobsPlan) -> None:
-    """Prints the jobs that are placed, those that wait and why, and what is used in all."""
+    """Prints the placed jobs, the waiting ones with the reason, and the total use."""
     columns = ("workers", "ps", "CPUs", "GPUs", "machines", "samples/s", "remaining", "planned")
     table = new_table(f"{len(plan.placed):,} jobs placed", "job", *columns)
     for job in plan.placed[:MAX_JOBS]:
         table.add_row(job.name, *_row(job))
     console.print(table)
-    _say_more(console, len(plan.placed), "more are placed")
+    _print_rest(console, len(plan.placed), "more are placed")
     for job in plan.placed[:MAX_JOBS]:
         if job.note:
             console.print(f"- {job.name}: {job.note}")
@@ -27,13 +27,13 @@ def print_jobs_plan(console: Console, plan: JobsPlan) -> None:
         for waiter in plan.unplaced[:MAX_JOBS]:
             waiting.add_row(waiter.name, waiter.reason)
         console.print(waiting)
-        _say_more(console, len(plan.unplaced), "more wait")
+        _print_rest(console, len(plan.unplaced), "more wait")
     console.print(
         f"{plan.tasks:,} tasks on {plan.machines_used:,} of {plan.machines:,} machines, {plan.gpus_used:,} of "
         f"{plan.gpus:,} GPUs used. Solved in {plan.solve_time_s:.2f} s (order: {plan.order})."
     )
     if not plan.complete:
-        console.print("The time was over before every job had all it could use; --time-limit gives more.")
+        console.print("Planning stopped at the time limit before every job was optimised; raise --time-limit.")
 
 
 def _row(job: PlacedJob) -> tuple[str, ...]:
@@ -50,6 +50,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _say_more(console: Console, count: int, what: str) -> None:
+def _print_rest(console: Console, count: int, what: str) -> None:
     if count > MAX_JOBS:
         console.print(f"{count - MAX_JOBS:,} {what}; --format json lists them.")

@@ -37,7 +37,7 @@ NOT_FOR_MANY_JOBS = (
         "measurements",
     ),
 )
-"""A file of jobs says these of each job, or nobody can say them of its jobs."""
+"""Options that a jobs file sets per job, or that do not apply to its jobs."""
 
 PANELS = merged_panels(
     {"Model and cluster": ("module", "refresh_profile", "cluster", "network", "batch_size")},
@@ -49,25 +49,20 @@ PANELS = merged_panels(
         "Output": ("picture", "output_format"),
     },
 )
-"""How `--help` shows the options."""
+"""Panels of `--help`."""
 
 
 def module_option(argument: str) -> Any:
-    """How `-m` is declared.
-
-    Args:
-        argument: what names the script without it.
-    """
+    """Declares `-m`."""
     return typer.Option("-m", "--module", help=f"{argument} is the name of a module, as for python -m.")
 
 
 def refresh_profile_option() -> Any:
-    """How `--refresh-profile` is declared."""
     return typer.Option("--refresh-profile", help="Read the script's model again, even if the script is unchanged.")
 
 
 class LoadProfile(Protocol):
-    """Gets the profile of a model; the application passes one as the context's object."""
+    """Loads the profile of a model; the application passes one as the context's object."""
 
     def __call__(
         self,
@@ -79,14 +74,14 @@ class LoadProfile(Protocol):
         is_module: bool = False,
         again: bool = False,
     ) -> ModelProfile:
-        """The profile.
+        """Loads the profile.
 
         Args:
-            model: what was named.
+            model: the model argument.
             batch_size: samples per worker and step; None for the model's own.
             arguments: a script's own arguments.
             is_module: whether the model is named as a module, as for `python -m`.
-            again: whether it is read even if its profile is kept.
+            again: whether to bypass the profile cache.
         """
 
 
@@ -110,7 +105,7 @@ def plan(
     settings: PlanSettings,
     workers: WorkerBounds,
     gpus_per_worker: Annotated[
-        int, typer.Option(min=1, help="What if a worker could use N GPUs? One that runs uses 1.")
+        int, typer.Option(min=1, help="What if a worker could use N GPUs? At run time it uses 1.")
     ] = 1,
     network: Annotated[Path | None, network_option()] = None,
     method: Annotated[str, typer.Option(help=f"Planning method: {', '.join(METHODS)}.")] = "dike",
@@ -126,9 +121,9 @@ def plan(
     ] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows which tasks a training job would get on a cluster.
+    """Shows the tasks that a training job would get on a cluster.
 
-    Shows where they would run and how fast they would be, too. It needs a YAML file that describes it, not the cluster.
+    Also shows where they would run and their predicted speed. Needs only a YAML file that describes the cluster.
     """
     load_profile: LoadProfile = context.obj
     chosen = _mode(compare=compare, what_if=bool(what_if), sweep=sweep is not None, jobs=jobs is not None)
@@ -138,21 +133,21 @@ def plan(
         raise BadInputError(f"There is no method '{method}'; there are {', '.join(METHODS)}.")
     if picture is not None:
         if chosen in ("--compare", "--jobs"):
-            raise BadInputError(f"--picture draws a plan, a sweep or a what-if, nothing for {chosen}; leave one out.")
+            raise BadInputError(f"--picture draws a plan, a sweep or a what-if, but not {chosen}; leave one out.")
         check_picture_path(picture)
-    # Late, here and below: who asks for the options does not wait for the planner, nor a plan for other questions.
+    # Imported late, here and below, so that `--help` does not load the planner, nor a simple plan the other modes.
     from solver.cli.answers import Answers
     from solver.cluster_file import read_cluster
 
     answers = Answers(method, settings.time_limit_s, picture, output_format)
-    # The quick checks of small files come before the slow look at a model.
+    # Small files are checked before a model is loaded, which is slow.
     machines = read_cluster(cluster)
     settings = dataclasses.replace(settings, network=read_network_option(network))
     if settings.network is not None:
         settings.network.check_names(machines)
     if jobs is not None:
         if model is not None:
-            raise BadInputError(f"--jobs names the models itself; leave out '{model}'.")
+            raise BadInputError(f"--jobs names the models; remove '{model}'.")
         _refuse(context, "--jobs", NOT_FOR_MANY_JOBS)
         from solver.jobs import read_jobs
 
@@ -191,16 +186,16 @@ def plan(
 
 
 def _refuse(context: typer.Context, beside: str, names: tuple[str, ...]) -> None:
-    """Refuses options that would have no effect."""
+    """Rejects options that would have no effect."""
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise BadInputError(f"--{name.replace('_', '-')} does not go with {beside}; leave one out.")
+            raise BadInputError(f"--{name.replace('_', '-')} cannot be used with {beside}; remove one.")
 
 
 def _mode(**given: bool) -> str:
-    """The one special question that was asked; empty for a plain plan."""
+    """The special mode requested; empty for a simple plan."""
     asked = ["--" + name.replace("_", "-") for name, here in given.items() if here]
     if len(asked) > 1:
-        raise BadInputError(f"{asked[0]} and {asked[1]} do not go together; give one of them.")
+        raise BadInputError(f"{asked[0]} and {asked[1]} cannot be combined; use one of them.")
     return asked[0] if asked else ""

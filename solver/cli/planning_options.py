@@ -1,4 +1,4 @@
-"""The options that say how to plan, for `dike plan`, `dike run` and `dike submit`."""
+"""Planning options of `dike plan`, `dike run` and `dike submit`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 
 
 def network_option() -> Any:
-    """How `--network` is declared."""
     return typer.Option(
         metavar="FILE", help="What is known of the links (YAML), as dike agents measure writes it.", show_default=False
     )
 
 
 def read_network_option(path: Path | None) -> Network | None:
-    """What `--network` was given.
+    """Reads the file given by `--network`.
 
     Raises:
-        BadInputError: if the file cannot be read or something in it is wrong.
+        BadInputError: if the file is unreadable or invalid.
     """
     if path is None:
         return None
@@ -42,10 +41,10 @@ def plan_settings(
         Path | None, typer.Option(help="Measured step times (CSV), to calibrate the prediction with.")
     ] = None,
 ) -> PlanSettings:
-    """Checks the options and puts them together.
+    """Validates the options and combines them.
 
     Raises:
-        BadInputError: if one of them cannot be used.
+        BadInputError: if one of them is invalid.
     """
     options.check_rules()
     rows: tuple[Any, ...] = ()
@@ -57,4 +56,4 @@ def plan_settings(
 
 
 PLAN_PANELS = merged_panels(panels_of(PlanOptions), {"The plan": ("measurements",)})
-"""How `--help` shows the options of `plan_settings`."""
+"""Panels of `--help` with the options of `plan_settings`."""

@@ -10,17 +10,19 @@ from solver.text_files import read_text
 
 
 def load_saved_profile(path: str, batch_size: int | None = None) -> ModelProfile:
-    """Reads a profile that `dike profile -o` wrote.
+    """Reads a profile written by `dike profile -o`.
 
     Args:
         path: the file, `.json`.
-        batch_size: samples per worker and step, in place of the saved ones.
+        batch_size: samples per worker and step, instead of the saved value.
 
     Raises:
-        BadInputError: if it cannot be read or is no profile.
+        BadInputError: if it is unreadable or not a profile.
     """
     if not path.endswith(".json"):
-        raise BadInputError(f"'{path}' is no saved profile (.json); make one with 'dike profile {path} -o FILE.json'.")
+        raise BadInputError(
+            f"'{path}' is not a saved profile (.json); create one with 'dike profile {path} -o FILE.json'."
+        )
     text = read_text(Path(path), "saved profile")
     try:
         profile = ModelProfile.loads(text)

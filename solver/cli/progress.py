@@ -1,4 +1,4 @@
-"""Says what the planner is doing, once it has taken longer than a second."""
+"""Shows progress of planning after the first second."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from rich.console import Console
 
 from solver.planner import PlanProgress
 
-QUIET_S = 1.0
+STATUS_DELAY_S = 1.0
 
 
 class PlanningStatus:
-    """A line on standard error while the planner works; nothing for quick plans, nothing where no terminal is.
-
-    Args:
-        console: where the line goes.
-        text: what is being done.
-    """
+    """A status line on standard error while the planner works; none for quick plans or without a terminal."""
 
     def __init__(self, console: Console, text: str) -> None:
         self._status = console.status(text)
         self._text = text
-        self._timer = threading.Timer(QUIET_S, self._status.start)
+        self._timer = threading.Timer(STATUS_DELAY_S, self._status.start)
         self._timer.daemon = True
 
     def __enter__(self) -> PlanningStatus:
@@ -31,7 +26,6 @@ class PlanningStatus:
         return self
 
     def __call__(self, progress: PlanProgress) -> None:
-        """Shows how far the planner is."""
         self._status.update(f"{self._text}; options placed: {progress.placed}; best so far: {_worth(progress)}")
 
     def __exit__(

@@ -20,14 +20,13 @@ RULES = {
     "task_counts": "numbers of workers and ps",
     "all_gpus_used": "GPUs left idle",
 }
-SMALLEST_GAP = 0.0005
+MIN_SHOWN_GAP = 0.0005
 """Gaps below this show as 0.0%."""
 MAX_NAMES = 2
 MAX_GROUPS = 24
 
 
 def print_profile(console: Console, profile: ModelProfile) -> None:
-    """Prints what the planner knows of a model."""
     table = new_table(f"Model: {profile.name}")
     table.add_row("parameters", f"{profile.parameters:,} ({format_bytes(profile.parameter_bytes)})")
     table.add_row("variables", f"{len(profile.variables)} ({format_bytes(profile.variable_bytes)})")
@@ -49,7 +48,7 @@ def print_profile(console: Console, profile: ModelProfile) -> None:
 
 
 def print_plan(console: Console, plan: Plan) -> None:
-    """Prints a plan: the options, the one chosen and why, where its tasks go, and what was predicted."""
+    """Prints a plan: the options, the chosen one and the reasons, the placement and the prediction."""
     console.print(_options(plan))
     console.print(_chosen(plan))
     console.print(_placement(plan))
@@ -63,7 +62,7 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 
 def print_layout(console: Console, plan: Plan) -> None:
-    """Prints only which tasks a plan has, and where they go."""
+    """Prints only a plan's tasks and their placement."""
     console.print(_chosen(plan))
     console.print(_placement(plan))
 
@@ -178,10 +177,10 @@ def _alternatives(plan: Plan) -> Table:
 
 
 def _proof(plan: Plan) -> str:
-    measure = "speed, differences under 1% aside" if plan.objective == "throughput" else "traffic (Eq. 1)"
+    measure = "speed (differences under 1% ignored)" if plan.objective == "throughput" else "traffic (Eq. 1)"
     if plan.optimal:
-        proof = f"Proven: of the options that the rules leave no other, however placed, is better in {measure}"
-    elif plan.gap < SMALLEST_GAP:
+        proof = f"Proven: no other option within the rules, in any placement, is better in {measure}"
+    elif plan.gap < MIN_SHOWN_GAP:
         proof = f"As good as the best in {measure}"
     else:
         proof = f"Not proven best in {measure}: a better plan could gain up to {plan.gap:.1%}"

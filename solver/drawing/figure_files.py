@@ -1,4 +1,4 @@
-"""Figures in files: drawn without a screen, the same bytes for the same figure."""
+"""Figure files: drawn without a display, byte-identical for the same figure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ SUFFIXES = (".pdf", ".png", ".svg")
 
 
 def check_picture_path(path: Path) -> None:
-    """Refuses a file that could not be written.
+    """Validates the path of a picture.
 
     Raises:
         BadInputError: if the suffix is none of these, or the folder does not exist.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise BadInputError(f"'{path}' is no picture file; give it a name that ends in .pdf, .png or .svg.")
+        raise BadInputError(f"'{path}' is not a picture file; use a name that ends in .pdf, .png or .svg.")
     if not path.absolute().parent.is_dir():
         raise BadInputError(f"The folder of the picture '{path}' does not exist; make it first.")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
-    # Late, here and below: most commands draw nothing, and the import takes half as long as all others together.
+    """An empty figure of this size in inches."""
+    # Imported late, here and below: the import takes half as long as all others together.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Draws a plan: machines as boxes, the tasks in them, and the traffic between them."""
+"""Draws a plan: machines as boxes with their tasks, and the traffic between them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from solver.units import format_bytes
 COLOURS = {"ps": "#e8a33d", "worker": "#5b8fd6", "chief": "#7ab37a"}
 BOX_WIDTH, GAP = 3.0, 2.0
 TASK_HEIGHT, HEAD_HEIGHT = 0.42, 0.55
-TASKS_SHOWN = 6
+MAX_TASKS_SHOWN = 6
 LETTER_WIDTH, LABEL_HEIGHT = 0.07, 0.2
-"""Of the labels at the lines, with a little space; a unit is an inch."""
-LABELS = 24
-"""With more lines than this they get no figures."""
+"""Size of labels at the lines, with some padding; a unit is an inch."""
+MAX_LABELS = 24
+"""Maximum number of lines that get labels."""
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
@@ -50,7 +50,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Box:
-    """One box: its group, its left side and its middle, and how high it is."""
+    """A box: its group, its left side, its vertical centre, and its height."""
 
     group: NodeGroup
     x: float
@@ -72,8 +72,6 @@ class _Box:
 
 @dataclass(frozen=True)
 class _Frame:
-    """A rectangle."""
-
     left: float
     bottom: float
     right: float
@@ -90,8 +88,8 @@ class _Frame:
 
 
 def _arrange(groups: Sequence[NodeGroup]) -> list[_Box]:
-    """Boxes on an ellipse, so that no line between two of them runs behind a third."""
-    heights = [HEAD_HEIGHT + TASK_HEIGHT * min(TASKS_SHOWN + 1, len(tasks)) + 0.1 for _, tasks in groups]
+    """Puts boxes on an ellipse, so that no line between two of them runs behind a third."""
+    heights = [HEAD_HEIGHT + TASK_HEIGHT * min(MAX_TASKS_SHOWN + 1, len(tasks)) + 0.1 for _, tasks in groups]
     circumference = len(groups) * (max(BOX_WIDTH, *heights) + GAP) if len(groups) > 1 else 0.0
     radius = circumference / (2 * math.pi) * (1.0 if len(groups) > 2 else 1.6)
     boxes = []
@@ -116,7 +114,7 @@ def _draw_box(axes: Axes, box: _Box) -> None:
     frame = Rectangle((box.x, box.bottom), BOX_WIDTH, box.height, facecolor="#f4f4f4", edgecolor="#555", zorder=3)
     axes.add_patch(frame)
     axes.text(box.x + 0.12, box.top - 0.3, name, fontsize=10, weight="bold", va="center", zorder=5)
-    shown = tasks if len(tasks) <= TASKS_SHOWN + 1 else tasks[:TASKS_SHOWN]
+    shown = tasks if len(tasks) <= MAX_TASKS_SHOWN + 1 else tasks[:MAX_TASKS_SHOWN]
     for line, task in enumerate(shown):
         y = box.top - HEAD_HEIGHT - TASK_HEIGHT * (line + 1)
         patch = Rectangle((box.x + 0.1, y), BOX_WIDTH - 0.2, TASK_HEIGHT - 0.06, facecolor=COLOURS[task.role], zorder=4)
@@ -126,12 +124,12 @@ def _draw_box(axes: Axes, box: _Box) -> None:
             label += f", {task.gpus} GPU"
         axes.text(box.x + 0.2, y + TASK_HEIGHT / 2 - 0.03, label, fontsize=8.5, va="center", zorder=5)
     if len(shown) < len(tasks):
-        y = box.top - HEAD_HEIGHT - TASK_HEIGHT * (TASKS_SHOWN + 0.6)
+        y = box.top - HEAD_HEIGHT - TASK_HEIGHT * (MAX_TASKS_SHOWN + 0.6)
         axes.text(box.x + 0.2, y, f"and {len(tasks) - len(shown)} more", fontsize=8.5, va="center", zorder=5)
 
 
 def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
-    """A line from each box to each other, as thick as the bytes that go one way in a step of every worker."""
+    """Draws lines between boxes, their width by the bytes that go one way in a step of every worker."""
     held = [sum(plan.ps_bytes[task.index] for task in _all_tasks(plan, box) if task.role == "ps") for box in boxes]
     workers = [sum(task.role == "worker" for task in _all_tasks(plan, box)) for box in boxes]
     flows = {
@@ -154,7 +152,7 @@ def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
             zorder=1,
         )
         axes.add_patch(arrow)
-        if len(flows) <= LABELS:
+        if len(flows) <= MAX_LABELS:
             label = format_bytes(flow)
             x, y = _place_of_label(len(label) * LETTER_WIDTH, boxes[i], boxes[j], [*frames, *labels])
             labels.append(_Frame.around(x, y, len(label) * LETTER_WIDTH, LABEL_HEIGHT))
@@ -164,7 +162,7 @@ def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
 
 
 def _place_of_label(width: float, one: _Box, other: _Box, taken: Sequence[_Frame]) -> tuple[float, float]:
-    """Where on the line between two boxes a label covers nothing; the middle if it does everywhere."""
+    """A point on the line between two boxes where a label covers nothing; the middle if there is none."""
     (x1, y1), (x2, y2) = one.centre, other.centre
     # Near the middle, but not in it, where all lines between opposite boxes would meet.
     for part in (0.42, 0.58, 0.46, 0.54, 0.38, 0.62, 0.34, 0.66, 0.5, 0.3, 0.7, 0.26, 0.74):

@@ -1,4 +1,4 @@
-"""Draws what became of the variants of a plan: speed against the figure that was varied."""
+"""Plots the variants of a plan: speed against the varied value."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ NONE_COLOUR = "#b05050"
 
 
 def draw_variants(variants: tuple[Variant, ...], title: str, path: Path) -> None:
-    """Draws a line where the labels end in numbers, bars elsewhere; each point says how many workers and ps.
-
-    Args:
-        variants: in the order to draw them.
-        title: above the figure.
-        path: a .png or .svg file.
+    """Draws a line if the labels end in numbers, else bars; each point shows the numbers of workers and ps.
 
     Raises:
         BadInputError: if the file cannot be written.

@@ -1,4 +1,4 @@
-"""Picks the formulation for an instance: the smallest that is exact for it."""
+"""Chooses the smallest formulation that is exact for an instance."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from solver.formulations.racks import TwoLevelRacks
 from solver.formulations.unequal import UnequalShards
 
 PREFERRED: tuple[Formulation, ...] = (ClassCounts(), UnequalShards(), TwoLevelRacks(), AnyNodeCosts())
-"""The smallest program first."""
+"""Formulations, the smallest program first."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A formulation, and why it was taken.
+    """A formulation with the reason for it.
 
     Attributes:
-        formulation: the formulation.
         why: its name and the shape of the instance, as a clause for the plan.
     """
 
@@ -32,7 +31,7 @@ def choose(instance: Instance) -> Choice:
     """Picks a formulation.
 
     Raises:
-        BadInputError: if the instance is too large for all that are exact for it; says why each refuses.
+        BadInputError: if the instance is too large for all that are exact for it; gives the reason of each.
     """
     refusals = []
     for formulation in PREFERRED:
@@ -47,14 +46,14 @@ def choose(instance: Instance) -> Choice:
 
 
 def solve(instance: Instance, time_limit_s: float | None = None) -> tuple[Solution | None, Choice]:
-    """Solves an instance by the formulation that suits it.
+    """Solves an instance by the formulation chosen for it.
 
     Returns:
-        The answer, None if it is proven that nothing fits, and the choice.
+        The solution, None if it is proven that nothing fits, and the choice.
 
     Raises:
-        BadInputError: if no formulation takes it.
-        OutOfTimeError: if the time was over before there was any answer.
+        BadInputError: if no formulation accepts it.
+        OutOfTimeError: if the time ended before any solution was found.
     """
     choice = choose(instance)
     return choice.formulation.solve(instance, time_limit_s), choice

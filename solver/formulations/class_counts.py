@@ -4,14 +4,14 @@ With Conn_jk = 1 exactly where ps j and worker k share a machine, Eq. 1 of the p
 
     cost = Cost_out n M - (Cost_out - Cost_in) sum_i S_i a_i
 
-for n workers, M bytes in all, S_i shard bytes and a_i workers on machine i. What machine i saves depends on its shards
-and its number of workers alone, workers are all alike, and so are machines of a class; so only how many machines are in
-each configuration matters (`solver.formulations.configurations` has the program and says why it is exact; here value_g
+for n workers, M bytes in all, S_i shard bytes and a_i workers on machine i. The savings of machine i depend on its
+shards and its number of workers alone, workers are identical, and so are machines of a class; so only the number of
+machines in each configuration matters (`solver.formulations.configurations` has the program and its proof; here value_g
 = (Cost_out - Cost_in) S_g and the limits are 0 and the workers that fit).
 
-With equal shards a configuration is a number of parameter servers, and 16,000 machines take tens of columns.
-Unequal shards are taken too as long as machines can hold them in few ways: with one ps a machine that
-is one way a shard size.
+With equal shards a configuration is a number of parameter servers, and 16,000 machines take tens of columns. Unequal
+shards are accepted too as long as machines can hold them in few ways: with one ps per machine that is one way for each
+shard size.
 """
 
 from __future__ import annotations
@@ -31,17 +31,11 @@ class ClassCounts:
     objective: Objective = "traffic"
 
     def refusal(self, instance: Instance) -> str | None:
-        """Why it cannot take the instance, as a clause; None if it can."""
         if not isinstance(instance.costs, UniformCosts):
             return "costs differ by pair of machines"
         return TOO_MANY if Configurations.of(instance) is None else None
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves it.
-
-        Raises:
-            OutOfTimeError: if the time was over before there was any answer.
-        """
         deadline = programs.deadline_after(time_limit_s)
         configurations = Configurations.of(instance)
         assert configurations is not None, TOO_MANY
@@ -54,4 +48,4 @@ class ClassCounts:
         if assignment is None:
             return None
         bound = programs.traffic_bound(instance, result.bound)
-        return programs.checked(instance, assignment, self.objective, result.proven, bound)
+        return programs.checked_solution(instance, assignment, self.objective, result.proven, bound)

@@ -1,8 +1,8 @@
 """Configurations of machines, and the program that counts machines in each.
 
-A configuration is what a machine holds beside workers: a multiset of shards, and the chief or not. Machines on which
-the same configurations leave the same room are one class, however they differ otherwise. With classes c, configurations
-g of them, integers y_g (machines in that configuration) and w_g (workers on all of these together):
+A configuration is the load of a machine besides workers: a multiset of shards, and the chief or not. Machines on which
+the same configurations leave the same room form a class. With classes c, configurations g of them, integers y_g
+(machines in that configuration) and w_g (workers on all of these together):
 
     maximise    sum_g value_g w_g
     subject to  sum_{g of class c} y_g         <= machines of class c      for every class        Eq. 2
@@ -11,8 +11,8 @@ g of them, integers y_g (machines in that configuration) and w_g (workers on all
                 sum_g w_g                       = n                                               Eq. 5
                 fewest_g y_g <= w_g <= most_g y_g                          for every g
 
-Why it is exact: any placement gives such counts; and of counts, the workers w_g dealt out evenly give no machine less
-than fewest_g or more than most_g, and the objective does not see who gets them. This is the pattern formulation of
+It is exact: any placement gives such counts; conversely, spreading the workers w_g evenly gives each machine between
+fewest_g and most_g, and the objective does not depend on which machine gets them. This is the pattern formulation of
 cutting-stock problems (Gilmore and Gomory, 1961). Its size depends on the configurations, not on the machines.
 """
 
@@ -29,22 +29,21 @@ from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 
 MAX_CONFIGURATIONS = 20_000
-"""With more, the program is no longer small."""
+"""Maximum configurations of a small program."""
 TOO_MANY = f"machines can hold the shards in more than {MAX_CONFIGURATIONS:,} ways"
 
 Load = tuple[tuple[int, ...], bool, int]
-"""Shard types on a machine, whether the chief is on it, and most workers beside them."""
+"""Shard types on a machine, whether the chief is on it, and maximum workers beside them."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a machine of one class holds beside workers.
+    """Load of a machine of one class besides workers.
 
     Attributes:
         machines: index of the class.
         shards: indices of the shard types, ascending, one for each ps.
-        chief: whether the separate chief is there.
-        most: most workers that fit beside that.
+        most: maximum workers that fit beside these.
         stored_bytes: size of the shards.
     """
 
@@ -60,8 +59,7 @@ class MachineClass:
     """Machines with the same configurations.
 
     Attributes:
-        names: the machines.
-        network_bytes_per_s: speed of a network card; of any of them where speeds do not matter.
+        network_bytes_per_s: speed of a network card; of any of them if speeds do not matter.
     """
 
     names: tuple[str, ...]
@@ -70,12 +68,9 @@ class MachineClass:
 
 @dataclass(frozen=True)
 class Configurations:
-    """Everything that can be on the machines of an instance.
+    """All possible loads of the machines of an instance.
 
     Attributes:
-        instance: the instance.
-        types: its shards by type.
-        classes: its machines by class.
         entries: the configurations, class by class.
     """
 
@@ -86,12 +81,7 @@ class Configurations:
 
     @classmethod
     def of(cls, instance: Instance, *, by_card: bool = False) -> Configurations | None:
-        """Lists the configurations; None if there are more than `MAX_CONFIGURATIONS`.
-
-        Args:
-            instance: the problem.
-            by_card: keep machines apart whose network cards differ.
-        """
+        """Lists the configurations; None if there are more than `MAX_CONFIGURATIONS`."""
         types = programs.shard_types(instance)
         merged: dict[tuple[tuple[Load, ...], float], list[NodeKind]] = {}
         count = 0
@@ -127,15 +117,12 @@ class Configurations:
         """Solves the program.
 
         Args:
-            value: worth of a worker in a configuration.
-            limits: fewest and most workers on a machine in each configuration; None where it may not be used.
+            value: value of a worker in a configuration.
+            limits: minimum and maximum workers on a machine in each configuration; None if it is not allowed.
             deadline: on `time.monotonic`'s clock; None for none.
 
         Returns:
-            The placement, or None if it is proven that there is none, and what the solver said.
-
-        Raises:
-            OutOfTimeError: if there was no answer in time.
+            The placement, or None if it is proven that there is none, and the solver's result.
         """
         allowed = [(entry, *limit) for entry, limit in zip(self.entries, limits, strict=True) if limit is not None]
         builder = milp.MilpBuilder()
@@ -175,7 +162,6 @@ class Configurations:
         return min([len(self.classes[entry.machines].names), *by_shards, *([1] if entry.chief else [])])
 
     def _assignment(self, counts: Sequence[tuple[Configuration, int, int]]) -> Assignment:
-        """Names the machines; the workers of a configuration are dealt out evenly."""
         free = [iter(alike.names) for alike in self.classes]
         waiting = [iter(shard.members) for shard in self.types]
         ps: dict[int, str] = {}

@@ -1,11 +1,11 @@
-"""Eq. 2, 5 and 6 of the paper 'Dike' with workers counted on each machine instead of named, as they are all alike.
+"""Eq. 2, 5 and 6 of the paper 'Dike' with workers counted on each machine instead of named, as they are identical.
 
     sum_j R_jr P_ij + W_r n_i <= B_ir      for every machine i and resource r      Eq. 2
     sum_i P_ij = 1                         for every ps j                          Eq. 6
     sum_i n_i = n                                                                  Eq. 5
 
-P_ij is 0 or 1, n_i whole. Where a machine gets one ps at most, parameter servers of one type share their variables, and
-their number stands in place of the 1 in Eq. 6.
+P_ij is 0 or 1, n_i whole. If a machine may have at most one ps, parameter servers of one type share their variables,
+and their number replaces the 1 in Eq. 6.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from solver.placement.naming import Assignment
 
 @dataclass(frozen=True)
 class CountedWorkers:
-    """A program with these variables and rows, to which more may be added.
+    """A program with these variables and rows, to be extended.
 
     Attributes:
-        builder: where they are.
         types: parameter servers that share variables.
         ps: for each type, machine -> P_ij.
         beside: for each type, machine -> workers that fit beside such a ps; -1 where it does not fit.
@@ -44,7 +43,6 @@ class CountedWorkers:
 
     @classmethod
     def of(cls, instance: Instance) -> CountedWorkers:
-        """Writes Eq. 2, 5 and 6 down."""
         builder = milp.MilpBuilder()
         types = binary_types(instance)
         room = programs.capacity(instance)
@@ -68,16 +66,15 @@ class CountedWorkers:
         return cls(builder, types, ps, beside, workers, room, chief)
 
     def assignment(self, values: Sequence[int]) -> Assignment:
-        """The machines of the tasks, from the values of the program's integers."""
         node_of = {
             member: node
             for shard, variables in zip(self.types, self.ps, strict=True)
-            for member, node in zip(shard.members, programs.named(values, variables), strict=True)
+            for member, node in zip(shard.members, programs.expanded(values, variables), strict=True)
         }
         return Assignment(
             ps=tuple(node_of[index] for index in range(len(node_of))),
-            workers=tuple(programs.named(values, self.workers)),
-            chief=programs.named(values, self.chief)[0] if self.chief else None,
+            workers=tuple(programs.expanded(values, self.workers)),
+            chief=programs.expanded(values, self.chief)[0] if self.chief else None,
         )
 
 

@@ -1,8 +1,8 @@
-"""The placement problem of one option as plain data, and what an answer to it is worth.
+"""The placement problem of one option as plain data, and the value of a solution.
 
-The paper 'Dike' (section 3.3, Eq. 1-6) places n workers and m parameter servers on N machines. The instance holds what
-its equations name: B_ir are the machines' resources, W_r and R_jr those of a worker and of each ps, Mem_j the shard of
-ps j, Cost_in and Cost_out the weights of a byte that stays on a machine and of one that leaves it.
+The paper 'Dike' (section 3.3, Eq. 1-6) places n workers and m parameter servers on N machines. The instance has the
+terms of its equations: B_ir are the machines' resources, W_r and R_jr those of a worker and of each ps, Mem_j the shard
+of ps j, Cost_in and Cost_out the weights of a byte that stays on a machine and of one that leaves it.
 """
 
 from __future__ import annotations
@@ -29,29 +29,26 @@ __all__ = [
     "UniformCosts",
     "card_s",
     "counted",
-    "misfit",
     "network_s",
     "traffic_bytes",
+    "violation",
 ]
 
 Objective = Literal["traffic", "network"]
-"""What a formulation minimises: Eq. 1, or the time of the busiest network card and then Eq. 1."""
+"""Objective of a formulation, minimised: Eq. 1, or the time of the busiest network card and then Eq. 1."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One option, to be placed.
+    """One option to place.
 
     Attributes:
-        kinds: the machines, those alike together.
-        worker: resources of each worker.
-        workers: how many.
+        kinds: the machines, identical ones together.
         shards: bytes on each ps, largest first.
         ps: resources of each ps, in the order of `shards`.
-        chief: resources of the separate chief, which moves no shards; None where there is none.
-        ps_per_node: most parameter servers on one machine (the paper's third rule says 1); None for no limit, as in
+        chief: resources of the separate chief, which moves no shards; None if there is none.
+        ps_per_node: maximum parameter servers on one machine (1 by the paper's third rule); None for no limit, as in
             Eq. 1-6.
-        costs: weights of the bytes.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -65,33 +62,34 @@ class Instance:
 
     def __post_init__(self) -> None:
         if not self.shards or self.workers < 1:
-            raise BadInputError(f"{len(self.shards)} ps and {self.workers} workers are no job; give 1 or more.")
+            raise BadInputError(
+                f"{len(self.shards)} ps and {self.workers} workers are not a job; give at least 1 of each."
+            )
         if len(self.ps) != len(self.shards):
             raise BadInputError(f"There are {len(self.shards)} shards but {len(self.ps)} ps; give each shard its ps.")
 
     @functools.cached_property
     def total_bytes(self) -> int:
-        """Size of all shards; asked for so often that it is kept."""
+        """Size of all shards; cached, as it is used very often."""
         return sum(self.shards)
 
     @property
     def equal_shards(self) -> bool:
-        """Whether parameter servers can change places: equal sizes and equal resources."""
+        """Whether all parameter servers are interchangeable: equal sizes and equal resources."""
         return len(set(self.shards)) == 1 and len(set(self.ps)) == 1
 
 
 @dataclass(frozen=True)
 class Solution:
-    """An answer.
+    """A solution.
 
-    `proven` and `bound` are about what the formulation minimises: the traffic, or the busiest network card.
+    `proven` and `bound` refer to the formulation's objective: the traffic, or the busiest network card.
 
     Attributes:
-        assignment: machine of every task.
         traffic_bytes: Eq. 1, in weighted bytes per step of every worker (one direction).
         network_s: seconds in which the busiest network card moves its bytes, both ways, for one step of every worker.
-        proven: whether no placement is better by the formulation's objective.
-        bound: no placement has a smaller objective; equal to it where `proven`.
+        proven: whether it is proven optimal.
+        bound: lower bound of the objective; equal to it if `proven`.
     """
 
     assignment: Assignment
@@ -100,36 +98,30 @@ class Solution:
     proven: bool
     bound: float
 
-    def value(self, objective: Objective) -> float:
-        """What it is worth by an objective."""
-        return self.traffic_bytes if objective == "traffic" else self.network_s
-
 
 class Formulation(Protocol):
-    """One way to write the problem down; each is exact for the instances it takes."""
+    """A formulation of the problem, exact for the instances that it accepts."""
 
     @property
     def name(self) -> str:
-        """What the plan and the command line call it."""
+        """Name in plans and on the command line."""
         ...
 
     @property
-    def objective(self) -> Objective:
-        """What it minimises."""
-        ...
+    def objective(self) -> Objective: ...
 
     def refusal(self, instance: Instance) -> str | None:
-        """Why it cannot take the instance, as a clause; None if it can."""
+        """Why it does not accept the instance, as a clause; None if it does."""
         ...
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves it.
+        """Solves the instance.
 
         Returns:
-            The answer, as good as the time allowed; None if it is proven that nothing fits.
+            The best solution within the time; None if it is proven that nothing fits.
 
         Raises:
-            OutOfTimeError: if the time was over before there was any answer.
+            OutOfTimeError: if the time ended before any solution was found.
         """
         ...
 
@@ -140,7 +132,7 @@ def traffic_bytes(instance: Instance, assignment: Assignment) -> float:
 
 
 def network_s(instance: Instance, assignment: Assignment) -> float:
-    """Seconds the busiest network card takes: 2 max(S_i (n - a_i), a_i (M - S_i)) / speed (docs/planner.md)."""
+    """Seconds of the busiest network card: 2 max(S_i (n - a_i), a_i (M - S_i)) / speed (docs/planner.md)."""
     stored, workers = _stored(instance, assignment), counted(assignment.workers)
     speed = {name: kind.network_bytes_per_s for kind in instance.kinds for name in kind.names}
     return max(
@@ -150,7 +142,6 @@ def network_s(instance: Instance, assignment: Assignment) -> float:
 
 
 def _stored(instance: Instance, assignment: Assignment) -> dict[str, int]:
-    """Shard bytes by machine."""
     stored: dict[str, int] = {}
     for node, size in zip(assignment.ps, instance.shards, strict=True):
         stored[node] = stored.get(node, 0) + size
@@ -158,26 +149,25 @@ def _stored(instance: Instance, assignment: Assignment) -> dict[str, int]:
 
 
 def card_s(instance: Instance, stored: int, workers: int, bytes_per_s: float) -> float:
-    """Seconds the network card of a machine with so many shard bytes and workers takes."""
+    """Seconds of the network card of a machine with these shard bytes and workers."""
     leaving = stored * (instance.workers - workers)
     arriving = workers * (instance.total_bytes - stored)
     return 2 * max(leaving, arriving) / bytes_per_s
 
 
 def counted(names: Sequence[str]) -> dict[str, int]:
-    """How often each name occurs, in order of first occurrence."""
     counts: dict[str, int] = {}
     for name in names:
         counts[name] = counts.get(name, 0) + 1
     return counts
 
 
-def misfit(instance: Instance, assignment: Assignment) -> str | None:
-    """What is wrong with an assignment - a task too many, a machine too full; None if it keeps Eq. 2-6."""
+def violation(instance: Instance, assignment: Assignment) -> str | None:
+    """The violation of Eq. 2-6 by an assignment, such as an overfull machine; None if it is valid."""
     if (len(assignment.ps), len(assignment.workers)) != (len(instance.shards), instance.workers):
         return f"{len(assignment.ps)} ps and {len(assignment.workers)} workers are placed"
     if (assignment.chief is None) != (instance.chief is None):
-        return "the chief is missing" if assignment.chief is None else "there is a chief too many"
+        return "the chief is missing" if assignment.chief is None else "there is an extra chief"
     tasks: dict[str, list[TaskResources]] = {}
     for node, task in zip(assignment.ps, instance.ps, strict=True):
         tasks.setdefault(node, []).append(task)
@@ -188,7 +178,7 @@ def misfit(instance: Instance, assignment: Assignment) -> str | None:
     kind_of = {name: kind for kind in instance.kinds for name in kind.names}
     for node, here in tasks.items():
         if node not in kind_of:
-            return f"'{node}' is no machine"
+            return f"'{node}' is not a machine"
         if kind_of[node].room_for(instance.worker, here) < 0:
             return f"'{node}' is too small for its {len(here)} tasks"
     if instance.ps_per_node is not None:

@@ -1,6 +1,6 @@
 """Any cost for any pair of machines: Eq. 1 of the paper 'Dike' with its Costout_jk.
 
-What a byte costs depends on both machines, so the objective is a product of two decisions: with P_ij = 1 where machine
+The cost of a byte depends on both machines, so the objective is a product of two decisions: with P_ij = 1 where machine
 i holds ps j, n_l workers on machine l, and c_il the cost between the two (Cost_in where i = l),
 
     minimise    sum_ijl Mem_j c_il v_ijl              where v_ijl = P_ij n_l
@@ -10,14 +10,14 @@ i holds ps j, n_l workers on machine l, and c_il the cost between the two (Cost_
                 sum_i v_ijl = n_l                     Eq. 6 times n_l                     (RLT)
 
 cap_ijl workers fit on machine l, beside ps j where l = i. Exact for costs of any sign: where P_ij = 0 the first row
-makes v_ijl 0, and then the last one leaves all n_l to the machine that holds ps j. The last two rows are the
+makes v_ijl 0, and then the last one leaves all n_l to the machine with ps j. The last two rows are the
 reformulation-linearisation technique (Adams and Sherali, 1986); without them the relaxation proves next to nothing.
-Where equal parameter servers share their variables, their number stands before n_l in the last row, and
-v_ijl <= n_l (McCormick's other row) shares n_l out among them.
+Where equal parameter servers share their variables, their number multiplies n_l in the last row, and v_ijl <= n_l
+(McCormick's other row) divides n_l among them.
 
-N^2 m fractions and about as many rows. This is where the problem is hard: with all GPUs used 100 machines take under a
-second, but with half of them idle 50 machines are not proven in a minute, as the machines to
-use are then to be chosen like a dense subgraph.
+N^2 m fractions and about as many rows. This is the hard case: with all GPUs used 100 machines take under a second, but
+with half of them idle 50 machines are not proven in a minute, as choosing the machines then resembles a densest
+subgraph problem.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from solver.formulations.counted_workers import CountedWorkers, binary_types
 from solver.formulations.instance import Instance, Objective, Solution
 
 MAX_PRODUCTS = 200_000
-"""Most products P_ij n_l that are written down."""
+"""Maximum number of products P_ij n_l in a program."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,12 @@ class AnyNodeCosts:
     objective: Objective = "traffic"
 
     def refusal(self, instance: Instance) -> str | None:
-        """Why it cannot take the instance, as a clause; None if it can."""
         products = sum(kind.count for kind in instance.kinds) ** 2 * len(binary_types(instance))
         if products > MAX_PRODUCTS:
             return f"the program would have {products:,} products, more than {MAX_PRODUCTS:,}"
         return None
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves it.
-
-        Raises:
-            OutOfTimeError: if the time was over before there was any answer.
-        """
         deadline = programs.deadline_after(time_limit_s)
         program = CountedWorkers.of(instance)
         highest = max(abs(instance.costs.between(a, b)) for a in program.room for b in program.room) or 1.0
@@ -61,11 +55,11 @@ class AnyNodeCosts:
         if result.values is None:
             return None
         assignment = program.assignment(result.values)
-        return programs.checked(instance, assignment, self.objective, result.proven, -unit * result.bound)
+        return programs.checked_solution(instance, assignment, self.objective, result.proven, -unit * result.bound)
 
 
 def _add_products(program: CountedWorkers, instance: Instance, unit: float) -> None:
-    """Adds v_ijl with its rows, its cost in so many weighted bytes."""
+    """Adds v_ijl with its rows, its cost in units of `unit` weighted bytes."""
     builder, room = program.builder, program.room
     for shard, here, beside in zip(program.types, program.ps, program.beside, strict=True):
         by_worker_node: dict[str, list[int]] = {name: [] for name in room}

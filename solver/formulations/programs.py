@@ -1,4 +1,4 @@
-"""What the integer programs share: Eq. 2, interchangeable parameter servers, and the way from values to a solution."""
+"""Common parts of the integer programs: Eq. 2, interchangeable parameter servers, and solutions from values."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver import milp
-from solver.formulations.instance import Instance, Objective, Solution, UniformCosts, misfit, network_s, traffic_bytes
+from solver.formulations.instance import (
+    Instance,
+    Objective,
+    Solution,
+    UniformCosts,
+    network_s,
+    traffic_bytes,
+    violation,
+)
 from solver.nodes import NodeKind
 from solver.placement.fastest import OutOfTimeError
 from solver.placement.naming import Assignment
 from solver.resources import TaskResources
 
 MAX_ROWS = 300_000
-"""A program with more rows takes the solver longer to read than anybody waits, and gigabytes."""
+"""Maximum rows of a program; with more, reading it takes the solver minutes and gigabytes."""
 
 
 @dataclass(frozen=True)
 class ShardType:
-    """Parameter servers that can change places.
-
-    Attributes:
-        size_bytes: shard of each.
-        task: resources of each.
-        members: their indices.
-    """
+    """Interchangeable parameter servers."""
 
     size_bytes: int
     task: TaskResources
@@ -42,7 +44,6 @@ def shard_types(instance: Instance) -> tuple[ShardType, ...]:
 
 
 def nodes(instance: Instance) -> list[tuple[str, NodeKind]]:
-    """Every machine with its kind."""
     return [(name, kind) for kind in instance.kinds for name in kind.names]
 
 
@@ -60,11 +61,11 @@ def capacity(instance: Instance, taken: Sequence[TaskResources] = ()) -> dict[st
 
 
 def resource_rows(kind: NodeKind, tasks: Sequence[tuple[Sequence[int], TaskResources]]) -> Iterator[milp.Row]:
-    """Eq. 2 for one machine: sum_j R_jr P_ij + sum_k W_r W_ik <= B_ir for each resource r that is asked for.
+    """Eq. 2 for one machine: sum_j R_jr P_ij + sum_k W_r W_ik <= B_ir for each resource r in use.
 
     Args:
         kind: the machine.
-        tasks: variables that count tasks on it, and what each of these tasks needs.
+        tasks: variables that count tasks on it, and the needs of each of these tasks.
     """
     for resource in ("cpu_millis", "mem_mb", "disk_mb", "gpus"):
         needs = {
@@ -74,7 +75,7 @@ def resource_rows(kind: NodeKind, tasks: Sequence[tuple[Sequence[int], TaskResou
             for variable in variables
         }
         if needs:
-            # Whole numbers without a common factor leave the solver's tolerance the least to spoil.
+            # Coefficients without a common factor are the least sensitive to the solver's tolerance.
             unit = math.gcd(*needs.values())
             yield milp.Row(
                 {variable: need / unit for variable, need in needs.items()}, upper=getattr(kind, resource) // unit
@@ -82,19 +83,19 @@ def resource_rows(kind: NodeKind, tasks: Sequence[tuple[Sequence[int], TaskResou
 
 
 def saving(instance: Instance) -> float:
-    """Cost_out - Cost_in: what a byte that stays on its machine saves."""
+    """Cost_out - Cost_in: savings of a byte that stays on its machine."""
     assert isinstance(instance.costs, UniformCosts)
     return instance.costs.between_nodes - instance.costs.within_node
 
 
 def traffic_bound(instance: Instance, saved: float) -> float:
-    """Least Eq. 1 where no more than `saved` is saved, in units of the cost of one whole model."""
+    """Lower bound of Eq. 1 if at most `saved` is saved, in units of the cost of one whole model."""
     assert isinstance(instance.costs, UniformCosts)
     return instance.total_bytes * (instance.costs.between_nodes * instance.workers - saved)
 
 
 def cost_refusal(instance: Instance) -> str | None:
-    """Why a formulation that rewards bytes for staying on a machine cannot take the costs; None if it can."""
+    """Why a formulation that rewards local bytes does not accept the costs; None if it does."""
     if not isinstance(instance.costs, UniformCosts):
         return "costs differ by pair of machines"
     if saving(instance) <= 0:
@@ -103,7 +104,7 @@ def cost_refusal(instance: Instance) -> str | None:
 
 
 def size_refusal(rows: int) -> str | None:
-    """Why a program of so many rows is not built; None if it is."""
+    """Why a program with this number of rows is not built; None if it is."""
     return f"the program would have {rows:,} rows, more than {MAX_ROWS:,}" if rows > MAX_ROWS else None
 
 
@@ -116,7 +117,7 @@ def run(program: milp.Milp, deadline: float | None) -> milp.MilpResult:
     """Solves a program by the deadline.
 
     Returns:
-        An answer with values, or the proof that there is none.
+        A result with values, or the proof that there is none.
 
     Raises:
         OutOfTimeError: if there was neither in time.
@@ -130,25 +131,20 @@ def run(program: milp.Milp, deadline: float | None) -> milp.MilpResult:
     return result
 
 
-def named(values: Sequence[int], variables: Mapping[str, int]) -> list[str]:
-    """Machines, each as often as the value of its variable says."""
+def expanded(values: Sequence[int], variables: Mapping[str, int]) -> list[str]:
+    """Machines, each repeated by the value of its variable."""
     return [node for node, variable in variables.items() for _ in range(values[variable])]
 
 
-def checked(instance: Instance, assignment: Assignment, objective: Objective, proven: bool, bound: float) -> Solution:
-    """The solution an assignment is.
-
-    Args:
-        instance: the problem.
-        assignment: the answer to it.
-        objective: what was minimised.
-        proven: whether it is the best by that.
-        bound: least that is possible, as the solver knows it, which may be a rounding error too much.
+def checked_solution(
+    instance: Instance, assignment: Assignment, objective: Objective, proven: bool, bound: float
+) -> Solution:
+    """Builds the solution of an assignment and validates it; `bound` may be too large by a rounding error.
 
     Raises:
-        SolverError: if the assignment breaks one of Eq. 2-6; a fault of the solver or of the program.
+        SolverError: if the assignment violates one of Eq. 2-6: a fault of the solver or of the program.
     """
-    wrong = misfit(instance, assignment)
+    wrong = violation(instance, assignment)
     if wrong is not None:
         raise milp.SolverError(f"The solver's placement is wrong: {wrong}; report this as a bug.")
     traffic, network = traffic_bytes(instance, assignment), network_s(instance, assignment)

@@ -1,20 +1,20 @@
-"""Racks, exactly: a (max,+) dynamic programme over machines and racks.
+"""Racks, exactly: a (max,+) dynamic program over machines and racks.
 
-Eq. 1 of the paper 'Dike' (section 3.3) knows two distances, on a machine and off it. Here there are three: on machine
-i, in rack r, across racks, with the costs c_node, c_rack, c_across. For m equal shards of s bytes, n workers, q_i
+Eq. 1 of the paper 'Dike' (section 3.3) has two distances, on a machine and off it. Here there are three: on machine i,
+in rack r, across racks, with the costs c_node, c_rack, c_across. For m equal shards of s bytes, n workers, q_i
 parameter servers and a_i workers on machine i, q_r and a_r in rack r, and M = m s:
 
     cost = c_across n M  -  (c_across - c_rack) s sum_r q_r a_r  -  (c_rack - c_node) s sum_i q_i a_i
 
-since every pair in one rack saves c_across - c_rack, and c_rack - c_node more if it shares a machine. What is saved is
-a sum over the nodes of a tree - machines, racks - so the tables of `solver.racks.max_plus` are exact:
+since every pair in one rack saves c_across - c_rack, and c_rack - c_node more if it shares a machine. The savings are a
+sum over the nodes of a tree - machines, racks - so the tables of `solver.racks.max_plus` are exact:
 
     machine  best[c, q, a] = (c_rack - c_node) q a    if c chiefs, q ps and a workers fit (Eq. 2), else -inf
-    rack     best[c, q, a] = (c_across - c_rack) q a + max over all ways to share c, q, a out among its machines
-    all      best[c, m, n] = max over all ways to share c, m, n out among the racks
+    rack     best[c, q, a] = (c_across - c_rack) q a + max over all ways to split c, q, a among its machines
+    all      best[c, m, n] = max over all ways to split c, m, n among the racks
 
-Eq. 1's own two costs are the case of one rack. Size: sets of machines hold at most (m + 1) (n + 1) states, twice that
-with a separate chief; like machines and like racks share their tables.
+Eq. 1's own two costs are the case of one rack. Size: sets of machines have at most (m + 1) (n + 1) states, twice that
+with a separate chief; identical machines and identical racks share their tables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from solver.racks.max_plus import Table
 from solver.racks.tree import Load, RackTree
 
 MAX_STATES = 1_500_000
-"""Tables may get this large; that takes some 15 seconds."""
+"""Maximum size of a table; that takes some 15 seconds."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class TwoLevelRacks:
     objective: Objective = "traffic"
 
     def refusal(self, instance: Instance) -> str | None:
-        """Why it cannot take the instance, as a clause; None if it can."""
         if not isinstance(instance.costs, RackCosts | UniformCosts):
             return "costs differ from pair to pair of machines"
         if not instance.equal_shards:
@@ -68,11 +67,7 @@ class TwoLevelRacks:
         return None
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves it; there is no answer before the proven one.
-
-        Raises:
-            OutOfTimeError: if the time was over before.
-        """
+        """Solves the instance; there is no intermediate solution."""
         deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         costs = instance.costs
         assert isinstance(costs, RackCosts | UniformCosts)
@@ -103,7 +98,7 @@ class TwoLevelRacks:
 
 
 Rooms = tuple[tuple[int, ...], ...]
-"""Most workers on a machine by number of chiefs and of parameter servers beside them; -1 where those do not fit."""
+"""Maximum workers on a machine by number of chiefs and of ps beside them; -1 where those do not fit."""
 
 
 def _rooms(instance: Instance, kind: NodeKind) -> Rooms:
@@ -128,7 +123,7 @@ def _machine_table(rooms: Rooms, saving: float) -> Table:
 
 
 def _largest_table(instance: Instance) -> int:
-    """States of half the machines that matter to all of them: no union on the way to the whole has many more."""
+    """States of half the machines for the goal: no union on the way has many more."""
     free = [(kind.count, _rooms(instance, kind)) for kind in instance.kinds]
     states = 1 if instance.chief is None else 2
     most_ps = [(count, max(q for q, room in enumerate(rooms[0]) if room >= 0)) for count, rooms in free]

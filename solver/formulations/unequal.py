@@ -6,10 +6,10 @@ With n_i workers on machine i and y_ij = P_ij n_i of them beside ps j,
     subject to  Eq. 2, 5, 6 as in `solver.formulations.counted_workers`
                 y_ij <= cap_ij P_ij,  y_ij <= n_i
 
-where cap_ij workers fit on machine i beside ps j. Exact: the objective drives y_ij up to the lesser of its two limits,
-which is P_ij n_i. Compared with the literal program the m n binaries Conn and the N m n
-rows are gone: N (m + 1) integers, N m fractions, N (2 m + 5) rows. Machines are not merged: those alike make the solver
-search their permutations, which class counts avoid.
+where cap_ij workers fit on machine i beside ps j. Exact: the objective drives y_ij up to the smaller of its two limits,
+which is P_ij n_i. Compared with the paper's literal program the m n binaries Conn and the N m n rows are gone: N (m +
+1) integers, N m fractions, N (2 m + 5) rows. Machines are not merged: identical ones make the solver search their
+permutations, which class counts avoid.
 """
 
 from __future__ import annotations
@@ -23,11 +23,6 @@ from solver.formulations.instance import Instance, Objective, Solution
 
 def add_local_workers(program: CountedWorkers, instance: Instance, value: float) -> list[dict[str, int]]:
     """Adds y_ij.
-
-    Args:
-        program: where to.
-        instance: the problem.
-        value: worth of one worker on the machine of all M bytes.
 
     Returns:
         For each type of ps, machine -> y_ij.
@@ -61,15 +56,9 @@ class UnequalShards:
     objective: Objective = "traffic"
 
     def refusal(self, instance: Instance) -> str | None:
-        """Why it cannot take the instance, as a clause; None if it can."""
         return programs.cost_refusal(instance) or size_refusal(instance)
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves it.
-
-        Raises:
-            OutOfTimeError: if the time was over before there was any answer.
-        """
         deadline = programs.deadline_after(time_limit_s)
         program = CountedWorkers.of(instance)
         add_local_workers(program, instance, programs.saving(instance))
@@ -77,4 +66,6 @@ class UnequalShards:
         if result.values is None:
             return None
         bound = programs.traffic_bound(instance, result.bound)
-        return programs.checked(instance, program.assignment(result.values), self.objective, result.proven, bound)
+        return programs.checked_solution(
+            instance, program.assignment(result.values), self.objective, result.proven, bound
+        )

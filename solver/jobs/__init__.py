@@ -1,4 +1,4 @@
-"""Places many jobs on one cluster."""
+"""Plans many jobs on one cluster."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How many workers and parameter servers each of many jobs gets (Optimus, EuroSys 2018, section 4.2).
+"""Numbers of workers and parameter servers of many jobs (Optimus, EuroSys 2018, section 4.2).
 
-Every job starts with its minimum. Then again and again the tasks with the largest gain are added: seconds of remaining
-time saved, times the job's weight, per share of the dominant resource that the tasks take. The sums of resources are
-counted here, machines are not: `packing` gives a job less where the sums promise too much.
+Every job starts with its minimum. Then tasks with the largest gain are added repeatedly: seconds of remaining time
+saved, times the job's weight, per share of the dominant resource that the tasks take. Only sums of resources are
+counted here, not machines: `packing` gives a job less where the sums promise too much.
 """
 
 from __future__ import annotations
@@ -19,22 +19,15 @@ from solver.jobs.forms import Form
 from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
 from solver.jobs.job import Job
 from solver.jobs.speed import Addition, GainTable
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 
 Counts = tuple[int, int]
 """Workers and parameter servers."""
 
 
 @dataclass(frozen=True)
-class Started:
-    """A job that has some tasks.
-
-    Attributes:
-        index: its place among all jobs.
-        job: the job.
-        form: how it runs.
-        counts: its workers and parameter servers.
-    """
+class StartedJob:
+    """A job with at least its minimum."""
 
     index: int
     job: Job
@@ -45,41 +38,41 @@ class Started:
 class FormChooser:
     """Spreads jobs over the GPU models of a cluster.
 
-    A job's best machines depend on how many others want them. Jobs choose one after the other; each takes the form that
-    is fastest with the share of the machines it may expect there. If time falls as 1 / share, the sum of weighted times
-    is least when shares are as the square roots of weighted work, so that is how a job pulls.
+    A job's best machines depend on the demand of the others. Jobs choose one after the other; each takes the form that
+    is fastest with its expected share of the machines. If time falls as 1 / share, the sum of weighted times is least
+    when shares are proportional to the square roots of weighted work, so that is a job's demand.
     """
 
     def __init__(self) -> None:
-        self._pulls: dict[bytes, float] = {}
+        self._demands: dict[bytes, float] = {}
         self._paths: dict[tuple[Form, int, int], tuple[list[float], list[float]]] = {}
 
-    def ranked(self, job: Job, forms: Sequence[Form]) -> list[Form]:
-        """The forms that can hold the job's minimum, the one that promises most first."""
+    def rank(self, job: Job, forms: Sequence[Form]) -> list[Form]:
+        """The forms that can hold the job's minimum, the most promising first."""
         able = [form for form in forms if job.min_workers <= form.most_workers(job)]
         expected = {form: self._expected_s(job, form) for form in able}
-        # As good to the job, but others may need more the machines that are asked for more.
-        floor = min(expected.values(), default=0.0) / (1 - TIE)
-        return sorted(able, key=lambda form: (max(expected[form], floor), self._pulls.get(form.pool, 0.0)))
+        # Among equally good pools the job takes the one with the least demand from others.
+        floor = min(expected.values(), default=0.0) / (1 - SPEED_TIE_SHARE)
+        return sorted(able, key=lambda form: (max(expected[form], floor), self._demands.get(form.pool, 0.0)))
 
-    def chosen(self, job: Job, form: Form) -> None:
-        """Counts the job's form, so that the next ones expect less there."""
-        self._pulls[form.pool] = self._pulls.get(form.pool, 0.0) + self._pull(job, form)
+    def record(self, job: Job, form: Form) -> None:
+        """Records the job's form, so that the next jobs expect less there."""
+        self._demands[form.pool] = self._demands.get(form.pool, 0.0) + self._demand(job, form)
 
     def _expected_s(self, job: Job, form: Form) -> float:
         shares, times = self._path(job, form)
-        pull = self._pull(job, form)
-        expected = pull / (self._pulls.get(form.pool, 0.0) + pull)
+        demand = self._demand(job, form)
+        expected = demand / (self._demands.get(form.pool, 0.0) + demand)
         reached = bisect_right(shares, expected) - 1
-        # Below the minimum's share all jobs get slower in proportion, or wait.
+        # Below the minimum's share all jobs slow down in proportion, or wait.
         return times[reached] if reached >= 0 else times[0] * shares[0] / expected
 
-    def _pull(self, job: Job, form: Form) -> float:
+    def _demand(self, job: Job, form: Form) -> float:
         _, times = self._path(job, form)
         return math.sqrt(job.weight * job.samples * times[0])
 
     def _path(self, job: Job, form: Form) -> tuple[list[float], list[float]]:
-        """Shares a job takes as it grows from its minimum, and its seconds per sample with each."""
+        """Shares of the job as it grows from its minimum, and its seconds per sample with each."""
         key = form, job.min_workers, form.most_workers(job)
         if key not in self._paths:
             shares: list[float] = []
@@ -95,13 +88,11 @@ class FormChooser:
 
 
 @dataclass(frozen=True)
-class Growing:
-    """A job that may get more.
+class GrowableJob:
+    """A job that may grow.
 
     Attributes:
         table: its speed with any number of tasks.
-        counts: workers and parameter servers it has.
-        max_workers: most workers.
         work: samples still to train, times the job's weight.
     """
 
@@ -111,20 +102,20 @@ class Growing:
     work: float
 
 
-def grown_by_gain(
-    jobs: Sequence[Growing],
+def grow_by_gain(
+    jobs: Sequence[GrowableJob],
     take: Callable[[int, Amounts], bool],
     left: Callable[[int], Amounts],
 ) -> list[Counts]:
-    """Adds the tasks with the largest marginal gain, again and again, until none fit or none gain.
+    """Adds the tasks with the largest marginal gain repeatedly, until none fit or none gain.
 
     Args:
-        jobs: the jobs; of equal gains the first of them comes first.
-        take: reserves an amount for the job at that position; whether there was so much.
-        left: what the job at that position may still get.
+        jobs: the jobs; the first of equal gains wins.
+        take: reserves an amount for the job at that position; returns whether it was available.
+        left: amount still available to the job at that position.
 
     Returns:
-        Counts of each job, in their order, at least those it has.
+        Counts of each job, in their order, at least the current ones.
     """
     counts = [job.counts for job in jobs]
     heap: list[tuple[float, int, Addition]] = []
@@ -148,24 +139,20 @@ def grown_by_gain(
     return counts
 
 
-def larger_counts(started: Sequence[Started], free: FreeCapacity) -> list[Counts]:
-    """What each job is to get of what is free, beside what it has.
-
-    Args:
-        started: the jobs.
-        free: what is left beside them.
+def grow_counts(started: Sequence[StartedJob], free: FreeCapacity) -> list[Counts]:
+    """Distributes the free resources over the jobs by marginal gain.
 
     Returns:
-        Counts of each job, in their order, at least those it has.
+        Counts of each job, in their order, at least the current ones.
     """
     pools = _Pools(free)
     growing = [
-        Growing(
+        GrowableJob(
             entry.form.table, entry.counts, entry.form.most_workers(entry.job), entry.job.weight * entry.job.samples
         )
         for entry in started
     ]
-    return grown_by_gain(
+    return grow_by_gain(
         growing,
         lambda position, more: pools.take(started[position].form, more),
         lambda position: pools.largest(started[position].form),
@@ -173,7 +160,7 @@ def larger_counts(started: Sequence[Started], free: FreeCapacity) -> list[Counts
 
 
 class _Pools:
-    """Sums of what is left, by GPU model; machines without GPUs are one more pool."""
+    """Sums of the remaining resources by GPU model; machines without GPUs are one more pool."""
 
     def __init__(self, free: FreeCapacity) -> None:
         self._free = free
@@ -187,7 +174,7 @@ class _Pools:
         self._pools_of: dict[Form, list[int]] = {}
 
     def take(self, form: Form, more: Sequence[int]) -> bool:
-        """Takes that much from one pool of the form; False if none has it."""
+        """Reserves an amount in one pool of the form; False if none has it."""
         for pool in self._of(form):
             left = self._left[pool]
             if all(have >= need for have, need in zip(left, more, strict=True)):
@@ -196,7 +183,7 @@ class _Pools:
         return False
 
     def largest(self, form: Form) -> Amounts:
-        """What is left in the form's pool that has most CPUs."""
+        """Remaining resources of the form's pool with most CPUs."""
         cpus, memory, disk, gpus = max((self._left[pool] for pool in self._of(form)), default=list(NOTHING))
         return cpus, memory, disk, gpus
 

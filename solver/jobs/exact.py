@@ -1,4 +1,4 @@
-"""One of a few jobs on what the others left, planned as a job alone on a cluster is."""
+"""Exact planning of one of a few jobs on the remaining resources, as for a job alone on a cluster."""
 
 from __future__ import annotations
 
@@ -13,28 +13,21 @@ from solver.planner import make_plan
 from solver.request import PlanRequest
 from solver.units import BYTES_PER_S_PER_GBPS, MIB
 
-MOST_JOBS = 20
-MOST_MACHINES = 300
-"""With more jobs or machines than this, exact planning of one after the other takes too long."""
+MAX_EXACT_JOBS = 20
+MAX_EXACT_MACHINES = 300
+"""Above these numbers of jobs or machines, exact planning of one after the other takes too long."""
 
-MOST_S = 5.0
-"""Machines that hold parts of many jobs all differ, and proofs then take long: after this the best so far is taken."""
+MAX_EXACT_TIME_S = 5.0
+"""Time limit per job: partly used machines all differ, so proofs take long; then the best so far is taken."""
 
 
 def plan_exactly(
     job: Job, gpus_per_worker: int, cluster: Cluster, free: FreeCapacity, time_limit_s: float
 ) -> Plan | None:
-    """The best plan for the job on what is free, with the least traffic of those as fast.
-
-    Args:
-        job: the job.
-        gpus_per_worker: GPUs of each worker, 0 for none.
-        cluster: links between the machines.
-        free: what is left on them.
-        time_limit_s: stop improving after so long, and after `MOST_S` in any case.
+    """Makes the best plan for the job on the free resources, with the least traffic of those as fast.
 
     Returns:
-        None if nothing fits, or the best plan has fewer workers, or workers with fewer GPUs, than the job asks for.
+        None if nothing fits, or the best plan has fewer workers, or workers with fewer GPUs, than the job requires.
     """
     nodes = []
     for index, left, machines in free.classes():
@@ -57,14 +50,14 @@ def plan_exactly(
             ]
     if not any(node.gpus >= gpus_per_worker for node in nodes):
         return None
-    # Classes of free resources come in the order of their history; machines go in that of the cluster.
+    # Classes of free resources are in the order of their history; machines are sorted as in the cluster.
     order = {name: number for number, name in enumerate(free.names)}
     nodes.sort(key=lambda node: order[node.name])
     request = PlanRequest(
         job.profile,
         dataclasses.replace(cluster, nodes=tuple(nodes), pairs=()),
         max_workers=job.max_workers,
-        time_limit_s=min(time_limit_s, MOST_S),
+        time_limit_s=min(time_limit_s, MAX_EXACT_TIME_S),
         max_gpus_per_worker=max(1, gpus_per_worker),
     )
     try:

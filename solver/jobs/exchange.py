@@ -1,4 +1,4 @@
-"""Lets jobs make room for each other where that saves time in sum; for few jobs, where one machine more decides."""
+"""Exchanges resources between pairs of jobs if that saves time in sum; for few jobs only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from solver.jobs.forms import Form
 from solver.jobs.job import Job
 from solver.jobs.one_job import OneJob
 from solver.jobs.packing import Packer, Placement
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 
-MOST_JOBS = 12
-"""With more jobs there are too many pairs, and they average out what a pair can win."""
+MAX_EXCHANGE_JOBS = 12
+"""Maximum number of jobs: with more there are too many pairs, and gains of a pair average out."""
 
 
 def exchange(
@@ -22,31 +22,22 @@ def exchange(
     placements: dict[int, Placement],
     packer: Packer,
     one_job: OneJob,
-    is_late: Callable[[], bool],
+    is_time_over: Callable[[], bool],
 ) -> bool:
-    """Takes two jobs away, places the first in every way it might grow and the second as fast as then possible.
+    """Removes two jobs, places the first in every way it might grow and the second as fast as then possible.
 
-    Args:
-        jobs: all jobs.
-        forms: forms of the placed ones, by index.
-        placements: where they are; changed where another place is better.
-        packer: reserves.
-        one_job: places the second.
-        is_late: whether to stop.
-
-    Returns:
-        Whether any pair is better off.
+    Updates `placements` where that is better; returns whether any pair improved.
     """
     better = False
     ways = {index: _ways(jobs[index], forms[index]) for index in placements}
     alone = {index: min(_least_s(jobs[index], form) for form in forms[index]) for index in placements}
     for first, second in itertools.permutations(sorted(placements), 2):
-        if is_late():
+        if is_time_over():
             break
         old = placements[first], placements[second]
         packer.release(old[0])
         packer.release(old[1])
-        least = (1 - TIE) * sum(
+        least = (1 - SPEED_TIE_SHARE) * sum(
             _weighted_s(jobs[index], placement) for index, placement in zip((first, second), old, strict=True)
         )
         best = old
@@ -58,7 +49,7 @@ def exchange(
                 continue
             spent = _weighted_s(jobs[first], one)
             if spent < least:
-                one_job.forget()
+                one_job.clear_failures()
                 floor = jobs[second].weight * jobs[second].samples / (least - spent)
                 other = one_job.fastest(jobs[second], forms[second], floor)
                 if other is not None:
@@ -77,14 +68,14 @@ def _weighted_s(job: Job, placement: Placement) -> float:
 
 
 def _least_s(job: Job, form: Form) -> float:
-    """Weighted time of the job with the form to itself; infinite if the form does not hold its minimum."""
+    """Weighted time of the job with the form to itself; infinite if the form cannot hold its minimum."""
     return job.weight * job.samples * form.table.least_s_per_sample(job.min_workers, form.most_workers(job))
 
 
 def _ways(job: Job, forms: Sequence[Form]) -> list[tuple[float, Form, Counts]]:
-    """Ways to run the job as it grows from its minimum, with the weighted time their table says; fastest first.
+    """Ways to run the job as it grows from its minimum, with the table's weighted time; fastest first.
 
-    A way that takes no less of the same machines than a faster one is left out.
+    Leaves out ways that take no less of the same machines than a faster one.
     """
     ways: list[tuple[float, float, Form, Counts]] = []
     for form in forms:

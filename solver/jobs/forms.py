@@ -1,4 +1,4 @@
-"""The ways a job can run: workers of one size on machines of one GPU model."""
+"""Forms in which a job can run: workers of one size on machines of one GPU model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from solver.resources import CPU_STEP, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import useful_ps_count
 
-MOST_WORKERS = 1024
-"""No job gets more, unless that is its minimum: the tables are that wide."""
+MAX_TABLE_WORKERS = 1024
+"""Maximum workers of a job, unless its minimum is larger: the width of the tables."""
 
 HostCounts = tuple[int, int, int]
 """Kind of a machine, and the workers and parameter servers of one job on it."""
@@ -34,12 +34,11 @@ HostCounts = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Spread:
-    """Tasks dealt out evenly.
+    """Tasks spread evenly.
 
     Attributes:
-        machines: on how many machines.
-        groups: machines, workers on each, ps on each and what these take; most workers first.
-        most: no machine's tasks take more.
+        groups: machines, workers on each, ps on each and the resources of these; most workers first.
+        most: maximum resources of the tasks on one machine.
     """
 
     machines: int
@@ -49,15 +48,11 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One way to run jobs of one model.
+    """A form of jobs of one model: worker size and GPU model.
 
     Attributes:
-        scenario: the model on the cluster.
-        shape: a worker's GPUs and CPUs.
-        gpu_model: the GPUs' model; None without GPUs or where it is not known.
+        gpu_model: the GPUs' model; None without GPUs or if unknown.
         usable: whether workers may run on machines of a kind, by kind.
-        needs: what the tasks take.
-        table: predicted speeds.
     """
 
     scenario: Scenario
@@ -72,15 +67,14 @@ class Form:
 
     @functools.cached_property
     def pool(self) -> bytes:
-        """The same for forms whose workers use the same machines."""
+        """Key of the machines that its workers can use."""
         return self.usable.tobytes()
 
     def most_workers(self, job: Job) -> int:
-        """Most workers the job may get."""
         return min(_limit(job), self.table.max_workers)
 
     def needs_on(self, all_ps: int, workers: int, ps: int, chief: int = 0) -> Amounts:
-        """What so many tasks on one machine take, in a job that has `all_ps` parameter servers."""
+        """Resources of these tasks on one machine, in a job with `all_ps` parameter servers."""
         key = all_ps, workers, ps, chief
         need = self._needed.get(key)
         if need is None:
@@ -93,7 +87,7 @@ class Form:
         return need
 
     def spreads(self, workers: int, ps: int) -> tuple[Spread, ...]:
-        """Even spreads on ever more machines, from the fewest that could hold the job on; each other peak once."""
+        """Even spreads on ever more machines, from the fewest that could hold the job; one for each distinct peak."""
         key = workers, ps
         if key not in self._spreads:
             self._spreads[key] = tuple(self._spread(workers, ps))
@@ -114,14 +108,14 @@ class Form:
             before = most
 
     def evaluate(self, hosts: Sequence[HostCounts]) -> Evaluation:
-        """Predicted step time and speed on these machines; the largest shards go to the machines named first."""
+        """Predicts step time and speed on these machines; the largest shards go to the first ones."""
         key = tuple(sorted(hosts, key=lambda host: (-host[1], -host[2], host[0])))
         if key not in self._evaluated:
             self._evaluated[key] = self._evaluate(key)
         return self._evaluated[key]
 
     def _evaluate(self, hosts: tuple[HostCounts, ...]) -> Evaluation:
-        # Only the job's own machines, named by their place in the list: the speed depends on no other.
+        # Only the job's own machines, named by their index: the speed does not depend on others.
         names: dict[int, list[str]] = {}
         for index, (kind, _, _) in enumerate(hosts):
             names.setdefault(kind, []).append(str(index))
@@ -148,7 +142,6 @@ class FormCatalogue:
         self._scenarios: dict[int, Scenario] = {}
 
     def gpus_per_worker(self, job: Job) -> int:
-        """GPUs of each of the job's workers."""
         if job.gpus_per_worker is not None:
             return job.gpus_per_worker
         return int(any(kind.gpus for kind in self._kinds))
@@ -161,7 +154,6 @@ class FormCatalogue:
         return self._forms[key]
 
     def scenario(self, job: Job) -> Scenario:
-        """The job's model on the cluster."""
         key = id(job.profile)
         if key not in self._scenarios:
             sizes = TaskSizes.of(job.profile, max(kind.cpus for kind in self._kinds))
@@ -185,17 +177,17 @@ class FormCatalogue:
                         yield from self._form(scenario, shape, gpu_model, usable, limit)
 
     def _shapes(self, scenario: Scenario, pool: Sequence[NodeKind], gpus: int) -> list[WorkerShape]:
-        """A worker's CPUs: those that feed its GPUs, or an even share of a machine beside one ps and the chief."""
+        """A worker's CPUs: enough to feed its GPUs, or an even share of a machine beside one ps and the chief."""
         helpers = scenario.sizes.helper_cpus * (1 if scenario.sizes.chief is None else 2)
         if not gpus:
             parts = {(kind.cpus, 2**power) for kind in pool for power in range(int(kind.cpus).bit_length() or 1)}
-            shares = {_quarters((cpus - beside) / count) for cpus, count in parts for beside in (0.0, helpers)}
+            shares = {_round_down_cpus((cpus - beside) / count) for cpus, count in parts for beside in (0.0, helpers)}
             return [WorkerShape(0, share) for share in sorted(shares, reverse=True)]
         each = set()
         for kind in pool:
-            # Where CPUs are short, what is left beside the others is shared out.
+            # Where CPUs are scarce, the rest beside the helpers is divided evenly.
             feeding, _ = cpus_per_gpu(scenario.profile, self._hardware, kind)
-            each.add(min(feeding, _quarters((kind.cpus - helpers) / kind.gpus)))
+            each.add(min(feeding, _round_down_cpus((kind.cpus - helpers) / kind.gpus)))
         return [WorkerShape(gpus, cpus * gpus) for cpus in dict.fromkeys((min(each), max(each)))]
 
     def _form(
@@ -217,10 +209,10 @@ class FormCatalogue:
         yield Form(scenario, shape, gpu_model, usable, needs, table)
 
 
-def _quarters(cpus: float) -> float:
-    """CPUs of a worker: the multiple below, at least one step."""
+def _round_down_cpus(cpus: float) -> float:
+    """Rounds a worker's CPUs down to a multiple of the step, at least one step."""
     return max(CPU_STEP, math.floor(cpus / CPU_STEP + 1e-9) * CPU_STEP)
 
 
 def _limit(job: Job) -> int:
-    return max(job.min_workers, min(job.max_workers or MOST_WORKERS, MOST_WORKERS))
+    return max(job.min_workers, min(job.max_workers or MAX_TABLE_WORKERS, MAX_TABLE_WORKERS))

@@ -1,8 +1,8 @@
-"""What is free on the machines of a cluster, counted by class.
+"""Free resources of the machines of a cluster, counted by class.
 
-Machines of one kind with the same resources free are one row of a table. A question such as 'which machines hold this'
-is a comparison of a few hundred rows, however many machines there are. Rows of one GPU model are neighbours, so that a
-job looks at those of its own model only.
+Machines of one kind with the same free resources are one row of a table, so finding machines with given free resources
+compares a few hundred rows, for any number of machines. Rows of one GPU model are adjacent, so that a job examines
+those of its own model only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from solver.resources import TaskResources
 Amounts = tuple[int, int, int, int]
 """Thousandths of a CPU, MiB of memory, MiB of disk, GPUs."""
 NOTHING: Amounts = (0, 0, 0, 0)
-_FIRST_ROWS = 16
+_INITIAL_ROWS = 16
 _UNLIMITED = 2**62
-_MOST_CPUS, _MOST_MEMORY = 2**24 - 1, 2**30 - 1
-"""Thousandths of a CPU and MiB that still make a difference to the order of machines; both fit one number with GPUs."""
+_MAX_CPU_MILLIS, _MAX_MEM_MIB = 2**24 - 1, 2**30 - 1
+"""Caps for the sort key of machines, in thousandths of a CPU and MiB; both fit one integer with GPUs."""
 
 
 def amounts(task: TaskResources) -> Amounts:
-    """A task's resources."""
     return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
 
 
@@ -48,13 +47,7 @@ def plus(one: Amounts, other: Amounts, times: int = 1) -> Amounts:
 
 @dataclass
 class _Block:
-    """Neighbouring rows for the machines of one GPU model.
-
-    Attributes:
-        start: the first row.
-        size: how many rows.
-        unused: those of them that are not in use.
-    """
+    """Adjacent rows for the machines of one GPU model."""
 
     start: int
     size: int
@@ -67,14 +60,12 @@ class _Block:
 class FreeCapacity:
     """Free resources of every machine.
 
-    Machines are numbered from 0, kind by kind. Rows are numbered too, but a row's number means another class of
-    machines once the last machine has left it: keep none across `take` and `give`.
+    Machines are numbered from 0, kind by kind. A row's number refers to another class of machines once its last machine
+    has left: do not keep row numbers across `reserve` and `release`.
 
     Attributes:
-        kinds: the machines by what they have when empty.
-        anywhere: every kind is usable.
-        names: name of each machine.
-        kind_of: index of each machine's kind.
+        kinds: the machines by their resources when empty.
+        anywhere: mask with every kind usable.
     """
 
     def __init__(self, kinds: Sequence[NodeKind]) -> None:
@@ -85,8 +76,8 @@ class FreeCapacity:
         models = {(kind.gpus > 0, kind.gpu_model): None for kind in kinds}
         numbers = {model: number for number, model in enumerate(models)}
         self._block_of_kind = [numbers[kind.gpus > 0, kind.gpu_model] for kind in kinds]
-        self._blocks = [_Block(number * _FIRST_ROWS, _FIRST_ROWS) for number in range(len(models))]
-        rows = len(models) * _FIRST_ROWS
+        self._blocks = [_Block(number * _INITIAL_ROWS, _INITIAL_ROWS) for number in range(len(models))]
+        rows = len(models) * _INITIAL_ROWS
         self._free: NDArray[np.int64] = np.zeros((4, rows), dtype=np.int64)
         self._kind: NDArray[np.intp] = np.zeros(rows, dtype=np.intp)
         self._count: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
@@ -105,16 +96,14 @@ class FreeCapacity:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Machines in each row; 0 in rows that are not in use."""
+        """Machines in each row; 0 in unused rows."""
         return self._count
 
     @property
     def row_kinds(self) -> NDArray[np.intp]:
-        """Kind of each row's machines."""
         return self._kind
 
     def free_on(self, machine: int) -> Amounts:
-        """What is free on one machine."""
         return self._keys[self._row_of[machine]][1]
 
     def machines(self, row: int, count: int, skip: int = 0) -> Iterator[int]:
@@ -122,7 +111,7 @@ class FreeCapacity:
         return islice(self._members[row], skip, skip + count)
 
     def classes(self) -> Iterator[tuple[int, Amounts, tuple[int, ...]]]:
-        """Kind, free resources and machines of every class that has any."""
+        """Kind, free resources and machines of every non-empty class."""
         for (kind, free), members in zip(self._keys, self._members, strict=True):
             if members:
                 yield kind, free, tuple(members)
@@ -132,7 +121,7 @@ class FreeCapacity:
 
         Args:
             need: resources on one machine.
-            usable: whether machines of a kind may be taken, by kind.
+            usable: whether machines of a kind may be used, by kind.
         """
         found = []
         for start, end, every in self._spans_of(usable):
@@ -148,16 +137,16 @@ class FreeCapacity:
         return np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
 
     def fullest_first(self, rows: NDArray[np.intp]) -> list[int]:
-        """Rows in the order of what their machines have left, least first: GPUs, then CPUs, then memory."""
+        """Sorts rows by free resources of their machines, least first: GPUs, then CPUs, then memory."""
         if len(rows) < 2:
             return rows.tolist()
         return rows[self._fullness[rows].argsort(kind="stable")].tolist()
 
     def capacity(self, need: Amounts, usable: NDArray[np.bool_], beside: Amounts = NOTHING) -> NDArray[np.int64]:
-        """How many tasks of that size one machine of each row holds beside `beside`.
+        """Number of tasks of that size that one machine of each row holds beside `beside`.
 
         Returns:
-            By row; -1 where `beside` itself does not fit, else 0 for machines that must not be used.
+            By row; -1 where `beside` itself does not fit, else 0 for machines that are not usable.
         """
         holds = self._count > 0
         for free, amount in zip(self._free, beside, strict=True):
@@ -174,28 +163,27 @@ class FreeCapacity:
         return room
 
     def total(self, usable: NDArray[np.bool_]) -> Amounts:
-        """Sum of what is free on machines of the usable kinds."""
+        """Sum of the free resources on machines of the usable kinds."""
         counted = self._count * usable[self._kind]
         cpus, memory, disk, gpus = (self._free @ counted).tolist()
         return cpus, memory, disk, gpus
 
-    def take(self, machine: int, need: Amounts) -> None:
+    def reserve(self, machine: int, need: Amounts) -> None:
         """Reserves resources on a machine that has them."""
         self._move(machine, need, -1)
 
-    def give(self, machine: int, need: Amounts) -> None:
-        """Gives reserved resources back."""
+    def release(self, machine: int, need: Amounts) -> None:
         self._move(machine, need, 1)
 
     def _move(self, machine: int, need: Amounts, times: int) -> None:
-        """Puts a machine into the row of what it then has free."""
+        """Moves a machine to the row of its new free resources."""
         old = self._row_of[machine]
         kind, free = self._keys[old]
         key = kind, plus(free, need, times)
         new = self._rows.get(key)
         if new is None:
             new = self._add_row(key)
-            # Making room for it may have moved the old row.
+            # Growing a block may have renumbered the old row.
             old = self._row_of[machine]
         elif new == old:
             return
@@ -218,11 +206,11 @@ class FreeCapacity:
         self._kind[row] = key[0]
         self._free[:, row] = key[1]
         cpus, memory, _, gpus = key[1]
-        self._fullness[row] = gpus << 54 | min(cpus, _MOST_CPUS) << 30 | min(memory, _MOST_MEMORY)
+        self._fullness[row] = gpus << 54 | min(cpus, _MAX_CPU_MILLIS) << 30 | min(memory, _MAX_MEM_MIB)
         return row
 
     def _grow(self, number: int) -> None:
-        """Doubles a block; the rows of those behind it get other numbers."""
+        """Doubles a block; the rows of the following blocks are renumbered."""
         block = self._blocks[number]
         end, more = block.start + block.size, block.size
         self._free = np.insert(self._free, [end] * more, 0, axis=1)
@@ -241,7 +229,7 @@ class FreeCapacity:
         self._spans.clear()
 
     def _spans_of(self, usable: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
-        """First row, end, and whether every kind in between is usable, of each block that has usable kinds."""
+        """First row, end, and whether every kind in between is usable, of each block with usable kinds."""
         key = usable.tobytes()
         if key not in self._spans:
             kinds: list[list[bool]] = [[] for _ in self._blocks]

@@ -1,4 +1,4 @@
-"""One of many jobs that share a cluster."""
+"""A job that shares a cluster with others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ DEFAULT_STEPS = 10_000
 
 
 class Named(Protocol):
-    """Anything with a name."""
-
     @property
     def name(self) -> str: ...
 
@@ -33,16 +31,14 @@ def check_names(jobs: Sequence[Named]) -> None:
 class Job:
     """A training job to place beside others.
 
-    Jobs whose `profile` is one and the same object share all tables, so thousands of alike jobs cost little.
+    Jobs that share one `profile` object share all tables, so thousands of equal jobs cost little.
 
     Attributes:
-        name: unique among the jobs.
         profile: the model and its batch size.
-        min_workers: with fewer it is not started.
-        max_workers: at most so many; None for as many as pay off.
+        max_workers: maximum workers; None for as many as pay off.
         steps: mini-batches of `profile.batch_size` samples still to train.
-        weight: its remaining time counts so many times; jobs of higher weight get their minimum first.
-        gpus_per_worker: GPUs of each worker, 0 for none; None for one where the cluster has GPUs, else none.
+        weight: weight of its remaining time; jobs of higher weight get their minimum first.
+        gpus_per_worker: GPUs of each worker, 0 for none; None for one if the cluster has GPUs, else none.
     """
 
     name: str
@@ -59,7 +55,7 @@ class Job:
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise BadInputError(
                 f"Job '{self.name}': max_workers is {self.max_workers} and min_workers {self.min_workers}; "
-                "the maximum must not be the smaller one."
+                "the maximum must not be below the minimum."
             )
         if self.steps < 1:
             raise BadInputError(f"Job '{self.name}': steps is {self.steps}; it must be at least 1.")

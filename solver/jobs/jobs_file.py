@@ -44,11 +44,11 @@ def read_jobs(path: Path, load_profile: Callable[[str, int | None], ModelProfile
 
     Args:
         path: the file.
-        load_profile: model and batch size (None for the model's own) -> its profile; asked once for each pair. The
+        load_profile: model and batch size (None for the model's own) -> its profile; called once for each pair. The
             model is `keras:NAME` or the path of a file; in the file of jobs that is relative to its folder.
 
     Raises:
-        BadInputError: if the file cannot be read, something in it is wrong, or a model has no profile; names the line.
+        BadInputError: if the file is unreadable or invalid, or a model has no profile; names the line.
     """
     file = read_yaml(path, _File, "jobs file", {"jobs": _Job})
     entries = file.content.jobs

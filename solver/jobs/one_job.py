@@ -1,4 +1,4 @@
-"""The fastest placement of one job on what is free."""
+"""The fastest placement of one job on the free resources."""
 
 from __future__ import annotations
 
@@ -11,39 +11,31 @@ from solver.jobs.forms import Form
 from solver.jobs.free_capacity import FreeCapacity
 from solver.jobs.job import Job
 from solver.jobs.packing import Packer, Placement
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 
 
 @dataclass(frozen=True)
 class Found:
-    """A placement, not reserved, and the workers and parameter servers that were tried first."""
+    """A placement, not reserved, and the workers and parameter servers requested."""
 
     placement: Placement
     wanted: Counts
 
 
 class OneJob:
-    """Places jobs one at a time."""
-
     def __init__(self, packer: Packer, free: FreeCapacity) -> None:
         self._packer = packer
         self._free = free
         self._room: dict[Form, int] = {}
         self._too_many: dict[Form, int] = {}
 
-    def forget(self) -> None:
-        """To be called when room was given back: what was too much then may fit now."""
+    def clear_failures(self) -> None:
+        """Clears known failures; call it when resources are released, as failed requests may fit now."""
         self._room.clear()
         self._too_many.clear()
 
     def fastest(self, job: Job, forms: Sequence[Form], samples_per_s: float = 0.0) -> Found | None:
-        """The fastest placement that was found in any of the forms.
-
-        Args:
-            job: the job.
-            forms: ways to run it.
-            samples_per_s: only what is faster is worth anything.
-        """
+        """Finds the fastest placement in any of the forms."""
         floor, best = samples_per_s, None
         for promised, form, counts in self._offers(job, forms, floor):
             if promised <= floor:
@@ -53,7 +45,7 @@ class OneJob:
                 self._too_many[form] = min(job.min_workers, self._too_many.get(form, job.min_workers))
                 continue
             if placement.workers < counts[0]:
-                # What is left is in smaller pieces, and the next job will find no larger ones.
+                # The free resources are fragmented, and the next job will not find larger pieces.
                 self._room[form] = placement.workers
             self._packer.release(placement)
             if placement.samples_per_s > floor:
@@ -61,7 +53,7 @@ class OneJob:
         return best
 
     def _offers(self, job: Job, forms: Sequence[Form], floor: float) -> list[tuple[float, Form, Counts]]:
-        """Samples/s that the table promises with what is left in sum, and the counts for it, best first."""
+        """Samples/s that the table predicts for the free resources in sum, and the counts for it, best first."""
         offers = []
         for form in forms:
             most = form.most_workers(job)
@@ -70,8 +62,8 @@ class OneJob:
             most = max(job.min_workers, min(most, self._room.get(form, most)))
             if floor * form.table.least_s_per_sample(job.min_workers, most) >= 1:
                 continue
-            counts = form.table.fastest(job.min_workers, most, self._free.total(form.usable), TIE)
-            # Where not even the minimum fits the sum, parameter server and chief may be elsewhere.
+            counts = form.table.fastest(job.min_workers, most, self._free.total(form.usable), SPEED_TIE_SHARE)
+            # If not even the minimum fits the sum, parameter server and chief may fit elsewhere.
             counts = counts or (job.min_workers, 1)
             offers.append((1 / form.table.s_per_sample(*counts), form, counts))
         return sorted(offers, key=lambda offer: -offer[0])

@@ -1,9 +1,9 @@
-"""Puts a job's tasks on machines that have room for them.
+"""Packs a job's tasks onto machines with room for them.
 
 Optimus (EuroSys 2018, section 4.3): the fewest machines that hold the job with equal counts of workers and parameter
-servers on each. Of the machines that hold that much the fullest are taken, in one rack and behind equal network cards
-if there are enough, so that large gaps stay for large jobs. Where no even spread fits, the machines with most room are
-filled one by one; where that fails too, the job gets less.
+servers on each. Of the machines with enough room the fullest are used, in one rack and behind equal network cards if
+possible, so that large gaps remain for large jobs. If no even spread fits, the machines with most room are filled one
+by one; if that fails too, the job gets less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Host(NamedTuple):
 
 
 class _Filled(NamedTuple):
-    """Machines filled one by one, and how many workers they hold; None for the machines if that is too few."""
+    """Machines filled one by one, and the number of workers they hold; None for the machines if that is too few."""
 
     hosts: list[Host] | None
     workers: int
@@ -37,16 +37,7 @@ class _Filled(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """A job's tasks on machines.
-
-    Attributes:
-        form: how the job runs.
-        workers: how many workers.
-        ps: how many parameter servers.
-        hosts: machines, each once.
-        samples_per_s: predicted speed.
-        step_time_s: predicted seconds in which every worker makes one step.
-    """
+    """A job's tasks on machines."""
 
     form: Form
     workers: int
@@ -56,12 +47,11 @@ class Placement:
     step_time_s: float
 
     def need(self, host: Host) -> Amounts:
-        """What the job takes on one of its machines."""
         return _need(self.form, self.ps, host)
 
 
 class Packer:
-    """Places jobs on what is free, and takes them away again."""
+    """Places jobs on the free resources, and removes them again."""
 
     def __init__(self, free: FreeCapacity) -> None:
         self._free = free
@@ -70,32 +60,25 @@ class Packer:
         self._domain_of_kind: NDArray[np.intp] = np.array(
             [numbers[kind.rack, kind.network_bytes_per_s] for kind in free.kinds]
         )
-        self._several: dict[bytes, bool] = {}
+        self._pool_is_split: dict[bytes, bool] = {}
 
     def place(self, form: Form, workers: int, ps: int) -> Placement | None:
-        """Places so many tasks and reserves what they take; None, and nothing is reserved, if they are not placed.
+        """Places these tasks and reserves their resources; None, with nothing reserved, if they do not fit.
 
-        With one ps, None means that there is no room for them, however they are arranged.
+        With one ps, None is exact: there is no room in any arrangement.
         """
-        hosts = self._evenly(form, workers, ps)
+        hosts = self._place_evenly(form, workers, ps)
         if hosts is None:
-            hosts = self._unevenly(form, workers, ps).hosts
+            hosts = self._place_unevenly(form, workers, ps).hosts
         return None if hosts is None else self._placement(form, workers, ps, hosts)
 
     def place_most(self, form: Form, workers: int, ps: int, at_least: int) -> Placement | None:
-        """As `place`; where there is no room, as many workers as there is room for, and in proportion fewer ps.
-
-        Args:
-            form: how the job runs.
-            workers: workers wanted.
-            ps: parameter servers wanted.
-            at_least: fewest workers.
-        """
+        """As `place`; if there is no room, places as many workers as fit, and proportionally fewer ps."""
         while True:
-            hosts = self._evenly(form, workers, ps)
+            hosts = self._place_evenly(form, workers, ps)
             room = workers
             if hosts is None:
-                hosts, room = self._unevenly(form, workers, ps)
+                hosts, room = self._place_unevenly(form, workers, ps)
             if hosts is not None:
                 return self._placement(form, workers, ps, hosts)
             if room >= at_least:
@@ -106,39 +89,36 @@ class Packer:
                 return None
 
     def holds_a_worker(self, form: Form) -> bool:
-        """Whether any machine has room for one more worker."""
         return len(self._free.holding(form.needs.worker, form.usable)) > 0
 
     def release(self, placement: Placement) -> None:
-        """Gives back what a placement has reserved."""
         for host in placement.hosts:
-            self._free.give(host.machine, placement.need(host))
+            self._free.release(host.machine, placement.need(host))
 
     def restore(self, placement: Placement) -> None:
-        """Reserves again what `release` gave back."""
+        """Reserves the resources of a released placement again."""
         for host in placement.hosts:
-            self._free.take(host.machine, placement.need(host))
+            self._free.reserve(host.machine, placement.need(host))
 
     def _placement(self, form: Form, workers: int, ps: int, hosts: Sequence[Host]) -> Placement:
         kinds = self._free.kind_of
         evaluation = form.evaluate([(kinds[host.machine], host.workers, host.ps) for host in hosts])
         return Placement(form, workers, ps, tuple(hosts), evaluation.samples_per_s, evaluation.step_time.total)
 
-    def _evenly(self, form: Form, workers: int, ps: int) -> list[Host] | None:
+    def _place_evenly(self, form: Form, workers: int, ps: int) -> list[Host] | None:
         for spread in form.spreads(workers, ps):
             chosen = self._choose(form, spread)
             if chosen is None:
                 continue
             for host in chosen:
-                self._free.take(host.machine, _need(form, ps, host))
+                self._free.reserve(host.machine, _need(form, ps, host))
             hosts = self._with_chief(form, chosen)
             if hosts is not None:
                 return hosts
-            self._give_back(form, ps, chosen)
+            self._release_hosts(form, ps, chosen)
         return None
 
     def _choose(self, form: Form, spread: Spread) -> list[Host] | None:
-        """Machines for the groups of a spread."""
         usable = form.usable
         rows = self._free.holding(spread.most, usable)
         if len(rows) and self._in_several_domains(form):
@@ -168,31 +148,31 @@ class Packer:
 
     def _in_several_domains(self, form: Form) -> bool:
         """Whether the form's machines differ in rack or network card."""
-        if form.pool not in self._several:
-            self._several[form.pool] = len(np.unique(self._domain_of_kind[form.usable])) > 1
-        return self._several[form.pool]
+        if form.pool not in self._pool_is_split:
+            self._pool_is_split[form.pool] = len(np.unique(self._domain_of_kind[form.usable])) > 1
+        return self._pool_is_split[form.pool]
 
     def _with_chief(self, form: Form, hosts: list[Host]) -> list[Host] | None:
-        """Places the chief, if there is one: on a machine of the job, the emptiest first, else on any."""
+        """Places the chief, if any: on a machine of the job, the emptiest first, else on any."""
         chief = form.needs.chief
         if chief == NOTHING:
             return hosts
         for index in range(len(hosts) - 1, -1, -1):
             machine = hosts[index].machine
             if all(have >= need for have, need in zip(self._free.free_on(machine), chief, strict=True)):
-                self._free.take(machine, chief)
+                self._free.reserve(machine, chief)
                 return [*hosts[:index], hosts[index]._replace(chief=1), *hosts[index + 1 :]]
         for row in self._free.fullest_first(self._free.holding(chief, self._free.anywhere)):
             machine = next(self._free.machines(row, 1))
-            self._free.take(machine, chief)
+            self._free.reserve(machine, chief)
             return [*hosts, Host(machine, 0, 0, 1)]
         return None
 
-    def _unevenly(self, form: Form, workers: int, ps: int) -> _Filled:
-        """Parameter servers and chief where they cost least room for workers, then workers where most fit.
+    def _place_unevenly(self, form: Form, workers: int, ps: int) -> _Filled:
+        """Places ps and chief where they cost least room for workers, then workers where most fit.
 
-        With one ps and a chief this finds a placement if there is one: the best two machines are the cheapest for
-        each, but for the case that both want the same one. Then either may have it, or both together.
+        With one ps and a chief this finds a placement if there is one: the best two machines are the cheapest for each,
+        unless both prefer the same one. Then either may get it, or both together.
         """
         one_ps, chief = Host(-1, 0, 1, 0), Host(-1, 0, 0, 1)
         if form.needs.chief == NOTHING:
@@ -215,7 +195,7 @@ class Packer:
         def add(machines: Iterable[int], tasks: Host) -> None:
             need = _need(form, ps, tasks)
             for machine in machines:
-                self._free.take(machine, need)
+                self._free.reserve(machine, need)
                 old = taken.get(machine, Host(machine, 0, 0, 0))
                 taken[machine] = Host(machine, old.workers + tasks.workers, old.ps + tasks.ps, old.chief + tasks.chief)
 
@@ -226,12 +206,12 @@ class Packer:
                 add(cheapest, helper)
                 count -= len(cheapest)
                 if not cheapest:
-                    self._give_back(form, ps, taken.values())
+                    self._release_hosts(form, ps, taken.values())
                     return _Filled(None, 0)
         rooms = self._free.capacity(form.needs.worker, form.usable)
         rows = np.flatnonzero(rooms > 0)
         order = rows[np.argsort(-rooms[rows], kind="stable")].tolist()
-        # Rows change as their machines are taken, so these come first.
+        # Chosen up front, as rows change once their machines are reserved.
         chosen = [(int(rooms[row]), tuple(self._free.machines(row, -(-left // int(rooms[row]))))) for row in order]
         for room, machines in chosen:
             full = left // room
@@ -242,11 +222,11 @@ class Packer:
                 left = 0
             if not left:
                 return _Filled(list(taken.values()), workers)
-        self._give_back(form, ps, taken.values())
+        self._release_hosts(form, ps, taken.values())
         return _Filled(None, workers - left)
 
     def _cheapest(self, form: Form, helper: Amounts, count: int) -> list[int]:
-        """Up to so many machines that each hold a helper and lose least room for workers; of equal ones a worker's."""
+        """Up to `count` machines that each hold a helper and lose least room for workers; ties by most room left."""
         before = self._free.capacity(form.needs.worker, form.usable)
         after = self._free.capacity(form.needs.worker, form.usable, helper)
         rows = np.flatnonzero(after >= 0)
@@ -258,11 +238,10 @@ class Packer:
                 break
         return machines
 
-    def _give_back(self, form: Form, ps: int, hosts: Iterable[Host]) -> None:
+    def _release_hosts(self, form: Form, ps: int, hosts: Iterable[Host]) -> None:
         for host in hosts:
-            self._free.give(host.machine, _need(form, ps, host))
+            self._free.release(host.machine, _need(form, ps, host))
 
 
 def _need(form: Form, ps: int, host: Host) -> Amounts:
-    """What the tasks on one machine take, for a job of so many parameter servers."""
     return form.needs_on(ps, host.workers, host.ps, host.chief)

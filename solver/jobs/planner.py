@@ -1,4 +1,4 @@
-"""Plans many jobs at once: docs/planner.md."""
+"""Plans many jobs together: docs/planner.md."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from dike.exceptions import BadInputError
 from solver.choices import Order
 from solver.cluster import Cluster
 from solver.hardware import known_hardware
-from solver.jobs.allocation import Counts, FormChooser, Started, larger_counts
-from solver.jobs.exact import MOST_JOBS as MOST_EXACT_JOBS
-from solver.jobs.exact import MOST_MACHINES, plan_exactly
-from solver.jobs.exchange import MOST_JOBS, exchange
+from solver.jobs.allocation import Counts, FormChooser, StartedJob, grow_counts
+from solver.jobs.exact import MAX_EXACT_JOBS, MAX_EXACT_MACHINES, plan_exactly
+from solver.jobs.exchange import MAX_EXCHANGE_JOBS, exchange
 from solver.jobs.forms import Form, FormCatalogue
 from solver.jobs.free_capacity import FreeCapacity
 from solver.jobs.job import Job, check_names
 from solver.jobs.one_job import OneJob
 from solver.jobs.packing import Packer, Placement
-from solver.jobs.reasons import no_form, no_room
+from solver.jobs.reasons import no_form_reason, no_room_reason
 from solver.jobs.report import placed_by_plan, placed_job
 from solver.jobs.result import JobsPlan, PlacedJob, UnplacedJob
 from solver.nodes import node_kinds
 from solver.plan import Plan
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 
-ROUNDS = 3
-"""Growing ends after so many rounds at most: each hands out what the one before promised and could not place."""
+MAX_ROUNDS = 3
+"""Maximum rounds of growing: each distributes what the previous one could not place."""
 
-FEW = 0.05
-"""Moving ends when less than this share of the jobs that could move have: the gaps they leave are not worth filling."""
+MIN_MOVED_SHARE = 0.05
+"""Moving ends when less than this share of the movable jobs moved: refilling their gaps would gain little."""
 
 
 def plan_jobs(
@@ -39,18 +38,18 @@ def plan_jobs(
 ) -> JobsPlan:
     """Places many jobs on one cluster.
 
-    `given` takes the jobs one after the other; each gets its fastest option on what is left. `gain` gives each its
-    minimum first, in order of weight and then as given, so that none starves while another has more than its minimum;
-    what is left goes where it saves most weighted time.
+    `given` places the jobs one after the other; each gets its fastest option on the free resources. `gain` gives each
+    its minimum first, by weight and then in the given order, so that none starves while another has more than its
+    minimum; the rest goes where it saves most weighted time.
 
     Args:
         jobs: the jobs.
         cluster: the machines, all free.
         order: how the jobs are weighed against each other.
-        time_limit_s: from then on `gain` leaves the jobs as they are and `given` plans none exactly; None for no limit.
+        time_limit_s: time after which `gain` stops improving and `given` plans none exactly; None for no limit.
 
     Returns:
-        The placed jobs and those that wait, with the reason.
+        The placed jobs and the waiting ones, with the reason.
 
     Raises:
         BadInputError: if there is no job, two share a name, or the order is unknown.
@@ -59,19 +58,19 @@ def plan_jobs(
     _check(jobs, order, time_limit_s)
     planning = _Planning(jobs, cluster, math.inf if time_limit_s is None else started + time_limit_s)
     if order == "given":
-        planning.one_by_one()
+        planning.place_in_order()
     else:
-        planning.start_all()
+        planning.place_minimums()
         planning.grow()
         planning.move()
         planning.exchange()
-        planning.start_late()
+        planning.place_waiting()
     return planning.result(order, started)
 
 
 def _check(jobs: Sequence[Job], order: str, time_limit_s: float | None) -> None:
     if order not in get_args(Order):
-        raise BadInputError(f"'{order}' is not an order of jobs; say {' or '.join(get_args(Order))}.")
+        raise BadInputError(f"'{order}' is not an order of jobs; use {' or '.join(get_args(Order))}.")
     if not jobs:
         raise BadInputError("There is no job to place; give at least one.")
     if time_limit_s is not None and not 0 < time_limit_s < math.inf:
@@ -80,7 +79,7 @@ def _check(jobs: Sequence[Job], order: str, time_limit_s: float | None) -> None:
 
 
 class _Planning:
-    """The state of one call of `plan_jobs`."""
+    """State of one call of `plan_jobs`."""
 
     def __init__(self, jobs: Sequence[Job], cluster: Cluster, deadline: float) -> None:
         self._jobs = jobs
@@ -99,9 +98,9 @@ class _Planning:
         self._full: set[int] = set()
         self._in_time = True
 
-    def one_by_one(self) -> None:
-        """Gives each job its fastest option on what is left."""
-        exact = len(self._jobs) <= MOST_EXACT_JOBS and self._cluster.node_count <= MOST_MACHINES
+    def place_in_order(self) -> None:
+        """Gives each job its fastest option on the free resources."""
+        exact = len(self._jobs) <= MAX_EXACT_JOBS and self._cluster.node_count <= MAX_EXACT_MACHINES
         self._waiting = []
         for index, job in enumerate(self._jobs):
             if exact and self._plan_exactly(index, job):
@@ -109,29 +108,30 @@ class _Planning:
             if not self._place_fastest(index, job):
                 self._waiting.append(index)
 
-    def start_all(self) -> None:
-        """Places every job's minimum, by weight and then as given."""
-        self._waiting = self._start(sorted(range(len(self._jobs)), key=lambda index: -self._jobs[index].weight))
+    def place_minimums(self) -> None:
+        """Places every job's minimum, by weight and then in the given order."""
+        self._waiting = self._place_minimums_of(
+            sorted(range(len(self._jobs)), key=lambda index: -self._jobs[index].weight)
+        )
 
-    def start_late(self) -> None:
-        """Places the minimum of jobs that waited, where growing has moved others out of the way."""
-        self._waiting = self._start(self._waiting)
+    def place_waiting(self) -> None:
+        """Places the minimum of waiting jobs, as growing may have moved others."""
+        self._waiting = self._place_minimums_of(self._waiting)
 
     def grow(self) -> None:
-        """Gives the jobs more, as long as it gains."""
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             started = [
-                Started(index, self._jobs[index], placement.form, (placement.workers, placement.ps))
+                StartedJob(index, self._jobs[index], placement.form, (placement.workers, placement.ps))
                 for index, placement in sorted(self._placements.items())
                 if index not in self._full
             ]
-            wanted = larger_counts(started, self._free)
+            wanted = grow_counts(started, self._free)
             growing = [(entry, counts) for entry, counts in zip(started, wanted, strict=True) if counts != entry.counts]
-            # Small jobs first: they find room in more places than large ones, and more of them are done.
+            # Small jobs first: they fit in more places, and more of them can grow.
             growing.sort(key=lambda item: item[0].form.table.share(item[0].form.table.needs(*item[1])))
             grown = False
             for entry, counts in growing:
-                if self._is_late():
+                if self._check_time_over():
                     return
                 self._wanted[entry.index] = counts
                 grown |= self._grow(entry.index, counts)
@@ -139,38 +139,36 @@ class _Planning:
                 return
 
     def move(self) -> None:
-        """Moves jobs to other machines that are left over, where they are faster; others grow into the gaps."""
+        """Moves jobs to other free machines where they are faster; others grow into the gaps."""
         movable = sorted(self._placements)
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             moved, gaps = [], set()
-            self._one_job.forget()
+            self._one_job.clear_failures()
             for index in movable:
-                if self._is_late():
+                if self._check_time_over():
                     return
                 pool = self._placements[index].form.pool
                 if self._place_fastest(index, self._jobs[index]):
                     moved.append(index)
                     gaps.add(pool)
-            if not moved or len(moved) < FEW * len(movable):
+            if not moved or len(moved) < MIN_MOVED_SHARE * len(movable):
                 return
             movable = moved
             self._full = {index for index in self._full if self._placements[index].form.pool not in gaps}
             self.grow()
 
     def exchange(self) -> None:
-        """Lets few jobs make room for each other."""
-        if len(self._jobs) > MOST_JOBS:
+        if len(self._jobs) > MAX_EXCHANGE_JOBS:
             return
         forms = {index: self._catalogue.forms(self._jobs[index]) for index in self._placements}
-        for _ in range(ROUNDS):
-            if not exchange(self._jobs, forms, self._placements, self._packer, self._one_job, self._is_late):
+        for _ in range(MAX_ROUNDS):
+            if not exchange(self._jobs, forms, self._placements, self._packer, self._one_job, self._check_time_over):
                 return
             self._wanted.clear()
             self._full.clear()
             self.grow()
 
     def result(self, order: Order, started: float) -> JobsPlan:
-        """The plan."""
         placed: dict[int, PlacedJob] = {}
         for index, job in enumerate(self._jobs):
             if index in self._plans:
@@ -191,7 +189,7 @@ class _Planning:
         )
 
     def _plan_exactly(self, index: int, job: Job) -> bool:
-        if self._is_late():
+        if self._check_time_over():
             return False
         gpus = self._catalogue.gpus_per_worker(job)
         plan = plan_exactly(job, gpus, self._cluster, self._free, self._deadline - time.monotonic())
@@ -201,16 +199,16 @@ class _Planning:
         machine_of = {name: machine for machine, name in enumerate(self._free.names)}
         for task in plan.tasks:
             millis = math.ceil(task.cpus * 1000 - 1e-6)
-            self._free.take(machine_of[task.node], (millis, task.mem_mb, task.disk_mb, task.gpus))
+            self._free.reserve(machine_of[task.node], (millis, task.mem_mb, task.disk_mb, task.gpus))
         return True
 
     def _place_fastest(self, index: int, job: Job) -> bool:
-        """Places the job as fast as what is left allows, or moves it to other machines where it is faster."""
+        """Places the job as fast as the free resources allow, or moves it to other machines if faster there."""
         forms, old = self._catalogue.forms(job), self._placements.get(index)
         floor = 0.0
         if old is not None:
             forms = tuple(form for form in forms if form.pool != old.form.pool)
-            floor = old.samples_per_s / (1 - TIE)
+            floor = old.samples_per_s / (1 - SPEED_TIE_SHARE)
         found = self._one_job.fastest(job, forms, floor)
         if found is None:
             return False
@@ -221,28 +219,28 @@ class _Planning:
         self._wanted[index] = found.wanted
         return True
 
-    def _start(self, indices: Sequence[int]) -> list[int]:
+    def _place_minimums_of(self, indices: Sequence[int]) -> list[int]:
         """Places minimums in this order; returns the jobs whose minimum does not fit."""
         waiting = []
-        # What did not fit once does not fit later: until all are through, room only gets less.
-        hopeless: set[tuple[Form, int]] = set()
+        # A form that did not fit once does not fit later: resources only shrink in this loop.
+        failed: set[tuple[Form, int]] = set()
         for index in indices:
             job = self._jobs[index]
-            for form in self._chooser.ranked(job, self._catalogue.forms(job)):
-                if (form, job.min_workers) in hopeless:
+            for form in self._chooser.rank(job, self._catalogue.forms(job)):
+                if (form, job.min_workers) in failed:
                     continue
                 placement = self._packer.place(form, job.min_workers, 1)
                 if placement is not None:
                     self._placements[index] = placement
-                    self._chooser.chosen(job, form)
+                    self._chooser.record(job, form)
                     break
-                hopeless.add((form, job.min_workers))
+                failed.add((form, job.min_workers))
             else:
                 waiting.append(index)
         return waiting
 
     def _grow(self, index: int, counts: Counts) -> bool:
-        """Places the job anew with up to so many tasks; it stays as it is where that is not faster."""
+        """Places the job again with up to these counts; keeps the old placement unless that is faster."""
         old = self._placements[index]
         if counts[0] > old.workers and not self._packer.holds_a_worker(old.form):
             counts = old.workers, counts[1]
@@ -266,10 +264,12 @@ class _Planning:
         job = self._jobs[index]
         forms = self._catalogue.forms(job)
         if not forms:
-            return no_form(job, self._catalogue.gpus_per_worker(job), self._free, self._catalogue.scenario(job).sizes)
-        return no_room(job, forms, self._free)
+            return no_form_reason(
+                job, self._catalogue.gpus_per_worker(job), self._free, self._catalogue.scenario(job).sizes
+            )
+        return no_room_reason(job, forms, self._free)
 
-    def _is_late(self) -> bool:
+    def _check_time_over(self) -> bool:
         if time.monotonic() >= self._deadline:
             self._in_time = False
         return not self._in_time

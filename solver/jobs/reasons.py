@@ -1,4 +1,4 @@
-"""Why a job waits: the resource that is short, and by how much."""
+"""Why a job waits: the scarce resource, and the amount missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from solver.resources import TaskSizes, gpu_bytes
 from solver.units import MIB, format_bytes
 
 
-def no_form(job: Job, gpus_per_worker: int, free: FreeCapacity, sizes: TaskSizes) -> str:
+def no_form_reason(job: Job, gpus_per_worker: int, free: FreeCapacity, sizes: TaskSizes) -> str:
     """Why not even the empty cluster holds one of the job's workers."""
     most = max(kind.gpus for kind in free.kinds)
     if gpus_per_worker and not most:
@@ -28,14 +28,13 @@ def no_form(job: Job, gpus_per_worker: int, free: FreeCapacity, sizes: TaskSizes
     return f"A worker of '{job.profile.name}' needs more CPUs, memory or disk than any machine has."
 
 
-def no_room(job: Job, forms: Sequence[Form], free: FreeCapacity) -> str:
-    """Why what is left does not hold the job's minimum; speaks of the form that lacks least."""
-    return min((_lack(job, form, free) for form in forms), key=lambda item: item[0])[1]
+def no_room_reason(job: Job, forms: Sequence[Form], free: FreeCapacity) -> str:
+    """Why the free resources do not hold the job's minimum, for the form that lacks least."""
+    return min((_shortage(job, form, free) for form in forms), key=lambda item: item[0])[1]
 
 
-def _lack(job: Job, form: Form, free: FreeCapacity) -> tuple[float, str]:
-    """Largest share of a resource that is missing, and the sentence about it."""
-    parts = [_counted(job.min_workers, "worker"), "1 parameter server"]
+def _shortage(job: Job, form: Form, free: FreeCapacity) -> tuple[float, str]:
+    parts = [_count_of(job.min_workers, "worker"), "1 parameter server"]
     if form.needs.chief != NOTHING:
         parts.append("1 chief")
     smallest = f"Its minimum ({', '.join(parts)})"
@@ -43,29 +42,29 @@ def _lack(job: Job, form: Form, free: FreeCapacity) -> tuple[float, str]:
     need, left = form.needs.of(job.min_workers, 1), free.total(form.usable)
     # Parameter server and chief may be on any machine; what only the workers take must be on these.
     workers = tuple(job.min_workers * amount for amount in form.needs.worker)
-    for needed, have, who in ((workers, left, "workers need"), (need, free.total(free.anywhere), "tasks need")):
-        short = _shortest(needed, have)
+    for needed, have, subject in ((workers, left, "workers need"), (need, free.total(free.anywhere), "tasks need")):
+        short = _worst_shortage(needed, have)
         if short is not None:
             resource, missing = short
-            where = machines if who == "workers need" else "all machines"
+            where = machines if subject == "workers need" else "all machines"
             return missing / needed[resource], (
-                f"{smallest} does not fit: its {who} {_shown(resource, needed[resource])} and {where} have "
+                f"{smallest} does not fit: its {subject} {_shown(resource, needed[resource])} and {where} have "
                 f"{_shown(resource, have[resource])} left: {_shown(resource, missing)} short."
             )
     fits = int((free.counts * free.capacity(form.needs.worker, form.usable).clip(0)).sum())
     if fits < job.min_workers:
         return (job.min_workers - fits) / job.min_workers, (
-            f"{smallest} does not fit: what is left on {machines} is in pieces that hold {_counted(fits, 'worker')} of "
-            f"{_worker(form.needs.worker)}: {_counted(job.min_workers - fits, 'worker')} short."
+            f"{smallest} does not fit: free resources of {machines} are in pieces for {_count_of(fits, 'worker')} of "
+            f"{_worker(form.needs.worker)}: {_count_of(job.min_workers - fits, 'worker')} short."
         )
     return 0.0, (
-        f"{smallest} does not fit: what is left on {machines} holds the workers, but no machine has "
+        f"{smallest} does not fit: {machines} have room for the workers, but no machine has "
         f"{_worker(form.needs.ps[0])} left beside them for the parameter server{' or the chief' * (len(parts) > 2)}."
     )
 
 
-def _shortest(need: Sequence[int], have: Amounts) -> tuple[int, int] | None:
-    """The resource of which the largest share is missing, and how much; None if there is enough of all."""
+def _worst_shortage(need: Sequence[int], have: Amounts) -> tuple[int, int] | None:
+    """The resource with the largest missing share, and the missing amount; None if nothing is missing."""
     lacking = [r for r in range(4) if need[r] > have[r]]
     if not lacking:
         return None
@@ -81,14 +80,14 @@ def _worker(need: Amounts) -> str:
 def _shown(resource: int, amount: int) -> str:
     match resource:
         case 0:
-            return _counted(amount / 1000, "CPU")
+            return _count_of(amount / 1000, "CPU")
         case 1:
             return f"{format_bytes(amount * MIB)} of memory"
         case 2:
             return f"{format_bytes(amount * MIB)} of disk"
         case _:
-            return _counted(amount, "GPU")
+            return _count_of(amount, "GPU")
 
 
-def _counted(count: float, noun: str) -> str:
+def _count_of(count: float, noun: str) -> str:
     return f"{count:g} {noun}{'' if count == 1 else 's'}"

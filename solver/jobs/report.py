@@ -1,4 +1,4 @@
-"""From placements and plans to the entries of a `JobsPlan`."""
+"""Converts placements and plans to the entries of a `JobsPlan`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from solver.settings import GPUS_PER_WORKER, what_if_note
 
 
 def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: FreeCapacity) -> PlacedJob:
-    """A job whose counts came from a table of speeds.
+    """Entry of a job whose counts came from a table of speeds.
 
-    Args:
-        job: the job.
-        placement: its machines.
-        wanted: workers and ps it was to get; None for its minimum.
-        free: names of the machines.
+    `wanted`: requested workers and ps; None for its minimum. `free`: names of the machines.
     """
     form, sizes = placement.form, placement.form.scenario.sizes
     alike: dict[tuple[int, int, int], list[int]] = {}
@@ -34,7 +30,7 @@ def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: Free
     counts = placement.workers, placement.ps
     note = ""
     if wanted is not None and counts != wanted:
-        note = f"It was to have {_tasks(*wanted)}; on what was free, {_tasks(*counts)} are the fastest that was found."
+        note = f"It could use {_tasks(*wanted)}; on the free resources, {_tasks(*counts)} are the fastest found."
     option = Option(
         placement.workers,
         placement.ps,
@@ -56,7 +52,6 @@ def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: Free
 
 
 def placed_by_plan(job: Job, plan: Plan, cluster: Cluster) -> PlacedJob:
-    """A job that was planned exactly."""
     by_node: dict[str, list[PlannedTask]] = {}
     for task in plan.tasks:
         by_node.setdefault(task.node, []).append(task)

@@ -1,4 +1,4 @@
-"""Where the tasks of many jobs go, as data that goes to JSON."""
+"""Placement of many jobs' tasks, as data for JSON."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ class MachineTasks:
     """Machines on which one job has the same tasks with the same resources.
 
     Attributes:
-        machines: their names.
-        workers: workers on each.
-        ps: parameter servers on each.
         chief: 1 if the separate chief is there, else 0.
-        cpus: CPUs that these tasks take on each machine.
-        mem_mb: MiB of memory, likewise.
-        disk_mb: MiB of disk, likewise.
-        gpus: GPUs, likewise.
     """
 
     machines: tuple[str, ...]
@@ -43,15 +36,9 @@ class PlacedJob:
     """A job with its option and machines.
 
     Attributes:
-        name: the job.
-        method: how it was planned.
-        option: counts and sizes of its tasks.
-        gpu_model: model of its GPUs; None without GPUs, where it is not known, or where there are several.
-        placement: its machines.
-        samples_per_s: predicted speed.
-        step_time_s: predicted seconds in which every worker makes one step.
+        gpu_model: model of its GPUs; None without GPUs, if unknown, or if there are several.
         remaining_s: predicted seconds until its last sample.
-        note: what it did not get, in a sentence; empty where it got what it was to get.
+        note: what it did not get, in a sentence; empty if it got everything.
     """
 
     name: str
@@ -66,13 +53,12 @@ class PlacedJob:
 
     @property
     def tasks(self) -> int:
-        """How many tasks it has."""
         return self.option.workers + self.option.ps + (self.option.chief is not None)
 
 
 @dataclass(frozen=True)
 class UnplacedJob:
-    """A job that waits, and the resource that is short."""
+    """A waiting job with the scarce resource."""
 
     name: str
     reason: str
@@ -83,15 +69,7 @@ class JobsPlan:
     """A plan for many jobs.
 
     Attributes:
-        order: how the jobs were weighed against each other.
-        placed: jobs that run, in the order in which they were given.
-        unplaced: jobs that wait, in the order in which they were given.
-        machines: machines of the cluster.
-        machines_used: machines with at least one task.
-        gpus: GPUs of the cluster.
-        gpus_used: GPUs of all workers.
-        solve_time_s: how long planning took.
-        complete: whether there was time for everything; if not, some jobs have their minimum and no more, or wait.
+        complete: whether there was time for everything; if not, some jobs have only their minimum, or wait.
     """
 
     order: Order
@@ -106,9 +84,7 @@ class JobsPlan:
 
     @property
     def tasks(self) -> int:
-        """Tasks of all placed jobs."""
         return sum(job.tasks for job in self.placed)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values, with the number of tasks."""
         return {**dataclasses.asdict(self), "tasks": self.tasks}

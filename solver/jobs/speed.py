@@ -1,10 +1,10 @@
-"""How fast a job is with p parameter servers and w workers, spread evenly over the fewest machines that hold them.
+"""Speed of a job with p parameter servers and w workers, spread evenly over the fewest machines that hold them.
 
 Optimus (EuroSys 2018, section 4.3, theorem 1) places a job on the fewest machines with equal counts on each. For equal
-machines the step-time model (docs/planner.md, 'Step time') then knows four groups of machines at most, and is computed
+machines the step-time model (docs/planner.md, 'Step time') then has at most four groups of machines, and is computed
 here for all (p, w) at once. With k machines, w = a k + r and p = b k + s: r machines have a worker more and s machines
-a ps more, which are others as long as r + s <= k. The busiest network card is in one of the groups. Shards count as
-equal on a card, but the largest decides how much a ps sends at most and how long it updates.
+a ps more, distinct ones while r + s <= k. The busiest network card is in one of the groups. Shards count as equal on a
+card, but the largest decides how much a ps sends at most and how long it updates.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from solver.rate_arrays import PlacementArrays, link_ceilings, total_rates
 from solver.shards import Shards
 from solver.step_time import StepModel
 
-WORTH = 1e-4
-"""More tasks must save this share of a job's time, or they are not worth their start."""
+MIN_TIME_SAVED_SHARE = 1e-4
+"""Minimum share of a job's time that additional tasks must save to be worth their start."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -31,12 +31,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TaskNeeds:
-    """What the tasks of a job take.
+    """Resources of a job's tasks.
 
     Attributes:
-        worker: each worker.
         ps: each ps, by their number less one; all are as large as the largest.
-        chief: the separate chief; zeros where there is none.
+        chief: the separate chief; zeros if there is none.
     """
 
     worker: Amounts
@@ -44,7 +43,7 @@ class TaskNeeds:
     chief: Amounts
 
     def of(self, workers: int, ps: int) -> Amounts:
-        """Resources of a job with so many workers and parameter servers."""
+        """Resources of a job with these workers and parameter servers."""
         one = self.ps[ps - 1]
         return tuple(  # type: ignore[return-value]
             workers * w + ps * p + c for w, p, c in zip(self.worker, one, self.chief, strict=True)
@@ -66,13 +65,12 @@ def even_spread(workers: int, ps: int, machines: int) -> list[tuple[int, int, in
 
 
 class Addition(NamedTuple):
-    """Tasks that a job may get beside what it has.
+    """Tasks that a job may add.
 
     Attributes:
-        counts: workers and parameter servers with them.
-        saved_s: seconds for each sample that they save.
-        share: what they take, as a share of the dominant resource.
-        needs: what they take.
+        counts: workers and parameter servers including them.
+        saved_s: seconds saved for each sample.
+        share: their share of the dominant resource.
     """
 
     counts: tuple[int, int]
@@ -87,16 +85,10 @@ class Addition(NamedTuple):
 
 
 class GainTable:
-    """Time per sample for every number of tasks, and which tasks to add next."""
+    """Time per sample for every number of tasks, and the best tasks to add next."""
 
     def __init__(self, s_per_sample: Floats, needs: TaskNeeds, total: Amounts) -> None:
-        """Takes the times.
-
-        Args:
-            s_per_sample: seconds for each sample, above 0: [ps - 1, workers - 1].
-            needs: what the tasks take, for as many parameter servers.
-            total: resources of all machines that the job may use.
-        """
+        """Takes seconds for each sample, above 0, as [ps - 1, workers - 1], and the total usable resources."""
         ps, workers = s_per_sample.shape
         w, p = np.arange(1, workers + 1)[None, :, None], np.arange(1, ps + 1)[:, None, None]
         self._s_per_sample = s_per_sample
@@ -114,27 +106,20 @@ class GainTable:
         return self._s_per_sample.shape[0]
 
     def s_per_sample(self, workers: int, ps: int) -> float:
-        """Predicted seconds for each sample."""
         return float(self._s_per_sample[ps - 1, workers - 1])
 
     def needs(self, workers: int, ps: int) -> Ints:
-        """Resources of all tasks together."""
         return self._needs[ps - 1, workers - 1]
 
     def share(self, need: Ints) -> float:
-        """Share of the dominant resource, the one of which `need` is the largest part."""
+        """Share of the dominant resource, the one with the largest share of `need`."""
         return float((need / self._total).max())
 
     def next_tasks(self, counts: tuple[int, int], max_workers: int, left: Amounts | None = None) -> Addition | None:
-        """The tasks with the best gain for what they take (Optimus, section 4.2).
+        """The tasks with the best gain for their resources (Optimus, section 4.2).
 
-        Optimus adds one task at a time and stops where one is of no use. Here any number is added at once if that
-        gains more per unit: a second machine can pay off only when it is filled.
-
-        Args:
-            counts: workers and parameter servers so far.
-            max_workers: most workers.
-            left: resources that are left for more; None for plenty.
+        Optimus adds one task at a time and stops when one is useless. Here several are added at once if that gains more
+        per unit: a second machine can pay off only when it is filled.
 
         Returns:
             None if nothing more fits and gains.
@@ -145,7 +130,7 @@ class GainTable:
         return self._next[key]
 
     def fastest(self, min_workers: int, max_workers: int, left: Amounts, tie: float) -> tuple[int, int] | None:
-        """Workers and ps of the fastest job that `left` holds in sum; of those within `tie` the one of least share."""
+        """Workers and ps of the fastest job that `left` holds in sum; within `tie` of it, the one of least share."""
         last = min(max_workers, self.max_workers)
         if last < min_workers:
             return None
@@ -159,7 +144,7 @@ class GainTable:
         return min_workers + int(column), 1 + int(row)
 
     def least_s_per_sample(self, min_workers: int, max_workers: int) -> float:
-        """Seconds for each sample with as many tasks as are best."""
+        """Seconds for each sample with the best counts."""
         key = min_workers, max_workers
         if key not in self._least:
             self._least[key] = float(self._s_per_sample[:, min_workers - 1 : max_workers].min(initial=np.inf))
@@ -173,7 +158,7 @@ class GainTable:
         saved = times[0, 0] - times
         shares = np.maximum((more / self._total).max(axis=-1), 1e-12)
         rates = saved / shares
-        rates[saved <= WORTH * times[0, 0]] = -np.inf
+        rates[saved <= MIN_TIME_SAVED_SHARE * times[0, 0]] = -np.inf
         if left is not None:
             rates[(more > np.array(left)).any(axis=-1)] = -np.inf
         row, column = np.unravel_index(int(rates.argmax()), rates.shape)
@@ -185,8 +170,6 @@ class GainTable:
 
 
 class SpeedTable(GainTable):
-    """A table of what the step-time model predicts."""
-
     def __init__(
         self,
         model: StepModel,
@@ -196,27 +179,18 @@ class SpeedTable(GainTable):
         max_workers: int,
         total: Amounts,
     ) -> None:
-        """Computes the table.
-
-        Args:
-            model: step times of the job's workers.
-            kind: the machines, as if all were like this.
-            needs: what the tasks take.
-            shards: number of parameter servers -> what each holds.
-            max_workers: most workers to look at.
-            total: resources of all machines that the job may use.
-        """
+        """Computes the table as if all machines were of this kind."""
         ps = len(needs.ps)
-        dealt = [shards(count) for count in range(1, ps + 1)]
-        largest = np.array([each.sizes[0] for each in dealt], dtype=np.float64)[:, None]
-        update_s = np.array([model.update_s(model.load(each), 1) for each in dealt])[:, None]
+        distributed = [shards(count) for count in range(1, ps + 1)]
+        largest = np.array([each.sizes[0] for each in distributed], dtype=np.float64)[:, None]
+        update_s = np.array([model.update_s(model.load(each), 1) for each in distributed])[:, None]
         w, p = np.arange(1, max_workers + 1)[None, :], np.arange(1, ps + 1)[:, None]
         machines = _fewest(w, p, np.array(needs.worker), np.array(needs.ps)[:, None, :], kind)
         super().__init__(_s_per_sample(model, kind, w, p, machines, largest, update_s), needs, total)
 
 
 def _fewest(w: Ints, p: Ints, worker: Ints, each_ps: Ints, kind: NodeKind) -> Ints:
-    """Fewest machines of the kind that hold the tasks evenly; one for each task where no even spread fits."""
+    """Fewest machines of the kind that hold the tasks evenly; one for each task if no even spread fits."""
     have = np.array([kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus])
     need = w[..., None] * worker + p[..., None] * each_ps
     asked = (need > 0).any(axis=(0, 1))
@@ -264,7 +238,7 @@ def _s_per_sample(
 def _asynchronous_rates(
     model: StepModel, kind: NodeKind, groups: Sequence[tuple[Ints, Ints, Ints]], p: Ints, largest: Floats
 ) -> Floats:
-    """Steps of all workers in a second (`solver.async_rates`), for each number of parameter servers and workers."""
+    """Steps/s of all workers (`solver.async_rates`), for each number of parameter servers and workers."""
     machines, workers, ps = (np.stack(values, axis=-1) for values in zip(*groups, strict=True))
     total, card, within = model.total_bytes, kind.network_bytes_per_s, model.within_node_bytes_per_s
     held, most = total * ps / p[..., None], np.minimum(total, largest[..., None] * ps)

@@ -1,4 +1,4 @@
-"""What is learned of jobs while they run, and what it makes of the resources (Optimus, EuroSys 2018)."""
+"""Models learned from running jobs, and resource allocation by them (Optimus, EuroSys 2018)."""
 
 from __future__ import annotations
 

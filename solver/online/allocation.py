@@ -10,17 +10,17 @@ import numpy as np
 
 from dike.exceptions import BadInputError
 from solver.calibration.nnls import Floats
-from solver.jobs.allocation import Counts, Growing, grown_by_gain
+from solver.jobs.allocation import Counts, GrowableJob, grow_by_gain
 from solver.jobs.free_capacity import NOTHING, Amounts
 from solver.jobs.job import check_names
 from solver.jobs.speed import GainTable, Ints, TaskNeeds
 
-YOUNG_DISCOUNT = 0.95
-"""Gains of young jobs count so much: their predictions are the least certain (Optimus, section 4.1)."""
+YOUNG_GAIN_FACTOR = 0.95
+"""Factor on the gains of young jobs, whose predictions are the least certain (Optimus, section 4.1)."""
 
 NO_LIMITS: Mapping[str, float] = {}
 ROUNDING = 1e-6
-"""A limit that is a whole amount of a resource is not missed by the last digit."""
+"""Tolerance for limits that amount to a whole unit of a resource."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,14 @@ class OnlineJob:
     """A job as the scheduler sees it at the start of a round.
 
     Attributes:
-        name: unique among the jobs.
         samples_left: samples still to train, as predicted.
         samples_per_s: predicted speed with each number of parameter servers and workers: [ps - 1, workers - 1].
-        worker: what each worker takes.
-        ps: what each parameter server takes.
-        chief: what else the job takes once, whatever its size.
-        min_workers: with fewer it waits.
-        min_ps: with fewer parameter servers it waits.
-        kept: workers and parameter servers that it has and that cannot be taken from it; (0, 0) for none.
-        user: whose limit it counts to.
-        weight: its remaining time counts so many times.
+        chief: fixed additional resources of the job.
+        kept: workers and parameter servers that cannot be taken from it; (0, 0) for none.
+        user: the user whose limit applies.
+        weight: weight of its remaining time.
         young: whether its predictions are still uncertain; its gains are then discounted.
-        waited: rounds in a row in which it had nothing.
+        waited: consecutive rounds without resources.
     """
 
     name: str
@@ -59,7 +54,7 @@ class OnlineJob:
 
     def __post_init__(self) -> None:
         if not 0 <= self.samples_left < math.inf:
-            raise BadInputError(f"Job '{self.name}' has {self.samples_left:g} samples left; say how many, 0 or more.")
+            raise BadInputError(f"Job '{self.name}' has {self.samples_left:g} samples left; give 0 or more.")
         if not 0 < self.weight < math.inf:
             raise BadInputError(f"Job '{self.name}': weight is {self.weight:g}; it must be above 0 and finite.")
         if (
@@ -71,22 +66,21 @@ class OnlineJob:
 
 
 def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, float] = NO_LIMITS) -> dict[str, Counts]:
-    """Shares resources out.
+    """Allocates resources to the jobs.
 
-    What jobs keep they have. Then minimums are handed out, `min_workers` and `min_ps`: to the job that has waited
-    longest, then by weight, then as listed; one that does not fit is passed over. Then those that have theirs grow by
-    marginal gain. So no job gets more before every minimum that fits has been handed out, and of n jobs, each of which
-    fits the cluster alone, each runs at least once in any n rounds, however large the others are, if none keeps
-    anything.
+    Jobs keep their `kept` tasks. Then minimums are allocated, `min_workers` and `min_ps`: to the job that has waited
+    longest, then by weight, then as listed; jobs that do not fit are skipped. Then the started jobs grow by marginal
+    gain. So no job gets more before every minimum that fits is allocated, and of n jobs, each of which fits the cluster
+    alone, each runs at least once in any n rounds, however large the others are, if none keeps anything.
 
     Args:
-        jobs: all jobs that are not finished.
+        jobs: all unfinished jobs.
         total: resources of all machines, in sum.
-        limits: user -> dominant share of the resources that the user's jobs may have together; no others have a limit.
-            Whoever has nothing may begin with one job, whatever the limit.
+        limits: user -> maximum dominant share of the user's jobs together; other users have no limit. A user without
+            resources may start one job regardless of the limit.
 
     Returns:
-        Workers and parameter servers by name; jobs that wait are left out.
+        Workers and parameter servers by name; waiting jobs are left out.
 
     Raises:
         BadInputError: if two jobs share a name.
@@ -103,7 +97,7 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
         job, table = jobs[position], tables[position]
         if position not in counts and job.min_workers <= table.max_workers:
             need = table.needs(job.min_workers, job.min_ps)
-            if account.may_begin(job.user, need):
+            if account.may_start(job.user, need):
                 account.take(job.user, need)
                 counts[position] = job.min_workers, job.min_ps
     started = sorted(counts)
@@ -115,26 +109,19 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
         account.take(user, np.array(more))
         return True
 
-    def what_is_left(at: int) -> Amounts:
+    def available(at: int) -> Amounts:
         cpus, memory, disk, gpus = account.left_for(jobs[started[at]].user).tolist()
         return cpus, memory, disk, gpus
 
     growing = [
-        Growing(tables[position], counts[position], tables[position].max_workers, _work(jobs[position]))
+        GrowableJob(tables[position], counts[position], tables[position].max_workers, _work(jobs[position]))
         for position in started
     ]
-    grown = grown_by_gain(growing, take, what_is_left)
+    grown = grow_by_gain(growing, take, available)
     return {jobs[position].name: of_job for position, of_job in zip(started, grown, strict=True)}
 
 
 class _Account:
-    """What is left, and what each user has.
-
-    Args:
-        total: of everything.
-        limits: as in `allocate`.
-    """
-
     def __init__(self, total: Amounts, limits: Mapping[str, float]) -> None:
         self._left = np.array(total)
         self._limits = {
@@ -143,30 +130,27 @@ class _Account:
         self._held: dict[str, Ints] = {}
 
     def left_for(self, user: str) -> Ints:
-        """What the user may still have."""
         if user not in self._limits:
             return self._left
         return np.minimum(self._left, self._limits[user] - self._held.get(user, np.array(NOTHING)))
 
     def has(self, user: str, more: Ints) -> bool:
-        """Whether the user may have that much more; of what is not needed there may be less than nothing."""
+        """Whether the user may get that much more; remaining resources may be negative where `more` is 0."""
         return bool(((more <= self.left_for(user)) | (more <= 0)).all())
 
-    def may_begin(self, user: str, need: Ints) -> bool:
-        """Whether a job of the user's may begin with that."""
+    def may_start(self, user: str, need: Ints) -> bool:
         if user not in self._held:
             return bool(((need <= self._left) | (need <= 0)).all())
         return self.has(user, need)
 
     def take(self, user: str, more: Ints) -> None:
-        """The user has it now."""
         self._left = self._left - more
         self._held[user] = self._held.get(user, np.array(NOTHING)) + more
 
 
 def _work(job: OnlineJob) -> float:
-    """What saving a second for each of its samples is worth."""
-    return job.weight * job.samples_left * (YOUNG_DISCOUNT if job.young else 1.0)
+    """Value of saving a second for each of its samples."""
+    return job.weight * job.samples_left * (YOUNG_GAIN_FACTOR if job.young else 1.0)
 
 
 def _table(job: OnlineJob, total: Amounts) -> GainTable:

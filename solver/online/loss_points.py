@@ -1,4 +1,4 @@
-"""The losses of a job as a few points: outliers evened out, neighbours averaged."""
+"""The losses of a job as a few points: outliers smoothed, neighbours averaged."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import numpy as np
 from solver.calibration.nnls import Floats
 
 NEIGHBOURS = 3
-"""A loss is compared with so many before it and so many after it."""
-MOST_POINTS = 128
-"""Beyond that, neighbours are merged; a fit costs the same after 10^6 steps as after 1000."""
+"""Number of losses before and after one that it is compared with."""
+MAX_POINTS = 128
+"""Maximum points; beyond it neighbours are merged, so a fit costs the same after 10^6 steps as after 1000."""
 
 
 class LossPoints:
-    """Mean losses over stretches of equal length; the stretches double in length as the job goes on.
+    """Mean losses over intervals of equal length, which double in length as the job runs.
 
     A loss above all of the few before it, or below all of the few after it, is an outlier: falling losses lie between
     those. It is replaced by the mean of its neighbours (Optimus, EuroSys 2018, section 3.1).
 
     Attributes:
-        added: how many losses there were.
         last_step: the newest step, None before the first.
-        not_finite: how many of the newest losses in a row were not finite.
+        not_finite: number of newest losses in a row that were not finite.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class LossPoints:
         self._stretches: dict[int, tuple[int, float, float]] = {}
 
     def add(self, step: int, loss: float) -> None:
-        """Takes one loss; those after a restart may repeat steps, those that are not finite are only counted."""
+        """Adds one loss; losses after a restart may repeat steps, non-finite ones are only counted."""
         if self.last_step is None:
             self._origin = step
         self.added += 1
@@ -47,23 +46,23 @@ class LossPoints:
             return
         self.not_finite = 0
         self._recent.append((step, loss))
-        # What has neighbours on both sides is judged; the first ones have only later ones.
+        # A loss is checked once it has later neighbours; the first ones have no earlier ones.
         if len(self._recent) == 2 * NEIGHBOURS + 1:
-            self._keep(self._recent[NEIGHBOURS][0], self._judged(NEIGHBOURS))
+            self._keep(self._recent[NEIGHBOURS][0], self._smoothed(NEIGHBOURS))
         elif len(self._recent) > NEIGHBOURS:
             position = len(self._recent) - NEIGHBOURS - 1
-            self._keep(self._recent[position][0], self._judged(position))
+            self._keep(self._recent[position][0], self._smoothed(position))
 
     def arrays(self) -> tuple[Floats, Floats]:
-        """Mean step and mean loss of each stretch, in the order of steps.
+        """Mean step and mean loss of each interval, in the order of steps.
 
-        The newest losses, which have no neighbours after them yet, are not among them.
+        Excludes the newest losses, which have no later neighbours yet.
         """
         counts, steps, losses = np.array([self._stretches[key] for key in sorted(self._stretches)]).reshape(-1, 3).T
         return steps / counts, losses / counts
 
-    def _judged(self, position: int) -> float:
-        """The loss there, or its neighbours' mean if it is an outlier."""
+    def _smoothed(self, position: int) -> float:
+        """The loss at `position`, or its neighbours' mean if it is an outlier."""
         losses = [loss for _, loss in self._recent]
         before = losses[max(0, position - NEIGHBOURS) : position]
         after = losses[position + 1 : position + 1 + NEIGHBOURS]
@@ -74,7 +73,7 @@ class LossPoints:
 
     def _keep(self, step: int, loss: float) -> None:
         key = max(0, step - self._origin) // self._width
-        while key >= MOST_POINTS:
+        while key >= MAX_POINTS:
             merged: dict[int, tuple[int, float, float]] = {}
             for old, (count, steps, losses) in self._stretches.items():
                 other = merged.get(old // 2, (0, 0.0, 0.0))

@@ -1,14 +1,12 @@
-"""How fast a job is with w workers and p parameter servers, learned while it runs (Optimus, EuroSys 2018, section 3.2).
+"""Speed of a job with w workers and p parameter servers, learned while it runs (Optimus, EuroSys 2018, section 3.2).
 
-With synchronous training of a global batch of M samples a step takes
-`T(p, w) = t0 M / w + t1 + t2 w / p + t3 w + t4 p` seconds; asynchronously the job makes `w / (t0 + t1 w / p + t2 w +
-t3 p)` steps a second; all t >= 0. Both are seconds for each sample that are linear in the t, which makes fitting them
-non-negative least squares.
+With synchronous training of a global batch of M samples a step takes `T(p, w) = t0 M / w + t1 + t2 w / p + t3 w + t4 p`
+seconds; asynchronously the job makes `w / (t0 + t1 w / p + t2 w + t3 p)` steps/s; all t >= 0. Both give seconds per
+sample that are linear in the t, so fitting them is non-negative least squares.
 
-Optimus begins with nothing and fits the form to sample runs. Here the solver's step-time model is what is believed
-first. It knows machines and network cards, of which the form knows nothing, but not how fast they really are. So the
-form corrects it: prediction = solver's prediction x form fitted to observations / form fitted to the solver's
-predictions.
+Optimus starts without knowledge and fits the model to sample runs. Here the prior is the solver's step-time model. It
+models machines and network cards, which Optimus' model does not, but not their real speeds. So Optimus' model corrects
+it: prediction = solver's prediction x model fitted to observations / model fitted to the solver's predictions.
 """
 
 from __future__ import annotations
@@ -28,28 +26,28 @@ Speed = Callable[[int, int], float]
 Counts = tuple[int, int]
 """Workers and parameter servers."""
 
-REMEMBERED = 16
-"""Of each pair of counts the newest observations that count; their median is taken."""
+MAX_OBSERVATIONS = 16
+"""Number of newest observations kept for each pair of counts; their median is used."""
 PRIOR_ERROR = 0.3
-NOISE = 0.05
-"""Relative errors of the prior and of an observation: how much they weigh against each other."""
-LEAST_INFORMATION = 1e-3
-"""What is known of the factors before the first sample run; little, so that each run teaches another one."""
-ANCHORS = 5
-"""The prior is fitted at so many numbers of workers times so many of parameter servers."""
+MEASUREMENT_ERROR = 0.05
+"""Relative errors of the prior and of an observation: their relative weights."""
+INITIAL_INFORMATION = 1e-3
+"""Initial information about the factors; small, so that each sample run determines another one."""
+ANCHOR_COUNTS = 5
+"""Numbers of workers, and of parameter servers, at which the prior is fitted."""
 
 
 def seconds_per_sample_terms(workers: Floats, ps: Floats, *, synchronous: bool, accumulates: bool = False) -> Floats:
-    """The terms of Optimus' form, in seconds per sample up to their factors.
+    """The terms of Optimus' model, in seconds per sample up to their factors.
 
     Args:
         workers: numbers of workers.
         ps: numbers of parameter servers, of the same shape.
-        synchronous: which form.
-        accumulates: whether the gradients of a step are a fixed number, whatever the number of workers.
+        synchronous: which model.
+        accumulates: whether a step has a fixed number of gradients, for any number of workers.
 
     Returns:
-        A last axis more, with an entry for each term.
+        An additional last axis with an entry for each term.
     """
     ones = np.ones_like(workers)
     if synchronous:
@@ -62,62 +60,60 @@ class SpeedModel:
     """Learns one job's speed.
 
     Args:
-        prior: what is believed before anything is observed: the solver's prediction; 0 for counts of which the solver
-            has none, where the form alone predicts.
-        synchronous: whether workers wait for each other and share a constant global batch out, each computing its part
-            at once. If each takes batches of constant size, waiting or not, the asynchronous form holds.
-        max_workers: most workers that are ever asked for.
-        max_ps: most parameter servers.
-        accumulates: whether workers that wait for each other share out a constant number of gradients, each of which is
-            sent alone (`SyncReplicasOptimizer`): what the parameter servers are sent for a step then does not grow with
-            the workers, and `w / p` is `1 / p`.
+        prior: the solver's prediction; 0 for counts without one, where Optimus' model alone predicts.
+        synchronous: whether workers wait for each other and divide a constant global batch, each computing its part in
+            one piece. If each takes batches of constant size, waiting or not, the asynchronous model applies.
+        max_ps: maximum parameter servers.
+        accumulates: whether workers that wait for each other divide a constant number of gradients, each of which is
+            sent alone (`SyncReplicasOptimizer`): the data sent to the parameter servers for a step then does not grow
+            with the workers, and `w / p` is `1 / p`.
 
     Attributes:
         terms: seconds per sample of each term up to its factor: [ps - 1, workers - 1, term].
 
     Raises:
-        BadInputError: if a number makes no sense, or the prior is nowhere above 0.
+        BadInputError: if a number is invalid, or the prior is nowhere above 0.
     """
 
     def __init__(
         self, prior: Speed, *, synchronous: bool, max_workers: int, max_ps: int, accumulates: bool = False
     ) -> None:
         if max_workers < 1 or max_ps < 1:
-            raise BadInputError(f"{max_workers} workers and {max_ps} parameter servers at most; give at least 1 each.")
+            raise BadInputError(f"'max_workers' is {max_workers} and 'max_ps' is {max_ps}; both must be at least 1.")
         speeds = np.array(
-            [[prior(workers, ps) for workers in _to(max_workers)] for ps in _to(max_ps)], dtype=np.float64
+            [[prior(workers, ps) for workers in _one_to(max_workers)] for ps in _one_to(max_ps)], dtype=np.float64
         )
         known = np.isfinite(speeds) & (speeds > 0)
         if not known.any():
-            raise BadInputError("The solver predicts no speed for any number of workers; let it see a larger cluster.")
+            raise BadInputError("The solver predicts no speed for any number of workers; use a larger cluster.")
         workers, ps = np.meshgrid(np.arange(1.0, max_workers + 1), np.arange(1.0, max_ps + 1))
         self.terms = seconds_per_sample_terms(workers, ps, synchronous=synchronous, accumulates=accumulates)
         anchors = _anchors(known)
         self._anchors, anchor_s = self.terms[anchors], 1 / speeds[anchors]
         fitted = self.terms @ _fit(self._anchors, anchor_s, np.ones(len(anchor_s)))
-        # What the form does not tell of the prior, such as where a second machine begins, stays as the prior has it.
-        self._beside_form = np.divide(1 / fitted, speeds, out=np.ones_like(speeds), where=known)
+        # Effects that the model cannot express, such as the start of a second machine, stay as in the prior.
+        self._prior_over_model = np.divide(1 / fitted, speeds, out=np.ones_like(speeds), where=known)
         self._anchor_s = fitted[anchors]
-        self._prior_s = fitted * self._beside_form
+        self._prior_s = fitted * self._prior_over_model
         self._observed: dict[Counts, deque[float]] = {}
         self._table: Floats | None = None
 
     def observe(self, workers: int, ps: int, samples_per_s: float) -> None:
-        """Takes a measured speed.
+        """Adds a measured speed.
 
         Raises:
-            BadInputError: if the counts are beyond the model's, or the speed is not above 0 and finite.
+            BadInputError: if the counts are out of range, or the speed is not above 0 and finite.
         """
         self._check(workers, ps)
-        newest = self._observed.setdefault((workers, ps), deque(maxlen=REMEMBERED))
-        newest.append(_above_0(samples_per_s))
+        newest = self._observed.setdefault((workers, ps), deque(maxlen=MAX_OBSERVATIONS))
+        newest.append(_check_speed(samples_per_s))
         self._table = None
 
     def samples_per_s(self, workers: int, ps: int) -> float:
-        """Predicted speed: the prior's at first, scaled after one observation, fitted after more.
+        """Predicts the speed: the prior at first, scaled after one observation, fitted after more.
 
         Raises:
-            BadInputError: if the counts are beyond the model's.
+            BadInputError: if the counts are out of range.
         """
         self._check(workers, ps)
         return float(self.table()[ps - 1, workers - 1])
@@ -129,18 +125,17 @@ class SpeedModel:
         return self._table
 
     def _predicted_s(self) -> Floats:
-        """Seconds per sample of all counts."""
         if not self._observed:
             return self._prior_s
         at = tuple(np.array([(ps - 1, workers - 1) for workers, ps in self._observed]).T)
         seconds = np.array([1 / float(np.median(newest)) for newest in self._observed.values()])
-        observed = seconds / self._beside_form[at]
-        # The prior errs first of all by one factor for everything: the hardware is faster or slower than it is said.
+        observed = seconds / self._prior_over_model[at]
+        # The main error of the prior is a common factor: the hardware is faster or slower than assumed.
         scale = float(np.exp(np.median(np.log(seconds / self._prior_s[at]))))
         rows = np.concatenate([self.terms[at], self._anchors])
         target = np.concatenate([observed, scale * self._anchor_s])
-        trust = np.concatenate([np.ones(len(observed)), np.full(len(self._anchors), NOISE / PRIOR_ERROR)])
-        predicted: Floats = self._beside_form * (self.terms @ _fit(rows, target, trust))
+        trust = np.concatenate([np.ones(len(observed)), np.full(len(self._anchors), MEASUREMENT_ERROR / PRIOR_ERROR)])
+        predicted: Floats = self._prior_over_model * (self.terms @ _fit(rows, target, trust))
         return predicted
 
     def _check(self, workers: int, ps: int) -> None:
@@ -153,15 +148,10 @@ class SpeedModel:
 
 
 def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list[Counts]:
-    """Which few (workers, ps) to run for a short time first: those that tell most of the speeds of all others.
+    """Selects a few (workers, ps) for short sample runs: those that determine the speeds of all others best.
 
-    One after the other, each where it makes the mean relative variance of all predictions smallest, given the ones
-    before. That is greedy I-optimal design (Box and Draper, JASA 54, 1959); Optimus takes sample runs without a rule.
-
-    Args:
-        model: with its prior, or what was observed so far.
-        runs: how many; fewer if there are not so many counts.
-        min_workers: fewest workers.
+    Selected one by one, each to minimise the mean relative variance of all predictions, given the previous ones. That
+    is greedy I-optimal design (Box and Draper, JASA 54, 1959); Optimus takes sample runs without a rule.
 
     Returns:
         Counts to run, the smallest jobs first.
@@ -170,10 +160,10 @@ def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list
     rows = (model.terms[:, min_workers - 1 :] * table[..., None]).reshape(table.size, -1)
     rows = rows / rows.max(axis=0)
     together = rows.T @ rows
-    covariance = np.eye(rows.shape[1]) / LEAST_INFORMATION
+    covariance = np.eye(rows.shape[1]) / INITIAL_INFORMATION
     chosen: list[int] = []
     for _ in range(min(runs, len(rows))):
-        # What each row takes off the variance of all (Sherman and Morrison, 1950).
+        # Reduction of the total variance by each row (Sherman and Morrison, 1950).
         directions = rows @ covariance
         lengths = 1 + (directions * rows).sum(axis=1)
         reductions = ((directions @ together) * directions).sum(axis=1) / lengths
@@ -185,14 +175,16 @@ def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list
     return sorted(counts, key=lambda pair: (sum(pair), pair))
 
 
-def _to(most: int) -> range:
+def _one_to(most: int) -> range:
     return range(1, most + 1)
 
 
 def _anchors(known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Counts at which the prior is looked at: the smallest, the largest, and ever further apart between them."""
+    """Counts at which the prior is sampled: the smallest, the largest, and a geometric series between them."""
     chosen = np.zeros_like(known)
-    chosen[np.ix_(*([round(number) - 1 for number in np.geomspace(1, most, ANCHORS)] for most in known.shape))] = True
+    chosen[
+        np.ix_(*([round(number) - 1 for number in np.geomspace(1, most, ANCHOR_COUNTS)] for most in known.shape))
+    ] = True
     return chosen & known if (chosen & known).any() else known
 
 
@@ -201,7 +193,7 @@ def _fit(terms: Floats, seconds: Floats, trust: Floats) -> Floats:
     return nnls(terms * (trust / seconds)[:, None], trust)
 
 
-def _above_0(samples_per_s: float) -> float:
+def _check_speed(samples_per_s: float) -> float:
     if not 0 < samples_per_s < math.inf:
-        raise BadInputError(f"A speed of {samples_per_s:g} samples/s makes no sense; it must be above 0 and finite.")
+        raise BadInputError(f"A speed is {samples_per_s:g} samples/s; it must be above 0 and finite.")
     return samples_per_s

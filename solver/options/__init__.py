@@ -1,7 +1,7 @@
-"""Resource assignment options (a worker's size, counts of workers and parameter servers) and how they are pruned.
+"""Resource assignment options (a worker's size, numbers of workers and parameter servers) and their pruning.
 
-The paper 'Dike' (section 3.2) cuts their number down by three rules; here each rule is one function from a space of
-options to a smaller one that says how many it took away, and each can be switched off.
+The paper 'Dike' (section 3.2) reduces their number by three rules; here each rule is a function from a space of options
+to a smaller one that reports the number removed, and each can be disabled.
 """
 
 from __future__ import annotations

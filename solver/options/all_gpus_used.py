@@ -1,4 +1,4 @@
-"""The paper's lower bound on the number of workers, as strict as its example has it: no GPU idle."""
+"""The paper's lower bound on the number of workers, in the strict form of its example: no GPU idle."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from solver.resources import TaskSizes, gpu_bytes
 
 
 def all_gpus_used(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardware, sizes: TaskSizes) -> Pruning:
-    """Leaves, for each size of worker, only the largest number of workers that the machines hold.
+    """Keeps, for each size of worker, only the largest number of workers that the machines hold.
 
     So no GPU is idle that such a worker could use (without GPUs: no machine), which implies the paper's 'at least as
-    many workers as machines with GPUs' (section 3.2). Where workers are not alike they use as many GPUs together as
-    the machines can have in use. On slow networks fewer workers are faster.
+    many workers as machines with GPUs' (section 3.2). Where workers differ, together they use as many GPUs as possible.
+    On slow networks fewer workers are faster.
 
-    Args:
-        space: the options so far.
-        kinds: the machines.
-        hardware: what the GPUs' memory holds.
-        sizes: resources of the roles.
+    `hardware`: the GPUs' memory.
     """
     counts = np.array([kind.count for kind in kinds])
     ranges: list[OptionRange] = []
@@ -51,7 +47,7 @@ def all_gpus_used(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardw
 
 
 def _rooms(kinds: Sequence[NodeKind], entry: OptionRange, hardware: Hardware, sizes: TaskSizes) -> Ints:
-    """Workers of each shape that a machine of each kind holds; none where the model does not fit the GPUs' memory."""
+    """Workers of each shape that a machine of each kind holds; none if the GPUs' memory is too small for the model."""
     room = Machines(kinds).capacity([sizes.worker(shape) for shape in entry.shapes])[:, :, 0]
     fits = np.array([gpu_bytes(sizes.variable_bytes) <= hardware.gpu(kind.gpu_model).memory_bytes for kind in kinds])
     needs_gpu = np.array([shape.gpus > 0 for shape in entry.shapes])

@@ -12,27 +12,21 @@ from solver.nodes import NodeKind
 from solver.options.space import OptionRange, OptionSpace, Pruning, ways_to_mix
 from solver.resources import CPU_STEP, TaskSizes, WorkerShape
 
-RATIO_STEP = 0.5
-"""CPUs per GPU are tried at this distance."""
-MOST_HELPERS = 9
-"""So many parameter servers and chiefs may share a machine's CPUs with its workers, where these are short."""
+CPUS_PER_GPU_STEP = 0.5
+"""Step between CPUs per GPU that are tried."""
+MAX_HELPERS = 9
+"""Maximum ps and chiefs that share a machine's scarce CPUs with its workers."""
 MAX_BRANCHES = 4.0
-"""At most so many CPUs per GPU go to starting operations of parallel branches."""
+"""Maximum CPUs per GPU for starting operations of parallel branches."""
 
 
 def cpu_gpu_ratio(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardware, sizes: TaskSizes) -> Pruning:
-    """Leaves workers of 1, 2, 4, ... GPUs with the CPUs that those can use.
+    """Keeps workers of 1, 2, 4, ... GPUs with the CPUs that those can use.
 
-    More CPUs beside the same GPUs never make a worker slower, so how many of that range it gets is a matter of room:
-    the options are numbers of GPUs, and the placement decides on the CPUs. Workers without GPUs take an even share of
-    a machine's CPUs, beside a ps and the chief. They are left where there are no GPUs, and on machines without GPUs
-    where workers need not be alike.
-
-    Args:
-        space: the options so far.
-        kinds: the machines.
-        hardware: known speeds.
-        sizes: resources of the roles.
+    More CPUs beside the same GPUs never make a worker slower, so its CPUs within the range depend only on the room: the
+    options are numbers of GPUs, and the placement decides on the CPUs. Workers without GPUs take an even share of a
+    machine's CPUs, beside a ps and the chief. They are kept if there are no GPUs, and on machines without GPUs if
+    workers may differ.
     """
     with_gpus = [kind for kind in kinds if kind.gpus]
     without = [kind for kind in kinds if not kind.gpus]
@@ -56,10 +50,10 @@ def cpu_gpu_ratio(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardw
 
 
 def cpus_per_gpu(profile: ModelProfile, hardware: Hardware, kind: NodeKind) -> tuple[float, float]:
-    """Range of CPUs one GPU can use.
+    """Range of CPUs that one GPU can use.
 
     The lower end prepares samples as fast as the GPU trains on them (FLOPs). The upper end adds one CPU for each
-    operation that can run at the same time, on average: all FLOPs over those of the longest path.
+    operation that can run in parallel, on average: all FLOPs over those of the longest path.
     """
     gpu = hardware.gpu(kind.gpu_model)
     samples_per_s = gpu.training_flops_per_s / max(profile.flops_step_per_sample, 1.0)
@@ -78,13 +72,15 @@ def _gpu_shapes(
     lows, highs = [], []
     for kind in {(kind.gpu_model, kind.gpus, kind.cpu_millis): kind for kind in kinds}.values():
         low, high = cpus_per_gpu(profile, hardware, kind)
-        # Where CPUs are short, what is left beside some ps and the chief is shared out.
+        # Where CPUs are scarce, the rest beside some ps and the chief is divided evenly.
         share = max(CPU_STEP, _round_down((kind.cpus - _helper_cpus(sizes)) / kind.gpus))
         short = {share for share in _shares(kind, sizes) if share < low}
         low = min(low, share)
         lows.append(min(low, *short, low))
         highs.append(high)
-        ratios = {low + step * RATIO_STEP for step in range(int((high - low) / RATIO_STEP) + 1)} | {min(share, high)}
+        ratios = {low + step * CPUS_PER_GPU_STEP for step in range(int((high - low) / CPUS_PER_GPU_STEP) + 1)} | {
+            min(share, high)
+        }
         ratios |= short
         gpus = 1
         while gpus <= kind.gpus:
@@ -95,8 +91,8 @@ def _gpu_shapes(
 
 
 def _shares(kind: NodeKind, sizes: TaskSizes) -> set[float]:
-    """CPUs for each GPU in use, beside any number of helpers up to `MOST_HELPERS`."""
-    free = [kind.cpus - count * sizes.helper_cpus for count in range(MOST_HELPERS + 1)]
+    """CPUs for each GPU in use, beside up to `MAX_HELPERS` helpers."""
+    free = [kind.cpus - count * sizes.helper_cpus for count in range(MAX_HELPERS + 1)]
     shares = {_round_down(cpus / gpus) for cpus in free for gpus in range(1, kind.gpus + 1)}
     return {share for share in shares if share >= CPU_STEP}
 
@@ -115,7 +111,7 @@ def _cpu_shapes(kinds: Sequence[NodeKind], sizes: TaskSizes) -> set[WorkerShape]
 
 
 def _helper_cpus(sizes: TaskSizes) -> float:
-    """CPUs of one ps and the separate chief, if there is one."""
+    """CPUs of one ps and the separate chief, if any."""
     return sizes.helper_cpus * (2 if sizes.chief is not None else 1)
 
 

@@ -1,4 +1,4 @@
-"""Rule 1: all workers are alike."""
+"""Rule 1: all workers are identical."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from solver.options.space import OptionSpace, Pruning
 
 
 def identical_workers(space: OptionSpace) -> Pruning:
-    """Leaves one shape for all workers; unequal ones would wait for each other or train on unequal shares.
-
-    Args:
-        space: all options.
-    """
+    """Keeps one shape for all workers; unequal ones would wait for each other or train on unequal shares."""
     ranges = [
         dataclasses.replace(entry, shapes=(shape,), mixed=False, ways=1)
         for entry in space.ranges

@@ -1,4 +1,4 @@
-"""The rules by name, and what those that are switched on leave."""
+"""The pruning rules by name, and their application."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _SETS = ("all", "none", "default", "paper")
 
 
 def default_rules(objective: str) -> frozenset[str]:
-    """The rules that apply unless the user says otherwise.
+    """The rules that apply by default.
 
     Eq. 1 alone is least with one worker, so `traffic` needs the paper's lower bound; `throughput` finds the number, and
-    needs no rule but the one on a worker's own size.
+    needs only the rule on a worker's own size.
     """
     return _DEFAULTS[objective]
 
 
 def parse_rules(text: str, objective: str = "throughput") -> frozenset[str]:
-    """Reads a list of rules.
+    """Parses a list of rules.
 
     Args:
-        text: names with commas between them; `all`, `none`, `default` and `paper` stand for sets; `-name` takes a
-            rule away, and at the start of the list takes it from the default.
+        text: comma-separated names; `all`, `none`, `default` and `paper` stand for sets; `-name` removes a rule, and at
+            the start of the list removes it from the default.
         objective: `throughput` or `traffic`; they have different defaults.
 
     Raises:
@@ -77,13 +77,7 @@ def prune(
 ) -> tuple[Pruning, ...]:
     """Applies the rules one after the other.
 
-    Args:
-        space: all options.
-        rules: names of those that are switched on.
-        kinds: the machines.
-        hardware: known speeds.
-        sizes: resources of the roles.
-        useful_ps: parameter servers beyond which the largest shard stays as large.
+    `rules`: names of the enabled rules. `useful_ps`: number of ps beyond which the largest shard does not shrink.
     """
     prunings: list[Pruning] = []
 

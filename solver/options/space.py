@@ -1,6 +1,6 @@
 """Sets of resource assignment options, counted without being listed.
 
-An option is what each worker gets (its shape), a number of workers and a number of parameter servers.
+An option is a worker's resources (its shape), a number of workers and a number of parameter servers.
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ from solver.nodes import NodeKind
 from solver.resources import CPU_STEP, WorkerShape
 
 COUNT_LIMIT = 10**300
-"""Counts stop here, so that every JSON reader can hold them."""
+"""Cap of counts, so that every JSON reader can represent them."""
 
 
 @dataclass(frozen=True)
 class OptionRange:
-    """Options that differ in nothing but their numbers of tasks.
+    """Options that differ only in their numbers of tasks.
 
     Attributes:
-        shapes: what a worker may get. The placement decides: one shape for all workers or, if `mixed`, one for each
-            machine.
-        max_workers: `min_workers` to this many workers.
-        max_ps: 1 to this many parameter servers.
-        min_workers: fewest workers.
+        shapes: possible shapes of a worker. The placement chooses: one shape for all workers or, if `mixed`, one for
+            each machine.
+        max_ps: maximum parameter servers; the minimum is 1.
         mixed: whether machines may give their workers different shapes.
-        ways: how many options there are for each pair of numbers of tasks.
-        least_gpus: all workers together have at least so many GPUs.
+        ways: number of options for each pair of numbers of tasks.
     """
 
     shapes: tuple[WorkerShape, ...]
@@ -48,8 +45,6 @@ class OptionRange:
 
 @dataclass(frozen=True)
 class OptionSpace:
-    """A set of options."""
-
     ranges: tuple[OptionRange, ...]
 
     @property
@@ -59,15 +54,6 @@ class OptionSpace:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What one rule did.
-
-    Attributes:
-        rule: its name.
-        removed: how many options it took away.
-        space: what is left.
-        why: one sentence for the user.
-    """
-
     rule: str
     removed: int
     space: OptionSpace
@@ -75,7 +61,6 @@ class Pruning:
 
     @classmethod
     def of(cls, rule: str, before: OptionSpace, ranges: Sequence[OptionRange], why: str) -> Pruning:
-        """What is left are these ranges."""
         space = OptionSpace(tuple(ranges))
         return cls(rule, before.count - space.count, space, why)
 
@@ -86,14 +71,7 @@ def raw_space(
     max_gpus_per_worker: int | None = None,
     min_workers: int = 1,
 ) -> OptionSpace:
-    """Every option: each machine gives its workers any quarter CPUs and GPUs that it has, or hosts none; any counts.
-
-    Args:
-        kinds: the machines.
-        max_workers: the user's limit.
-        max_gpus_per_worker: most GPUs one worker can use.
-        min_workers: fewest workers.
-    """
+    """Every option: each machine gives its workers any quarter CPUs and GPUs that it has, or hosts none; any counts."""
     most_gpus = max(kind.gpus for kind in kinds)
     if max_gpus_per_worker is not None:
         most_gpus = min(most_gpus, max_gpus_per_worker)
@@ -110,9 +88,9 @@ def raw_space(
 
 
 def ways_to_mix(kinds: Sequence[NodeKind], shapes: Sequence[WorkerShape]) -> int:
-    """In how many ways machines can each take one of the shapes that they can hold, or none.
+    """Number of ways in which each machine can take one of the shapes that it can hold, or none.
 
-    Machines that are alike are not told apart, so each kind contributes its multisets of shapes.
+    Identical machines are not distinguished, so each kind contributes its multisets of shapes.
     """
     gpus = np.array([shape.gpus for shape in shapes])
     cpus = np.array([shape.cpus for shape in shapes])

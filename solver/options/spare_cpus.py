@@ -1,4 +1,4 @@
-"""Workers that differ in CPUs nobody else could use are one choice."""
+"""Merges worker shapes that differ only in CPUs that no other task could use."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from solver.resources import TaskResources, TaskSizes, WorkerShape
 def without_spare_cpus(
     shapes: Iterable[WorkerShape], kinds: Sequence[NodeKind], sizes: TaskSizes, *, ps_may_share: bool
 ) -> tuple[WorkerShape, ...]:
-    """Of the shapes of which equally many fit everywhere, beside any helpers, the one with most CPUs.
+    """Keeps, of the shapes of which equally many fit everywhere, beside any helpers, the one with most CPUs.
 
-    More CPUs never make a worker slower, so the best placement is among what is left.
+    More CPUs never make a worker slower, so the best placement is among the rest.
 
-    Args:
-        shapes: what a worker may get.
-        kinds: the machines.
-        sizes: resources of the roles.
-        ps_may_share: whether a machine may have several parameter servers; else it has one and the chief at most.
+    `shapes`: possible shapes of a worker.
     """
     most = 2
     if ps_may_share:

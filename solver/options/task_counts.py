@@ -1,4 +1,4 @@
-"""Rule 3: no more workers than the machines hold, one ps on a machine, none without effect."""
+"""Rule 3: no more workers than the machines hold, one ps per machine, no useless ps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ from solver.resources import TaskSizes
 
 
 def task_counts(space: OptionSpace, kinds: Sequence[NodeKind], sizes: TaskSizes, useful_ps: int) -> Pruning:
-    """Limits the numbers of tasks from above.
+    """Limits the numbers of tasks.
 
-    Two parameter servers on one machine share its network card, so there is one at most on each; and none that would
-    leave the largest shard as large as before.
+    Two parameter servers on one machine share its network card, so each machine has at most one; and none are added
+    that would not shrink the largest shard.
 
-    Args:
-        space: the options so far.
-        kinds: the machines.
-        sizes: resources of the roles.
-        useful_ps: parameter servers beyond which the largest shard stays as large (`solver.shards.useful_ps_count`).
+    `useful_ps`: number of ps beyond which the largest shard does not shrink (`solver.shards.useful_ps_count`).
     """
     counts = np.array([kind.count for kind in kinds])
     max_ps = min(int(counts.sum()), useful_ps)

@@ -1,9 +1,9 @@
-"""The placement with the most steps per second of asynchronous workers that are all alike.
+"""The placement with the most steps per second of identical asynchronous workers.
 
 The feasible rates X of all workers are an interval from 0 (solver.async_rates), for one placement and so for all of
 them. At a given X one program (solver.placement.class_steps) finds the placement with the most steps F(X), and X is
-feasible if F(X) >= X. F falls with X, so no X beyond any F is feasible; and the placement found has a greatest rate of
-its own, which is where the search goes on. It ends where a rate just above the best is not feasible.
+feasible if F(X) >= X. F falls with X, so no X beyond any F is feasible; and the placement found has a maximum rate of
+its own, from which the search resumes. It ends when a rate just above the best is infeasible.
 """
 
 from __future__ import annotations
@@ -16,27 +16,21 @@ from solver.placement.class_steps import Reach, Steps
 from solver.placement.problem import PlacementProblem, State
 
 SLACK = 1e-7
-"""Relative; a rate is the best if one higher by this is not feasible, and is kept to within this afterwards."""
+"""Relative; a rate is the best if one higher by this is infeasible, and is kept to within this afterwards."""
 
 
-def most_steps(
+def fastest_counts(
     problem: PlacementProblem, deadline: float | None = None, at_least: float = 0.0
 ) -> tuple[Counts | None, float]:
-    """The placement with the most steps per second, and those.
+    """Finds the placement with the most steps/s.
 
-    Args:
-        problem: the option.
-        deadline: on `time.monotonic`'s clock; None for none.
-        at_least: steps per second below which a placement is of no interest.
+    `at_least`: minimum steps/s of interest.
 
     Returns:
-        None and 0 if the option does not fit or makes fewer steps.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the best placement was found and proven.
+        The placement and its steps/s; None and 0 if the option does not fit or makes fewer steps.
     """
     best: Counts | None = None
-    low, high = 0.0, problem.shared.most_steps
+    low, high = 0.0, problem.shared.max_steps_per_s
     if at_least > high:
         return None, 0.0
     at, halve = at_least, False
@@ -55,25 +49,21 @@ def most_steps(
                 best, low = counts, rate
         if best is None:
             return None, 0.0
-        # Just above the best rate proves it the best, most of the time; halves keep the number of programs small.
+        # A rate just above the best usually proves it; every other step bisects, to limit the number of programs.
         at = (low + high) / 2 if halve and math.isfinite(high) else low * (1 + SLACK)
         halve = not halve
     return best, low
 
 
 def can_make_steps(problem: PlacementProblem, steps_per_s: float, deadline: float | None = None) -> bool:
-    """Whether some placement reaches that many steps per second.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the answer was proven.
-    """
-    if steps_per_s > problem.shared.most_steps:
+    """Whether some placement reaches that many steps/s."""
+    if steps_per_s > problem.shared.max_steps_per_s:
         return False
-    return proven_counts(problem, NO_LIMITS, _nothing, deadline=deadline, steps=keep_up(steps_per_s)) is not None
+    return proven_counts(problem, NO_LIMITS, _nothing, deadline=deadline, steps=required_steps(steps_per_s)) is not None
 
 
-def keep_up(steps_per_s: float) -> Steps:
-    """Steps of all workers that add up to that rate."""
+def required_steps(steps_per_s: float) -> Steps:
+    """Requires that the steps of all workers add up to that rate."""
     return Steps(steps_per_s, reaches=(Reach(lambda state: 1 / steps_per_s, 1.0),))
 
 
@@ -82,7 +72,7 @@ def _nothing(state: State) -> float:
 
 
 def _reached(problem: PlacementProblem, counts: Counts, steps: Steps) -> float:
-    """What the workers reach where the links are judged at that rate of all; below 0 if they cannot be kept."""
+    """Steps/s that the workers reach with the links evaluated at `steps.at`; -inf if infeasible."""
     reached = 0.0
     for group in counts.groups or ():
         ends = steps.range_of(problem, group.state)

@@ -1,4 +1,4 @@
-"""The exact placement program: how many machines of each kind are in each state.
+"""The exact placement program: number of machines of each kind in each state.
 
     maximise    sum_c value_c w_c                    y_c: machines in state c, w_c: workers on all of them; integers
     subject to  sum_{c of kind k} y_c         <= machines of kind k
@@ -6,13 +6,13 @@
                 sum_{c with the chief} y_c     = 1         if there is a separate chief
                 sum_c w_c                      = workers
                 fewest_c y_c <= w_c           <= most_c y_c
-                sum_c (GPUs of a worker in c) w_c >= least GPUs   if some must be in use
-                sum_c coefficient_c w_c       >= least     for each floor
+                sum_c (GPUs of a worker in c) w_c >= minimum GPUs   if some must be in use
+                sum_c coefficient_c w_c       >= minimum     for each floor
 
-Asynchronous workers add their steps per second (solver.placement.class_steps).
+Asynchronous workers add their steps/s (solver.placement.class_steps).
 
 Its size depends on the number of kinds, not of machines. A state's workers can be spread evenly over its machines, so
-one pair of variables replaces form D's column for each number of workers; both have the same linear relaxation.
+one pair of variables replaces a column for each number of workers; both have the same linear relaxation.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the program found.
+    """Solution of the program.
 
     Attributes:
-        groups: the machines in use; None where nothing fits.
-        proven: whether no better answer exists.
-        value: the objective, where there is an answer.
+        groups: the machines in use; None if nothing fits.
+        proven: whether it is proven that no better solution exists.
+        value: the objective, if there is a solution.
     """
 
     groups: tuple[Group, ...] | None
@@ -61,7 +61,6 @@ class Counts:
 
     @property
     def samples(self) -> int:
-        """Samples of one step of every worker."""
         return sum(group.state.samples * group.workers * group.machines for group in self.groups or ())
 
     @property
@@ -69,7 +68,7 @@ class Counts:
         return sum(group.state.local_bytes * group.workers * group.machines for group in self.groups or ())
 
     def machines(self, problem: PlacementProblem) -> tuple[Machine, ...]:
-        """The machines in use as solver.async_rates wants them, without racks."""
+        """The machines in use as input of solver.async_rates, without racks."""
         return tuple(
             Machine(
                 own_rate=group.state.steps_per_s * group.workers,
@@ -84,7 +83,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Limits:
-    """What no machine may exceed: a worker's own work, and the time the network card is busy (synchronous)."""
+    """Limits for every machine: a worker's own work, and the time its network card is busy (synchronous)."""
 
     work_s: float = math.inf
     network_s: float = math.inf
@@ -92,7 +91,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Floor:
-    """What all workers have to reach together: a coefficient for a worker in each state, and the least sum."""
+    """Minimum of a weighted sum over all workers: a coefficient for a worker in each state, and the minimum."""
 
     coefficient: Callable[[State], float]
     least: float
@@ -119,7 +118,7 @@ def proven_counts(
         None if nothing fits.
 
     Raises:
-        OutOfTimeError: if the deadline passed before the best answer was found and proven.
+        OutOfTimeError: if the deadline passed before the optimum was found and proven.
     """
     left = None if deadline is None else deadline - time.monotonic()
     if left is not None and left <= 0:
@@ -141,12 +140,12 @@ def solve_counts(
     """Solves the program.
 
     Args:
-        problem: what has to be placed.
-        limits: what every machine has to keep.
+        problem: the option to place.
+        limits: limits for every machine.
         value: objective per worker in a state.
-        floors: what the workers have to reach.
-        time_limit_s: how long the solver may take.
-        steps: asynchronous workers' steps, which are then part of the program; None where they do not matter.
+        floors: minimums for the workers together.
+        time_limit_s: time limit of the solver.
+        steps: asynchronous workers' steps, which are then part of the program; None if they do not matter.
     """
     allowed: Allowed = []
     for state in problem.states:
@@ -169,21 +168,23 @@ def solve_counts(
     elif floors:
         program = milp.Milp(objective, machines + workers, rows)
     else:
-        # Once the machines are given, whole workers are no worse than parts: limits and one sum is all that binds them.
+        # For given machines an integral optimum exists, as only limits and one sum bind the workers.
         program = milp.Milp(objective, machines, rows, fractions=workers)
     result = milp.solve(program, time_limit_s)
     if result.values is None:
         return Counts(None, result.proven)
     placed = result.values[: len(states)]
-    near = result.values[len(states) : 2 * len(states)] or _dealt(problem, allowed, placed, values)
+    near = result.values[len(states) : 2 * len(states)] or _distribute_workers(problem, allowed, placed, values)
     groups: list[Group] = []
     for index, state in enumerate(states):
         groups += _spread(state, placed[index], near[index])
     return Counts(tuple(groups), result.proven, result.bound)
 
 
-def _dealt(problem: PlacementProblem, allowed: Allowed, machines: Sequence[int], values: Sequence[float]) -> list[int]:
-    """The workers dealt to the machines: the fewest to each, the others to where they are worth most."""
+def _distribute_workers(
+    problem: PlacementProblem, allowed: Allowed, machines: Sequence[int], values: Sequence[float]
+) -> list[int]:
+    """Distributes the workers over the machines: the minimum to each, the rest by value."""
     workers = [count * fewest for count, (_, fewest, _) in zip(machines, allowed, strict=True)]
     left = problem.workers - sum(workers)
     for index in sorted(range(len(allowed)), key=lambda i: -values[i]):
@@ -194,7 +195,7 @@ def _dealt(problem: PlacementProblem, allowed: Allowed, machines: Sequence[int],
 
 
 def _spread(state: State, machines: int, workers: int) -> list[Group]:
-    """The workers dealt out evenly; machines that get nothing to do are left out."""
+    """Spreads the workers evenly; machines without tasks are left out."""
     if not machines:
         return []
     each, more = divmod(workers, machines)

@@ -1,16 +1,16 @@
-"""Asynchronous workers' steps per second in the placement program (solver.placement.class_counts).
+"""Asynchronous workers' steps/s in the placement program (solver.placement.class_counts).
 
-The links are judged at a rate X of all workers (solver.async_rates): a machine in state c may then go at low_c to
-high_c, and a worker alone makes r_c. The steps per second f_c of all workers in a state are fractions:
+The links are evaluated at a rate X of all workers (solver.async_rates): the workers of a machine in state c may then
+make low_c to high_c steps/s, and a worker alone makes r_c. The steps/s f_c of all workers in a state are fractions:
 
     f_c <= r_c w_c,   low_c y_c <= f_c <= high_c y_c
     f_c <= r_c q y_c + (high_c - r_c q)(w_c - q y_c)       with q = floor(high_c / r_c)
-    least <= sum_c coefficient_c f_c <= most               for each reach
+    minimum <= sum_c coefficient_c f_c <= maximum          for each reach
     fewest_c >= low_c / r_c
 
 The second line is the chord of min(r_c w, high_c), concave in the workers w of a machine, between q and q + 1: with it
-f_c is what whole workers reach that are dealt evenly, not more. low_c > 0 needs more than half of all bytes, so it
-concerns one machine at most.
+f_c is exactly the rate of whole workers spread evenly. low_c > 0 needs more than half of all bytes, so it concerns at
+most one machine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from solver.async_rates import Range, link_range
 from solver.placement.problem import PlacementProblem, State
 
 ROUNDING = 1e-9
-"""Relative; so that a number of workers that just keeps up is not lost."""
+"""Relative tolerance, so that a number of workers that just keeps up is not lost."""
 
 Allowed = list[tuple[State, int, int]]
-"""States that a machine may be in, each with the fewest and the most workers."""
+"""Allowed states of a machine, each with the minimum and maximum workers."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """A limit on all workers' steps per second: a coefficient for a step in each state, the least and the most sum."""
+    """A limit on all workers' steps/s: a coefficient for a step in each state, and the minimum and maximum sum."""
 
     coefficient: Callable[[State], float]
     least: float
@@ -41,12 +41,12 @@ class Reach:
 
 @dataclass(frozen=True)
 class Steps:
-    """Asynchronous workers' steps per second.
+    """Asynchronous workers' steps/s.
 
     Attributes:
-        at: the rate of all workers at which the links are judged.
-        value: objective per step per second in a state.
-        reaches: what the steps have to keep to.
+        at: the rate of all workers at which the links are evaluated.
+        value: objective per step/s in a state.
+        reaches: limits on the steps.
     """
 
     at: float
@@ -54,7 +54,7 @@ class Steps:
     reaches: Sequence[Reach] = ()
 
     def range_of(self, problem: PlacementProblem, state: State) -> Range | None:
-        """Least and most steps per second the links of a machine in that state allow; None if there is no rate."""
+        """Minimum and maximum steps/s that the links of a machine in that state allow; None if infeasible."""
         card = problem.kinds[state.kind].network_bytes_per_s
         total, within = problem.model.total_bytes, problem.model.within_node_bytes_per_s
         ends = link_range(state.local_bytes, total, self.at, card, within)
@@ -64,7 +64,7 @@ class Steps:
 def workers_that_keep_up(
     problem: PlacementProblem, state: State, numbers: tuple[int, int], steps: Steps
 ) -> tuple[int, int] | None:
-    """Of those numbers of workers the fewest and the most with which the links can be kept; None if none."""
+    """Of these numbers of workers the minimum and maximum that the links allow; None if none."""
     ends = steps.range_of(problem, state)
     if ends is None:
         return None
@@ -75,13 +75,9 @@ def workers_that_keep_up(
 
 
 def with_steps(problem: PlacementProblem, allowed: Allowed, program: milp.Milp, steps: Steps) -> milp.Milp:
-    """The program with the workers' steps.
+    """Adds the workers' steps to the program.
 
-    Args:
-        problem: what has to be placed.
-        allowed: the states.
-        program: one variable for the machines in each state, then one for the workers in each.
-        steps: what the steps are worth and have to keep to.
+    `program`: one variable for the machines in each state, then one for the workers in each.
     """
     count, objective, rows = len(allowed), list(program.objective), list(program.rows)
     fastest = max((state.steps_per_s for state, _, most in allowed if most), default=0.0)
@@ -89,7 +85,7 @@ def with_steps(problem: PlacementProblem, allowed: Allowed, program: milp.Milp, 
     unit = steps.at or problem.workers * fastest or 1.0
     must_be_free = any(math.isfinite(reach.most) for reach in steps.reaches)
     fractions: list[float] = []
-    made: list[tuple[State, int, float]] = []  # State, variable, and steps per second that one of it stands for.
+    made: list[tuple[State, int, float]] = []  # State, variable, and steps/s per unit of it.
     for index, (state, _, most) in enumerate(allowed):
         ends = steps.range_of(problem, state)
         if not most or ends is None:
@@ -117,7 +113,7 @@ def with_steps(problem: PlacementProblem, allowed: Allowed, program: milp.Milp, 
 
 
 def _lines(rate: float, high: float, most: int) -> Iterator[tuple[float, float]]:
-    """The lines under which f_c lies, as coefficients of y_c and w_c, for up to `most` workers a machine."""
+    """The lines that bound f_c from above, as coefficients of y_c and w_c, for up to `most` workers a machine."""
     whole = math.floor(high / rate * (1 + ROUNDING))
     if whole:
         yield 0.0, rate

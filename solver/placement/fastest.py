@@ -1,8 +1,8 @@
 """The placement with the shortest step, and among those the one with the least traffic (Eq. 1).
 
-What makes this exact: a synchronous step's length depends on the placement through the busiest network card and the
-slowest worker's work only. A limit T on the network cards' time limits how many workers a machine in each state may
-have, and one program of form D says whether all fit; bisection finds the least T. Asynchronous workers are in
+It is exact because a synchronous step's length depends on the placement only through the busiest network card and the
+slowest worker's work. A limit T on the network cards' time limits the workers on a machine in each state, and one
+program (`class_counts`) decides whether all fit; bisection finds the least T. Asynchronous workers are in
 solver.placement.asynchronous.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from solver.async_rates import best_rates
-from solver.placement.asynchronous import SLACK, can_make_steps, keep_up, most_steps
+from solver.placement.asynchronous import SLACK, can_make_steps, fastest_counts, required_steps
 from solver.placement.class_counts import NO_LIMITS, Counts, Group, Limits, OutOfTimeError, proven_counts
 from solver.placement.problem import PlacementProblem, State
 from solver.traffic import weighted_traffic
@@ -23,15 +23,15 @@ __all__ = [
     "OutOfTimeError",
     "Placement",
     "best_of",
-    "calmest_placement",
     "can_reach",
     "fastest_placement",
+    "least_traffic_placement",
     "placement_of",
 ]
 
 
-EQUAL = 1e-6
-"""Speeds that differ by no more than this share are equal."""
+SPEED_TOLERANCE = 1e-6
+"""Speeds that differ by at most this share are equal."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,9 @@ class Placement:
     """One option, placed.
 
     Attributes:
-        groups: the machines in use.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
-        network_s: time the busiest network card takes for one step of every worker; asynchronous: for the steps all
+        network_s: time of the busiest network card for one step of every worker; asynchronous: for the steps that all
             workers make in `round_s`.
-        round_s: seconds in which every worker makes one step.
-        samples_per_s: samples all workers train on in a second.
-        traffic_bytes: Eq. 1.
     """
 
     groups: tuple[Group, ...]
@@ -61,13 +57,10 @@ def fastest_placement(
 ) -> Placement | None:
     """Places an option for the shortest step.
 
-    Args:
-        problem: the option.
-        deadline: on `time.monotonic`'s clock; None for none.
-        at_least: samples per second below which a placement is of no interest.
+    `at_least`: minimum samples/s of interest.
 
     Returns:
-        The placement, or None if the option does not fit or is not that fast.
+        The placement, or None if the option does not fit or is slower.
 
     Raises:
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
@@ -80,19 +73,19 @@ def fastest_placement(
         found, limits = _fastest_synchronous(problem, deadline)
         relaxed, steps = Limits(limits.work_s * (1 + SLACK), limits.network_s * (1 + SLACK)), None
     else:
-        least_steps = at_least / problem.model.samples_per_step * (1 - SLACK)
-        found, steps_per_s = most_steps(problem, deadline, least_steps)
-        relaxed, steps = NO_LIMITS, keep_up(steps_per_s * (1 - SLACK))
+        min_steps_per_s = at_least / problem.model.samples_per_step * (1 - SLACK)
+        found, steps_per_s = fastest_counts(problem, deadline, min_steps_per_s)
+        relaxed, steps = NO_LIMITS, required_steps(steps_per_s * (1 - SLACK))
     if found is None:
         return None
     quickest = placement_of(problem, found)
     second = proven_counts(problem, relaxed, local_share(problem), deadline=deadline, steps=steps)
     if second is None:
         return quickest
-    calmest = placement_of(problem, second)
+    least_traffic = placement_of(problem, second)
     # Rounding inside the solver must not cost speed.
-    slower = calmest.samples_per_s < quickest.samples_per_s * (1 - 1e-5)
-    return quickest if slower or calmest.traffic_bytes >= quickest.traffic_bytes else calmest
+    slower = least_traffic.samples_per_s < quickest.samples_per_s * (1 - 1e-5)
+    return quickest if slower or least_traffic.traffic_bytes >= quickest.traffic_bytes else least_traffic
 
 
 def best_of(
@@ -101,35 +94,27 @@ def best_of(
     deadline: float | None,
     at_least: float,
 ) -> Placement | None:
-    """The fastest placement of several problems; of those that are equally fast, one with the least traffic."""
+    """The fastest placement of several problems; of those equally fast, one with the least traffic."""
     best: Placement | None = None
     for case in cases:
         found = method(case, deadline, at_least)
         if found is None:
             continue
-        is_equal = best is not None and found.samples_per_s <= best.samples_per_s * (1 + EQUAL)
+        is_equal = best is not None and found.samples_per_s <= best.samples_per_s * (1 + SPEED_TOLERANCE)
         if best is None or not is_equal or found.traffic_bytes < best.traffic_bytes:
             best = found
-        at_least = max(at_least, best.samples_per_s * (1 - EQUAL))
+        at_least = max(at_least, best.samples_per_s * (1 - SPEED_TOLERANCE))
     return best
 
 
-def calmest_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
-    """Places an option for the least traffic alone: Eq. 1 as the paper means it.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the best placement was found and proven.
-    """
+def least_traffic_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
+    """Places an option for the least traffic alone: Eq. 1 as in the paper."""
     counts = proven_counts(problem, NO_LIMITS, local_share(problem), deadline=deadline)
     return None if counts is None else placement_of(problem, counts)
 
 
 def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float | None = None) -> bool:
-    """Whether some placement of the option is that fast; a fraction of the work of finding the fastest.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the answer was proven.
-    """
+    """Whether some placement of the option is that fast; a fraction of the work of finding the fastest."""
     if problem.cases:
         return any(can_reach(case, samples_per_s, deadline) for case in problem.cases)
     model = problem.model
@@ -139,14 +124,14 @@ def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float |
     round_s = problem.workers / steps_per_s
     works = [work for work in _works(problem) if work <= round_s]
     if model.overlap:
-        # Work that hides nothing else may as well be the longest.
+        # With overlap, shorter work is not better, so only the longest is tried.
         works = works[-1:]
     limits = [Limits(work, _network_limit_s(problem, round_s, work)) for work in works]
     return any(limit.network_s >= 0 and _fits(problem, limit, deadline) is not None for limit in limits)
 
 
 def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, Limits]:
-    """Shortest step from slowest work and busiest network card: their sum, or the longer where they overlap."""
+    """Minimises the sum of slowest work and busiest network card, or the longer if they overlap."""
     best: Counts | None = None
     best_s = float("inf")
     times = _network_times(problem)
@@ -170,7 +155,7 @@ def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> t
 
 
 def _works(problem: PlacementProblem) -> list[float]:
-    """Times a worker's own work takes on the machines, shortest first."""
+    """Distinct times of a worker's own work on the machines, ascending."""
     return sorted({state.work_s for state in problem.states if state.work_s})
 
 
@@ -187,18 +172,16 @@ def _network_times(problem: PlacementProblem) -> list[float]:
 
 
 def _fits(problem: PlacementProblem, limits: Limits, deadline: float | None) -> Counts | None:
-    """Any placement within these limits."""
     return proven_counts(problem, limits, lambda state: 0.0, deadline=deadline)
 
 
 def local_share(problem: PlacementProblem) -> Callable[[State], float]:
-    """Bytes a worker in a state exchanges on its own machine, in units of the whole model: near 1 for the solver."""
+    """Bytes that a worker exchanges on its own machine, in units of the whole model: near 1 for the solver."""
     scale = max(1, problem.model.total_bytes)
     return lambda state: state.local_bytes / scale
 
 
 def placement_of(problem: PlacementProblem, counts: Counts) -> Placement:
-    """What the machines found are worth."""
     assert counts.groups is not None
     model, workers = problem.model, problem.workers
     if model.profile.synchronous:

@@ -1,16 +1,16 @@
-"""The placement of workers that differ between machines: each machine gives its workers the shape that suits all.
+"""Placement of workers that differ between machines: each machine gives its workers one shape.
 
-With workers that are all alike the samples of a step are fixed, and only its length counts (solver.placement.fastest).
-Here both depend on the placement. Synchronous training reaches
+With identical workers the samples of a step are fixed, and only its length counts (solver.placement.fastest). Here both
+depend on the placement. Synchronous training reaches
 
     sum_c samples_c w_c / round(W, N)        W: the slowest worker's work, N: the busiest network card's time
 
-and the program of solver.placement.class_counts gives the most samples within limits on W and N. Around it goes
-best-first search over boxes of limits: what is reached within a box's upper limits, at the round of its lower ones, is
-more than anything in the box.
+and the program of solver.placement.class_counts gives the most samples within limits on W and N. Around it runs a
+best-first search over boxes of limits: the samples within a box's upper limits, at the round of its lower ones, bound
+everything in the box.
 
 Asynchronous workers reach sum_c samples_c f_c at rates f_c that add up to X (solver.async_rates). The boxes are ranges
-of X: with the links judged at the lower end, where they allow most, any sum of the f_c in the range is allowed.
+of X: with the links evaluated at the lower end, where they allow most, any sum of the f_c in the range is allowed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from solver.placement.class_steps import Reach, Steps
 from solver.placement.fastest import Placement, best_of, local_share, placement_of
 from solver.placement.problem import PlacementProblem
 
-CLOSE = 1e-6
-"""Relative differences in speed below this are none."""
-NARROW = 1e-10
-"""Ranges of X whose ends differ by this share are not cut further."""
+SPEED_TOLERANCE = 1e-6
+"""Relative differences in speed below this are ignored."""
+MIN_RANGE_WIDTH = 1e-10
+"""Ranges of X whose ends differ by at most this share are not divided further."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class _Box:
     times: tuple[float, ...]
 
     def parts(self) -> tuple[_Box, ...]:
-        """The box cut in two across its longer side; none if it is a single point."""
+        """Halves of the box across its longer side; none if it is a single point."""
         if len(self.times) >= len(self.works):
             middle = len(self.times) // 2
             return (_Box(self.works, self.times[:middle]), _Box(self.works, self.times[middle:])) if middle else ()
         middle = len(self.works) // 2
         return _Box(self.works[:middle], self.times), _Box(self.works[middle:], self.times)
 
-    def most(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
-        """More samples per second than anything in the box, and a placement within the box's limits."""
+    def bound(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
+        """Upper bound of samples/s in the box, and a placement within the box's limits."""
         limits = Limits(self.works[-1], self.times[-1])
         largest = max(state.samples for state in problem.states)
         counts = proven_counts(problem, limits, lambda state: state.samples / largest, deadline=deadline)
@@ -65,14 +65,14 @@ class _Range:
     high: float
 
     def parts(self) -> tuple[_Range, ...]:
-        """The range cut in two; none if it is narrow."""
+        """Halves of the range; none if it is narrow."""
         middle = (self.low + self.high) / 2
-        if self.high - self.low <= NARROW * self.high:
+        if self.high - self.low <= MIN_RANGE_WIDTH * self.high:
             return ()
         return _Range(self.low, middle), _Range(middle, self.high)
 
-    def most(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
-        """More samples per second than anything in the range, and a placement that may be in it."""
+    def bound(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
+        """Upper bound of samples/s in the range, and a placement that may be in it."""
         scale = self.high * max(state.samples for state in problem.states)
         within = Reach(lambda state: 1 / self.high, self.low / self.high, 1.0)
         steps = Steps(self.low, lambda state: state.samples / scale, (within,))
@@ -85,20 +85,20 @@ def fastest_mixed_placement(
 ) -> Placement | None:
     """Places an option for the most samples per second, and within the same limits for the least traffic.
 
-    What it takes, returns and raises is as with `fastest_placement`.
+    Arguments, result and errors as with `fastest_placement`.
     """
     if problem.cases:
         return best_of(fastest_mixed_placement, problem.cases, deadline, at_least)
-    whole = _whole(problem)
+    whole = _root_box(problem)
     if whole is None:
         return None
     best: Placement | None = None
     order = itertools.count()
     boxes: list[tuple[float, int, _Box | _Range]] = [(-float("inf"), next(order), whole)]
-    while boxes and -boxes[0][0] > max(at_least, 0.0 if best is None else best.samples_per_s * (1 + CLOSE)):
+    while boxes and -boxes[0][0] > max(at_least, 0.0 if best is None else best.samples_per_s * (1 + SPEED_TOLERANCE)):
         _, _, box = heapq.heappop(boxes)
         for part in box.parts() or (box,):
-            bound, counts = part.most(problem, deadline)
+            bound, counts = part.bound(problem, deadline)
             if counts is None:
                 continue
             found = placement_of(problem, counts)
@@ -106,20 +106,15 @@ def fastest_mixed_placement(
                 best = found
             if part.parts():
                 heapq.heappush(boxes, (-bound, next(order), part))
-    return None if best is None or best.samples_per_s < at_least else _calmer(problem, best, deadline)
+    return None if best is None or best.samples_per_s < at_least else _with_less_traffic(problem, best, deadline)
 
 
-def calmest_mixed_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
-    """Places an option for the least traffic alone.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the best placement was found and proven.
-    """
+def least_traffic_mixed_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
     counts = proven_counts(problem, NO_LIMITS, local_share(problem), deadline=deadline)
     return None if counts is None else placement_of(problem, counts)
 
 
-def _whole(problem: PlacementProblem) -> _Box | _Range | None:
+def _root_box(problem: PlacementProblem) -> _Box | _Range | None:
     """The box with every placement; None if no worker fits anywhere."""
     works = tuple(sorted({state.work_s for state in problem.states if state.work_s}))
     if not works:
@@ -127,10 +122,10 @@ def _whole(problem: PlacementProblem) -> _Box | _Range | None:
     if problem.model.profile.synchronous:
         return _Box(works, tuple(sorted({time for state in problem.states for time in state.network_s})))
     fastest = max(state.steps_per_s for state in problem.states)
-    return _Range(0.0, min(problem.shared.most_steps, problem.workers * fastest))
+    return _Range(0.0, min(problem.shared.max_steps_per_s, problem.workers * fastest))
 
 
-def _calmer(problem: PlacementProblem, best: Placement, deadline: float | None) -> Placement:
+def _with_less_traffic(problem: PlacementProblem, best: Placement, deadline: float | None) -> Placement:
     """The placement with the least traffic among those as fast within the same limits."""
     limits, floors, steps = NO_LIMITS, [], None
     speed = best.samples_per_s * (1 - SLACK)
@@ -147,7 +142,7 @@ def _calmer(problem: PlacementProblem, best: Placement, deadline: float | None) 
     counts = proven_counts(problem, limits, local_share(problem), floors, deadline, steps)
     if counts is None:
         return best
-    calmer = placement_of(problem, counts)
+    less_traffic = placement_of(problem, counts)
     # Rounding inside the solver must not cost speed.
-    slower = calmer.samples_per_s < best.samples_per_s * (1 - 1e-5)
-    return best if slower or calmer.traffic_bytes >= best.traffic_bytes else calmer
+    slower = less_traffic.samples_per_s < best.samples_per_s * (1 - 1e-5)
+    return best if slower or less_traffic.traffic_bytes >= best.traffic_bytes else less_traffic

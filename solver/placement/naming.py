@@ -1,4 +1,4 @@
-"""From counts of machines to named tasks on named machines."""
+"""Converts counts of machines to named tasks on named machines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Assignment:
     """Machine of every task, by index of the task.
 
     Attributes:
-        ps: machines of the parameter servers; ps 0 holds the largest shard.
+        ps: machines of the parameter servers; ps 0 has the largest shard.
         workers: machines of the workers.
-        chief: machine of the separate chief; None where there is none.
-        shapes: what each worker gets; empty where somebody else knows that they are all alike.
+        chief: machine of the separate chief; None if there is none.
+        shapes: shape of each worker; empty if all have the option's shape.
     """
 
     ps: tuple[str, ...]
@@ -28,13 +28,13 @@ class Assignment:
     shapes: tuple[WorkerShape, ...] = ()
 
     def shapes_of_workers(self, shape: WorkerShape) -> tuple[WorkerShape, ...]:
-        """What each worker gets; `shape` where the assignment does not say."""
+        """Shape of each worker; `shape` if the assignment has none."""
         return self.shapes or (shape,) * len(self.workers)
 
 
 def assign(groups: Sequence[Group], kinds: Sequence[NodeKind], shard_types: Sequence[ShardType]) -> Assignment:
     """Gives each group its machines, in the order of the cluster, parameter servers and the busiest machines first."""
-    nobody = (len(shard_types),)
+    no_shard = (len(shard_types),)
     free = [iter(kind.names) for kind in kinds]
     ps: dict[int, list[str]] = {index: [] for index in range(len(shard_types))}
     workers: list[str] = []
@@ -42,7 +42,7 @@ def assign(groups: Sequence[Group], kinds: Sequence[NodeKind], shard_types: Sequ
     chief: str | None = None
 
     def order(group: Group) -> tuple[int, tuple[int, ...], int, bool]:
-        return group.state.kind, group.state.shards or nobody, -group.workers, not group.state.chief
+        return group.state.kind, group.state.shards or no_shard, -group.workers, not group.state.chief
 
     for group in sorted(groups, key=order):
         for _ in range(group.machines):

@@ -1,9 +1,9 @@
-"""The placement of one option as data: the states that a machine of each kind can be in.
+"""The placement of one option as data: the possible states of a machine of each kind.
 
-A state is the shards on the machine, the separate chief or not, and what each worker there gets; workers come on top,
-as many as fit. Two parameter servers on one machine share its network card, so a machine gets one at most (the paper's
-third rule) unless that rule is switched off. Shards of the same size are one shard type; a plan of equal
-shards has a single one.
+A state is the shards on the machine, the separate chief or not, and the shape of its workers; workers are added, as
+many as fit. Two parameter servers on one machine share its network card, so a machine gets at most one (the paper's
+third rule) unless that rule is disabled. Shards of the same size are one shard type; a plan of equal shards has a
+single one.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from solver.shards import Shards
 from solver.step_time import StepModel
 
 MAX_CASES = 40
-"""Times of the slowest ps machine that are looked at."""
+"""Maximum number of times of the slowest ps machine that are examined."""
 MAX_LOADS = 2_000
-"""Sets of shards that one machine can have; programs with more take minutes."""
+"""Maximum sets of shards on one machine; programs with more take minutes."""
 
 
 class TooManyStatesError(BadInputError):
-    """Parameter servers may share machines in more ways than a program can hold."""
+    """Parameter servers can share machines in too many ways for a program."""
 
 
 Load = tuple[tuple[int, ...], bool]
-"""What a machine has besides workers: indices of shard types, ascending, and whether it has the chief."""
+"""Load of a machine besides workers: indices of shard types, ascending, and whether it has the chief."""
 
 
 @dataclass(frozen=True)
 class ShardType:
-    """Shards of the same size: how many bytes, how many shards."""
+    """Shards of the same size: bytes, and number of shards."""
 
     size_bytes: int
     count: int
@@ -52,15 +52,11 @@ class State:
     """One state of one kind of machine.
 
     Attributes:
-        kind: index of the kind.
         shards: indices of the types of the shards on it, ascending, one for each shard; empty without any.
-        chief: whether the separate chief is on it.
-        shape: what each worker on it gets.
-        samples: samples of one worker's step.
-        network_s: by number of workers on it, from 0 to the most that fit: how long its network card is busy while
-            every worker makes one step (synchronous).
-        work_s: one worker's step without transfers; 0 where no worker fits.
-        steps_per_s: steps one worker makes in a second, alone on the network (asynchronous); 0 where none fits.
+        network_s: by number of workers on it, from 0 to the maximum: seconds that its network card is busy while every
+            worker makes one step (synchronous).
+        work_s: one worker's step without transfers; 0 if no worker fits.
+        steps_per_s: steps/s of one worker, alone on the network (asynchronous); 0 if none fits.
         local_bytes: shard bytes on it.
     """
 
@@ -75,7 +71,7 @@ class State:
     local_bytes: int
 
     def workers_within(self, work_limit_s: float, network_limit_s: float) -> tuple[int, int] | None:
-        """Fewest and most workers with which the machine keeps both limits; None if no number does.
+        """Minimum and maximum workers with which the machine keeps both limits; None if there are none.
 
         With more workers a ps sends less and the workers receive more, so the numbers in between keep them too.
         """
@@ -86,20 +82,14 @@ class State:
 
 @dataclass(frozen=True)
 class PlacementProblem:
-    """What has to be placed, and the states to choose from.
+    """The option to place, and the possible states.
 
     Attributes:
-        kinds: the machines, those alike merged where they differ in nothing that matters to this option.
-        model: the step-time model; of the first shape where workers may differ.
-        shard_types: sizes and numbers of the shards.
-        workers: how many workers.
-        needs_chief: whether there is a separate chief.
-        states: every state in which a machine can be.
-        load: of the busiest ps (`StepModel.load`).
-        least_gpus: all workers together have at least so many GPUs.
-        cases: asynchronous workers wait for the slowest ps machine (solver.async_rates). Where that can matter: the
-            same problem, for each time that this machine may take; else none.
-        are_all_cases: whether none was left out, as they were too many.
+        kinds: the machines, merged if they differ in nothing that matters to this option.
+        model: the step-time model; of the first shape if workers may differ.
+        cases: asynchronous workers wait for the slowest ps machine (solver.async_rates). If that can matter: the same
+            problem for each possible time of this machine; else none.
+        are_all_cases: whether `cases` is complete; if there are too many, some are left out.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -115,7 +105,7 @@ class PlacementProblem:
 
     @property
     def shared(self) -> Shared:
-        """What limits asynchronous workers together, uplinks left out."""
+        """Limits that asynchronous workers share, without uplinks."""
         return self.model.shared(self.load)
 
 
@@ -134,18 +124,10 @@ def placement_problem(
     *,
     ps_may_share: bool = False,
 ) -> PlacementProblem:
-    """The placement of workers that are all alike.
-
-    Args:
-        kinds: the machines.
-        model: step times for workers of the option's shape.
-        sizes: resources of the roles.
-        shards: what each ps holds.
-        workers: how many workers.
-        ps_may_share: whether a machine may have several parameter servers.
+    """The placement of identical workers.
 
     Raises:
-        TooManyStatesError: if parameter servers may share machines in too many ways.
+        TooManyStatesError: if parameter servers can share machines in too many ways.
     """
     return mixed_problem(kinds, (model,), sizes, shards, workers, ps_may_share=ps_may_share)
 
@@ -160,19 +142,12 @@ def mixed_problem(
     ps_may_share: bool = False,
     least_gpus: int = 0,
 ) -> PlacementProblem:
-    """The placement of workers that are alike on each machine and may differ between machines.
+    """The placement of workers that are identical on each machine and may differ between machines.
 
-    Args:
-        kinds: the machines.
-        models: step times for workers of each shape.
-        sizes: resources of the roles.
-        shards: what each ps holds.
-        workers: how many workers.
-        ps_may_share: whether a machine may have several parameter servers.
-        least_gpus: all workers together have at least so many GPUs.
+    `models`: step times for workers of each shape. `least_gpus`: minimum GPUs of all workers together.
 
     Raises:
-        TooManyStatesError: if parameter servers may share machines in too many ways.
+        TooManyStatesError: if parameter servers can share machines in too many ways.
     """
     found = without_cases(kinds, models, sizes, shards, workers, ps_may_share=ps_may_share, least_gpus=least_gpus)
     if models[0].profile.synchronous:
@@ -193,7 +168,7 @@ def without_cases(
     ps_may_share: bool = False,
     least_gpus: int = 0,
 ) -> PlacementProblem:
-    """`mixed_problem` as if nobody waited for the slowest ps machine."""
+    """`mixed_problem` without waits for the slowest ps machine."""
     types = shard_types(shards)
     loads = _loads(kinds, sizes, types, ps_may_share=ps_may_share)
     room = _rooms(kinds, models, sizes, types, loads, workers)
@@ -214,7 +189,7 @@ def without_cases(
         for place, load in enumerate(loads):
             local = sum(types[shard].size_bytes for shard in load[0])
             if (kind.network_bytes_per_s, local) not in times:
-                # The network takes all workers alike, whatever their shape.
+                # Network times do not depend on the workers' shape.
                 busy = [models[0].network_s(kind, local, count, workers) for count in range(most + 1)]
                 times[kind.network_bytes_per_s, local] = busy
             beside = list(zip(models, room[members[0], :, place].tolist(), strict=True))
@@ -230,18 +205,15 @@ def without_cases(
 def slowest_times(
     kinds: Iterable[NodeKind], stored: Iterable[int], shards: Shards, most: int
 ) -> tuple[tuple[float, ...], bool]:
-    """Seconds that the slowest ps machine may take to send what it holds; none where nobody waits for it.
+    """Seconds that the slowest ps machine may take to send its shards; none if it never matters.
 
-    Where cards are alike a worker waits for its own: that takes in what all others send.
+    With equal cards a worker waits for its own: that receives from all others.
 
-    Args:
-        kinds: the machines.
-        stored: bytes that one of them may hold.
-        shards: what each ps holds.
-        most: of more times than that some are left out, not the longest.
+    `stored`: possible shard bytes on one of them. `most`: maximum number of times; beyond it some are left out, but not
+    the longest.
 
     Returns:
-        The times, and whether these are all.
+        The times, and whether they are complete.
     """
     cards, held = {kind.network_bytes_per_s for kind in kinds}, {size for size in stored if size}
     if len(cards) < 2 or not held:
@@ -259,7 +231,7 @@ def slowest_times(
 
 
 def with_slowest(problem: PlacementProblem, models: Sequence[StepModel], slowest_s: float) -> PlacementProblem:
-    """No machine takes longer to send what it holds, and the workers of all that are faster wait so long."""
+    """Excludes machines that take longer to send their shards; workers on faster machines wait for that time."""
     model_of = {model.shape: model for model in models}
     states = []
     for state in problem.states:
@@ -274,7 +246,7 @@ def with_slowest(problem: PlacementProblem, models: Sequence[StepModel], slowest
 
 
 def hosts_workers(kind: NodeKind, model: StepModel) -> bool:
-    """Whether workers can run there at all: the GPUs' memory must hold the model."""
+    """Whether workers can run on such machines: the GPUs' memory must hold the model."""
     if not model.shape.gpus:
         return True
     return kind.gpus >= model.shape.gpus and model.fits_gpu(kind)
@@ -290,7 +262,7 @@ def hosting(kinds: Sequence[NodeKind], model: StepModel) -> NDArray[np.bool_]:
 
 
 def by_gpu_model(kinds: Sequence[NodeKind], value: Callable[[NodeKind], float]) -> NDArray[Any]:
-    """A value for each kind that only its GPUs' model decides on."""
+    """A value for each kind that depends only on its GPU model."""
     values = {model: value(kind) for model, kind in {kind.gpu_model: kind for kind in kinds}.items()}
     return np.array([values[kind.gpu_model] for kind in kinds])
 
@@ -313,7 +285,7 @@ def _state(
 
 
 def _choices(kind: NodeKind, beside: Sequence[tuple[StepModel, int]], load: Load) -> Iterator[tuple[StepModel, int]]:
-    """The workers worth having beside that load: none that are slower, with as many GPUs, and fit no more often."""
+    """The useful workers beside that load: none that are slower, with as many GPUs, and fit no more often."""
     hosting = [(model, room) for model, room in beside if room > 0]
     if not hosting and beside[0][1] == 0 and load != ((), False):
         yield beside[0]
@@ -333,7 +305,7 @@ def _rooms(
     loads: Sequence[Load],
     workers: int,
 ) -> Ints:
-    """How many workers of each shape fit on each kind beside each load; -1 if the load does not fit."""
+    """Number of workers of each shape that fit on each kind beside each load; -1 if the load does not fit."""
     helpers = [_tasks(load, sizes, types) for load in loads]
     room = Machines(kinds).capacity([sizes.worker(model.shape) for model in models], helpers)
     hosts = np.array([hosting(kinds, model) for model in models]).T
@@ -363,7 +335,7 @@ def _shard_sets(kinds: Sequence[NodeKind], sizes: TaskSizes, types: Sequence[Sha
     """Every set of shards that fits on some machine, by the number of shards."""
     nothing = sizes.ps(0)
     found: list[tuple[int, ...]] = [()]
-    for shards in found:  # It grows meanwhile: each set is tried with one shard more.
+    for shards in found:  # The list grows in the loop: each set is extended by one shard.
         for shard in range(shards[-1] if shards else 0, len(types)):
             larger = (*shards, shard)
             load = _tasks((larger, False), sizes, types)

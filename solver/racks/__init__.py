@@ -1,4 +1,4 @@
-"""Racks: which parts of a cluster a job may be confined to, and what crossing racks costs."""
+"""Racks: the regions of a cluster to which a job may be confined, and the cost of crossing racks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Region = tuple[NodeKind, ...]
 
 
 def regions(kinds: Sequence[NodeKind]) -> tuple[Region, ...]:
-    """Each rack by itself (machines without one as one more), then the whole cluster: of equal plans the first wins."""
+    """Each rack by itself (machines without one as one more), then the whole cluster; the first of equal plans wins."""
     racks = list(dict.fromkeys(kind.rack for kind in kinds))
     whole = tuple(kinds)
     if len(racks) == 1:
@@ -24,7 +24,7 @@ def regions(kinds: Sequence[NodeKind]) -> tuple[Region, ...]:
 def uplink_s(
     cluster: Cluster, assignment: Assignment, shard_bytes: Sequence[int], rack_of: dict[str, str | None]
 ) -> float:
-    """Seconds the busiest rack's uplink takes while every worker makes one step; 0 where racks do not matter."""
+    """Seconds of the busiest rack's uplink while every worker makes one step; 0 if racks do not matter."""
     if cluster.across_racks_gbps is None:
         return 0.0
     stored: dict[str | None, int] = {}

@@ -1,19 +1,19 @@
-"""The (max,+) dynamic programme over sets of machines: what any set is worth at best with so many tasks on it.
+"""The (max,+) dynamic program over sets of machines: the best value of any set with given numbers of tasks on it.
 
-A state is the numbers of chiefs, parameter servers and workers on a set of machines; a table holds the greatest value
-of each, -inf where it is impossible. Tables of disjoint sets combine to that of the union by (max,+) convolution:
+A state is the numbers of chiefs, parameter servers and workers on a set of machines; a table has the greatest value of
+each, -inf if it is impossible. Tables of disjoint sets combine to that of the union by (max,+) convolution:
 
     union[x] = max over y of first[y] + second[x - y]
 
-which is exact for every objective that is a sum over machines, or over the nodes of a tree of machines.
-Three things keep it small:
+which is exact for every objective that is a sum over machines, or over the nodes of a tree of machines. Three things
+keep it small:
 
-* Like sets share one table: k of them take about 2 log2 k convolutions (doubling).
-* Of a set that can hold at most u of the goal g, where all sets together can hold U, only max(0, g - (U - u)) to
-  min(g, u) matter.
-* For fixed numbers of chiefs and parameter servers the value as a function of the workers is split into concave
-  runs, each a few straight pieces; convolving with a straight piece of length L is a sliding maximum, log2 L steps of
-  one array operation instead of L. One run per worker, the worst case, is the plain convolution.
+* Identical sets share one table: k of them take about 2 log2 k convolutions (doubling).
+* Of a set with capacity u for the goal g, where all sets together have capacity U, only max(0, g - (U - u)) to min(g,
+  u) matter.
+* For fixed numbers of chiefs and parameter servers the value as a function of the workers is split into concave runs,
+  each a few straight pieces; convolving with a straight piece of length L is a sliding maximum, log2 L steps of one
+  array operation instead of L. One run per worker, the worst case, is the plain convolution.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from numpy.typing import NDArray
 from solver.placement.fastest import OutOfTimeError
 
 Table = NDArray[np.float64]
-"""Greatest value by state; -inf where impossible."""
+"""Greatest value by state; -inf if impossible."""
 
 ROUNDING = 1e-9
 """Slopes that differ by less than this share of the steepest are equal."""
 
 
 State = tuple[int, ...]
-"""Tasks on a set of machines, by kind of task; the last kind is the one of which there are most, workers."""
+"""Tasks on a set of machines, by kind of task; the last kind, workers, has the most tasks."""
 
 
 def plus(first: State, second: State) -> State:
@@ -55,11 +55,9 @@ def times(state: State, factor: int) -> State:
 
 @dataclass(frozen=True)
 class Run:
-    """A concave stretch of one row of a table.
+    """A concave segment of one row of a table.
 
     Attributes:
-        first: the state in which it begins.
-        value: the value there.
         pieces: (slope, length) of its straight pieces, steepest first.
     """
 
@@ -77,11 +75,10 @@ class Part:
     """A set of machines.
 
     Attributes:
-        table: the values of the states that matter.
         low: the state at the table's origin.
-        capacity: most of each task that it can hold.
-        leaf: what the caller calls it; None for a union.
-        halves: what it is the union of; None for a leaf.
+        capacity: maximum number of each task.
+        leaf: the caller's index; None for a union.
+        halves: the two sets of a union; None for a leaf.
     """
 
     table: Table
@@ -92,11 +89,10 @@ class Part:
 
     @property
     def high(self) -> State:
-        """The last state of the table."""
         return tuple(low + size - 1 for low, size in zip(self.low, self.table.shape, strict=True))
 
     def value(self, state: State) -> float:
-        """The greatest value in a state; -inf where it is impossible or of no use."""
+        """The greatest value in a state; -inf if it is impossible or irrelevant."""
         index = minus(state, self.low)
         if any(i < 0 or i >= size for i, size in zip(index, self.table.shape, strict=True)):
             return -np.inf
@@ -104,7 +100,6 @@ class Part:
 
     @functools.cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The table as concave runs."""
         found: list[Run] = []
         for row in np.ndindex(self.table.shape[:-1]):
             found += _runs(self.table[row], plus(self.low, (*row, 0)))
@@ -113,12 +108,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Frame:
-    """What all machines together have to hold, and by when that has to be answered.
+    """Goal of all machines together, and the deadline.
 
     Attributes:
-        goal: the tasks to be placed.
-        capacity: most of each that all machines together can hold.
-        deadline: on `time.monotonic`'s clock; None for none.
+        capacity: maximum number of each on all machines together.
     """
 
     goal: State
@@ -126,20 +119,14 @@ class Frame:
     deadline: float | None = None
 
     def window(self, capacity: State) -> tuple[State, State] | None:
-        """Least and most that a set of that capacity may hold; None if there is no way to reach the goal."""
+        """Minimum and maximum tasks on a set of that capacity; None if the goal is out of reach."""
         rest = minus(self.capacity, capacity)
         low = tuple(max(0, goal - other) for goal, other in zip(self.goal, rest, strict=True))
         high = tuple(map(min, self.goal, capacity))
         return None if any(least > most for least, most in zip(low, high, strict=True)) else (low, high)
 
     def leaf(self, index: int, table: Table, low: State) -> Part | None:
-        """A set with a known table; None if the goal cannot be reached.
-
-        Args:
-            index: what the caller calls it.
-            table: its values; one at least is possible.
-            low: the state at the table's origin.
-        """
+        """A set with a known table; None if the goal is out of reach."""
         capacity = table_capacity(table, low)
         window = self.window(capacity)
         if window is None:
@@ -148,11 +135,7 @@ class Frame:
         return Part(table[_box(first, window[1], low)], first, capacity, leaf=index)
 
     def union(self, parts: Sequence[tuple[Part, int]]) -> Part | None:
-        """The union of disjoint sets, each with the number of such sets; None if the goal cannot be reached.
-
-        Raises:
-            OutOfTimeError: if the deadline passed.
-        """
+        """The union of disjoint sets, each with the number of such sets; None if the goal is out of reach."""
         queue: list[tuple[int, int, Part]] = []
         for order, (part, count) in enumerate(parts):
             many = self._repeated(part, count)
@@ -195,7 +178,7 @@ class Frame:
 
 
 def table_capacity(table: Table, low: State) -> State:
-    """Most of each task in any possible state of a table whose origin is `low`."""
+    """Maximum of each task in any possible state of a table whose origin is `low`."""
     possible = np.isfinite(table)
     axes = range(table.ndim)
     most = (possible.any(axis=tuple(other for other in axes if other != axis)) for axis in axes)
@@ -208,7 +191,7 @@ def trace(part: Part, state: State, visit: Callable[[int, State], None]) -> None
     Args:
         part: the union.
         state: a possible state of it.
-        visit: called once for each set the union is made of, with the leaf's index and the state it is in.
+        visit: called once for each set of the union, with the leaf's index and its state.
     """
     pending = [(part, state)]
     while pending:
@@ -223,7 +206,7 @@ def trace(part: Part, state: State, visit: Callable[[int, State], None]) -> None
 
 
 def _best_split(first: Part, second: Part, state: State) -> State:
-    """What `first` holds of the state where both together are worth most."""
+    """The part of the state on `first` for which both together have the greatest value."""
     low = tuple(map(max, first.low, minus(state, second.high)))
     high = tuple(map(min, first.high, minus(state, second.low)))
     ours, theirs = _box(low, high, first.low), _box(minus(state, high), minus(state, low), second.low)
@@ -256,7 +239,7 @@ def _runs(row: NDArray[np.float64], origin: State) -> list[Run]:
 
 
 def _convolve(table: Table, low: State, part: Part, run: Run) -> None:
-    """Raises the table, whose origin is `low`, to what the part and one run of its partner reach together."""
+    """Raises the table, whose origin is `low`, to the values of the part with one run of its partner."""
     high = tuple(least + size - 1 for least, size in zip(low, table.shape, strict=True))
     first = tuple(map(max, part.low, minus(low, run.first)))
     last = tuple(map(min, part.high, minus(high, run.first)))
@@ -276,7 +259,7 @@ def _convolve(table: Table, low: State, part: Part, run: Run) -> None:
 
 
 def _box(first: State, last: State, origin: State) -> tuple[slice, ...]:
-    """Where the states from `first` to `last` are in a table with that origin."""
+    """Indices of the states from `first` to `last` in a table with that origin."""
     return tuple(slice(a - o, b - o + 1) for a, b, o in zip(first, last, origin, strict=True))
 
 

@@ -1,16 +1,15 @@
 """The fastest placement across racks whose uplinks limit the speed.
 
-For each T the tables of `solver.racks.problem` say whether any placement of synchronous training is left in which no
-card and no uplink is busy longer. Bisection over all distinct times of cards and uplinks does the rest, as in
-`solver.placement.fastest` without racks. For asynchronous training `solver.racks.rates` asks the same of a rate of all
-workers. Both are exact for equal shards and for few classes of equal ones, with any kinds of machines and with a
-separate chief.
+For each T the tables of `solver.racks.problem` decide whether synchronous training has a placement in which no card and
+no uplink is busy longer. Bisection runs over all distinct times of cards and uplinks, as in `solver.placement.fastest`
+without racks. For asynchronous training `solver.racks.rates` decides the same for a rate of all workers. Both are exact
+for equal shards and for few classes of equal ones, with any kinds of machines and with a separate chief.
 
-With many unequal shards the likely problem says which machines to use; the true shards are dealt out to those, and the
-outcome is evaluated as it is. No step is shorter than the optimistic problem allows with shards that add up to all
-bytes: what the machines and racks can hold at most within the limits must reach that, what they must hold at least
-(synchronous) must not exceed it. Asynchronous, speed and bytes are asked about one after the other, of placements that
-may differ: a weaker bound, but a bound. Bisection closes in on it and tries the placements that it meets on the way.
+With many unequal shards the likely problem chooses the machines; the true shards are distributed over those and
+evaluated. No step is shorter than the optimistic problem allows with shards that add up to all bytes: the maximum bytes
+on the machines and racks within the limits must reach that, the minimum (synchronous) must not exceed it. Asynchronous,
+speed and bytes are tested separately, for placements that may differ: a weaker bound, but a bound. Bisection narrows
+the bound and tries the placements found on the way.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver.racks.problem import RackProblem, View, best_within, likely, network_times, optimistic
-from solver.racks.rates import STEPS, best_at, holds_all, most_steps
-from solver.racks.scoring import RackPlacement, placed
+from solver.racks.problem import RackProblem, View, best_within, likely_view, network_times, optimistic_view
+from solver.racks.rates import STEPS, best_at, fastest_loads, holds_all
+from solver.racks.scoring import RackPlacement, score_placement
 from solver.racks.tree import Best, Load
 
 SLACK = 1e-9
-"""Relative room for rounding."""
+"""Relative tolerance for rounding."""
 PRECISION = 1e-4
 """Relative precision of the bound for unequal shards."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What no placement needs to exceed, and the step that this makes possible."""
+    """Limits that the fastest placement keeps, and its step."""
 
     work_s: float
     network_s: float
@@ -45,12 +44,8 @@ class Limits:
 def fastest_across_racks(problem: RackProblem, deadline: float | None = None) -> RackPlacement | None:
     """Places an option for the shortest step, uplinks included; among equally fast placements, for least traffic.
 
-    Where `samples_bound` proves the speed of synchronous training so is the traffic proven the least among equally fast
-    placements. Asynchronous, it is the least where the speed allows that of all placements, else merely small.
-
-    Args:
-        problem: the option.
-        deadline: on `time.monotonic`'s clock; None for none.
+    If `samples_bound` proves the speed of synchronous training, the traffic is proven the least among equally fast
+    placements. Asynchronous, it is the least if the speed allows that of all placements, else merely small.
 
     Returns:
         The placement. None if nothing fits; with many unequal shards also if the largest does not fit everywhere.
@@ -64,54 +59,50 @@ def fastest_across_racks(problem: RackProblem, deadline: float | None = None) ->
         if not placements:
             return None
         fastest = max(placements, key=lambda placement: (placement.samples_per_s, -placement.traffic_bytes))
-        if problem.are_all_cases and optimistic(problem).exact:
+        if problem.are_all_cases and optimistic_view(problem).exact:
             return fastest
-        # A case for which nothing is found may have a placement all the same; none is faster than without waiting.
+        # A case may have a placement that was not found; none is faster than without waits.
         whole = fastest_across_racks(dataclasses.replace(problem, cases=()), deadline)
         bound = math.inf if whole is None else max(whole.samples_bound, fastest.samples_per_s)
         return dataclasses.replace(fastest, samples_bound=bound)
-    best_case = optimistic(problem)
-    view = best_case if best_case.exact else likely(problem)
+    best_case = optimistic_view(problem)
+    view = best_case if best_case.exact else likely_view(problem)
     loads = _fastest(problem, view, deadline)
     if loads is None:
         return None
-    found = placed(problem, view, loads)
+    found = score_placement(problem, view, loads)
     assert found is not None
     return found if best_case.exact else _with_bound(problem, best_case, found, deadline)
 
 
 def can_reach_across_racks(problem: RackProblem, samples_per_s: float, deadline: float | None = None) -> bool:
-    """Whether some placement of the option may be that fast; for many unequal shards only False is proven.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before.
-    """
+    """Whether some placement of the option may be that fast; for many unequal shards only False is proven."""
     if problem.cases and problem.are_all_cases:
         return any(can_reach_across_racks(case, samples_per_s, deadline) for case in problem.cases)
     round_s = problem.workers * problem.model.samples_per_step / samples_per_s
-    return _may_take(problem, optimistic(problem), round_s, deadline) is not None
+    return _placement_within(problem, optimistic_view(problem), round_s, deadline) is not None
 
 
 def _with_bound(problem: RackProblem, view: View, found: RackPlacement, deadline: float | None) -> RackPlacement:
-    """The fastest placement come across while looking for the shortest step that the optimistic problem allows."""
+    """The fastest placement found while bisecting for the shortest step that the optimistic problem allows."""
     low, high, step = 0.0, found.round_s, PRECISION
     while high - low > PRECISION * high:
-        # Most often what was found is all there is, or nearly.
+        # Usually the placement found is almost optimal.
         middle = max(high * (1 - step), (low + high) / 2)
         step *= 2
-        best = _may_take(problem, view, middle, deadline)
+        best = _placement_within(problem, view, middle, deadline)
         if best is None:
             low = middle
             continue
         high = middle
-        other = placed(problem, view, problem.tree.loads(best))
+        other = score_placement(problem, view, problem.tree.loads(best))
         if other is not None and other.round_s < found.round_s:
             found, high = other, min(high, other.round_s)
     samples = problem.workers * problem.model.samples_per_step
     return dataclasses.replace(found, samples_bound=max(found.samples_per_s, samples / low))
 
 
-def _may_take(problem: RackProblem, view: View, round_s: float, deadline: float | None) -> Best | None:
+def _placement_within(problem: RackProblem, view: View, round_s: float, deadline: float | None) -> Best | None:
     """A placement of the optimistic problem with that step and shards that may add up to all bytes; None if none is."""
     round_s *= 1 + SLACK
     if problem.model.profile.synchronous:
@@ -122,7 +113,7 @@ def _may_take(problem: RackProblem, view: View, round_s: float, deadline: float 
                 return best
         return None
     steps_per_s = problem.workers / round_s
-    if steps_per_s > problem.shared.most_steps:
+    if steps_per_s > problem.shared.max_steps_per_s:
         return None
     best = best_at(problem, view, steps_per_s, STEPS, deadline)
     if best is None or best.value < steps_per_s:
@@ -133,7 +124,7 @@ def _may_take(problem: RackProblem, view: View, round_s: float, deadline: float 
 def _holding_all(
     problem: RackProblem, view: View, work_s: float, network_s: float, deadline: float | None
 ) -> Best | None:
-    """A placement within the limits that can hold all bytes; None if there is none, or all would have to hold more."""
+    """A placement within the limits that can hold all bytes; None if there is none, or all would exceed them."""
     if view.exact:
         return best_within(problem, view, work_s, network_s, "possible", deadline)
     total = sum(problem.shards)
@@ -145,7 +136,7 @@ def _holding_all(
 
 
 def _longest(problem: RackProblem, times: Sequence[float], work_s: float, round_s: float) -> float:
-    """The longest time of the network with which a synchronous step is that short; with the shortest it is."""
+    """The longest network time with which a synchronous step takes at most `round_s`."""
     return times[bisect.bisect_right(times, round_s, key=functools.partial(problem.round_s, work_s)) - 1]
 
 
@@ -153,13 +144,12 @@ def _fastest(problem: RackProblem, view: View, deadline: float | None) -> tuple[
     if not problem.tree.rack_types:
         return None
     if not problem.model.profile.synchronous:
-        return most_steps(problem, view, deadline)
+        return fastest_loads(problem, view, deadline)
     limits = _fastest_synchronous(problem, view, network_times(problem, view), deadline)
-    return None if limits is None else _calmest_within(problem, view, limits, deadline)
+    return None if limits is None else _least_traffic_within(problem, view, limits, deadline)
 
 
 def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], deadline: float | None) -> Limits | None:
-    """The shortest step from the slowest work and the busiest card or uplink."""
     best: Limits | None = None
     for work in problem.works:
         if best is not None:
@@ -176,8 +166,7 @@ def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], d
     return best
 
 
-def _calmest_within(problem: RackProblem, view: View, limits: Limits, deadline: float | None) -> tuple[Load, ...]:
-    """The placement with the least traffic among the fastest."""
+def _least_traffic_within(problem: RackProblem, view: View, limits: Limits, deadline: float | None) -> tuple[Load, ...]:
     round_s = limits.round_s * (1 + SLACK)
     work_s = max(work for work in problem.works if problem.round_s(work, limits.network_s) <= round_s)
     network_s = _longest(problem, network_times(problem, view), work_s, round_s)

@@ -1,14 +1,14 @@
 """The placement of one option across racks as data, and for synchronous steps as tables for one limit on all links.
 
-With n workers and M bytes of shards, a rack with S bytes and a workers keeps its uplink busy for
-2 max(S (n - a), a (M - S)) / uplink seconds a step. 'No card and no uplink is busy longer than T' therefore forbids
-states of single machines and of single racks, which is what the tables of `max_plus.py` are made for. The tables
-for asynchronous workers are in `rates.py`.
+With n workers and M bytes of shards, a rack with S bytes and a workers keeps its uplink busy for 2 max(S (n - a), a (M
+- S)) / uplink seconds a step. 'No card and no uplink is busy longer than T' therefore excludes states of single
+machines and of single racks, which the tables of `max_plus.py` support. The tables for asynchronous workers are in
+`rates.py`.
 
-A state counts the shards of each class. Where the shards of a class are equal that is exact. Many unequal shards would
-be too many classes; then all are one class, and two problems take the place of the true one. The optimistic one gives
-every ps the shard that suits its machine and every rack the bytes that suit it, between its q smallest and its q
-largest shards, so it allows whatever the true shards allow. The likely one has mean shards.
+A state counts the shards of each class. If the shards of a class are equal that is exact. Many unequal shards would
+make too many classes; then all are one class, and two problems replace the true one. The optimistic one gives every ps
+the best shard for its machine and every rack the best bytes, between its q smallest and its q largest shards, so it
+allows whatever the true shards allow. The likely one has mean shards.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from solver.step_time import StepModel
 
 Floats = NDArray[np.float64]
 Value = Literal["possible", "local", "most bytes", "fewest bytes"]
-"""What a placement is worth: nothing but being possible; shards that stay local; the most bytes its machines and racks
-can hold within the limits; the fewest, negative."""
+"""Value of a placement: none but being possible; local shards; the maximum bytes of its machines and racks within the
+limits; the minimum, negative."""
 MAX_STATES = 40_000
-"""States that classes of equal shards may make; more are one class of unequal ones."""
-TINY = 1e-9
-"""Stands for no worker where bytes are divided by workers."""
+"""Maximum states of classes of equal shards; more are one class of unequal ones."""
+MIN_DIVISOR = 1e-9
+"""Replaces zero workers as a divisor of bytes."""
 
 
 @dataclass(frozen=True)
 class MachineType:
-    """Machines that are alike: the states they can be in, and bytes per second of the network card, each way."""
+    """Identical machines: their possible states, and bytes/s of the network card, each way."""
 
     states: tuple[State, ...]
     card: float
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredShard:
     """A shard, or none, on a machine.
 
     Attributes:
         bytes: its size; 0 for none.
-        network_s: by number of workers, how long the network card is busy while every worker makes one step.
-        steps_per_s: steps one worker makes in a second when only it limits itself (asynchronous).
+        network_s: by number of workers, seconds that the network card is busy while every worker makes one step.
+        steps_per_s: steps/s of one worker if nothing but itself limits it (asynchronous).
     """
 
     bytes: float
@@ -75,41 +75,41 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A machine with the chief or not, a ps or not: what it can do with each number of workers.
+class MachineSetting:
+    """A machine with or without the chief, with or without a ps: its possibilities for each number of workers.
 
     Attributes:
-        shards: what can be on it.
-        work_s: one worker's step without transfers; 0 where no worker fits.
+        shards: possible shards on it.
+        work_s: one worker's step without transfers; 0 if no worker fits.
     """
 
-    shards: tuple[Held, ...]
+    shards: tuple[StoredShard, ...]
     work_s: float
 
     @functools.cached_property
     def network_s(self) -> Floats:
-        """By number of workers, how long the card is busy with the best shard."""
+        """By number of workers, seconds that the card is busy with the best shard."""
         return self._times.min(axis=0)
 
     @property
     def local_bytes(self) -> float:
-        """Size of the first shard; where the setting is exact all are as large."""
+        """Size of the first shard; if the setting is exact all are equal."""
         return self.shards[0].bytes
 
     @functools.cached_property
     def sizes(self) -> Floats:
-        """Shards x 1: their bytes."""
+        """Bytes of the shards, shards x 1."""
         return np.array([held.bytes for held in self.shards], dtype=np.float64)[:, None]
 
     @functools.cached_property
     def own_rates(self) -> Floats:
-        """Shards x numbers of workers: steps per second of workers that only limit themselves; -inf for no room."""
+        """Steps/s of workers limited only by themselves, shards x numbers of workers; -inf for no room."""
         counts = np.arange(self._times.shape[1])
         rates = np.array([held.steps_per_s for held in self.shards])[:, None] * counts
         return np.where(np.isfinite(self._times), rates, -np.inf)
 
     def bytes_within(self, network_s: float) -> tuple[Floats, Floats]:
-        """By number of workers, the most and the fewest bytes of a shard that keeps the card within the limit."""
+        """By number of workers, maximum and minimum bytes of a shard that keeps the card within the limit."""
         allowed = self._times <= network_s
         return np.where(allowed, self.sizes, -np.inf).max(axis=0), np.where(allowed, self.sizes, np.inf).min(axis=0)
 
@@ -119,19 +119,19 @@ class Setting:
         return np.array([*itertools.zip_longest(*times, fillvalue=math.inf)]).T
 
 
-IDLE = Setting((Held(0, (0.0,), 0.0),), 0.0)
-Settings = dict[tuple[int, ...], Setting]
+IDLE = MachineSetting((StoredShard(0, (0.0,), 0.0),), 0.0)
+Settings = dict[tuple[int, ...], MachineSetting]
 """By the numbers of chiefs and of shards of each class."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A problem in which the shards of one class can change places.
+    """A problem in which the shards of one class are interchangeable.
 
     Attributes:
         settings: by machine type.
         classes: bytes of the shards of each class, largest first.
-        exact: whether that changes nothing, since the shards of each class are equal.
+        exact: whether the shards of each class are equal, so that this changes nothing.
     """
 
     settings: tuple[Settings, ...]
@@ -139,7 +139,7 @@ class View:
     exact: bool
 
     def stored(self, counts: Sequence[NDArray[np.int64]]) -> tuple[Floats, Floats]:
-        """Fewest and most bytes of so many shards of each class."""
+        """Minimum and maximum bytes of these numbers of shards of each class."""
         least = most = np.zeros(1)
         for sizes, count in zip(self.classes, counts, strict=True):
             least = least + np.array([*itertools.accumulate(reversed(sizes), initial=0.0)])[count]
@@ -149,18 +149,14 @@ class View:
 
 @dataclass(frozen=True)
 class RackProblem:
-    """One option, to be placed across racks.
+    """One option to place across racks.
 
     Attributes:
-        tree: the machines; the states of their types are as `placement_problem` has them.
-        model: the step-time model.
+        tree: the machines; the states of their types are as in `placement_problem`.
         shards: bytes on each ps, largest first.
-        workers: how many workers.
-        needs_chief: whether there is a separate chief.
-        load: of the busiest ps (`StepModel.load`).
         uplink_bytes_per_s: speed of each rack's uplink, each way.
-        cases: as `PlacementProblem` has them.
-        are_all_cases: whether none was left out, as they were too many.
+        cases: as in `PlacementProblem`.
+        are_all_cases: as in `PlacementProblem`.
     """
 
     tree: RackTree[MachineType]
@@ -181,16 +177,15 @@ class RackProblem:
 
     @property
     def works(self) -> list[float]:
-        """Times a worker's own work takes on the machines, shortest first."""
+        """Distinct times of a worker's own work on the machines, ascending."""
         return sorted({state.work_s for here in self.tree.machine_types for state in here.states if state.work_s})
 
     @functools.cached_property
     def shared(self) -> Shared:
-        """What limits asynchronous workers together."""
+        """Limits that asynchronous workers share."""
         return self.model.shared(self.load, self.uplink_bytes_per_s)
 
     def round_s(self, cycle_s: float, network_s: float) -> float:
-        """Seconds of a synchronous step."""
         return self.model.round_s(cycle_s, network_s, self.load, self.workers)
 
 
@@ -204,13 +199,7 @@ def rack_problem(
 ) -> RackProblem:
     """Lists the states of every rack's machines.
 
-    Args:
-        kinds: the machines, each kind in one rack.
-        model: step times for workers of the option's shape.
-        sizes: resources of the roles.
-        shards: what each ps holds.
-        workers: how many workers.
-        uplink_bytes_per_s: speed of each rack's uplink, each way.
+    `kinds`: the machines, each kind in one rack. `uplink_bytes_per_s`: speed of each rack's uplink, each way.
     """
     by_rack: dict[str | None, list[NodeKind]] = {}
     for kind in kinds:
@@ -236,7 +225,6 @@ def rack_problem(
 
 
 def _tree(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackTree[MachineType]:
-    """The machines of the racks, with their states."""
     machines = []
     for rack, problem in problems:
         for index, kind in enumerate(problem.kinds):
@@ -246,8 +234,8 @@ def _tree(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackTree[M
     return RackTree(machines)
 
 
-def optimistic(problem: RackProblem) -> View:
-    """Each place has the shard of its class that is best for it; exact if the classes are few enough."""
+def optimistic_view(problem: RackProblem) -> View:
+    """Gives each place the best shard of its class; exact if the classes are few enough."""
     types = problem.shard_types
     states = math.prod(types.count(index) + 1 for index in set(types)) * (problem.workers + 1)
     class_of = types if states <= MAX_STATES or len(set(types)) == 1 else (0,) * len(types)
@@ -268,8 +256,8 @@ def optimistic(problem: RackProblem) -> View:
     return View(tuple(settings), classes, exact=class_of == types)
 
 
-def likely(problem: RackProblem) -> View:
-    """Each ps has the shard nearest to the mean, where the largest would fit as well."""
+def likely_view(problem: RackProblem) -> View:
+    """Gives each ps the shard closest to the mean, where the largest would fit as well."""
     mean = sum(problem.shards) / len(problem.shards)
     types = dict(zip(problem.shard_types, problem.shards, strict=True))
     nearest = min(types, key=lambda index: abs(types[index] - mean))
@@ -288,25 +276,22 @@ def likely(problem: RackProblem) -> View:
     return View(tuple(settings), ((mean,) * len(problem.shards),), exact=False)
 
 
-def _setting(states: Sequence[State], size: float | None = None) -> Setting:
-    """The best of some states, with shards of `size` bytes where that is given."""
+def _setting(states: Sequence[State], size: float | None = None) -> MachineSetting:
+    """The best of some states, with shards of `size` bytes if given."""
     shards = tuple(
-        Held(state.local_bytes if size is None else size, state.network_s, state.steps_per_s) for state in states
+        StoredShard(state.local_bytes if size is None else size, state.network_s, state.steps_per_s) for state in states
     )
-    return Setting(shards, max(state.work_s for state in states))
+    return MachineSetting(shards, max(state.work_s for state in states))
 
 
 def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64]]) -> Floats:
-    """How long the uplink of a rack with so many tasks is busy while every worker makes one step, at least.
+    """Minimum seconds that the uplink of a rack with these tasks is busy while every worker makes one step.
 
-    Args:
-        problem: the option.
-        view: the problem's shards.
-        counts: numbers of chiefs, of shards of each class, and of workers.
+    `counts`: numbers of chiefs, of shards of each class, and of workers.
     """
     total, workers = float(sum(problem.shards)), counts[-1]
     least, most = view.stored(counts[1:-1])
-    # What leaves the rack grows with the bytes in it, what enters falls; they are equal at workers / n of all bytes.
+    # Outgoing bytes grow with the bytes in the rack, incoming bytes fall; they are equal at workers / n of all.
     stored = np.clip(workers * (total / problem.workers), least, most)
     busiest = np.maximum(stored * (problem.workers - workers), workers * (total - stored))
     seconds: Floats = 2 * busiest / problem.uplink_bytes_per_s
@@ -314,7 +299,7 @@ def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64
 
 
 def network_times(problem: RackProblem, view: View) -> list[float]:
-    """Every time that a card or an uplink can be busy, shortest first."""
+    """All distinct busy times of cards and uplinks, ascending."""
     times = [setting.network_s for here in view.settings for setting in here.values()]
     for rack_type in problem.tree.rack_types:
         room = sum(
@@ -339,9 +324,9 @@ def best_within(
         workers, held = counts[-1], machines
         least, most = view.stored(counts[1:-1])
         if value == "most bytes":
-            held = np.minimum(held, np.minimum(most, crossing / np.maximum(problem.workers - workers, TINY)))
+            held = np.minimum(held, np.minimum(most, crossing / np.maximum(problem.workers - workers, MIN_DIVISOR)))
         elif value == "fewest bytes":
-            held = np.minimum(held, -np.maximum(least, total - crossing / np.maximum(workers, TINY)))
+            held = np.minimum(held, -np.maximum(least, total - crossing / np.maximum(workers, MIN_DIVISOR)))
         return np.where(uplink_s(problem, view, counts) <= network_s, held, -np.inf)
 
     goal: Tasks = (int(problem.needs_chief), *map(len, view.classes), problem.workers)
@@ -361,8 +346,7 @@ def _machine_table(problem: RackProblem, settings: Settings, work_s: float, netw
     return table
 
 
-def _worth(problem: RackProblem, setting: Setting, network_s: float, value: Value) -> Floats:
-    """What the machine adds, by number of workers."""
+def _worth(problem: RackProblem, setting: MachineSetting, network_s: float, value: Value) -> Floats:
     if value in ("most bytes", "fewest bytes"):
         most, fewest = setting.bytes_within(network_s)
         return most if value == "most bytes" else -fewest

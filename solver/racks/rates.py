@@ -1,13 +1,13 @@
 """Asynchronous workers across racks: tables for one rate of all workers, and the placement with the most steps.
 
-At a given rate X of all workers together (`solver.async_rates`) every machine's workers may go at up to a rate of their
-own, if its card can serve the shards on it; those of a rack at up to the sum, or what its uplink leaves them. X is
-feasible if the racks' rates add up to X. So the tables of `max_plus.py` say which placement makes most steps F(X)
-where the links are judged at X. F falls with X, and the placement found has a greatest rate of its own, from which the
-search goes on; it ends where a rate just above the best is not feasible.
+At a given rate X of all workers together (`solver.async_rates`) every machine's workers reach up to a rate of their
+own, if its card can serve the shards on it; those of a rack up to the sum, or the limit of its uplink. X is feasible if
+the racks' rates add up to X. So the tables of `max_plus.py` give the placement with most steps F(X) with the links
+evaluated at X. F falls with X, and the placement found has a maximum rate of its own, from which the search resumes; it
+ends when a rate just above the best is infeasible.
 
-Where shards of one class differ, the optimistic view gives each machine the shard, and each rack the bytes, with which
-they reach most.
+If shards of one class differ, the optimistic view gives each machine the shard, and each rack the bytes, with the
+highest rates.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from numpy.typing import NDArray
 from solver.async_rates import LINK_SHARE
 from solver.racks.max_plus import State as Tasks
 from solver.racks.max_plus import Table
-from solver.racks.problem import Floats, RackProblem, Setting, View
+from solver.racks.problem import Floats, MachineSetting, RackProblem, View
 from solver.racks.tree import Best, Load
 from solver.rate_arrays import PlacementArrays, high_ends, total_rates
 
 SLACK = 1e-7
-"""Relative; a rate is the best if one higher by this is not feasible, and is kept to within this afterwards."""
+"""Relative; a rate is the best if one higher by this is infeasible, and is kept to within this afterwards."""
 TIE_BREAKS = (1e-3, 1e-7)
-"""What local shards are worth beside steps, as a share of these."""
+"""Values of local shards relative to steps."""
 
 
 @dataclass(frozen=True)
 class Worth:
-    """What a placement is worth: a step per second each, more where shards are local; or local shards alone.
+    """Weights of a placement's value: one step/s each, more if shards are local; or local shards alone.
 
     Attributes:
-        steps: of a step per second.
+        steps: of a step/s.
         local: of a worker beside the largest shard; with steps, as a share of its steps.
     """
 
@@ -50,13 +50,9 @@ LOCAL = Worth(0.0, 1.0)
 
 
 def best_at(problem: RackProblem, view: View, steps_per_s: float, worth: Worth, deadline: float | None) -> Best | None:
-    """The most valuable placement in which every link can keep up with that rate of all workers; None if none can.
+    """The most valuable placement in which every link keeps up with that rate of all workers; None if none can."""
 
-    Raises:
-        OutOfTimeError: if the deadline passed before.
-    """
-
-    def of_machine(setting: Setting, highs: Floats) -> Floats:
+    def of_machine(setting: MachineSetting, highs: Floats) -> Floats:
         local = setting.local_bytes / problem.shards[0]
         if worth.steps:
             return highs.max(axis=0) * (1 + worth.local * local)
@@ -70,7 +66,7 @@ def best_at(problem: RackProblem, view: View, steps_per_s: float, worth: Worth, 
 
     def in_rack(machines: Table, counts: Sequence[NDArray[np.int64]]) -> Table:
         least, most = view.stored(counts[1:-1])
-        # What an uplink leaves the workers is greatest at either end, or where half of the bytes are in the rack.
+        # The workers' share of an uplink is greatest at either end, or with half of the bytes in the rack.
         half = np.clip(sum(problem.shards) / 2, least, most)
         best = of_rack(machines, least)
         return best if view.exact else np.maximum.reduce([best, of_rack(machines, half), of_rack(machines, most)])
@@ -79,36 +75,29 @@ def best_at(problem: RackProblem, view: View, steps_per_s: float, worth: Worth, 
 
 
 def holds_all(problem: RackProblem, view: View, steps_per_s: float, deadline: float | None) -> bool:
-    """Whether some machines and racks that keep up with that rate can hold all bytes (a necessary condition).
-
-    Raises:
-        OutOfTimeError: if the deadline passed before.
-    """
+    """Whether some machines and racks that keep up with that rate can hold all bytes (a necessary condition)."""
     total, crossing = sum(problem.shards), problem.uplink_bytes_per_s * LINK_SHARE / steps_per_s
 
     def in_rack(machines: Table, counts: Sequence[NDArray[np.int64]]) -> Table:
-        # A rack serves the others, or holds so much that the others serve it.
+        # A rack serves the others, or has so many bytes that it needs little from them.
         served = np.where(machines >= total - crossing, machines, np.minimum(machines, crossing))
         return np.minimum(served, view.stored(counts[1:-1])[1])
 
-    def of_machine(setting: Setting, highs: Floats) -> Floats:
+    def of_machine(setting: MachineSetting, highs: Floats) -> Floats:
         return np.where(np.isfinite(highs), setting.sizes, -np.inf).max(axis=0)
 
     most = problem.tree.best(_tables(problem, view, steps_per_s, of_machine), in_rack, _goal(problem, view), deadline)
     return most is not None and most.value >= total * (1 - SLACK)
 
 
-def most_steps(problem: RackProblem, view: View, deadline: float | None) -> tuple[Load, ...] | None:
-    """The placement with the most steps per second where each shard is as the view has it; None if none fits.
+def fastest_loads(problem: RackProblem, view: View, deadline: float | None) -> tuple[Load, ...] | None:
+    """The placement with the most steps/s for the view's shards; None if none fits.
 
     Among equally fast ones one with little traffic: the least if the speed allows it, else with local shards as a
     tie-break.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before.
     """
     fastest: tuple[Load, ...] | None = None
-    rate, ceiling = 0.0, problem.shared.most_steps
+    rate, ceiling = 0.0, problem.shared.max_steps_per_s
     at, halve = 0.0, False
     while fastest is None or rate * (1 + SLACK) < ceiling:
         found = best_at(problem, view, at, STEPS, deadline)
@@ -120,7 +109,7 @@ def most_steps(problem: RackProblem, view: View, deadline: float | None) -> tupl
             ceiling = at
         if fastest is None:
             return None
-        # Just above the best rate proves it the best, most of the time; halves keep the number of tables small.
+        # A rate just above the best usually proves it; every other step bisects, to limit the number of tables.
         at = (rate + ceiling) / 2 if halve and math.isfinite(ceiling) else rate * (1 + SLACK)
         halve = not halve
     kept = rate * (1 - SLACK)
@@ -133,7 +122,7 @@ def most_steps(problem: RackProblem, view: View, deadline: float | None) -> tupl
 
 
 def rate_of(problem: RackProblem, view: View, loads: Sequence[Load]) -> float:
-    """Steps per second of all workers in a placement, with the shards that the view has first."""
+    """Steps/s of all workers in a placement, with the view's first shards."""
     held = [view.settings[load.machine_type][load.state[:-1]].shards[0] for load in loads]
     racks = np.array([load.rack for load in loads])
     arrays = PlacementArrays(
@@ -151,16 +140,12 @@ def _goal(problem: RackProblem, view: View) -> Tasks:
 
 
 def _tables(
-    problem: RackProblem, view: View, steps_per_s: float, value: Callable[[Setting, Floats], Floats]
+    problem: RackProblem, view: View, steps_per_s: float, value: Callable[[MachineSetting, Floats], Floats]
 ) -> list[Table]:
-    """By machine type, what its states are worth; -inf where the card cannot keep up with that rate of all workers.
+    """Values of the states, by machine type; -inf if the card cannot keep up with that rate of all workers.
 
-    Args:
-        problem: the option.
-        view: the problem's shards.
-        steps_per_s: steps of all workers together.
-        value: from what can be on a machine, and by shard and number of workers the most steps per second that these
-            make (-inf where impossible), to what they are worth by number of workers.
+    `steps_per_s`: steps of all workers together. `value`: converts a setting and its maximum steps/s by shard and
+    number of workers (-inf if impossible) to values by number of workers.
     """
     tables = []
     for machine_type, settings in zip(problem.tree.machine_types, view.settings, strict=True):

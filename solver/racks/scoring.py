@@ -1,4 +1,4 @@
-"""From tasks counted per machine to a placement across racks, with the true shards on it, and what it is worth."""
+"""Converts tasks counted per machine to a placement across racks with the true shards, and evaluates it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver.async_rates import Machine, best_rates, slowest_of
+from solver.async_rates import Machine, best_rates, slowest_send_s
 from solver.placement.naming import Assignment
 from solver.placement.problem import State
 from solver.racks.max_plus import State as Tasks
 from solver.racks.problem import RackProblem, View
-from solver.racks.sharding import Place, Uplinks, deal
+from solver.racks.sharding import Place, Uplinks, distribute_shards
 from solver.racks.tree import Load
 from solver.traffic import weighted_traffic
 
@@ -22,14 +22,10 @@ class RackPlacement:
     """One option, placed across racks.
 
     Attributes:
-        assignment: machine of every task.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round.
-        network_s: time the busiest network card or uplink takes for one step of every worker; asynchronous: for the
-            steps all workers make in `round_s`.
-        round_s: seconds in which every worker makes one step.
-        samples_per_s: samples all workers train on in a second.
-        traffic_bytes: Eq. 1.
-        samples_bound: no placement of the option is faster; with equal shards `samples_per_s` itself.
+        network_s: time of the busiest network card or uplink for one step of every worker; asynchronous: for the steps
+            that all workers make in `round_s`.
+        samples_bound: upper bound of the option's speed; with equal shards `samples_per_s` itself.
     """
 
     assignment: Assignment
@@ -41,12 +37,12 @@ class RackPlacement:
     samples_bound: float
 
 
-def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlacement | None:
-    """Deals the true shards out and evaluates what comes out; None if one of them does not fit where it should go.
+def score_placement(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlacement | None:
+    """Distributes the true shards and evaluates the result; None if one of them does not fit.
 
     Args:
         problem: the option.
-        view: the problem the machines were chosen by.
+        view: the problem by which the machines were chosen.
         loads: the machines in use, with all of the option's tasks on them.
     """
     near = [load.state[-1] for load in loads]
@@ -58,21 +54,21 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
     types = [(shard_type,) for shard_type in problem.shard_types]
     holders = [index for index, load in enumerate(loads) if any(load.state[1:-1])]
     if view.exact:
-        shards = _of_their_classes(problem, view, [loads[index].state for index in holders])
+        shards = _shards_by_class(problem, view, [loads[index].state for index in holders])
     else:
         places = [
             Place(loads[index].rack, near[index], tuple(_card_s(states[index], held, near[index]) for held in types))
             for index in holders
         ]
-        shards = deal(places, problem.shards, uplinks)
-    dealt = dict(zip(holders, shards, strict=True))
-    if any(_card_s(states[index], types[shard], near[index]) == math.inf for index, shard in dealt.items()):
+        shards = distribute_shards(places, problem.shards, uplinks)
+    distributed = dict(zip(holders, shards, strict=True))
+    if any(_card_s(states[index], types[shard], near[index]) == math.inf for index, shard in distributed.items()):
         return None
     stored = [0] * len(rack_workers)
-    for index, shard in dealt.items():
+    for index, shard in distributed.items():
         stored[loads[index].rack] += problem.shards[shard]
     busy = [
-        (here[types[dealt[index]] if index in dealt else ()], workers)
+        (here[types[distributed[index]] if index in distributed else ()], workers)
         for index, (here, workers) in enumerate(zip(states, near, strict=True))
     ]
     if problem.model.profile.synchronous:
@@ -84,7 +80,7 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
         round_s = problem.round_s(cycle_s, network_s)
     else:
         cards = [problem.tree.machine_types[load.machine_type].card for load in loads]
-        slowest = slowest_of((state.local_bytes for state, _ in busy), cards)
+        slowest = slowest_send_s((state.local_bytes for state, _ in busy), cards)
 
         def own_rate(state: State, card: float, workers: int) -> float:
             if not workers:
@@ -116,30 +112,35 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
     local = sum(state.local_bytes * workers for state, workers in busy)
     traffic = weighted_traffic(sum(problem.shards), problem.workers, local)
     return RackPlacement(
-        _assignment(loads, dealt), cycle_s, network_s, round_s, samples_per_s, traffic, samples_bound=samples_per_s
+        _assignment(loads, distributed),
+        cycle_s,
+        network_s,
+        round_s,
+        samples_per_s,
+        traffic,
+        samples_bound=samples_per_s,
     )
 
 
 def _states(problem: RackProblem, load: Load) -> dict[tuple[int, ...], State]:
-    """What the machine can be with the chief on it or not, by the types of its shards."""
+    """Possible states of the machine, given the chief, by the types of its shards."""
     possible = problem.tree.machine_types[load.machine_type].states
     return {state.shards: state for state in possible if state.chief == bool(load.state[0])}
 
 
-def _of_their_classes(problem: RackProblem, view: View, states: Sequence[Tasks]) -> tuple[int, ...]:
-    """For each machine with a ps, a shard of the class that it is to have."""
+def _shards_by_class(problem: RackProblem, view: View, states: Sequence[Tasks]) -> tuple[int, ...]:
     free = [iter([index for index, size in enumerate(problem.shards) if size == sizes[0]]) for sizes in view.classes]
     return tuple(next(free[state[1:-1].index(1)]) for state in states)
 
 
 def _card_s(states: dict[tuple[int, ...], State], shards: tuple[int, ...], workers: int) -> float:
-    """How long the machine's card is busy with these shards; infinite where they do not fit beside the workers."""
+    """Seconds that the machine's card is busy with these shards; infinite if they do not fit beside the workers."""
     times = states[shards].network_s if shards in states else ()
     return times[workers] if workers < len(times) else math.inf
 
 
-def _assignment(loads: Sequence[Load], dealt: dict[int, int]) -> Assignment:
-    by_shard = sorted(dealt, key=lambda index: dealt[index])
+def _assignment(loads: Sequence[Load], distributed: dict[int, int]) -> Assignment:
+    by_shard = sorted(distributed, key=lambda index: distributed[index])
     return Assignment(
         ps=tuple(loads[index].node for index in by_shard),
         workers=tuple(load.node for load in loads for _ in range(load.state[-1])),

@@ -1,4 +1,4 @@
-"""Unequal shards dealt out to machines already chosen for parameter servers, in racks with limited uplinks."""
+"""Distributes unequal shards over machines already chosen for parameter servers, in racks with limited uplinks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ROUNDS = 8
-"""Every pair of shards is tried for an exchange so often at most; few cases need more than three."""
+MAX_ROUNDS = 8
+"""Maximum rounds over all pairs of shards; few cases need more than three."""
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,7 @@ class Place:
     """A machine chosen for one ps.
 
     Attributes:
-        rack: number of its rack.
-        workers: workers on it.
-        card_s: by shard, how long its network card is busy while every worker makes one step.
+        card_s: by shard, seconds that its network card is busy while every worker makes one step.
     """
 
     rack: int
@@ -27,12 +25,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Uplinks:
-    """The racks' connections.
+    """The racks' uplinks.
 
     Attributes:
         bytes_per_s: speed of each, each way.
         rack_workers: workers in each rack.
-        total_bytes: size of all shards.
     """
 
     bytes_per_s: float
@@ -40,22 +37,17 @@ class Uplinks:
     total_bytes: int
 
     def busy_s(self, rack: int, stored: int) -> float:
-        """Seconds a rack with so many shard bytes keeps its uplink busy while every worker makes one step."""
+        """Seconds that a rack with these shard bytes keeps its uplink busy while every worker makes one step."""
         near, count = self.rack_workers[rack], sum(self.rack_workers)
         return 2 * max(stored * (count - near), near * (self.total_bytes - stored)) / self.bytes_per_s
 
 
-def deal(places: Sequence[Place], sizes: Sequence[int], uplinks: Uplinks) -> tuple[int, ...]:
-    """Which shard goes where: the busiest card or uplink is busy for a short time, then little leaves the machines.
+def distribute_shards(places: Sequence[Place], sizes: Sequence[int], uplinks: Uplinks) -> tuple[int, ...]:
+    """Distributes the shards: minimises the time of the busiest card or uplink, then the traffic.
 
-    Shards are dealt out evenly over the racks and then exchanged pair by pair as long as that shortens the time of the
-    busiest of the cards and uplinks it touches; then as long as it saves traffic and lengthens no step. A local search:
-    no other exchange of two helps.
-
-    Args:
-        places: where the shards go, one each.
-        sizes: their bytes, largest first.
-        uplinks: the racks' connections.
+    Shards are spread evenly over the racks and then exchanged pair by pair as long as that shortens the time of the
+    busiest of the cards and uplinks involved; then as long as it saves traffic and lengthens no step. A local search:
+    at the end no exchange of two helps.
 
     Returns:
         For each place the index of its shard.
@@ -66,7 +58,7 @@ def deal(places: Sequence[Place], sizes: Sequence[int], uplinks: Uplinks) -> tup
         stored[place.rack] += sizes[shard]
 
     def busiest(first: int, second: int, shard: int, other: int) -> float:
-        """Of the links that `first` and `second` use, with these shards there."""
+        """Time of the busiest link of `first` and `second`, with these shards there."""
         one, two = places[first], places[second]
         cards = max(one.card_s[shard], two.card_s[other])
         if one.rack == two.rack:
@@ -79,7 +71,7 @@ def deal(places: Sequence[Place], sizes: Sequence[int], uplinks: Uplinks) -> tup
         )
 
     def exchange(limit_s: float | None) -> bool:
-        """One round over all pairs; with a limit for less traffic, without one for less time."""
+        """Runs one round over all pairs; with a limit for less traffic, without one for less time."""
         changed = False
         for first, second in itertools.combinations(range(len(places)), 2):
             shard, other = held[first], held[second]
@@ -98,19 +90,19 @@ def deal(places: Sequence[Place], sizes: Sequence[int], uplinks: Uplinks) -> tup
                 changed = True
         return changed
 
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         if not exchange(None):
             break
     cards = (place.card_s[shard] for place, shard in zip(places, held, strict=True))
     limit_s = max(*cards, *(uplinks.busy_s(rack, here) for rack, here in enumerate(stored)))
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         if not exchange(limit_s):
             break
     return tuple(held)
 
 
 def _evenly(places: Sequence[Place], sizes: Sequence[int]) -> list[int]:
-    """Largest first, each to the rack whose free places lack most bytes of a mean shard each."""
+    """Assigns the largest first, each to the rack whose free places lack most bytes of a mean shard each."""
     mean = sum(sizes) / len(sizes)
     free: dict[int, list[int]] = {}
     for index in sorted(range(len(places)), key=lambda index: places[index].workers):

@@ -14,12 +14,12 @@ from solver.racks.max_plus import Frame, Part, State, Table, plus, table_capacit
 Key = TypeVar("Key", bound=Hashable)
 
 RackValue = Callable[[Table, Sequence[NDArray[np.int64]]], Table]
-"""From what a rack's machines are worth, and the number of tasks of each kind on them, to the rack's worth."""
+"""Computes a rack's values from those of its machines and the number of tasks of each kind on them."""
 
 
 @dataclass(frozen=True)
 class RackType:
-    """Racks that are alike.
+    """Identical racks.
 
     Attributes:
         machines: (machine type, number of machines) of each rack.
@@ -32,14 +32,7 @@ class RackType:
 
 @dataclass(frozen=True)
 class Load:
-    """What one machine gets.
-
-    Attributes:
-        node: its name.
-        machine_type: its type.
-        rack: number of its rack, the same for all its machines.
-        state: the tasks on it.
-    """
+    """Tasks of one machine."""
 
     node: str
     machine_type: int
@@ -52,10 +45,8 @@ class Best:
     """The best value of the goal.
 
     Attributes:
-        value: the value.
         racks: the union of all racks.
         inside: by rack type, the union of a rack's machines.
-        goal: what is placed.
     """
 
     value: float
@@ -68,7 +59,7 @@ class RackTree(Generic[Key]):
     """Machines by type, in racks by type.
 
     Args:
-        machines: (rack, what makes machines alike, names); racks and machines in any order.
+        machines: (rack, key of identical machines, names); racks and machines in any order.
     """
 
     def __init__(self, machines: Iterable[tuple[Hashable, Key, Sequence[str]]]) -> None:
@@ -90,14 +81,8 @@ class RackTree(Generic[Key]):
     ) -> Best | None:
         """The greatest value of the goal on all machines; None if it is impossible.
 
-        Args:
-            tables: by machine type, the values of its states from no tasks on.
-            rack_value: makes a rack's value from that of its machines; it must not fall as that grows.
-            goal: what has to be placed.
-            deadline: on `time.monotonic`'s clock; None for none.
-
-        Raises:
-            OutOfTimeError: if the deadline passed.
+        `tables`: by machine type, the values of its states from no tasks on. `rack_value`: computes a rack's values
+        from those of its machines; must be non-decreasing in these.
         """
         nothing = (0,) * len(goal)
         frame = self._frame(tables, goal, deadline)
@@ -161,6 +146,5 @@ class RackTree(Generic[Key]):
 
 
 def _with_rack(part: Part, rack_value: RackValue) -> Table:
-    """The table of a rack."""
     counts = (np.arange(size) + low for low, size in zip(part.low, part.table.shape, strict=True))
     return rack_value(part.table, np.ix_(*counts))

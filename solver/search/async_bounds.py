@@ -1,12 +1,12 @@
-"""What asynchronous workers can reach at best, before they are placed (solver.async_rates without some constraints).
+"""Upper bounds of asynchronous workers' rates before placement (solver.async_rates without some constraints).
 
 X is the rate of all n workers, Z that of workers beside one of m parameter servers; M all bytes, s the largest shard.
-c, C and u are what `LINK_SHARE` leaves of cards and uplinks.
+c, C and u are the `LINK_SHARE` of cards and uplinks.
 
 * Workers: X is at most the sum of the best n rates, on at most m machines beside a ps, where a machine's workers do not
   exceed its card: c / M without a ps, c / (M - s) beside one, because X >= z in S (X - z) + (M - S) z <= c.
-* The ps machines' cards together: M X - 2 sum S_i z_i + M Z <= C, the m fastest cards. With S_i <= s that is
-  X <= C/M - (1 - 2 s/M) Z, and X - Z is at most what the other machines reach.
+* The ps machines' cards together: M X - 2 sum S_i z_i + M Z <= C, the m fastest cards. With S_i <= s that is X <= C/M -
+  (1 - 2 s/M) Z, and X - Z is at most the rate of the other machines.
 * The card of the largest shard: X <= (c + max(0, 2 s - M) z) / s.
 * Uplinks: summed over R racks 2 (M X - sum S_r z_r) <= R u, with S_r z_r at most M max z_r and max S_r X.
 """
@@ -28,18 +28,10 @@ Floats = NDArray[np.float64]
 
 
 class StepBounds:
-    """Bounds on the steps per second of all workers, by number of workers (index 0 is one worker)."""
+    """Upper bounds of the steps/s of all workers, by number of workers (index 0 is one worker)."""
 
     def __init__(self, scope: Scope, work_s: Floats, room: Ints, total_bytes: int, within_bytes_per_s: float) -> None:
-        """Prepares what does not depend on the shards.
-
-        Args:
-            scope: the options.
-            work_s: by kind, least seconds of a worker's step without transfers.
-            room: by kind, most workers.
-            total_bytes: size of all variables.
-            within_bytes_per_s: speed between tasks of one machine.
-        """
+        """Prepares the parts that do not depend on the shards."""
         self._scope, self._work, self._room = scope, work_s, room
         self._total, self._within = total_bytes, within_bytes_per_s
         cards = scope.machines.network_bytes_per_s
@@ -50,13 +42,13 @@ class StepBounds:
         self._far_most = np.minimum(self._rate * room, self._cap)
 
     def of(self, shards: Shards, smallest: Ints, largest: Ints, beside_ps: int) -> Floats:
-        """The bounds with these shards, the parameter servers' and the chief's own limits left out.
+        """The bounds with these shards, without the parameter servers' and the chief's own limits.
 
         Args:
-            shards: what each ps holds.
-            smallest: by kind, how many workers fit beside the smallest shard; -1 where that does not fit.
+            shards: bytes on each ps.
+            smallest: by kind, number of workers that fit beside the smallest shard; -1 where that does not fit.
             largest: the same for the largest shard.
-            beside_ps: most workers that can share machines with parameter servers.
+            beside_ps: maximum workers that can share machines with parameter servers.
         """
         scope, machines, total, workers = self._scope, self._scope.machines, self._total, self._scope.max_workers
         cards, count = machines.network_bytes_per_s, len(shards.sizes)
@@ -73,7 +65,7 @@ class StepBounds:
         near = np.minimum(_best_sums([near_added], workers), _best_sum(near_most, machines.counts, count))
         without_ps = int(machines.counts.sum()) - (1 if scope.ps_may_share else count)
         far = np.minimum(self._far_sum, _best_sum(self._far_most, machines.counts, without_ps))
-        # No machine is used twice, with a ps and without: as if each had the better of both.
+        # A machine either has a ps or not; assume the better of both for each.
         best_rate, best_cap = np.maximum(rate, self._rate), np.maximum(cap, self._cap)
         either = _added(machines.counts, self._room, best_rate, best_cap)
         steps = np.minimum(_best_sums([either], workers), near + far)
@@ -90,7 +82,6 @@ class StepBounds:
         )
 
     def _busiest_ps(self, shards: Shards, largest: Ints, rate: Floats, cap: Floats) -> Floats:
-        """What the card of the machine with the largest shard lets through."""
         size, counts = shards.sizes[0], self._scope.counts
         cards = self._scope.machines.network_bytes_per_s * LINK_SHARE
         best = np.zeros(len(counts))
@@ -106,7 +97,6 @@ class StepBounds:
         return best
 
     def _across(self, shards: Shards, near_most: Floats, steps: Floats, uplink_bytes_per_s: float) -> Floats:
-        """What the uplinks let through, given other bounds."""
         rate_of: dict[str | None, float] = {}
         room_of: dict[str | None, int] = {}
         machines_of: dict[str | None, int] = {}
@@ -131,27 +121,20 @@ class StepBounds:
 
 @dataclass(frozen=True)
 class _Added:
-    """Steps per second that further workers add, and how many workers add so many."""
+    """Steps/s that further workers add, and the number of workers that add this."""
 
     steps_per_s: Floats
     workers: Ints
 
     def best(self, workers: int) -> _Added:
-        """Those of so many workers that add most."""
+        """The `workers` entries that add most."""
         order = np.argsort(-self.steps_per_s)
         added, repeats = self.steps_per_s[order], self.workers[order]
         return _Added(added, np.clip(workers - (np.cumsum(repeats) - repeats), 0, repeats))
 
 
 def _added(counts: Ints, room: Ints, rate: Floats, cap: Floats) -> _Added:
-    """What the first, second, ... worker on each machine adds.
-
-    Args:
-        counts: machines of each kind.
-        room: by kind, how many workers fit.
-        rate: by kind, steps per second of each worker.
-        cap: by kind, steps per second of all workers on a machine.
-    """
+    """Steps/s that the first, second, ... worker on each machine adds."""
     kind = np.repeat(np.arange(len(room)), room)
     before = np.arange(len(kind)) - np.repeat(np.cumsum(room) - room, room)
     each, limit = rate[kind], cap[kind]
@@ -160,7 +143,7 @@ def _added(counts: Ints, room: Ints, rate: Floats, cap: Floats) -> _Added:
 
 
 def _best_sums(lists: Sequence[_Added], workers: int) -> Floats:
-    """Most that 1, 2, ... `workers` workers add together."""
+    """Maximum that 1, 2, ... `workers` workers add together."""
     values = np.concatenate([entry.steps_per_s for entry in lists])
     repeats = np.concatenate([entry.workers for entry in lists])
     order = np.argsort(-values)

@@ -18,31 +18,28 @@ from solver.shards import Shards
 
 Floats = NDArray[np.float64]
 
-MOST_CELLS = 20_000
-"""Changes x machines that are compared in one go; larger placements stay as they are."""
-MOST_CHANGES = 40
-BETTER = 1e-6
+MAX_CELLS = 20_000
+"""Maximum changes x machines compared in one batch; larger placements stay unchanged."""
+MAX_CHANGES = 40
+MIN_IMPROVEMENT = 1e-6
 
 
 def balanced(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Assignment:
-    """The same workers with the ps where they are served faster, as far as single moves and exchanges lead.
+    """Improves the machines of the ps by single moves and exchanges; the workers stay.
 
-    Args:
-        scenario: the model and the machines.
-        shape: what each worker gets, unless the assignment says otherwise.
-        shards: what each ps holds.
-        assignment: where to begin; its tasks fit their machines.
+    `shape`: shape of each worker, unless the assignment has its own. `assignment`: the start; its tasks fit their
+    machines.
     """
     names = list(
         dict.fromkeys((*assignment.workers, *assignment.ps, *([assignment.chief] if assignment.chief else [])))
     )
     count = len(shards.sizes)
     changes = count * (count - 1) // 2 + count * len(names)
-    if count * len(names) < 2 or len(names) < 2 or changes * len(names) > MOST_CELLS:
+    if count * len(names) < 2 or len(names) < 2 or changes * len(names) > MAX_CELLS:
         return assignment
     place = _Place.of(scenario, shape, shards, assignment, names)
     on = np.array([names.index(name) for name in assignment.ps])
-    for _ in range(MOST_CHANGES):
+    for _ in range(MAX_CHANGES):
         change = place.best_change(on)
         if change is None:
             break
@@ -56,15 +53,10 @@ class _Place:
     """The machines in use as arrays, one entry for each.
 
     Attributes:
-        sizes: bytes of each shard.
-        needs: what each ps takes, ps x resources.
-        have: what is free of each machine beside workers and chief.
-        cards: bytes per second of the network card.
-        workers: on it.
-        works: seconds of the work of one worker, mean.
-        scenario: the model and the cluster.
-        shape: of a worker.
-        load: of the busiest ps.
+        needs: resources of each ps, ps x resources.
+        have: free resources of each machine beside workers and chief.
+        own: (seconds of a worker's work, number of such workers) of each machine.
+        racks: for each rack the indices of its machines; empty if racks do not matter.
     """
 
     sizes: Floats
@@ -82,7 +74,6 @@ class _Place:
     def of(
         cls, scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment, names: Sequence[str]
     ) -> _Place:
-        """Reads them off the assignment."""
         sizes = scenario.sizes
         kind_of = scenario.kind_of
         index = {name: number for number, name in enumerate(names)}
@@ -113,7 +104,7 @@ class _Place:
         )
 
     def best_change(self, on: Ints) -> list[tuple[int, int]] | None:
-        """The move or exchange that helps most: (ps, machine) for each that changes; None if none helps."""
+        """The best move or exchange: (ps, machine) for each that changes; None if none helps."""
         count, machines = len(on), len(self.cards)
         stored: Floats = np.bincount(on, weights=self.sizes, minlength=machines).astype(np.float64)
         free = self.have.copy()
@@ -138,7 +129,7 @@ class _Place:
         after[rows, target] += moved
         now, then = self._cost(stored[None, :])[0], self._cost(after)
         best = int(then.argmin())
-        if then[best] >= now * (1 - BETTER):
+        if then[best] >= now * (1 - MIN_IMPROVEMENT):
             return None
         if best < len(ps):
             return [(int(ps[best]), int(to[best]))]
@@ -146,7 +137,7 @@ class _Place:
         return [(one, int(on[other])), (other, int(on[one]))]
 
     def _cost(self, stored: Floats) -> Floats:
-        """What is to become less: the busiest link's time (synchronous) or the time of a step of all workers.
+        """The cost to minimise: the busiest link's time (synchronous) or the time of a step of all workers.
 
         The mean of the links' times breaks ties, so that a machine can be relieved in several moves.
         """

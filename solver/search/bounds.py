@@ -1,6 +1,6 @@
-"""What an option can reach at best, before it is placed: decides which options need placing at all.
+"""Bounds of an option before it is placed; they decide which options are placed at all.
 
-Every bound leaves constraints out, so no placement is faster, or has less traffic, than its bound says.
+Every bound leaves constraints out, so no placement is faster, or has less traffic, than its bound.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Bounds:
     """Bounds for each number of workers from 1 on, as arrays (index 0 is one worker).
 
     Attributes:
-        samples_per_s: no placement reaches more; 0 where the workers do not fit.
-        traffic_bytes: no placement has less of Eq. 1.
+        samples_per_s: upper bound of the speed; 0 if the workers do not fit.
+        traffic_bytes: lower bound of Eq. 1.
     """
 
     samples_per_s: Floats
     traffic_bytes: Floats
 
     def weighed(self, total_bytes: int, within_node: float, between_nodes: float) -> Bounds:
-        """The same with other weights in Eq. 1 than its usual ones; none may be dearer than what is really paid."""
+        """The bounds with other weights in Eq. 1; none may exceed the real costs."""
         if (within_node, between_nodes) == (COST_WITHIN_NODE, COST_BETWEEN_NODES):
             return self
         every = float(total_bytes) * np.arange(1, len(self.traffic_bytes) + 1)
@@ -48,16 +48,10 @@ class Bounds:
 
 
 class ShapeBounds:
-    """Bounds of the options with one worker shape: what does not depend on the shards is worked out once."""
+    """Bounds of the options with one worker shape; parts that do not depend on the shards are computed once."""
 
     def __init__(self, scope: Scope, model: StepModel, sizes: TaskSizes) -> None:
-        """Prepares the bounds.
-
-        Args:
-            scope: the options.
-            model: step times for the worker shape.
-            sizes: resources of the roles.
-        """
+        """Prepares the bounds."""
         self._scope, self._model, self._sizes = scope, model, sizes
         machines = scope.machines
         self._limit = np.where(hosting(machines.kinds, model), scope.max_workers, 0)
@@ -71,7 +65,6 @@ class ShapeBounds:
         self._steps = StepBounds(scope, work, room, model.total_bytes, within)
 
     def of(self, shards: Shards) -> Bounds:
-        """Bounds of the options with these shards."""
         scope, model, counts = self._scope, self._model, self._scope.counts
         if not self._slots:
             return Bounds(np.zeros(len(counts)), np.full(len(counts), np.inf))
@@ -85,14 +78,14 @@ class ShapeBounds:
             steps = counts / (np.maximum(slowest, rest) if model.overlap else slowest + rest)
         else:
             steps = self._steps.of(shards, smallest, largest, beside_ps)
-            steps = np.minimum(steps, model.shared(model.load(shards)).most_steps)
-        # Rounding must not turn a bound into something a placement can beat.
+            steps = np.minimum(steps, model.shared(model.load(shards)).max_steps_per_s)
+        # Rounding must not make a bound invalid.
         samples = steps * model.samples_per_step * (1 + 1e-9)
         samples[counts > self._slots] = 0.0
         return Bounds(samples, least_traffic(shards, counts, local, samples))
 
     def _rooms_beside(self, shard_bytes: Sequence[int]) -> Ints:
-        """How many workers fit on a machine of each kind beside such shards; -1 if those do not fit."""
+        """Number of workers that fit on a machine of each kind beside such shards; -1 if those do not fit."""
         load = [self._sizes.ps(size) for size in shard_bytes]
         room = self._scope.machines.capacity([self._sizes.worker(self._model.shape)], [load])[:, 0, 0]
         beside: Ints = np.minimum(room, self._limit)
@@ -100,12 +93,9 @@ class ShapeBounds:
 
 
 def most_beside_ps(scope: Scope, beside: Ints, shards: Shards) -> int:
-    """Most workers that can share machines with parameter servers.
+    """Maximum workers that can share machines with parameter servers.
 
-    Args:
-        scope: the options.
-        beside: by kind, how many workers fit beside the smallest shard.
-        shards: what each ps holds.
+    `beside`: by kind, number of workers that fit beside the smallest shard.
     """
     order, counts = np.argsort(-beside), scope.machines.counts
     before = np.cumsum(counts[order]) - counts[order]
@@ -114,15 +104,12 @@ def most_beside_ps(scope: Scope, beside: Ints, shards: Shards) -> int:
 
 
 def most_local_bytes(scope: Scope, beside: Ints, shards: Shards, beside_ps: int) -> Floats:
-    """Most bytes that workers can exchange with parameter servers on their own machine, each way.
+    """Maximum bytes that workers can exchange with parameter servers on their own machine, each way.
 
-    Each shard has at most the workers of one machine beside it, and together no more than all are.
+    Each shard has at most the workers of one machine beside it, and all together at most all workers.
 
-    Args:
-        scope: the options.
-        beside: by kind, how many workers fit beside the smallest shard.
-        shards: what each ps holds.
-        beside_ps: most workers that can share machines with parameter servers.
+    `beside`: by kind, number of workers that fit beside the smallest shard. `beside_ps`: maximum workers that can share
+    machines with parameter servers.
     """
     of_a_worker = float(shards.total if scope.ps_may_share else shards.sizes[0])
     by_worker = np.minimum(scope.counts, beside_ps) * of_a_worker
@@ -131,7 +118,7 @@ def most_local_bytes(scope: Scope, beside: Ints, shards: Shards, beside_ps: int)
 
 
 def least_traffic(shards: Shards, counts: Ints, local: Floats, samples_per_s: Floats) -> Floats:
-    """Least of Eq. 1 with at most those local bytes; infinite where the workers do not fit."""
+    """Minimum of Eq. 1 with at most those local bytes; infinite if the workers do not fit."""
     traffic = counts * weighted_traffic(shards.total, 1, 0.0) + local * weighted_traffic(0, 0, 1.0)
     traffic[samples_per_s == 0.0] = np.inf
     return traffic
@@ -140,16 +127,16 @@ def least_traffic(shards: Shards, counts: Ints, local: Floats, samples_per_s: Fl
 def least_network_s(
     scope: Scope, times: Floats, room: Ints, beside_largest: Ints, shards: Shards, beside_ps: int, local: Floats
 ) -> Floats:
-    """Least time of the busiest network card or uplink.
+    """Minimum time of the busiest network card or uplink.
 
     Args:
         scope: the options.
-        times: what `card_times` says.
-        room: by kind, how many workers fit.
-        beside_largest: by kind, how many fit beside the largest shard; -1 where that does not fit.
-        shards: what each ps holds.
-        beside_ps: most workers that can share machines with parameter servers.
-        local: most bytes that need no network.
+        times: result of `card_times`.
+        room: by kind, number of workers that fit.
+        beside_largest: by kind, number that fits beside the largest shard; -1 where that does not fit.
+        shards: bytes on each ps.
+        beside_ps: maximum workers that can share machines with parameter servers.
+        local: maximum bytes that need no network.
     """
     machines, counts = scope.machines, scope.counts
     holder = _busiest_ps(scope, beside_largest, shards)
@@ -163,13 +150,7 @@ def least_network_s(
 
 
 def card_times(machines: Machines, room: Ints, total_bytes: int) -> Floats:
-    """For each number of workers, from one on, how long the busiest card of machines without ps takes at least.
-
-    Args:
-        machines: the machines.
-        room: by kind, how many workers fit.
-        total_bytes: what each worker receives, and sends, in a step.
-    """
+    """For each number of workers, from one on, the minimum time of the busiest card of machines without ps."""
     # The first worker of every machine takes one transfer of its card, the second two, and so on.
     of_each = np.repeat(room, machines.counts)
     nth = np.arange(1, of_each.sum() + 1) - np.repeat(np.cumsum(of_each) - of_each, of_each)
@@ -178,7 +159,7 @@ def card_times(machines: Machines, room: Ints, total_bytes: int) -> Floats:
 
 
 def _mean_sent(machines: Machines, shards: Shards, counts: Ints, local: Floats) -> Floats:
-    """Mean time in which the machines with parameter servers send what is not local: the busiest takes no less."""
+    """Mean time in which the machines with parameter servers send non-local bytes, a lower bound for the busiest."""
     order = np.argsort(-machines.network_bytes_per_s)
     before = np.cumsum(machines.counts[order]) - machines.counts[order]
     used = np.clip(len(shards.sizes) - before, 0, machines.counts[order])
@@ -187,19 +168,18 @@ def _mean_sent(machines: Machines, shards: Shards, counts: Ints, local: Floats) 
 
 
 def _busiest_ps(scope: Scope, beside_largest: Ints, shards: Shards) -> Floats:
-    """Least network time of the machine that has the largest shard."""
     largest, total, counts = shards.sizes[0], shards.total, scope.counts
     places = {*zip(beside_largest.tolist(), scope.machines.network_bytes_per_s.tolist(), strict=True)}
     best = np.full(len(counts), np.inf)
     for room, network_bytes_per_s in sorted(place for place in places if place[0] >= 0):
-        # What it sends falls and what it receives grows with the workers beside it: the best number is where they
+        # Its sent bytes fall and its received bytes grow with the workers beside it: the best number is where they
         # meet, or next to it.
         meet = counts * largest // max(1, total)
         for near in (meet, meet + 1):
             beside = np.minimum(np.minimum(near, room), counts)
             sent, received = largest * (counts - beside), beside * (total - largest)
             if scope.ps_may_share:
-                # Further shards there are sent by it instead of received: best where both amounts are equal.
+                # It sends further shards there instead of receiving them: best where both amounts are equal.
                 received = np.minimum(received, beside * total * (1 - beside / counts))
             best = np.minimum(best, 2 * np.maximum(sent, received) / network_bytes_per_s)
         if scope.ps_may_share:
@@ -211,7 +191,7 @@ def _busiest_ps(scope: Scope, beside_largest: Ints, shards: Shards) -> Floats:
 
 
 def _busiest_uplink(machines: Machines, room: Ints, shards: Shards, counts: Ints, uplink_bytes_per_s: float) -> Floats:
-    """Least time of the busiest uplink.
+    """Minimum time of the busiest uplink.
 
     Each byte of each shard goes to every worker outside its rack. Summed over the racks that is at least the size of
     all shards times the workers that the roomiest rack cannot hold, and the busiest rack has at least the mean of it.

@@ -14,27 +14,22 @@ from solver.resources import WorkerShape
 from solver.search.bounds import Bounds
 
 Key = tuple[float, int, float, int, int, int]
-"""What ranks options that are equally fast: traffic, tasks, CPUs (more is better), GPUs, region, parameter servers."""
+"""Sort key of equally fast options: traffic, tasks, CPUs (more is better), GPUs, region, parameter servers."""
 Label = tuple[int, int, int, float]
-"""Workers, parameter servers, GPUs of a worker (-1 where they differ), CPUs of a worker without GPUs."""
+"""Workers, parameter servers, GPUs of a worker (-1 if they differ), CPUs of a worker without GPUs."""
 
-FIRST_CHUNK = 1024
-"""So many of the best candidates are put in order at first; few searches look at more."""
+FIRST_CHUNK_ROWS = 1024
+"""Number of best candidates sorted first; few searches need more."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An option, and the part of the cluster to place it in, with what it can reach at best.
+    """An option in a region of the cluster, with its bounds.
 
     Attributes:
-        region: index of the part of the cluster.
-        shapes: a worker's CPUs and GPUs; several where machines give their workers different ones.
-        workers: how many workers.
-        ps: how many parameter servers.
-        samples_bound: no placement is faster.
-        traffic_bound: no placement has less traffic (Eq. 1).
-        mixed: whether workers may differ between machines.
-        least_gpus: all workers together have at least so many GPUs.
+        shapes: a worker's CPUs and GPUs; several if machines may give their workers different ones.
+        samples_bound: upper bound of the speed.
+        traffic_bound: lower bound of the traffic (Eq. 1).
     """
 
     region: int
@@ -48,7 +43,7 @@ class Candidate:
 
     @property
     def label(self) -> Label:
-        """What makes it another option to a reader: CPUs count only where they do the computing."""
+        """Identity of the option for a reader: CPUs count only if they do the computing."""
         if self.mixed:
             return self.workers, self.ps, -1, 0.0
         shape = self.shapes[0]
@@ -59,27 +54,19 @@ class Candidate:
         return self.region, self.shapes, self.workers, self.ps
 
     def key(self, traffic_bytes: float, total_bytes: int) -> Key:
-        """Its rank among equally fast options, given its traffic; smaller is better."""
+        """Its sort key among equally fast options, given its traffic; smaller is better."""
         gpus, cpus = _rank_of(self.shapes, mixed=self.mixed)
         traffic = rounded_traffic(traffic_bytes, total_bytes)
         return traffic, self.workers + self.ps, -cpus, gpus, self.region, self.ps
 
 
 def rounded_traffic(traffic_bytes: float, total_bytes: int) -> float:
-    """Traffic in whole models, to a millionth, so that rounding errors make no difference."""
+    """Traffic in whole models, to a millionth, so that rounding errors do not matter."""
     return round(traffic_bytes / max(1, total_bytes), 6)
 
 
 class CandidateTable:
-    """Every option that may fit, with its bounds.
-
-    Args:
-        regions: parts of the cluster.
-        ranges: options by worker shape.
-        total_bytes: size of all variables.
-        bounds: for a region and a range, bounds by number of parameter servers, from one worker on.
-        max_ps: most parameter servers in a region.
-    """
+    """Every option that may fit, with its bounds, which `bounds` computes for a region, a range and a number of ps."""
 
     def __init__(
         self,
@@ -113,17 +100,17 @@ class CandidateTable:
         return int(np.count_nonzero(self._samples > 0))
 
     def by_speed(self) -> Iterator[Candidate]:
-        """Highest bound on the speed first."""
+        """Candidates by upper bound of the speed, highest first."""
         return self._in_order(-self._samples, np.flatnonzero(self._samples > 0))
 
     def by_traffic(self, least_samples_per_s: float = 0.0) -> Iterator[Candidate]:
-        """Lowest bound on the traffic first, those left out whose bound on the speed is below the limit."""
+        """Candidates by lower bound of the traffic, lowest first, without those below the minimum speed."""
         fast = (self._samples >= least_samples_per_s) & (self._samples > 0)
         return self._in_order(self._rounded_traffic, np.flatnonzero(fast))
 
     def _in_order(self, first: NDArray[np.float64], rows: NDArray[np.int64]) -> Iterator[Candidate]:
-        """The rows by that column, then by `Candidate.key`; in chunks, since hardly ever all are looked at."""
-        size = FIRST_CHUNK
+        """The rows by that column, then by `Candidate.key`; in chunks, since rarely all are needed."""
+        size = FIRST_CHUNK_ROWS
         while len(rows):
             column = first[rows]
             last = float(np.partition(column, size)[size]) if len(rows) > size else np.inf
@@ -149,5 +136,5 @@ class CandidateTable:
 
 
 def _rank_of(shapes: Sequence[WorkerShape], *, mixed: bool) -> tuple[int, float]:
-    """GPUs and CPUs by which options are ranked; none where workers may differ."""
+    """GPUs and CPUs by which options are ranked; zeros if workers may differ."""
     return (0, 0.0) if mixed else (shapes[0].gpus, shapes[0].cpus)

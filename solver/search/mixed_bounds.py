@@ -1,4 +1,4 @@
-"""What an option can reach at best whose workers may differ between machines (compare solver.search.bounds)."""
+"""Bounds of an option whose workers may differ between machines (compare solver.search.bounds)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,9 @@ from solver.step_time import StepModel
 
 
 def mixed_bounds(scope: Scope, models: Sequence[StepModel], sizes: TaskSizes, shards: Shards) -> Bounds:
-    """Bounds of all options with these shards: on the network as if all workers had the shape of which most fit.
+    """Bounds of all options with these shards; network bounds assume the shape of which most fit.
 
-    Args:
-        scope: the options.
-        models: step times for each shape a worker may have.
-        sizes: resources of the roles.
-        shards: what each ps holds.
+    `models`: step times for each possible shape of a worker.
     """
     counts, machines = scope.counts, scope.machines
     loads = [[], [sizes.ps(shards.sizes[-1])], [sizes.ps(shards.sizes[0])]]
@@ -52,7 +48,7 @@ def mixed_bounds(scope: Scope, models: Sequence[StepModel], sizes: TaskSizes, sh
         works = _works(machines, models, room[:, :, 0]).min(axis=1)
         bounds = StepBounds(scope, works, alone, shards.total, models[0].within_node_bytes_per_s)
         steps = bounds.of(shards, smallest, largest, beside_ps)
-        steps = np.minimum(steps, models[0].shared(models[0].load(shards)).most_steps)
+        steps = np.minimum(steps, models[0].shared(models[0].load(shards)).max_steps_per_s)
         samples = _asynchronous(machines, models, room[:, :, 0], shards, counts, steps)
     samples *= 1 + 1e-9
     samples[counts > slots] = 0.0
@@ -60,7 +56,7 @@ def mixed_bounds(scope: Scope, models: Sequence[StepModel], sizes: TaskSizes, sh
 
 
 def _works(machines: Machines, models: Sequence[StepModel], room: Ints) -> Floats:
-    """Seconds of a step without transfers, by kind and shape; infinite where the shape does not fit."""
+    """Seconds of a step without transfers, by kind and shape; infinite if the shape does not fit."""
     works = np.array([by_gpu_model(machines.kinds, model.work_s) for model in models]).T
     return np.where(room > 0, works, np.inf)
 
@@ -68,7 +64,7 @@ def _works(machines: Machines, models: Sequence[StepModel], room: Ints) -> Float
 def _synchronous(
     machines: Machines, models: Sequence[StepModel], room: Ints, shards: Shards, counts: Ints, network: Floats
 ) -> Floats:
-    """Most samples per second with at least that much time on the network.
+    """Maximum samples/s with at least that much time on the network.
 
     No machine has more samples in a step than workers of its best shape have there, and no worker more than its shape.
     """
@@ -87,7 +83,7 @@ def _synchronous(
 def _asynchronous(
     machines: Machines, models: Sequence[StepModel], room: Ints, shards: Shards, counts: Ints, steps: Floats
 ) -> Floats:
-    """Most samples per second with at most so many steps per second: of the best shape, or each worker's own best."""
+    """Maximum samples/s with at most these steps/s: of the best shape, or each worker's own best."""
     works = _works(machines, models, room)
     samples = np.array([model.samples_per_step for model in models])
     transfer = np.array(

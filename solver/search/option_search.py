@@ -1,4 +1,4 @@
-"""Finds the best option: places those, and only those, whose bounds leave them a chance."""
+"""Finds the best option; places only options whose bounds allow them to be best."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from solver.capacity import Machines
 from solver.nodes import NodeKind
 from solver.options import OptionRange, OptionSpace, without_spare_cpus
-from solver.placement.fastest import OutOfTimeError, calmest_placement, fastest_placement
+from solver.placement.fastest import OutOfTimeError, fastest_placement, least_traffic_placement
 from solver.placement.problem import TooManyStatesError
 from solver.racks import Region, regions
 from solver.resources import WorkerShape
@@ -26,22 +26,21 @@ from solver.search.scope import Scope
 from solver.shards import Shards
 from solver.step_time import StepModel
 
-TIE = 0.01
-"""Predicted speeds closer than this share are equal: the model is not better than that."""
+SPEED_TIE_SHARE = 0.01
+"""Predicted speeds closer than this share are equal: the model is not more precise."""
 ALTERNATIVES = 5
 ROUNDING = 1e-6
-NEIGHBOUR_S = 1.0
+NEIGHBOUR_TIME_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What came of a search.
+    """Result of a search.
 
     Attributes:
-        best: the option chosen.
         others: other options that were placed, best first, one of each label.
-        gap: share by which a better option or placement could be better; 0 where there is none.
-        placed: how many options had to be placed, or shown to be too slow, by the placement program.
+        gap: maximum improvement by a better option or placement, as a share; 0 if there is none.
+        placed: number of options placed, or shown to be too slow, by the placement program.
     """
 
     best: Solved
@@ -54,8 +53,8 @@ class OptionSearch:
     """Compares the options of one job on one cluster.
 
     Attributes:
-        enough: samples per second that the job reaches without any; of options that are no faster, only the most
-            promising few and the fastest are of interest.
+        throughput_floor: samples/s that the job reaches without these options; of options that are no faster, only the
+            most promising few and the fastest are of interest.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class OptionSearch:
         *,
         ps_may_share: bool = False,
         known: Sequence[Solved] = (),
-        enough: float = 0.0,
+        throughput_floor: float = 0.0,
         on_better: Callable[[SearchResult], None] | None = None,
     ) -> None:
         """Prepares the comparison.
@@ -74,9 +73,9 @@ class OptionSearch:
             scenario: the model and the machines.
             space: the options.
             ps_may_share: whether a machine may have several parameter servers.
-            known: options already placed, in a part of the space; others are compared with them.
-            enough: see the attribute.
-            on_better: told of every option that is better than all before.
+            known: options already placed, in a part of the space, for comparison.
+            throughput_floor: see the attribute.
+            on_better: called with every option that is better than all before.
         """
         self._scenario = scenario
         self._ps_may_share = ps_may_share
@@ -85,7 +84,7 @@ class OptionSearch:
         self._placer = OptionPlacer(scenario, self._regions, ps_may_share=ps_may_share)
         self._solved: dict[tuple[int, tuple[WorkerShape, ...], int, int], Solved | None] = {}
         self._known = tuple(known)
-        self.enough = enough
+        self.throughput_floor = throughput_floor
         self._on_better = on_better
         self._too_large: dict[Candidate, TooManyStatesError] = {}
         self._beaten = 0
@@ -93,48 +92,45 @@ class OptionSearch:
 
     @property
     def placements_are_simple(self) -> bool:
-        """Whether any one option is placed at once: workers are alike and each ps has its machine."""
+        """Whether any option is placed quickly: workers are identical and each ps has its own machine."""
         return not self._ps_may_share and not any(entry.mixed for entry in self._ranges)
 
     @property
     def placed(self) -> tuple[Solved, ...]:
-        """Every option that has been placed."""
         return (*self._known, *(entry for entry in self._solved.values() if entry is not None))
 
     @property
     def speed(self) -> float:
-        """Samples per second of the fastest option that has been placed; 0 before."""
+        """Samples/s of the fastest option that has been placed; 0 before."""
         return max((solved.samples_per_s for solved in self.placed), default=0.0)
 
     def shards(self, ps: int) -> Shards:
-        """The variables on that many parameter servers."""
         return self._scenario.shards(ps)
 
     def model(self, shape: WorkerShape) -> StepModel:
-        """Step times of workers of that shape."""
         return self._scenario.model(shape)
 
-    def fastest(self, deadline: float, *, few: bool = False) -> SearchResult | None:
-        """The fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
+    def fastest(self, deadline: float, *, only_promising: bool = False) -> SearchResult | None:
+        """Finds the fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
 
         Args:
             deadline: on `time.monotonic`'s clock.
-            few: whether to place only the few that promise most; another call goes on from there.
+            only_promising: whether to place only the few most promising options; another call resumes from there.
 
         Returns:
             None if no option fits.
         """
         self._deadline = deadline
-        cut_off = self._place_fastest(deadline, few=few)
+        cut_off = self._place_fastest(deadline, only_promising=only_promising)
         solved = self.placed
         if not solved:
             self._raise_if_too_large()
             return None
         fastest = self.speed
-        floor = fastest * (1 - TIE)
+        floor = fastest * (1 - SPEED_TIE_SHARE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
-        # Which of the equals it is matters only where it can be the plan.
-        for candidate in self._table.by_traffic(floor) if cut_off is None and fastest > self.enough else ():
+        # Ties are broken only if the result can become the plan.
+        for candidate in self._table.by_traffic(floor) if cut_off is None and fastest > self.throughput_floor else ():
             if candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
             try:
@@ -148,8 +144,8 @@ class OptionSearch:
         gap = max(0.0, 1 - fastest / ceiling)
         return self._result(best, gap, lambda entry: (-entry.samples_per_s, *self._key(entry)))
 
-    def calmest(self, deadline: float) -> SearchResult | None:
-        """The option with least traffic by Eq. 1, whatever its speed, then with fewest tasks.
+    def least_traffic(self, deadline: float) -> SearchResult | None:
+        """Finds the option with least traffic by Eq. 1, regardless of speed, then with fewest tasks.
 
         Returns:
             None if no option fits.
@@ -161,14 +157,14 @@ class OptionSearch:
             if len(solved) > ALTERNATIVES and bound >= self._key(solved[ALTERNATIVES]):
                 break
             try:
-                found = self.place(candidate, calmest_placement, deadline if solved else None)
+                found = self.place(candidate, least_traffic_placement, deadline if solved else None)
             except OutOfTimeError:
                 least_possible = candidate.traffic_bound
                 break
             if found is not None:
                 solved = sorted([*solved, found], key=self._key)
                 if solved[0] is found:
-                    self._tell(found, 1 - candidate.traffic_bound / max(found.traffic_bytes, 1e-9))
+                    self._report_better(found, 1 - candidate.traffic_bound / max(found.traffic_bytes, 1e-9))
         if not solved:
             self._raise_if_too_large()
             return None
@@ -185,10 +181,7 @@ class OptionSearch:
     ) -> Solved | None:
         """Places one option, once.
 
-        Args:
-            candidate: the option.
-            method: `fastest_placement` or `calmest_placement`, the same in every call.
-            deadline: on `time.monotonic`'s clock; None for none.
+        `method`: `fastest_placement` or `least_traffic_placement`, the same in every call.
 
         Raises:
             OutOfTimeError: if the deadline passed before the best placement was found and proven.
@@ -202,12 +195,12 @@ class OptionSearch:
         return self._solved[candidate.identity]
 
     def neighbour(self, solved: Solved, workers: int, ps: int) -> Solved | None:
-        """The option with other counts, placed; None if it is not in the space or does not fit.
+        """Places the option with other counts; None if it is not in the space or does not fit.
 
         Raises:
-            OutOfTimeError: if that takes longer than the search had, and a second.
+            OutOfTimeError: if that takes longer than both the search's deadline and a second.
         """
-        deadline = max(self._deadline, time.monotonic() + NEIGHBOUR_S)
+        deadline = max(self._deadline, time.monotonic() + NEIGHBOUR_TIME_LIMIT_S)
         region = solved.candidate.region
         for entry in self._ranges:
             if (
@@ -220,7 +213,7 @@ class OptionSearch:
         return None
 
     def _raise_if_too_large(self) -> None:
-        """Raises the first `TooManyStatesError`, if options could not be looked at."""
+        """Raises the first `TooManyStatesError`, if options could not be examined."""
         for error in self._too_large.values():
             raise error
 
@@ -239,10 +232,11 @@ class OptionSearch:
         self._solved[candidate.identity] = found
         return found
 
-    def _place_fastest(self, deadline: float, *, few: bool) -> Candidate | None:
-        """Places options, best bound first, until no bound beats the best few; returns where that was cut off.
+    def _place_fastest(self, deadline: float, *, only_promising: bool) -> Candidate | None:
+        """Places options, best bound first, until no bound exceeds the best few; returns the candidate where time ran
+        out.
 
-        Of the few, those within 1% of the fastest are as good: then only a faster option is of interest.
+        Of the few, those within 1% of the fastest are equally good: then only a faster option is of interest.
         """
         speeds: dict[Label, float] = {}
         for entry in self._known:
@@ -252,10 +246,10 @@ class OptionSearch:
             goal = 0.0
             if len(best) > ALTERNATIVES:
                 last = best[ALTERNATIVES]
-                goal = (best[0] if last >= best[0] * (1 - TIE) else last) * (1 + ROUNDING)
-                if few:
+                goal = (best[0] if last >= best[0] * (1 - SPEED_TIE_SHARE) else last) * (1 + ROUNDING)
+                if only_promising:
                     return candidate
-                if max(best[0], candidate.samples_bound) <= self.enough:
+                if max(best[0], candidate.samples_bound) <= self.throughput_floor:
                     goal = best[0] * (1 + ROUNDING)
             if candidate.samples_bound <= goal:
                 return None
@@ -263,18 +257,18 @@ class OptionSearch:
                 if goal:
                     found = self._place_if_it_reaches(candidate, goal, deadline)
                 else:
-                    # The first answer is worth waiting for.
+                    # The first placement has no deadline.
                     found = self.place(candidate, fastest_placement, deadline if best else None)
             except OutOfTimeError:
                 return candidate
             if found is not None:
                 if found.samples_per_s > max(best, default=0.0):
-                    # Options come in the order of their bounds, so no other is faster than this one's.
-                    self._tell(found, 1 - found.samples_per_s / candidate.samples_bound)
+                    # Options are sorted by bound, so none is faster than this one's bound.
+                    self._report_better(found, 1 - found.samples_per_s / candidate.samples_bound)
                 speeds[candidate.label] = max(speeds.get(candidate.label, 0.0), found.samples_per_s)
         return None
 
-    def _tell(self, found: Solved, gap: float) -> None:
+    def _report_better(self, found: Solved, gap: float) -> None:
         if self._on_better is not None:
             self._on_better(self._result(found, max(0.0, gap), self._key))
 
@@ -293,7 +287,7 @@ class OptionSearch:
         return CandidateTable(self._regions, self._ranges, self._total, bounds, self._max_ps)
 
     def _max_ps(self, region: Sequence[NodeKind]) -> int:
-        """Parameter servers beyond that have no machine of their own, where they need one, or no variable."""
+        """Maximum ps: one variable each, and one machine each if they must not share."""
         variables = max(1, len(self._scenario.profile.variables))
         return variables if self._ps_may_share else min(variables, sum(kind.count for kind in region))
 
@@ -313,7 +307,7 @@ class OptionSearch:
 
 
 def _separate(scenario: Scenario, space: OptionSpace, *, ps_may_share: bool) -> Iterator[OptionRange]:
-    """The ranges with one shape each, or all that are mixed; without options that another makes superfluous."""
+    """The ranges with one shape each, or all shapes of mixed ones; without options that another makes superfluous."""
     kinds, sizes = scenario.kinds, scenario.sizes
     counts = np.array([kind.count for kind in kinds])
     for entry in space.ranges:

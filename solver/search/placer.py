@@ -1,4 +1,4 @@
-"""Places one option: with the program for its kind of workers, within the uplinks, by the costs of the links."""
+"""Places one option with the program for its kind of workers, its uplinks and its costs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from solver.costs import UniformCosts
 from solver.evaluation import evaluate
 from solver.formulations import auto
 from solver.formulations.instance import Instance
-from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, fastest_placement
-from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
+from solver.placement.fastest import OutOfTimeError, Placement, fastest_placement, least_traffic_placement
+from solver.placement.mixed import fastest_mixed_placement, least_traffic_mixed_placement
 from solver.placement.naming import Assignment, assign
 from solver.placement.problem import (
     PlacementProblem,
@@ -38,25 +38,20 @@ ACROSS_RACKS = "two-level racks"
 
 _MIXED: dict[Method, Method] = {
     fastest_placement: fastest_mixed_placement,
-    calmest_placement: calmest_mixed_placement,
+    least_traffic_placement: least_traffic_mixed_placement,
 }
-"""For each way to place workers that are all alike, the one where they may differ."""
+"""Placement method for identical workers -> method for workers that may differ."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A candidate, placed.
+    """A placed candidate.
 
     Attributes:
-        candidate: the option.
-        assignment: machine of every task.
-        formulation: what placed it, and why that.
+        formulation: the program that placed it, with the reason.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
         network_s: busiest network card or rack uplink.
-        round_s: seconds in which every worker makes one step.
-        samples_per_s: predicted speed.
-        traffic_bytes: Eq. 1.
-        samples_bound: no placement of the option is faster.
+        samples_bound: upper bound of the option's speed.
     """
 
     candidate: Candidate
@@ -71,23 +66,17 @@ class Solved:
 
     @property
     def shape(self) -> WorkerShape:
-        """What a worker gets; where they differ, what most get."""
+        """Shape of a worker; if they differ, the most frequent one."""
         return Counter(self.assignment.shapes_of_workers(self.candidate.shapes[0])).most_common(1)[0][0]
 
     @property
     def samples_ceiling(self) -> float:
-        """No placement is faster, by the option's bound or by that of the program that placed it."""
+        """Upper bound of the speed, by the option's bound or by that of the program that placed it."""
         return max(self.samples_per_s, min(self.samples_bound, self.candidate.samples_bound))
 
 
 class OptionPlacer:
-    """Places options of one job in parts of one cluster.
-
-    Args:
-        scenario: the model and the machines.
-        regions: the parts of the cluster, by index.
-        ps_may_share: whether a machine may have several parameter servers.
-    """
+    """Places options of one job in regions of one cluster."""
 
     def __init__(self, scenario: Scenario, regions: Sequence[Region], *, ps_may_share: bool) -> None:
         self._scenario = scenario
@@ -99,16 +88,12 @@ class OptionPlacer:
     def place(self, candidate: Candidate, method: Method, deadline: float | None) -> Solved | None:
         """Places an option.
 
-        Args:
-            candidate: the option.
-            method: `fastest_placement` or `calmest_placement`.
-            deadline: on `time.monotonic`'s clock; None for none.
+        `method`: `fastest_placement` or `least_traffic_placement`.
 
         Raises:
-            OutOfTimeError: if the deadline passed before the best placement was found and proven.
             TooManyStatesError: if parameter servers can share machines in too many ways.
         """
-        if method is calmest_placement and not candidate.mixed and not isinstance(self._costs, UniformCosts):
+        if method is least_traffic_placement and not candidate.mixed and not isinstance(self._costs, UniformCosts):
             return self._cheapest(candidate, deadline)
         problem = self._problem(candidate)
         placement = (_MIXED[method] if candidate.mixed else method)(problem, deadline)
@@ -121,17 +106,16 @@ class OptionPlacer:
         """Places an option if it can be that fast; None if it cannot, or does not fit.
 
         Raises:
-            OutOfTimeError: if the deadline passed before the answer was proven.
-            TooManyStatesError: if parameter servers can share machines in too many ways, or nothing is found and not
-                all was looked at.
+            TooManyStatesError: if parameter servers can share machines in too many ways, or nothing was found and not
+                all cases were examined.
         """
         problem = self._problem(candidate)
         method = fastest_mixed_placement if candidate.mixed else fastest_placement
         placement = method(problem, deadline, samples_per_s)
         if placement is None and not problem.are_all_cases:
             raise TooManyStatesError(
-                f"Of {candidate.ps} parameter servers on machines with different network cards not all placements were "
-                "looked at; take fewer, or machines with cards alike."
+                f"Not all placements of {candidate.ps} parameter servers on machines with different network cards were "
+                "examined; use fewer of them, or machines with equal cards."
             )
         if placement is None:
             return None
@@ -173,18 +157,17 @@ class OptionPlacer:
         )
 
     def _traffic(self, assignment: Assignment, shards: Shards) -> float:
-        """Eq. 1 by the costs of the cluster's links."""
         stored: Counter[str] = Counter()
         for node, size in zip(assignment.ps, shards.sizes, strict=True):
             stored[node] += size
         return self._costs.total(stored, Counter(assignment.workers))
 
     def _is_slowed_down(self, solved: Solved) -> bool:
-        """Whether an uplink, which the program leaves out, slows the placement down."""
+        """Whether an uplink, which the program ignores, slows the placement down."""
         return solved.samples_per_s < solved.samples_bound * (1 - ROUNDING)
 
     def _crosses_racks(self, candidate: Candidate) -> bool:
-        """Whether `solver.racks.placement` takes the option: several racks, workers alike, one ps on a machine."""
+        """Whether `solver.racks.placement` applies: several racks, identical workers, one ps per machine."""
         racks = {kind.rack for kind in self._regions[candidate.region]}
         return len(racks) > 1 and not candidate.mixed and not self._ps_may_share
 
@@ -195,7 +178,7 @@ class OptionPlacer:
         return rack_problem(region, model, scenario.sizes, shards, candidate.workers, uplink)
 
     def _within_uplinks(self, solved: Solved, deadline: float | None) -> Solved:
-        """The same option, placed with the uplinks in mind where they slow it down."""
+        """Places the option again with its uplinks, if they slow it down."""
         if not self._is_slowed_down(solved) or not self._crosses_racks(solved.candidate):
             return solved
         found = fastest_across_racks(self._rack_problem(solved.candidate), deadline)
@@ -216,12 +199,11 @@ class OptionPlacer:
         )
 
     def _cheapest(self, candidate: Candidate, deadline: float | None) -> Solved | None:
-        """Least Eq. 1 where bytes cost differently between different machines."""
         scenario, shape = self._scenario, candidate.shapes[0]
         shards, sizes, region = scenario.shards(candidate.ps), scenario.sizes, self._regions[candidate.region]
         model = scenario.model(shape)
         instance = Instance(
-            # GPUs whose memory is too small for the model are none.
+            # GPUs with too little memory for the model do not count.
             kinds=tuple(kind if hosts_workers(kind, model) else replace(kind, gpus=0) for kind in region),
             worker=sizes.worker(shape),
             workers=candidate.workers,

@@ -1,26 +1,26 @@
-"""Every placement that the step-time model can express: a search by Lagrangian relaxation, with a bound.
+"""Searches every placement that the step-time model can express, by Lagrangian relaxation, with a bound.
 
 Machines may have several parameter servers (ps) or none, each machine its own size of workers, and machines without
-GPUs may work too. What couples the machines is little: the ps of all add up to m and, where their number is limited,
-the workers to no more than a limit. So for a given m a machine's state is its number of ps and what its workers get,
-and the best states are found machine by machine: by dynamic programming over the ps where there are few machines, else
-along the concave hulls of what a machine is worth with 0, 1, 2, ... ps (Lagrangian relaxation of 'm ps in all'). A
-second multiplier stands for the limit on the workers.
+GPUs may have workers too. Few constraints couple the machines: the ps of all add up to m and, if their number is
+limited, the workers to at most a limit. So for a given m a machine's state is its number of ps and its workers' shape,
+and the best states are found machine by machine: by dynamic programming over the ps if there are few machines, else
+along the concave hulls of a machine's value with 0, 1, 2, ... ps (Lagrangian relaxation of 'm ps in all'). A second
+multiplier replaces the limit on the workers.
 
-*Asynchronous.* For X steps per second of all workers every machine's links leave its workers a range of rates
-(solver.async_rates), and more workers never slow it down: it is worth what its workers and its links allow. The speed
-is the X that all machines together just reach. Over a range of X the links leave most room at the least of it, and a
-price per step, taken from the samples it brings, keeps the steps below the most of it: that bounds the range. Where
-cards differ there are ranges, too, of what the slowest ps machine takes to send what it holds.
+*Asynchronous.* At X steps/s of all workers every machine's links allow its workers a range of rates
+(solver.async_rates), and more workers never slow it down: its value is what its workers and its links allow. The speed
+is the X that all machines together just reach. Over a range of X the links allow most at its lower end, and a price per
+step, subtracted from its samples, keeps the steps below its upper end: that bounds the range. If cards differ, the time
+of the slowest ps machine is divided into ranges, too.
 
-*Synchronous.* With n workers, none slower than W, a round has room for T = samples / speed - W - n (update + dispatch)
-on the network; that limits the workers on each machine, whose samples give a new T. From a speed known, T comes down to
-the longest that a faster plan can have, or below 0 where there is none.
+*Synchronous.* With n workers, none slower than W, a round has T = samples / speed - W - n (update + dispatch) for the
+network; that limits the workers on each machine, whose samples give a new T. From a known speed, T falls to the longest
+that a faster plan can have, or below 0 if there is none.
 
-Two readings of the same arrays. *Optimistic*: each machine has, of all shards, those that suit it best, the smallest
-ps' memory, no chief, and racks do not matter. No placement is faster than that, so it gives the bound. *Real*: the
-shards have the mean size but for one that is far larger, and the chief has a machine. The machines found then get the
-real shards, are rated by `solver.evaluation`, and where they are few improved by moving tasks.
+The arrays are read in two ways. *Optimistic*: each machine has, of all shards, the best ones for it, the smallest ps'
+memory, no chief, and racks do not matter. No placement is faster than that, so it gives the bound. *Real*: the shards
+have the mean size except one that is far larger, and the chief has a machine. The machines found then get the real
+shards, are rated by `solver.evaluation`, and if they are few improved by moving tasks.
 """
 
 from __future__ import annotations
@@ -56,73 +56,80 @@ from solver.units import MIB
 
 Floats = NDArray[np.float64]
 
-FEW_MACHINES = 40
-"""So many are placed by dynamic programming, one by one."""
-FEW_KINDS = 6
-FEW_SHARDS = 6
-FEW_SETS = 5
-"""Of so many ps all sets that a machine can have are looked at for what the slowest machine takes; of more a part."""
-MOST_TIMES = 12
-"""Ranges of that for one number of ps."""
-PARTS = (1, 2, 3, 4, 6, 8)
-"""A machine's CPUs are shared out among so many workers without GPUs; or these get `WideSpace.cpu_shares` each."""
-LARGE_SHARE = 2.0
-"""Workers without GPUs that have more CPUs than that are as many as `PARTS` says."""
-FAR_LARGER = 1.5
-"""A shard above this many times the mean of the others has its machine chosen by itself."""
-WORTH = 0.01
-"""A further ps must make the busiest one's load smaller by this share, or a later one must."""
-ROUNDS = 12
-HALVINGS = 20
-CLOSE = 1e-9
-ENOUGH = 0.005
-"""Cases that are faster by no more than this share are not looked at."""
-NARROWINGS = 3
-INTERVALS = 24
-"""Ranges of workers' work to begin with."""
-COARSE = 1.3
-LEAP = 1.5
-HOPELESS = 1e-3
-IDLE = 0.002
-"""Workers that bring less than this share of the speed are left out."""
-SLOW = 5.0
-"""Workers that take so many times as long for a step as the fastest are left out together, ..."""
-SLOW_SHARE = 0.02
+MAX_DYNAMIC_PROGRAM_MACHINES = 40
+"""Maximum number of machines placed one by one, by dynamic programming."""
+MAX_HOST_KINDS = 6
+"""Maximum number of kinds that are all tried for the chief and for a far larger shard."""
+MAX_UNEQUAL_SHARDS = 6
+"""Maximum number of unequal shards for which the optimistic reading is also placed."""
+MAX_PS_WITH_ALL_SETS = 5
+"""Maximum number of ps for which all sets of shards on a machine are examined for the time of the slowest ps machine;
+for more, only some."""
+MAX_SLOWEST_TIMES = 12
+"""Maximum ranges of that time for one number of ps."""
+CPU_WORKER_COUNTS = (1, 2, 3, 4, 6, 8)
+"""Numbers of workers without GPUs on a machine that share its CPUs; alternatively each gets one of
+`RelaxedSpace.cpu_shares`."""
+MAX_SMALL_WORKER_CPUS = 2.0
+"""CPUs above which the number of workers without GPUs is one of `CPU_WORKER_COUNTS`."""
+LARGE_SHARD_RATIO = 1.5
+"""Ratio to the mean of the others above which a shard's machine is chosen separately."""
+MIN_LOAD_REDUCTION = 0.01
+"""Minimum reduction of the busiest ps' load, as a share, by a further ps or a later one."""
+MAX_ROUNDS = 12
+MAX_BISECTIONS = 20
+ROUNDING = 1e-9
+MIN_SPEED_GAIN = 0.005
+"""Minimum gain of speed, as a share; cases that cannot gain more are not examined."""
+MAX_NARROWINGS = 3
+WORK_RANGES = 24
+"""Initial number of ranges of workers' work."""
+MAX_WORKERS_RATIO = 1.3
+"""Ratio of maximum to minimum workers above which a case is divided without a bound."""
+MAX_TARGET_RATIO = 1.5
+"""Maximum ratio of a target speed to the speed reached."""
+MIN_BOUND_SHARE = 1e-3
+"""Minimum share of a bound that a speed must reach to be of interest."""
+MIN_WORKER_SHARE = 0.002
+"""Minimum share of the speed for a worker to be kept."""
+MAX_WORK_RATIO = 5.0
+"""Workers whose step takes this many times as long as the fastest one's are removed together, ..."""
+MAX_SLOW_WORKERS_SHARE = 0.02
 """... if all of them bring less than this share: their gradients are of weights that are many steps old."""
-MANY_WORKERS = 1000
-SPARE = 3.0
-"""Machines for so many times the steps wanted are looked at."""
-TRIES = 3
-"""Cases of a number of ps that are placed though the bound no longer depends on them."""
-HOPED = 0.99
-"""Machines that would be at least so fast with shards of the mean size, as a share of the fastest, are rated."""
-PROMISING = 0.7
-"""Placements that are at least so fast, as a share of the fastest, are improved."""
-STEP = 1.03
-"""Steps per second closer than that are placed as one case ..."""
-NARROW = 1.002
-"""... and such ones are bounded as one."""
-NEARLY = 0.001
-"""Bounds closer than this share are equal, nearly."""
-TOGETHER = 8
+MAX_UNTRIMMED_WORKERS = 1000
+"""Number of workers above which superfluous machines are removed before rating."""
+SPARE_STEPS_FACTOR = 3.0
+"""Machines are examined for this many times the steps required."""
+MAX_TRIES = 3
+"""Maximum cases of a number of ps that are placed after the bound no longer depends on them."""
+MIN_RATED_SHARE = 0.99
+"""Minimum speed with shards of the mean size, as a share of the fastest, for machines to be rated."""
+MIN_IMPROVED_SHARE = 0.7
+"""Minimum speed, as a share of the fastest, for placements to be improved."""
+MAX_PLACED_WIDTH = 1.03
+"""Ratio of steps/s up to which a range is placed as one case ..."""
+MIN_BOUNDED_WIDTH = 1.002
+"""... and bounded as one."""
+RANK_STEP = 0.001
+"""Bounds closer than this share have the same rank."""
+POINTS_PER_BATCH = 8
 """Relaxed problems of few machines that are solved together."""
-EFFORT = 2500.0
-"""Relaxed problems of a few machines that are solved, at most."""
-WORKERS_A_PROBLEM = 200
-"""As many workers are placed and rated in the time of one."""
-SKY = 1e12
-NOTHING = TaskResources(1e-3, 0, 0)
+MAX_EFFORT = 2500.0
+"""Maximum effort, in relaxed problems of a few machines."""
+WORKERS_PER_EFFORT = 200
+"""Number of workers that are placed and rated in the time of one relaxed problem."""
+MIN_SPEED = 1e-12
+"""Minimum samples/s; lower bounds count as infeasible."""
+NO_RESOURCES = TaskResources(1e-3, 0, 0)
 
 
 @dataclass(frozen=True)
-class Wide:
-    """A placement found, and how fast any could be.
+class RelaxedPlan:
+    """A placement found, and its performance.
 
     Attributes:
-        shape: what most workers get.
-        shards: what each ps holds.
-        assignment: machine of every task, and what each worker gets.
-        worth: its speed and traffic.
+        shape: most frequent shape of a worker.
+        assignment: machine of every task, and each worker's shape.
     """
 
     shape: WorkerShape
@@ -135,8 +142,8 @@ class Wide:
         return self.worth.samples_per_s
 
 
-class Start(Protocol):
-    """A placement to begin with: what each worker gets, what each ps holds, and the machine of every task."""
+class InitialPlacement(Protocol):
+    """An initial placement: shape of each worker, bytes on each ps, and the machine of every task."""
 
     @property
     def shape(self) -> WorkerShape: ...
@@ -150,14 +157,10 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class _Row:
-    """Machines that are alike, and what one has besides what is placed.
+    """Identical machines, with their special tasks.
 
     Attributes:
-        kind: theirs.
-        count: how many they are.
-        chief: whether the chief is there.
-        largest: whether the largest shard is there.
-        kinds: all kinds of machines that hold the same.
+        kinds: all kinds of machines merged into this row.
     """
 
     kind: int
@@ -168,20 +171,16 @@ class _Row:
 
 
 ANY_TIME = (0.0, math.inf)
-"""What the slowest ps machine takes to send what it holds where nobody waits for it."""
+"""Range of the slowest ps machine's time if it does not matter."""
 
 
 class _Arrays:
-    """What machines with 0, 1, 2, ... ps can have beside them; arrays are rows x ps x choices of workers."""
+    """Possibilities of machines with 0, 1, 2, ... ps; arrays are rows x ps x choices of workers."""
 
-    def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
-        """Fills the arrays; `limited` makes them ready for use.
+    def __init__(self, space: RelaxedSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
+        """Fills the arrays; call `limited_to` before use.
 
-        Args:
-            space: the placements.
-            rows: the machines.
-            shards: what each ps holds.
-            optimistic: whether each machine has the shards that suit it best.
+        `rows`: the machines. `optimistic`: whether each machine has the best shards for it.
         """
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total, self._within = rows, float(shards.total), space.within_bytes_per_s
@@ -192,7 +191,7 @@ class _Arrays:
         rest = shards.sizes[1:] if has_largest else shards.sizes
         self.ps = len(rest)
         room_cpus = max(kind.cpus for kind in kinds) / sizes.helper_cpus
-        most = min(self.ps, math.floor(room_cpus + CLOSE))
+        most = min(self.ps, math.floor(room_cpus + ROUNDING))
         numbers = np.arange(most + 1)
         ordered = np.array(rest, dtype=np.float64)
         self._fewest = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
@@ -202,7 +201,7 @@ class _Arrays:
             self.high = self.low = numbers * (float(ordered.mean()) if len(ordered) else 0.0)
         held = rest[-1 if optimistic else 0] if len(rest) else 0
         if len(rest) and self.counts.sum() == 1:
-            # One machine holds them all, whichever is which; each takes whole MiB.
+            # A single machine holds all of them, so the mean suffices; each takes whole MiB.
             held = max(0, sum(rest) // len(rest) - (MIB if optimistic else 0))
         ps_task = sizes.ps(held)
         of_row = [kinds[row.kind] for row in rows]
@@ -222,25 +221,21 @@ class _Arrays:
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
         self._waited_s = 0.0
-        self._choices(space, of_row, free)
+        self._fill_choices(space, of_row, free)
 
-    def limited(self, slowest: tuple[float, float]) -> _Arrays:
-        """The same where the slowest ps machine takes so long to send what it holds, for use; these are not used.
-
-        Args:
-            slowest: seconds, at least and at most (`solver.async_rates`).
-        """
+    def limited_to(self, slowest: tuple[float, float]) -> _Arrays:
+        """Returns a copy, ready for use, for a range of the slowest ps machine's time."""
         arrays = copy.copy(self)
         arrays._waited_s = slowest[0]
-        in_time = (self.base[:, None] + self._fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
+        in_time = (self.base[:, None] + self._fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + ROUNDING)
         arrays.fits = self.fits & in_time
         arrays.room = np.where(arrays.fits[:, :, None], self.room, 0)
-        if not arrays.are_few:
-            arrays._join()
+        if not arrays.uses_dynamic_program:
+            arrays._merge_rows()
         return arrays
 
-    def _choices(self, space: WideSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
-        """Fills in rooms, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
+    def _fill_choices(self, space: RelaxedSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
+        """Fills room, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
         scenario, sizes = space.scenario, space.scenario.sizes
         rooms, works, samples, cpus = [], [], [], []
         for shape in space.gpu_shapes:
@@ -255,18 +250,18 @@ class _Arrays:
             cpus.append(np.full(room.shape, shape.cpus))
         if space.cpu_workers:
             need = np.array(_amounts(sizes.worker(WorkerShape(0, CPU_STEP))))[1:3]
-            # A GPU may be too small, or its machine, for any worker.
+            # A GPU or its machine may be too small for any worker.
             hosts_gpus = np.any([room[:, 0] > 0 for room in rooms], axis=0) if rooms else np.zeros(len(of_row), bool)
             allowed = np.array([not kind.gpus for kind in of_row]) | ~hosts_gpus
             beside = (free[:, :, 1:3] // need).min(axis=2)
             free_cpus = free[:, :, 0] / 1000
             choices = [
-                (np.full(free_cpus.shape, parts), np.floor(free_cpus / parts / CPU_STEP + CLOSE) * CPU_STEP)
-                for parts in PARTS
+                (np.full(free_cpus.shape, parts), np.floor(free_cpus / parts / CPU_STEP + ROUNDING) * CPU_STEP)
+                for parts in CPU_WORKER_COUNTS
             ]
-            # Small ones hide each other's waits, and more of them than parts may fit.
+            # Small workers hide each other's waits, and more of them may fit than those counts.
             choices += [
-                (np.floor(free_cpus / share + CLOSE), np.full(free_cpus.shape, share)) for share in space.cpu_shares
+                (np.floor(free_cpus / share + ROUNDING), np.full(free_cpus.shape, share)) for share in space.cpu_shares
             ]
             for parts_of, share in choices:
                 room = np.where((share > 0) & allowed[:, None], np.minimum(beside, parts_of), 0).astype(np.int64)
@@ -280,12 +275,12 @@ class _Arrays:
         self.cpus = np.stack(cpus, axis=2) if cpus else np.zeros(shape_of)
         self.samples = np.array(samples, dtype=np.float64)
 
-    def _join(self) -> None:
-        """Makes one row of machines that differ only in what is left over."""
+    def _merge_rows(self) -> None:
+        """Merges rows that differ only in unused resources."""
         alike: dict[object, list[int]] = {}
         for index, row in enumerate(self.rows):
             arrays: tuple[NDArray[Any], ...] = self.fits, self.cards, self.base, self.room, self.work, self.cpus
-            # The machines with the chief and the largest shard stay alone.
+            # The machines with the chief and the largest shard stay separate.
             special = index if row.chief or row.largest else -1
             alike.setdefault((special, *(array[index].tobytes() for array in arrays)), []).append(index)
         self.rows = [
@@ -303,53 +298,49 @@ class _Arrays:
 
     @functools.cached_property
     def effort(self) -> float:
-        """What one relaxed problem takes, those of a few machines being 1."""
-        if self.are_few:
+        """Effort of one relaxed problem, relative to one of a few machines."""
+        if self.uses_dynamic_program:
             return 1.0 + self.room.size / 12_000 + len(self.each_row) / 20
         return 0.5 + min(60.0, self.room.size / 8_000)
 
     @functools.cached_property
-    def are_few(self) -> bool:
+    def uses_dynamic_program(self) -> bool:
         """Whether the machines are placed one by one."""
-        return bool(self.counts.sum() <= FEW_MACHINES)
+        return bool(self.counts.sum() <= MAX_DYNAMIC_PROGRAM_MACHINES)
 
     @functools.cached_property
     def each_row(self) -> list[int]:
-        """The row of each machine."""
         rows: list[int] = np.repeat(np.arange(len(self.rows)), self.counts).tolist()
         return rows
 
     @functools.cached_property
     def most_workers(self) -> int:
-        """Workers on all machines, at most."""
         return int(self.counts @ self.room.max(axis=(1, 2), initial=0))
 
     @functools.cached_property
     def most_beside(self) -> int:
-        """Workers on one machine, at most."""
         return int(self.room.max(initial=0))
 
     @functools.cached_property
     def most_samples(self) -> float:
-        """Samples of one worker's step, at most."""
+        """Maximum samples of one worker's step."""
         return float(self.samples.max())
 
     @functools.cached_property
     def fastest_card(self) -> float:
-        """Bytes per second."""
         return float(self.cards.max())
 
     @functools.cached_property
     def ends(self) -> tuple[Floats, ...]:
-        """Bytes of shards on a machine, rows x ps x 1: the least and the most that it can have."""
+        """Minimum and maximum bytes of shards on a machine, rows x ps x 1; one entry if they are equal."""
         low, high = (self.base[:, None, None] + ends[None, :, None] for ends in (self.low, self.high))
         return (low,) if np.array_equal(low, high) else (low, high)
 
     @functools.cached_property
     def rates(self) -> Floats:
-        """Steps per second of a worker alone, with the bytes beside it that suit it best."""
+        """Steps/s of a worker alone, with the best shard bytes beside it."""
         waited = waits_s(self.ends[-1], self.cards, self._waited_s)
-        # Where the card takes as long as is waited anyway, more bytes here only keep the machine's inside busier.
+        # Where the card takes as long as the wait, more bytes here only add traffic inside the machine.
         between = np.clip(self.total - waited * self.cards, self.ends[0], self.ends[-1])
         transfer = [
             2 * np.maximum((self.total - stored) / self.cards, waited) + 2 * stored / self._within
@@ -371,15 +362,15 @@ class _State:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A relaxed optimum: no machines together are worth more, and machines that are worth that, or nearly.
+class _RelaxedOptimum:
+    """A relaxed optimum: an upper bound of the value, and machines with that value, or almost.
 
     Attributes:
-        value: what they are worth.
+        value: the bound.
         numbers: the machines by row and number of ps.
-        worth: of a machine, rows x ps x choices: each has the best choice.
+        worth: value of a machine, rows x ps x choices: each has the best choice.
         workers_of: workers on it.
-        made: steps per second of its workers (asynchronous).
+        made: steps/s of its workers (asynchronous).
     """
 
     value: float
@@ -394,7 +385,7 @@ class _Found:
         return self.worth[rows, ps].argmax(axis=1)
 
     def each(self, values: Floats) -> Floats:
-        """Of a rows x ps x choices array, the entries of the machines."""
+        """Entries of the machines in a rows x ps x choices array."""
         rows, ps, _ = self.numbers
         return values[rows, ps, self.choices % values.shape[2]]
 
@@ -404,17 +395,17 @@ class _Found:
 
     @property
     def steps(self) -> float:
-        """Steps per second of all workers (asynchronous)."""
+        """Steps/s of all workers (asynchronous)."""
         return float(self.numbers[2] @ self.each(self.made))
 
     def kept(self, value: Floats, limit: float) -> float:
-        """What it is worth once workers above the limit are left out; roughly."""
+        """Approximate value without workers above the limit."""
         worth, count = float(self.numbers[2] @ self.each(value)), self.workers
         return worth * min(1.0, limit / count) if count else worth
 
     @functools.cached_property
     def states(self) -> tuple[_State, ...]:
-        """The machines, one entry for those alike."""
+        """The machines, one entry for identical ones."""
         columns = (*self.numbers, self.choices, self.each(self.workers_of).astype(np.int64))
         return tuple(
             _State(row, machines, ps, choice, workers)
@@ -423,90 +414,87 @@ class _Found:
 
 
 Numbers = tuple[Ints, Ints, Ints]
-"""Rows, ps on a machine, and machines that have so many."""
+"""Rows, ps on a machine, and number of machines with these."""
 
 
-def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _Found | None:
+def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _RelaxedOptimum | None:
     """The best state for each machine with all ps placed and no more workers than the limit.
 
-    Args:
-        arrays: the machines.
-        value: of a machine, rows x ps x choices; -inf where it cannot be so.
-        workers: on it.
-        limit: most workers of all machines.
+    `value`: value of a machine, rows x ps x choices; -inf if it is impossible. `limit`: maximum workers of all
+    machines.
 
     Returns:
         None if the ps do not fit.
     """
-    total, numbers = _best_numbers(arrays, value.max(axis=2))
+    total, numbers = _best_ps_counts(arrays, value.max(axis=2))
     if numbers is None or not math.isfinite(total):
         return None
-    found, bound = _Found(total, numbers, value, workers), total
+    found, bound = _RelaxedOptimum(total, numbers, value, workers), total
     if found.workers <= limit:
         return found
     with np.errstate(invalid="ignore", divide="ignore"):
         price = float(np.nanmax(np.where(workers > 0, value / workers, 0.0), initial=0.0))
     # As a function of the price the bound is convex and piecewise linear: the next price is where two pieces meet.
-    dear, low, high = None, (total, found.workers), (0.0, 0.0)
-    for _ in range(ROUNDS):
+    within_limit, low, high = None, (total, found.workers), (0.0, 0.0)
+    for _ in range(MAX_ROUNDS):
         worth = value - price * workers
-        total, numbers = _best_numbers(arrays, worth.max(axis=2))
+        total, numbers = _best_ps_counts(arrays, worth.max(axis=2))
         assert numbers is not None
         bound = min(bound, total + price * limit)
-        priced = _Found(total, numbers, worth, workers)
+        priced = _RelaxedOptimum(total, numbers, worth, workers)
         piece = total + price * priced.workers, priced.workers
         if priced.workers > limit:
             found, low = priced, piece
         else:
-            dear, high = priced, piece
+            within_limit, high = priced, piece
         before, price = price, (low[0] - high[0]) / (low[1] - high[1])
-        if dear is None or price <= 0 or abs(price - before) <= CLOSE * before:
+        if within_limit is None or price <= 0 or abs(price - before) <= ROUNDING * before:
             break
-    best = found if dear is None else max((found, dear), key=lambda each: each.kept(value, limit))
+    best = found if within_limit is None else max((found, within_limit), key=lambda each: each.kept(value, limit))
     return replace(best, value=bound)
 
 
 def _worth(arrays: _Arrays, made: Floats, possible: NDArray[np.bool_], price: float) -> Floats:
-    """Samples of the steps made, less their price; -inf where they are not possible."""
+    """Samples of the steps made, less their price; -inf if they are impossible."""
     return np.where(possible, (np.append(arrays.samples, price) - price) * made, -np.inf)
 
 
-def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
-    """How many machines of each row get how many ps, so that all are placed and worth most; and what they are worth.
+def _best_ps_counts(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
+    """Distributes the ps over the rows for the greatest total value.
 
     Args:
         arrays: the machines.
-        worth: of one machine, rows x ps.
+        worth: value of one machine, rows x ps.
 
     Returns:
-        The worth, of no less than the best, and the machines; -inf and None if the ps do not fit.
+        An upper bound of the value, and the machines; -inf and None if the ps do not fit.
     """
     worth = np.where(arrays.fits, worth, -np.inf)
-    if arrays.are_few:
-        return _by_programming(arrays, worth)
-    return _by_hulls(arrays, worth)
+    if arrays.uses_dynamic_program:
+        return _by_dynamic_programming(arrays, worth)
+    return _by_concave_hulls(arrays, worth)
 
 
-def _by_programming(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
-    totals, taken = _programmed(arrays, worth[None])
+def _by_dynamic_programming(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
+    totals, taken = _solve_dynamic_programs(arrays, worth[None])
     total = float(totals[0])
-    return total, _numbers(arrays, taken, 0) if math.isfinite(total) else None
+    return total, _ps_counts_of(arrays, taken, 0) if math.isfinite(total) else None
 
 
-def _programmed(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
-    """Dynamic programming over the machines, for several problems at once: that takes little longer than for one.
+def _solve_dynamic_programs(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
+    """Dynamic programming over the machines, for several problems together, which takes little longer than for one.
 
     Args:
         arrays: the machines.
-        worth: of one machine, problems x rows x ps; -inf where the ps do not fit.
+        worth: value of one machine, problems x rows x ps; -inf if the ps do not fit.
 
     Returns:
-        What all are worth, -inf where the ps do not fit; and machine by machine, problems x ps on it and those before
-        it, how many of these it has.
+        Total values, -inf if the ps do not fit; and for each machine, problems x ps on it and those before it, the
+        number of these on it.
     """
-    many, _, most = worth.shape
+    problems, _, most = worth.shape
     # Padded, so that what is left of m ps beside 0, 1, 2, ... on the next machine can be looked up.
-    best = np.full((many, most - 1 + arrays.ps + 1), -np.inf)
+    best = np.full((problems, most - 1 + arrays.ps + 1), -np.inf)
     best[:, most - 1] = 0.0
     before = most - 1 + np.arange(arrays.ps + 1)[None, :] - np.arange(most)[:, None]
     taken: list[Ints] = []
@@ -517,8 +505,8 @@ def _programmed(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
     return best[:, -1], taken
 
 
-def _numbers(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
-    """The machines of each row that have as many ps, in one of the problems programmed."""
+def _ps_counts_of(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
+    """The machines of each row by number of ps, in one of the problems solved."""
     left, numbers = arrays.ps, Counter[tuple[int, int]]()
     for row, choice in zip(reversed(arrays.each_row), reversed(taken), strict=True):
         ps = int(choice[problem, left])
@@ -528,8 +516,8 @@ def _numbers(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
     return of_row, of_ps, count
 
 
-def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
-    """Along the concave hulls; at most one machine is then between two corners of its own, and goes to the lower."""
+def _by_concave_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
+    """Follows the concave hulls; at most one machine ends between two corners of its own, and takes the lower."""
     count, most = worth.shape
     at, here = np.zeros(count, dtype=np.int64), worth[:, 0].copy()
     slopes, lengths, of_row, to = [], [], [], []
@@ -538,7 +526,7 @@ def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
         ahead = numbers[None, :] > at[:, None]
         with np.errstate(invalid="ignore"):
             slope = np.where(ahead, (worth - here[:, None]) / np.maximum(1, numbers[None, :] - at[:, None]), -np.inf)
-        # The farthest of equally steep ones.
+        # The farthest of equally steep corners.
         corner = most - 1 - slope[:, ::-1].argmax(axis=1)
         steepest = slope[np.arange(count), corner]
         on = np.flatnonzero(np.isfinite(steepest))
@@ -568,13 +556,13 @@ def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
     if not slopes or left.sum() < arrays.ps:
         return (-math.inf, None) if arrays.ps else (total, (np.arange(count), np.zeros(count, int), arrays.counts))
     if missing:
-        _place_missing(placed, worth, missing)
+        _place_remaining_ps(placed, worth, missing)
     rows, numbers_of = np.nonzero(placed)
     return total, (rows, numbers_of, placed[rows, numbers_of])
 
 
-def _place_missing(placed: Ints, worth: Floats, missing: int) -> None:
-    """Puts the last few ps where they cost least."""
+def _place_remaining_ps(placed: Ints, worth: Floats, missing: int) -> None:
+    """Places the last few ps where they cost least."""
     most = worth.shape[1]
     with np.errstate(invalid="ignore"):
         cost = np.where(placed[:, : most - missing] > 0, worth[:, : most - missing] - worth[:, missing:], np.inf)
@@ -585,13 +573,8 @@ def _place_missing(placed: Ints, worth: Floats, missing: int) -> None:
     placed[row, ps + missing] += 1
 
 
-class WideSpace:
-    """The placements of one job on one cluster.
-
-    Args:
-        scenario: the model and the machines.
-        space: the options: workers' sizes, and the limits on their number.
-    """
+class RelaxedSpace:
+    """The placements of one job on one cluster."""
 
     def __init__(self, scenario: Scenario, space: OptionSpace) -> None:
         self.scenario = scenario
@@ -600,13 +583,15 @@ class WideSpace:
         shapes = sorted({shape for entry in space.ranges for shape in entry.shapes})
         self._hosts: dict[tuple[int, WorkerShape], bool] = {}
         self._works: dict[tuple[str | None, WorkerShape], float] = {}
-        self.gpu_shapes = self._without_spare([shape for shape in shapes if shape.gpus])
+        self.gpu_shapes = self._without_spare_cpus([shape for shape in shapes if shape.gpus])
         self.cpu_workers = any(not shape.gpus for shape in shapes)
-        as_a_ps = math.floor(scenario.sizes.helper_cpus / CPU_STEP + CLOSE) * CPU_STEP
-        shares = {as_a_ps, *(shape.cpus for shape in shapes if not shape.gpus)}
-        # In a synchronous step nobody's wait is hidden; on many machines they would only make the bound slower.
-        is_worth_it = not scenario.profile.synchronous or sum(kind.count for kind in scenario.kinds) <= FEW_MACHINES
-        self.cpu_shares = sorted(share for share in shares if 0 < share <= LARGE_SHARE) if is_worth_it else []
+        ps_cpus = math.floor(scenario.sizes.helper_cpus / CPU_STEP + ROUNDING) * CPU_STEP
+        shares = {ps_cpus, *(shape.cpus for shape in shapes if not shape.gpus)}
+        # In a synchronous step no wait is hidden; on many machines small workers would only slow down the bound.
+        machines = sum(kind.count for kind in scenario.kinds)
+        use_small_workers = not scenario.profile.synchronous or machines <= MAX_DYNAMIC_PROGRAM_MACHINES
+        largest = MAX_SMALL_WORKER_CPUS if use_small_workers else 0.0
+        self.cpu_shares = sorted(share for share in shares if 0 < share <= largest)
 
     def hosts(self, kind: int, shape: WorkerShape) -> bool:
         key = kind, shape
@@ -632,8 +617,8 @@ class WideSpace:
             return math.inf
         return self.scenario.model(WorkerShape(0, cpus)).work_s(self.scenario.kinds[0])
 
-    def _without_spare(self, shapes: Sequence[WorkerShape]) -> tuple[WorkerShape, ...]:
-        """Of the sizes that are equally fast on every machine the one with fewest CPUs: it fits most often."""
+    def _without_spare_cpus(self, shapes: Sequence[WorkerShape]) -> tuple[WorkerShape, ...]:
+        """Keeps, of the sizes equally fast on every machine, the one with fewest CPUs: it fits most often."""
         models = {kind.gpu_model: index for index, kind in enumerate(self.scenario.kinds) if kind.gpus}
         chosen: dict[tuple[object, ...], WorkerShape] = {}
         for shape in sorted(shapes):
@@ -643,35 +628,35 @@ class WideSpace:
 
     @functools.cached_property
     def model(self) -> StepModel:
-        """Step times that no worker's size decides on."""
+        """Step times that do not depend on a worker's size."""
         return self.scenario.model(WorkerShape(0, 1.0))
 
     @property
     def within_bytes_per_s(self) -> float:
-        """Speed between tasks of one machine."""
         return self.model.within_node_bytes_per_s
 
-    # What a number of ps is worth.
+    # Numbers of ps.
 
     def ps_counts(self) -> list[int]:
-        """Numbers of ps that may be worth having."""
+        """Numbers of ps that may be useful."""
         scenario, model = self.scenario, self.scenario.model(WorkerShape(0, 1.0))
-        room = sum(kind.count * math.floor(kind.cpus / scenario.sizes.helper_cpus + CLOSE) for kind in scenario.kinds)
+        helper_cpus = scenario.sizes.helper_cpus
+        room = sum(kind.count * math.floor(kind.cpus / helper_cpus + ROUNDING) for kind in scenario.kinds)
         most = min(max(1, len(scenario.profile.variables)), room)
         counts, least, since = [1], model.load(scenario.shards(1)), 0
         for count in range(2, most + 1):
             load = model.load(scenario.shards(count))
             since += 1
             counts.append(count)
-            if load < least * (1 - WORTH):
+            if load < least * (1 - MIN_LOAD_REDUCTION):
                 least, since = load, 0
             if since >= 4:
                 break
         return counts[: len(counts) - since] if since < len(counts) else counts
 
-    # What can be reached.
+    # Relaxed optima.
 
-    def reached(
+    def machines_reaching(
         self,
         arrays: _Arrays,
         load: float,
@@ -679,49 +664,50 @@ class WideSpace:
         least_work_s: float,
         most_work_s: float,
         workers: tuple[int, int],
-    ) -> _Found | None:
-        """Synchronous: machines on which so fast a plan is possible with that number of workers; None if none are.
+    ) -> _RelaxedOptimum | None:
+        """Synchronous: machines on which a plan of that speed is possible with that number of workers; None if none
+        are.
 
         Args:
             arrays: the machines.
             load: of the busiest ps.
             samples_per_s: the speed.
-            least_work_s: the slowest worker's work at least.
-            most_work_s: and at most.
-            workers: fewest and most.
+            least_work_s: minimum of the slowest worker's work.
+            most_work_s: its maximum.
+            workers: minimum and maximum workers.
         """
         model, (fewest, most) = self.model, workers
-        allowed = arrays.work <= most_work_s * (1 + CLOSE) + CLOSE
+        allowed = arrays.work <= most_work_s * (1 + ROUNDING) + ROUNDING
         room = np.where(allowed, arrays.room, 0)
         if not arrays.samples.size:
             return None
         samples = min(most * arrays.most_samples, float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2))))
         rest_s = model.update_s(load, fewest) + model.dispatch_s(fewest)
         found = None
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             round_s = samples / samples_per_s
             left_s = round_s - rest_s - (0.0 if model.overlap else least_work_s)
-            if left_s < 0 or (model.overlap and least_work_s > round_s * (1 + CLOSE)):
+            if left_s < 0 or (model.overlap and least_work_s > round_s * (1 + ROUNDING)):
                 return None
             found = self._within(arrays, room, left_s, fewest, most)
             if found is None or found.value <= 0:
                 return None
-            if found.value >= samples * (1 - CLOSE):
+            if found.value >= samples * (1 - ROUNDING):
                 return found
             samples = found.value
         return found
 
-    def _within(self, arrays: _Arrays, room: Ints, network_s: float, fewest: int, most: int) -> _Found | None:
+    def _within(self, arrays: _Arrays, room: Ints, network_s: float, fewest: int, most: int) -> _RelaxedOptimum | None:
         """The most samples of a step with no card busy for longer."""
         half, low, high = network_s * arrays.cards / 2, arrays.ends[0], arrays.ends[-1]
-        if arrays.largest and not _has_place(arrays, room, half[:, 0, 0], fewest):
+        if arrays.largest and not _can_send_shards(arrays, room, half[:, 0, 0], fewest):
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
             receive = np.where(high < arrays.total, half / (arrays.total - high), np.inf)
             inside = np.where(low > 0, network_s * self.within_bytes_per_s / (2 * low), np.inf)
             send = np.where(low > 0, fewest - half / low, 0.0)
-        upper = np.minimum(room, np.floor(np.minimum(np.minimum(receive, inside), 1e9) * (1 + CLOSE)))
-        lower = np.maximum(0, np.ceil(send - CLOSE * fewest))
+        upper = np.minimum(room, np.floor(np.minimum(np.minimum(receive, inside), 1e9) * (1 + ROUNDING)))
+        lower = np.maximum(0, np.ceil(send - ROUNDING * fewest))
         fits = lower <= upper
         value = np.where(fits, upper * arrays.samples, -np.inf)
         lowest = np.broadcast_to(lower, upper.shape)
@@ -729,38 +715,40 @@ class WideSpace:
         upper = np.concatenate([upper, lowest], axis=2)
         return _allocate(arrays, value, upper, most)
 
-    def steps(self, arrays: _Arrays, at: Sequence[float], prices: Sequence[float] = (0.0,)) -> Iterator[_Found | None]:
-        """Asynchronous: the best that machines make whose links are judged at X steps per second of all workers.
+    def rate_optima(
+        self, arrays: _Arrays, at: Sequence[float], prices: Sequence[float] = (0.0,)
+    ) -> Iterator[_RelaxedOptimum | None]:
+        """Asynchronous: optima with the links evaluated at X steps/s of all workers.
 
         Args:
             arrays: the machines.
-            at: some X.
-            prices: of a step, taken from the samples it brings.
+            at: values of X.
+            prices: prices of a step, subtracted from its samples.
 
         Yields:
             For each X, and each price in turn, samples less the price of the steps; None if the ps do not fit.
         """
-        if not arrays.are_few or arrays.most_workers > self.max_workers:
+        if not arrays.uses_dynamic_program or arrays.most_workers > self.max_workers:
             for steps_per_s in at:
-                made, workers, possible = (each[0] for each in self._links(arrays, np.array([steps_per_s])))
+                made, workers, possible = (each[0] for each in self._link_rates(arrays, np.array([steps_per_s])))
                 for price in prices:
                     found = _allocate(arrays, _worth(arrays, made, possible, price), workers, self.max_workers)
                     yield None if found is None else replace(found, made=made)
             return
-        made, workers, possible = self._links(arrays, np.array(at))
+        made, workers, possible = self._link_rates(arrays, np.array(at))
         worth = np.stack([_worth(arrays, made, possible, price) for price in prices], axis=1)
         best = np.where(arrays.fits, worth.max(axis=-1), -np.inf)
-        totals, taken = _programmed(arrays, best.reshape(-1, *best.shape[2:]))
+        totals, taken = _solve_dynamic_programs(arrays, best.reshape(-1, *best.shape[2:]))
         for index, total in enumerate(totals.tolist()):
             x, price_index = divmod(index, len(prices))
             yield (
-                _Found(total, _numbers(arrays, taken, index), worth[x, price_index], workers[x], made[x])
+                _RelaxedOptimum(total, _ps_counts_of(arrays, taken, index), worth[x, price_index], workers[x], made[x])
                 if math.isfinite(total)
                 else None
             )
 
-    def _links(self, arrays: _Arrays, at: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """What workers make as far as links let them at some X: steps per second, how many it takes, if it is possible.
+    def _link_rates(self, arrays: _Arrays, at: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """Rates that the links allow at some X: steps/s, number of workers needed, and whether it is possible.
 
         All are X x rows x ps x choices; the last choice is no workers.
         """
@@ -773,12 +761,12 @@ class WideSpace:
                 least = np.where(each < 0, left / each, 0.0)
                 link = np.minimum(link, np.where(stored > 0, self.within_bytes_per_s / (2 * stored), np.inf))
             made = np.minimum(rates * arrays.room, link)
-            most = np.maximum(most, np.where((made < 0) | (made < least * (1 - CLOSE)), -1.0, made))
+            most = np.maximum(most, np.where((made < 0) | (made < least * (1 - ROUNDING)), -1.0, made))
         possible, most = most >= 0, np.maximum(most, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            workers = np.where(rates > 0, np.ceil(most / rates * (1 - CLOSE)), 0)
+            workers = np.where(rates > 0, np.ceil(most / rates * (1 - ROUNDING)), 0)
         workers = np.minimum(workers, arrays.room)
-        idle = np.broadcast_to(arrays.ends[0] * at <= cards * (1 + CLOSE), (*most.shape[:3], 1))
+        idle = np.broadcast_to(arrays.ends[0] * at <= cards * (1 + ROUNDING), (*most.shape[:3], 1))
         none = np.zeros(idle.shape)
         return (
             np.concatenate([most, none], axis=-1),
@@ -788,33 +776,29 @@ class WideSpace:
 
     # The search.
 
-    def best(self, known: float, deadline: float, starts: Sequence[Start] = ()) -> tuple[Wide | None, float]:
-        """The fastest placement that is found, if it is faster than what is known, and a speed that none exceeds.
-
-        Args:
-            known: samples per second of the best plan so far.
-            deadline: on `time.monotonic`'s clock.
-            starts: placements to begin with.
-        """
+    def best(
+        self, known: float, deadline: float, starts: Sequence[InitialPlacement] = ()
+    ) -> tuple[RelaxedPlan | None, float]:
+        """Finds the fastest placement, if it is faster than the known one, and an upper bound of any speed."""
         search = _Search(self, known)
         for start in starts:
             shapes = start.assignment.shapes_of_workers(start.shape)
             search.rate(start.shape, start.shards, replace(start.assignment, shapes=tuple(shapes)))
-        # One that the search finds needs fewer tasks: it is preferred where it is as fast, nearly.
-        search.speed = max(known, search.speed * (1 - ENOUGH))
+        # Placements of the search need fewer tasks, so they are preferred if almost as fast.
+        search.speed = max(known, search.speed * (1 - MIN_SPEED_GAIN))
         search.run(deadline)
         if search.found is not None and not self.scenario.profile.synchronous:
             search.found = self._without_slow(self._without_idle(search.found))
         return search.found, float(max(search.speed, search.bound))
 
-    def _without_slow(self, found: Wide) -> Wide:
-        """The same without the workers that are many times as slow as the fastest, if they bring little."""
+    def _without_slow(self, found: RelaxedPlan) -> RelaxedPlan:
+        """Removes the workers that are many times as slow as the fastest, if they bring little."""
         kind_of, assignment = self.scenario.kind_of, found.assignment
         works = [
             self.scenario.model(shape).work_s(kind_of[machine])
             for machine, shape in zip(assignment.workers, assignment.shapes, strict=True)
         ]
-        kept = [index for index, work in enumerate(works) if work <= SLOW * min(works)]
+        kept = [index for index, work in enumerate(works) if work <= MAX_WORK_RATIO * min(works)]
         if len(kept) == len(works) or len(kept) < self.min_workers:
             return found
         assignment = replace(
@@ -824,11 +808,11 @@ class WideSpace:
         )
         shape = Counter(assignment.shapes).most_common(1)[0][0]
         worth = evaluate(self.scenario, shape, found.shards, assignment)
-        is_as_fast = worth.samples_per_s >= found.samples_per_s * (1 - SLOW_SHARE)
-        return Wide(shape, found.shards, assignment, worth) if is_as_fast else found
+        is_as_fast = worth.samples_per_s >= found.samples_per_s * (1 - MAX_SLOW_WORKERS_SHARE)
+        return RelaxedPlan(shape, found.shards, assignment, worth) if is_as_fast else found
 
-    def _without_idle(self, found: Wide) -> Wide:
-        """The same without the workers that make it faster by less than `IDLE`: those for whom nothing is left."""
+    def _without_idle(self, found: RelaxedPlan) -> RelaxedPlan:
+        """Removes the workers that make it faster by less than the minimum share."""
         kind_of = self.scenario.kind_of
         held, near = Counter(found.assignment.ps), Counter(found.assignment.workers)
         each = found.assignment.shapes
@@ -847,10 +831,10 @@ class WideSpace:
                 found.assignment.workers[i],
             ),
         )
-        fewest, enough = 0, len(order)
+        fewest, sufficient = 0, len(order)
         best = found
-        while enough - fewest > 1:
-            middle = max(self.min_workers, (fewest + enough) // 2)
+        while sufficient - fewest > 1:
+            middle = max(self.min_workers, (fewest + sufficient) // 2)
             kept = sorted(order[:middle])
             assignment = replace(
                 found.assignment,
@@ -859,27 +843,24 @@ class WideSpace:
             )
             shape = Counter(assignment.shapes).most_common(1)[0][0]
             worth = evaluate(self.scenario, shape, found.shards, assignment)
-            if worth.samples_per_s >= found.samples_per_s * (1 - IDLE):
-                best, enough = Wide(shape, found.shards, assignment, worth), middle
+            if worth.samples_per_s >= found.samples_per_s * (1 - MIN_WORKER_SHARE):
+                best, sufficient = RelaxedPlan(shape, found.shards, assignment, worth), middle
             else:
                 fewest = middle
-            if middle == self.min_workers and enough == middle:
+            if middle == self.min_workers and sufficient == middle:
                 break
         return best
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """Asynchronous placements bounded together: a number of ps, and a range of X, the steps per second of all workers.
+class _AsyncCase:
+    """Asynchronous placements bounded together: a number of ps, and a range of X, the steps/s of all workers.
 
     Attributes:
-        ps: how many.
-        low: X at least.
-        high: X at most.
-        slowest: what the slowest ps machine takes, at least and at most (`_Arrays`).
+        slowest: minimum and maximum time of the slowest ps machine (`_Arrays`).
         best: X of its relaxed optimum; 0 before that is known.
-        is_whole: whether it is all X of that number of ps and that slowest machine.
-        is_tried: whether it, or what it is a part of, has been placed.
+        is_whole: whether it covers all X of that number of ps and that slowest machine.
+        is_tried: whether it, or a case that contains it, has been placed.
     """
 
     ps: int
@@ -892,24 +873,21 @@ class _Steps:
 
     @property
     def width(self) -> float:
-        """How far its ends are apart."""
         return self.high / self.low
 
-    def parts(self, middle: float) -> Iterator[_Steps]:
-        """The X above and below."""
+    def parts(self, middle: float) -> Iterator[_AsyncCase]:
+        """The ranges of X above and below."""
         for low, high in ((middle, self.high), (self.low, middle)):
-            yield _Steps(self.ps, low, high, self.slowest, is_tried=self.is_tried)
+            yield _AsyncCase(self.ps, low, high, self.slowest, is_tried=self.is_tried)
 
 
 @dataclass(frozen=True)
-class _Case:
+class _SyncCase:
     """Synchronous placements bounded together: a number of ps, ranges of the slowest worker's work and of workers.
 
     Attributes:
-        ps: how many.
         works: indices of the works.
-        workers: fewest and most.
-        below: a speed that is not out of reach.
+        below: a speed that is within reach.
     """
 
     ps: int
@@ -917,8 +895,8 @@ class _Case:
     workers: tuple[int, int]
     below: float = 0.0
 
-    def parts(self) -> Iterator[_Case]:
-        """Two halves of it, if it is more than one number of workers and one work."""
+    def parts(self) -> Iterator[_SyncCase]:
+        """Its two halves, if it is more than one number of workers and one work."""
         (first, last), (fewest, most) = self.works, self.workers
         if first < last:
             middle = (first + last) // 2
@@ -931,46 +909,46 @@ class _Case:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether it is too much for one bound to say anything."""
-        return self.workers[1] > COARSE * self.workers[0] + 1
+        """Whether it is too wide for a useful bound."""
+        return self.workers[1] > MAX_WORKERS_RATIO * self.workers[0] + 1
 
 
 class _Search:
     """Best-first search over cases.
 
     Attributes:
-        speed: the fastest so far.
+        speed: the fastest speed so far.
         found: its placement, if it was found here.
-        bound: no placement of a case that is done with is faster.
+        bound: upper bound of the placements of all finished cases.
     """
 
-    def __init__(self, space: WideSpace, known: float) -> None:
+    def __init__(self, space: RelaxedSpace, known: float) -> None:
         self._space, self.speed, self.bound = space, known, 0.0
-        self.found: Wide | None = None
+        self.found: RelaxedPlan | None = None
         self._scenario = space.scenario
         self._optimistic: dict[tuple[int, tuple[float, float]], _Arrays] = {}
         self._real: dict[tuple[int, tuple[float, float]], list[_Arrays]] = {}
-        self._unlimited: dict[int, _Arrays] = {}
-        self._unlimited_real: dict[int, list[_Arrays]] = {}
+        self._base_arrays: dict[int, _Arrays] = {}
+        self._base_real_arrays: dict[int, list[_Arrays]] = {}
         self._loads: dict[int, float] = {}
         self._works: Floats = np.zeros(0)
         self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
         self._order = itertools.count()
         self._seen: set[object] = set()
-        self._kept_up: set[int] = set()
+        self._max_rates_tried: set[int] = set()
         self._tried: Counter[tuple[int, tuple[float, float]]] = Counter()
         self.effort = 0.0
 
     def run(self, deadline: float) -> None:
-        """Until no case can be faster by `ENOUGH`, or time or the attempts are up."""
-        heap: list[tuple[float, float, int, float, _Case | _Steps]] = []
+        """Runs until no case can be faster by the minimum gain, or the time or the effort is used up."""
+        heap: list[tuple[float, float, int, float, _SyncCase | _AsyncCase]] = []
 
-        def push(bound: float, case: _Case | _Steps) -> None:
+        def push(bound: float, case: _SyncCase | _AsyncCase) -> None:
             rank, width = bound, 0.0
-            # Of nearly equal bounds narrow cases first, or few workers: placements to compare the others with.
-            if isinstance(case, _Steps) or len(self._scenario.kind_of) > FEW_MACHINES:
-                rank = math.floor(math.log(max(bound, 1 / SKY)) / NEARLY)
-                width = case.width if isinstance(case, _Steps) else float(case.workers[0])
+            # Of almost equal bounds narrow cases first, or few workers: they give placements for comparison.
+            if isinstance(case, _AsyncCase) or len(self._scenario.kind_of) > MAX_DYNAMIC_PROGRAM_MACHINES:
+                rank = math.floor(math.log(max(bound, MIN_SPEED)) / RANK_STEP)
+                width = case.width if isinstance(case, _AsyncCase) else float(case.workers[0])
             heapq.heappush(heap, (-rank, width, next(self._order), bound, case))
 
         for case in self._cases():
@@ -978,60 +956,58 @@ class _Search:
         highest = 0.0
         while heap:
             _, _, _, above, case = heapq.heappop(heap)
-            if above <= max(self.speed * (1 + ENOUGH), 1 / SKY) or self.effort > EFFORT or time.monotonic() > deadline:
+            is_over = self.effort > MAX_EFFORT or time.monotonic() > deadline
+            if is_over or above <= max(self.speed * (1 + MIN_SPEED_GAIN), MIN_SPEED):
                 self.bound = max(self.bound, above, *(bound for _, _, _, bound, _ in heap))
                 return
-            if isinstance(case, _Case) and case.is_coarse:
+            if isinstance(case, _SyncCase) and case.is_coarse:
                 for part in case.parts():
                     push(min(above, self._first_bound(part)), part)
                 continue
             highest = highest or above
-            if not self.speed and above < highest * HOPELESS:
-                # Bounds came down so far without any placement: the tasks fit nowhere.
+            if not self.speed and above < highest * MIN_BOUND_SHARE:
+                # Bounds fell this far without any placement: the tasks fit nowhere.
                 self.bound = max(self.bound, above)
                 return
-            if isinstance(case, _Steps):
-                for bound, left in self._left(case, above):
+            if isinstance(case, _AsyncCase):
+                for bound, left in self._split_or_place(case, above):
                     push(bound, left)
                 continue
-            goal = self._goal(above, case)
-            found = self._reached(case, goal)
+            goal = self._target_speed(above, case)
+            found = self._optimistic_machines(case, goal)
             if found is None:
                 push(goal, replace(case, below=0.0))
                 continue
             parts = list(case.parts())
             if parts:
-                found, goal, above = self._narrowed(case, found, max(goal, self.speed), above)
-            self._try(case, found, goal, above)
+                found, goal, above = self._narrow_bounds(case, found, max(goal, self.speed), above)
+            self._place_sync_case(case, found, goal, above)
             for part in parts:
                 push(min(above, self._first_bound(part)), part)
             if not parts:
-                if above <= max(goal, self.speed) * (1 + ENOUGH):
+                if above <= max(goal, self.speed) * (1 + MIN_SPEED_GAIN):
                     self.bound = max(self.bound, above)
                 else:
                     push(above, replace(case, below=goal))
 
-    def _left(self, case: _Steps, above: float) -> Iterator[tuple[float, _Steps]]:
-        """Bounds the case, places it or divides it; yields what is left to look at, with bounds.
-
-        Args:
-            case: the number of ps and the steps per second.
-            above: its bound so far.
-        """
+    def _split_or_place(self, case: _AsyncCase, above: float) -> Iterator[tuple[float, _AsyncCase]]:
+        """Bounds the case, places it or divides it; yields the remaining cases with their bounds."""
         samples, key = self._arrays(case.ps, case.slowest).most_samples, (case.ps, case.slowest)
-        if case.is_whole and case.width > STEP and case.high * samples <= above * (1 + CLOSE):
-            # Where the ps are the only limit, as many steps as they allow are best.
-            middle = case.high / STEP
+        if case.is_whole and case.width > MAX_PLACED_WIDTH and case.high * samples <= above * (1 + ROUNDING):
+            # If the ps are the only limit, their maximum steps are best.
+            middle = case.high / MAX_PLACED_WIDTH
         elif not case.best:
-            bound, best = self._relaxed(case)
+            bound, best = self._relaxed_bound(case)
             yield min(above, bound), replace(case, best=best)
             return
-        elif not case.is_tried and (case.width <= STEP or (above <= self.bound and self._tried[key] < TRIES)):
+        elif not case.is_tried and (
+            case.width <= MAX_PLACED_WIDTH or (above <= self.bound and self._tried[key] < MAX_TRIES)
+        ):
             self._tried[key] += 1
-            self._try_steps(case, above)
+            self._place_async_case(case, above)
             yield above, replace(case, is_tried=True)
             return
-        elif above <= self.bound or case.width <= NARROW:
+        elif above <= self.bound or case.width <= MIN_BOUNDED_WIDTH:
             self.bound = max(self.bound, above)
             return
         else:
@@ -1040,53 +1016,56 @@ class _Search:
             yield min(above, part.high * samples), part
 
     def _prices(self, arrays: _Arrays) -> list[float]:
-        """Prices of a step: steps that bring more samples may be worth having fewer of."""
+        """Prices of a step: for steps with more samples, fewer of them may be better."""
         samples = np.unique(arrays.samples)
         return (
             [0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()] if len(samples) > 1 else [0.0]
         )
 
-    def _relaxed(self, case: _Steps) -> tuple[float, float]:
-        """Links have most room at the fewest of these steps, and no more steps than the most can be sold.
+    def _relaxed_bound(self, case: _AsyncCase) -> tuple[float, float]:
+        """Bounds a case: links allow most at the lower end of its steps, and the price limits the steps to the upper
+        end.
 
         Returns:
-            A bound, and the steps that the machines with that bound make.
+            A bound, and the steps of the machines with that bound.
         """
         arrays, bound, best = self._arrays(case.ps, case.slowest), math.inf, case.low
         prices = self._prices(arrays)
-        for price, found in zip(prices, self._space.steps(arrays, [case.low], prices), strict=True):
+        for price, found in zip(prices, self._space.rate_optima(arrays, [case.low], prices), strict=True):
             self.effort += arrays.effort
             if found is None:
                 return 0.0, best
             if found.value + price * case.high < bound:
                 bound, best = found.value + price * case.high, min(max(case.low, found.steps), case.high)
-            if bound <= self.speed * (1 + ENOUGH):
+            if bound <= self.speed * (1 + MIN_SPEED_GAIN):
                 break
         return bound, best
 
-    def _narrowed(self, case: _Case, found: _Found, goal: float, above: float) -> tuple[_Found, float, float]:
-        """Raises what is reached and lowers what is not: the parts of the case begin with that."""
-        for _ in range(NARROWINGS):
-            if above <= goal * (1 + ENOUGH):
+    def _narrow_bounds(
+        self, case: _SyncCase, found: _RelaxedOptimum, goal: float, above: float
+    ) -> tuple[_RelaxedOptimum, float, float]:
+        """Raises the speed reached and lowers the bound; the parts of the case start with these."""
+        for _ in range(MAX_NARROWINGS):
+            if above <= goal * (1 + MIN_SPEED_GAIN):
                 break
             middle = math.sqrt(goal * above)
-            faster = self._reached(case, middle)
+            faster = self._optimistic_machines(case, middle)
             if faster is None:
                 above = middle
             else:
                 found, goal = faster, middle
         return found, goal, above
 
-    def _goal(self, above: float, case: _Case) -> float:
-        """A speed between what is reached and what is not."""
-        least = max(self.speed * (1 + ENOUGH / 2), above * HOPELESS)
+    def _target_speed(self, above: float, case: _SyncCase) -> float:
+        """A target speed between the one reached and the bound."""
+        least = max(self.speed * (1 + MIN_SPEED_GAIN / 2), above * MIN_BOUND_SHARE)
         if not case.below:
-            # There are many cases, and most do not even reach the least that is of interest.
+            # Most of the many cases do not even reach the minimum of interest.
             return least
         below = max(least, case.below)
-        return max(least, min(math.sqrt(below * above), below * LEAP))
+        return max(least, min(math.sqrt(below * above), below * MAX_TARGET_RATIO))
 
-    def _cases(self) -> Iterator[_Case | _Steps]:
+    def _cases(self) -> Iterator[_SyncCase | _AsyncCase]:
         one = self._arrays(1)
         if not one.samples.size or not one.room.any():
             return
@@ -1097,56 +1076,56 @@ class _Search:
         self._works = np.unique(np.round(one.work[(one.room > 0) & np.isfinite(one.work)], 9))
         if not len(self._works):
             return
-        chunks = np.array_split(np.arange(len(self._works)), min(INTERVALS, len(self._works)))
-        # Of equal bounds those with more ps come first: their CPUs are the last to limit the speed.
+        chunks = np.array_split(np.arange(len(self._works)), min(WORK_RANGES, len(self._works)))
+        # Of equal bounds, more ps come first: their CPUs are the last to limit the speed.
         for ps in reversed(self._space.ps_counts()):
             self._loads[ps] = self._space.model.load(self._scenario.shards(ps))
             if not self._scenario.profile.synchronous:
-                most_steps = min(
-                    self._space.model.shared(self._loads[ps]).most_steps, self._most_rate / one.samples.min()
+                max_steps_per_s = min(
+                    self._space.model.shared(self._loads[ps]).max_steps_per_s, self._most_rate / one.samples.min()
                 )
-                least_steps = max(self.speed, most_steps * HOPELESS) / one.most_samples
+                min_steps_per_s = max(self.speed, max_steps_per_s * MIN_BOUND_SHARE) / one.most_samples
                 for slowest in self._slowest(ps):
-                    yield _Steps(ps, least_steps, most_steps, slowest, is_whole=True)
+                    yield _AsyncCase(ps, min_steps_per_s, max_steps_per_s, slowest, is_whole=True)
                 continue
             for chunk in chunks:
-                yield _Case(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
+                yield _SyncCase(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
 
     def _slowest(self, ps: int) -> list[tuple[float, float]]:
-        """Ranges of what the slowest ps machine can take to send what it holds; one where nobody waits for it."""
+        """Ranges of the time that the slowest ps machine takes to send its shards; one if it does not matter."""
         kinds, sizes = self._scenario.kinds, self._scenario.shards(ps).sizes
         fewest = itertools.accumulate(reversed(sizes))
         stored = {*itertools.accumulate(sizes), *fewest}
-        is_all = len(sizes) <= FEW_SETS
+        is_all = len(sizes) <= MAX_PS_WITH_ALL_SETS
         if is_all:
             stored = {sum(some) for count in range(1, ps + 1) for some in itertools.combinations(sizes, count)}
-        times, are_all_kept = slowest_times(kinds, stored, self._scenario.shards(ps), MOST_TIMES)
+        times, are_all_kept = slowest_times(kinds, stored, self._scenario.shards(ps), MAX_SLOWEST_TIMES)
         if not times:
             return [ANY_TIME]
         is_all = is_all and are_all_kept
-        # Where no other time is possible each range is a single one.
+        # If the times are complete, each range is a single time.
         return [(high if is_all else low, high) for low, high in itertools.pairwise([0.0, *times])]
 
     def _arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> _Arrays:
         if (ps, slowest) not in self._optimistic:
-            if ps not in self._unlimited:
+            if ps not in self._base_arrays:
                 kinds, shards = self._scenario.kinds, self._scenario.shards(ps)
                 rows = [_Row(index, kind.count) for index, kind in enumerate(kinds)]
                 if len(kinds) == 1 and self._scenario.sizes.chief is not None:
-                    # Of machines that are all alike one has the chief.
+                    # One of the identical machines has the chief.
                     others = kinds[0].count - 1
                     rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
-                self._unlimited[ps] = _Arrays(self._space, rows, shards, optimistic=True)
-            self._optimistic[ps, slowest] = self._unlimited[ps].limited(slowest)
+                self._base_arrays[ps] = _Arrays(self._space, rows, shards, optimistic=True)
+            self._optimistic[ps, slowest] = self._base_arrays[ps].limited_to(slowest)
         return self._optimistic[ps, slowest]
 
-    def _first_bound(self, case: _Case | _Steps) -> float:
-        """With the cards of all machines together as one, and the largest shard on the fastest of them.
+    def _first_bound(self, case: _SyncCase | _AsyncCase) -> float:
+        """Bounds a case with the cards of all machines combined, and the largest shard on the fastest of them.
 
-        Only the bytes of workers elsewhere count.
+        Counts only the bytes of workers elsewhere.
         """
         arrays, model = self._arrays(1), self._space.model
-        if isinstance(case, _Steps):
+        if isinstance(case, _AsyncCase):
             return min(case.high * arrays.most_samples, self._most_rate)
         first, last = case.workers
         elsewhere = max(0, first - arrays.most_beside)
@@ -1159,7 +1138,7 @@ class _Search:
 
     @functools.cached_property
     def _most_rate(self) -> float:
-        """Samples per second of all machines with workers that wait for nothing (asynchronous)."""
+        """Samples/s of all machines with workers that never wait (asynchronous)."""
         arrays = self._arrays(1)
         with np.errstate(divide="ignore"):
             rates = np.where(arrays.room > 0, arrays.room * arrays.samples / arrays.work, 0.0)
@@ -1167,24 +1146,23 @@ class _Search:
 
     @functools.cache  # noqa: B019
     def _most_samples(self, work: int) -> float:
-        """Samples of one step of all workers that are no slower, with all machines theirs."""
+        """Samples of one step of all workers that are no slower, with workers on all machines."""
         arrays = self._arrays(1)
-        room = np.where(arrays.work <= self._works[work] * (1 + CLOSE) + CLOSE, arrays.room, 0)
+        room = np.where(arrays.work <= self._works[work] * (1 + ROUNDING) + ROUNDING, arrays.room, 0)
         return float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2)))
 
-    def _reached(self, case: _Case, goal: float) -> _Found | None:
-        """Machines that are so fast by the optimistic reading; None if none can be."""
+    def _optimistic_machines(self, case: _SyncCase, goal: float) -> _RelaxedOptimum | None:
+        """Machines that are that fast in the optimistic reading; None if none are."""
         arrays = self._arrays(case.ps)
         self.effort += 2 * arrays.effort
-        return self._space.reached(arrays, self._loads[case.ps], goal, *self._limits(case))
+        return self._space.machines_reaching(arrays, self._loads[case.ps], goal, *self._limits(case))
 
-    def _limits(self, case: _Case) -> tuple[float, float, tuple[int, int]]:
+    def _limits(self, case: _SyncCase) -> tuple[float, float, tuple[int, int]]:
         return float(self._works[case.works[0]]), float(self._works[case.works[1]]), case.workers
 
     # Real placements.
 
-    def _try(self, case: _Case, promise: _Found, goal: float, above: float) -> None:
-        """Places the case as fast as it can be."""
+    def _place_sync_case(self, case: _SyncCase, promise: _RelaxedOptimum, goal: float, above: float) -> None:
         arrays = self._arrays(case.ps)
         busy = [state for state in promise.states if state.workers]
         works = [arrays.work[state.row, state.ps, state.choice % len(arrays.samples)] for state in busy]
@@ -1193,95 +1171,96 @@ class _Search:
             return
         self._seen.add(key)
         for real in self._real_arrays(case.ps):
-            for found in self._real_states(key, real, goal, above):
-                self._rate(case.ps, real, found, key[2])
-                if self.speed * (1 + ENOUGH) >= above:
+            for found in self._real_sync_optima(key, real, goal, above):
+                self._assign_and_rate(case.ps, real, found, key[2])
+                if self.speed * (1 + MIN_SPEED_GAIN) >= above:
                     return
 
-    def _real_states(self, key: tuple[int, float, int], arrays: _Arrays, goal: float, above: float) -> Iterator[_Found]:
+    def _real_sync_optima(
+        self, key: tuple[int, float, int], arrays: _Arrays, goal: float, above: float
+    ) -> Iterator[_RelaxedOptimum]:
         space = self._space
         ps, work_s, workers = key
-        speeds = [goal, self.speed or goal * HOPELESS]
+        speeds = [goal, self.speed or goal * MIN_BOUND_SHARE]
         while speeds:
-            speed = speeds.pop(0) * (1 + CLOSE)
+            speed = speeds.pop(0) * (1 + ROUNDING)
             self.effort += 2 * arrays.effort
-            found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
+            found = space.machines_reaching(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
             if found is not None:
                 yield found
-                if self.speed > speed * (1 + ENOUGH / 5):
+                if self.speed > speed * (1 + MIN_SPEED_GAIN / 5):
                     speeds = [self.speed]
                 elif speeds:
                     break
-        if arrays.are_few:
+        if arrays.uses_dynamic_program:
             return
-        # Shards are not of the mean size, and with many machines local search does not mend it: what is fastest
+        # Shards differ from the mean size, and with many machines local search does not compensate: the optimum
         # by the mean size spreads them most evenly.
         best, low, high = None, max(goal, self.speed), above
-        for _ in range(NARROWINGS):
+        for _ in range(MAX_NARROWINGS):
             speed = math.sqrt(low * high)
             self.effort += 2 * arrays.effort
-            found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
+            found = space.machines_reaching(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
             best, low, high = (best, low, speed) if found is None else (found, speed, high)
         if best is not None:
             yield best
 
-    def _try_steps(self, case: _Steps, above: float) -> None:
-        """Places the case as fast as it can be."""
-        candidates: Iterator[tuple[float, _Arrays, _Found]] = (
+    def _place_async_case(self, case: _AsyncCase, above: float) -> None:
+        candidates: Iterator[tuple[float, _Arrays, _RelaxedOptimum]] = (
             (self._samples(real, found), real, found)
             for real in self._real_arrays(case.ps, case.slowest)
-            for found in self._real_steps(case, real)
+            for found in self._real_async_optima(case, real)
         )
-        if self._arrays(case.ps, case.slowest).are_few:
-            # Rating them takes longer than finding them.
+        if self._arrays(case.ps, case.slowest).uses_dynamic_program:
+            # Rating takes longer than finding, so the best come first.
             candidates = iter(sorted(candidates, key=lambda entry: -entry[0]))
         for samples_per_s, real, machines in candidates:
-            if samples_per_s < self.speed * HOPED:
+            if samples_per_s < self.speed * MIN_RATED_SHARE:
                 continue
-            self._rate(case.ps, real, machines, self._space.max_workers)
-            if self.speed * (1 + ENOUGH) >= above:
+            self._assign_and_rate(case.ps, real, machines, self._space.max_workers)
+            if self.speed * (1 + MIN_SPEED_GAIN) >= above:
                 return
 
-    def _samples(self, arrays: _Arrays, found: _Found) -> float:
-        """Samples per second of what was found, if the shards were of the mean size."""
+    def _samples(self, arrays: _Arrays, found: _RelaxedOptimum) -> float:
+        """Samples/s of the optimum if the shards had the mean size."""
         samples = np.append(arrays.samples, 0.0)[found.choices]
         return float(found.numbers[2] @ (samples * found.each(found.made)))
 
-    def _real_steps(self, case: _Steps, arrays: _Arrays) -> Iterator[_Found]:
+    def _real_async_optima(self, case: _AsyncCase, arrays: _Arrays) -> Iterator[_RelaxedOptimum]:
         prices = self._prices(arrays)
         if len(prices) > 1:
-            some = [case.low, math.sqrt(case.low * case.high) if case.width <= STEP else case.best]
-            for index, found in enumerate(self._space.steps(arrays, some, prices)):
+            some = [case.low, math.sqrt(case.low * case.high) if case.width <= MAX_PLACED_WIDTH else case.best]
+            for index, found in enumerate(self._space.rate_optima(arrays, some, prices)):
                 self.effort += arrays.effort
                 if found is not None:
-                    yield _enough(arrays, found, some[index // len(prices)])
-        if id(arrays) in self._kept_up:
+                    yield _trim_machines(arrays, found, some[index // len(prices)])
+        if id(arrays) in self._max_rates_tried:
             return
-        self._kept_up.add(id(arrays))
-        # The most steps that the machines keep up with.
-        most_steps = self._space.model.shared(self._loads[case.ps]).most_steps
-        low, high, best = 0.0, min(most_steps, self._most_rate / float(arrays.samples.min())), None
-        many = TOGETHER if arrays.are_few else 1
+        self._max_rates_tried.add(id(arrays))
+        # The maximum steps that the machines keep up with.
+        max_steps_per_s = self._space.model.shared(self._loads[case.ps]).max_steps_per_s
+        low, high, best = 0.0, min(max_steps_per_s, self._most_rate / float(arrays.samples.min())), None
+        many = POINTS_PER_BATCH if arrays.uses_dynamic_program else 1
         points = high * np.arange(1, many + 1) / many
-        for _ in range(HALVINGS):
+        for _ in range(MAX_BISECTIONS):
             reached = low
-            for steps, found in zip(points.tolist(), self._space.steps(arrays, points.tolist()), strict=True):
+            for steps, found in zip(points.tolist(), self._space.rate_optima(arrays, points.tolist()), strict=True):
                 self.effort += arrays.effort
-                if found is not None and found.steps >= steps * (1 - CLOSE):
+                if found is not None and found.steps >= steps * (1 - ROUNDING):
                     best, reached = found, steps
             low, high = reached, min((steps for steps in points.tolist() if steps > reached), default=high)
             if high <= low * (1 + 1e-3):
                 break
             points = low + (high - low) * np.arange(1, many + 1) / (many + 1)
         if best is not None:
-            yield _enough(arrays, best, low)
+            yield _trim_machines(arrays, best, low)
 
     def _real_arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> list[_Arrays]:
-        """One for each choice of the chief's machine and the one of a far larger shard."""
+        """Arrays for each choice of the chief's machine and the machine of a far larger shard."""
         if (ps, slowest) not in self._real:
-            if ps not in self._unlimited_real:
-                self._unlimited_real[ps] = list(self._make_real(ps))
-            found = [arrays.limited(slowest) for arrays in self._unlimited_real[ps]]
+            if ps not in self._base_real_arrays:
+                self._base_real_arrays[ps] = list(self._make_real(ps))
+            found = [arrays.limited_to(slowest) for arrays in self._base_real_arrays[ps]]
             self._real[ps, slowest] = [one for one in found if one.is_optimistic or one.fits[:, 0].all()]
         return self._real[ps, slowest]
 
@@ -1289,11 +1268,11 @@ class _Search:
         scenario, shards = self._scenario, self._scenario.shards(ps)
         kinds = scenario.kinds
         by_room = sorted(range(len(kinds)), key=lambda i: (kinds[i].gpus, -kinds[i].cpu_millis))
-        hosts = by_room if len(kinds) <= FEW_KINDS else [by_room[0]]
+        hosts = by_room if len(kinds) <= MAX_HOST_KINDS else [by_room[0]]
         rest = shards.sizes[1:]
-        is_far_larger = bool(rest) and shards.sizes[0] > FAR_LARGER * sum(rest) / len(rest)
-        # Of few shards that differ none may be near the mean; then the best one for each machine is hoped for.
-        is_unlike = len(shards.sizes) <= FEW_SHARDS and shards.sizes[0] > FAR_LARGER * shards.sizes[-1]
+        is_far_larger = bool(rest) and shards.sizes[0] > LARGE_SHARD_RATIO * sum(rest) / len(rest)
+        # Of few different shards none may be near the mean; then the optimistic reading is tried, too.
+        is_unlike = len(shards.sizes) <= MAX_UNEQUAL_SHARDS and shards.sizes[0] > LARGE_SHARD_RATIO * shards.sizes[-1]
         for chief in hosts if scenario.sizes.chief is not None else [None]:
             for largest in hosts if is_far_larger else [None]:
                 rows: list[_Row] = []
@@ -1317,44 +1296,44 @@ class _Search:
                     if is_unlike:
                         yield _Arrays(self._space, rows, shards, optimistic=True)
 
-    def _rate(self, ps: int, arrays: _Arrays, found: _Found, most: int) -> None:
+    def _assign_and_rate(self, ps: int, arrays: _Arrays, found: _RelaxedOptimum, most: int) -> None:
         if (id(arrays), found.states) in self._seen:
             return
         self._seen.add((id(arrays), found.states))
-        machines = _machines(self._space, arrays, found, min(most, self._space.max_workers))
+        machines = _assign_machines(self._space, arrays, found, min(most, self._space.max_workers))
         if machines is None or len(machines[1]) < self._space.min_workers:
             return
         shape, assignment = machines[0], machines[2]
         shards = self._scenario.shards(ps)
-        self.effort += 4 * arrays.effort + len(machines[1]) / WORKERS_A_PROBLEM
+        self.effort += 4 * arrays.effort + len(machines[1]) / WORKERS_PER_EFFORT
         self.rate(shape, shards, assignment)
 
     def rate(self, shape: WorkerShape, shards: Shards, assignment: Assignment) -> None:
-        """Keeps the placement, improved, if it is the fastest so far."""
+        """Improves and evaluates the placement, and keeps it if it is the fastest so far."""
         worth = evaluate(self._scenario, shape, shards, assignment)
-        if worth.samples_per_s < self.speed * PROMISING:
+        if worth.samples_per_s < self.speed * MIN_IMPROVED_SHARE:
             return
         better = balanced(self._scenario, shape, shards, assignment)
         if better is not assignment:
             assignment, worth = better, evaluate(self._scenario, shape, shards, better)
         if worth.samples_per_s > self.speed:
-            self.speed, self.found = worth.samples_per_s, Wide(shape, shards, assignment, worth)
+            self.speed, self.found = worth.samples_per_s, RelaxedPlan(shape, shards, assignment, worth)
 
 
-def _has_place(arrays: _Arrays, room: Ints, half: Floats, fewest: int) -> bool:
+def _can_send_shards(arrays: _Arrays, room: Ints, half: Floats, fewest: int) -> bool:
     """Whether machines can send all shards, the largest from one of them, to the workers elsewhere; synchronous.
 
     Args:
-        arrays: the machines, as the optimistic reading has them.
-        room: most workers, rows x ps x choices.
-        half: bytes that a machine of each row sends in a step, at most.
-        fewest: workers of the job, at least.
+        arrays: the machines, in the optimistic reading.
+        room: maximum workers, rows x ps x choices.
+        half: maximum bytes that a machine of each row sends in a step.
+        fewest: minimum workers of the job.
     """
     has_ps = arrays.fits[:, 1:].any(axis=1)
     near = np.where(arrays.fits[:, 1:, None], room[:, 1:], 0).max(axis=(1, 2), initial=0)
     far = np.maximum(0, fewest - near)
     with np.errstate(divide="ignore"):
-        most = np.where(has_ps, np.where(far > 0, half / far, np.inf), 0.0) * (1 + CLOSE)
+        most = np.where(has_ps, np.where(far > 0, half / far, np.inf), 0.0) * (1 + ROUNDING)
     return bool((most >= arrays.largest).any() and arrays.counts @ np.minimum(most, arrays.total) >= arrays.total)
 
 
@@ -1362,13 +1341,13 @@ def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
     return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
 
 
-def _machines(
-    space: WideSpace, arrays: _Arrays, found: _Found, most: int
+def _assign_machines(
+    space: RelaxedSpace, arrays: _Arrays, found: _RelaxedOptimum, most: int
 ) -> tuple[WorkerShape, tuple[str, ...], Assignment] | None:
-    """Names for what was found: which machine each task is on, and what each worker gets."""
+    """Assigns names: the machine of each task, and each worker's shape."""
     scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
     of_kind = [iter(kind.names) for kind in kinds]
-    # The machines with the chief and the largest shard are taken out before the others of their kinds.
+    # The machines with the chief and the largest shard are named before the others of their kinds.
     special = {i: iter([next(of_kind[row.kind])]) for i, row in enumerate(arrays.rows) if row.chief or row.largest}
     names_of = [
         special.get(i) or itertools.chain.from_iterable(of_kind[kind] for kind in row.kinds or (row.kind,))
@@ -1398,9 +1377,9 @@ def _machines(
         return None
     if len(workers) > most:
         workers = sorted(workers, key=lambda entry: (-entry[1], not entry[0]))[:most]
-    elif arrays.are_few and not scenario.profile.synchronous:
-        workers += _others(space, arrays, idle, most - len(workers))
-    # Where there is a choice, the larger shards go to machines with more workers.
+    elif arrays.uses_dynamic_program and not scenario.profile.synchronous:
+        workers += _workers_on_idle_machines(space, arrays, idle, most - len(workers))
+    # The larger shards go to machines with more workers.
     held: list[tuple[float, int, int, str, int]] = []
     mean = (arrays.total - float(arrays.base.sum())) / max(1, arrays.ps)
     for index, (name, ps, near) in enumerate(slots):
@@ -1421,26 +1400,22 @@ def _machines(
         tasks.setdefault(name, []).append(sizes.ps(size))
     if chief is not None and sizes.chief is not None:
         tasks.setdefault(chief, []).append(sizes.chief)
-    # Machines with workers alone have what fits by themselves.
+    # Machines with workers only are within their room by construction.
     for name, shape in zip(on, shapes, strict=True):
         if name in tasks:
             tasks[name].append(sizes.worker(shape))
-    if any(kind_of[name].room_for(NOTHING, here) < 0 for name, here in tasks.items()):
+    if any(kind_of[name].room_for(NO_RESOURCES, here) < 0 for name, here in tasks.items()):
         return None
     usual = Counter(shapes).most_common(1)[0][0]
     return usual, on, Assignment(tuple(of_ps), on, chief, shapes)
 
 
-def _others(
-    space: WideSpace, arrays: _Arrays, idle: Sequence[tuple[str, _State]], left: int
+def _workers_on_idle_machines(
+    space: RelaxedSpace, arrays: _Arrays, idle: Sequence[tuple[str, _State]], left: int
 ) -> Iterator[tuple[bool, float, str, WorkerShape]]:
-    """Workers for machines without any: a price for each worker may leave fewer of them than there may be.
+    """Adds workers on machines without any: a price for each worker may leave fewer of them than allowed.
 
-    Args:
-        space: the placements.
-        arrays: the machines.
-        idle: names of those without workers, and what is on them.
-        left: most workers.
+    `idle`: names of those without workers, and their states. `left`: maximum workers.
     """
     made = []
     for name, state in idle:
@@ -1457,16 +1432,15 @@ def _others(
         yield from [(beside, float(arrays.samples[choice]), name, _shape(space, arrays, state, choice))] * here
 
 
-def _shape(space: WideSpace, arrays: _Arrays, state: _State, choice: int) -> WorkerShape:
-    """What each worker gets."""
+def _shape(space: RelaxedSpace, arrays: _Arrays, state: _State, choice: int) -> WorkerShape:
     if choice >= len(space.gpu_shapes):
         return WorkerShape(0, float(arrays.cpus[state.row, state.ps, choice]))
     return space.gpu_shapes[choice]
 
 
-def _enough(arrays: _Arrays, found: _Found, steps_per_s: float) -> _Found:
-    """Where there are many workers: machines with ps, and the fastest others for so many steps, and some more."""
-    if found.workers <= MANY_WORKERS:
+def _trim_machines(arrays: _Arrays, found: _RelaxedOptimum, steps_per_s: float) -> _RelaxedOptimum:
+    """With many workers: keeps the machines with ps, and the fastest others for the steps required and some spare."""
+    if found.workers <= MAX_UNTRIMMED_WORKERS:
         return found
     rows, ps, machines = found.numbers
     own = found.each(found.made)
@@ -1477,7 +1451,7 @@ def _enough(arrays: _Arrays, found: _Found, steps_per_s: float) -> _Found:
     own, machines, needed = own[order], machines[order], needed[order]
     made = np.cumsum(own * machines) - own * machines
     with np.errstate(divide="ignore", invalid="ignore"):
-        wanted = np.ceil(np.maximum(0.0, steps_per_s * SPARE - made) / own)
+        wanted = np.ceil(np.maximum(0.0, steps_per_s * SPARE_STEPS_FACTOR - made) / own)
     kept = np.where(needed, machines, np.minimum(machines, np.where(own > 0, wanted, 0))).astype(np.int64)
     kept_rows = kept > 0
     return replace(found, numbers=(rows[order][kept_rows], ps[order][kept_rows], kept[kept_rows]))

@@ -1,4 +1,4 @@
-"""Which options are bounded together, before any is placed."""
+"""The options that are bounded together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from solver.capacity import Ints, Machines
 
 @dataclass(frozen=True)
 class Scope:
-    """Where the options are placed, and how large they may be.
+    """Machines and limits of the options.
 
     Attributes:
-        machines: where to place them.
-        max_workers: they have 1 to this many workers.
-        uplink_bytes_per_s: speed of each rack's uplink, each way; None where racks do not matter.
-        ps_may_share: whether a machine may have several parameter servers.
+        max_workers: maximum workers; the minimum is 1.
+        uplink_bytes_per_s: speed of each rack's uplink, each way; None if racks do not matter.
     """
 
     machines: Machines
@@ -27,5 +25,4 @@ class Scope:
 
     @property
     def counts(self) -> Ints:
-        """The numbers of workers, from one on."""
         return np.arange(1, self.max_workers + 1)

@@ -17,14 +17,14 @@ from benchmarks.planning_methods.static_allocation import PrefixSpeeds
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api
 from solver import Cluster, PlanRequest
-from solver.baselines.setting import Choice, On, Setting
+from solver.baselines.setting import BaselineChoice, MachineIndices, Setting
 from solver.comparison import compare
 from solver.evaluation import evaluate
 from solver.methods import plan_with
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 from tests.solver.solver_cases import MB, MIXED, four_variables, k80, k80_node, places_by_role, profile
 
 
@@ -52,7 +52,7 @@ def _random_request(seed: int, most_gpus: int = 4) -> PlanRequest:
     return PlanRequest(model, cluster)
 
 
-def _speed(setting: Setting, choice: Choice) -> float:
+def _speed(setting: Setting, choice: BaselineChoice) -> float:
     return evaluate(setting.scenario, choice.shape, choice.shards, choice.assignment).samples_per_s
 
 
@@ -67,7 +67,7 @@ def _all_speeds(setting: Setting, *, inside_rules: bool) -> Iterator[float]:
         return most if hosts_workers(kind, scenario.model(shape)) else min(most, 0)
 
     shapes = setting.shapes if inside_rules else {*setting.shapes, setting.slice}
-    for shape, ps in itertools.product(shapes, range(1, setting.most_ps + 1)):
+    for shape, ps in itertools.product(shapes, range(1, setting.max_ps + 1)):
         shards = scenario.shards(ps)
         for on in itertools.product(range(len(kinds)), repeat=ps):
             if inside_rules and len(set(on)) < ps:
@@ -115,7 +115,7 @@ def test_nobody_beats_dike_by_more_than_a_tie(seed: int) -> None:
     setting = Setting.of(request)
     in_rules = _speed(setting, exhaust(setting, inside_rules=True))
     if request.cluster.across_racks_gbps is None:
-        assert rows["dike"].samples_per_s >= max(in_rules, fastest) * (1 - TIE) * (1 - 1e-9)
+        assert rows["dike"].samples_per_s >= max(in_rules, fastest) * (1 - SPEED_TIE_SHARE) * (1 - 1e-9)
     shares = [row.share for row in comparison.rows]
     assert shares == sorted(shares, reverse=True)
 
@@ -173,7 +173,7 @@ def test_speeds_on_arrays_are_what_the_evaluation_says(seed: int, monkeypatch: p
         prefixes = PrefixSpeeds(setting, shape).of_prefixes(shards, ps_on, workers_on)
         by_rows = PrefixSpeeds(setting, shape).of_rows(shards, every, local, rows)
         for count in range(1, 8):
-            on = setting.choice(shape, 3, On(ps_on, workers_on[:count], None), 1).assignment
+            on = setting.choice(shape, 3, MachineIndices(ps_on, workers_on[:count], None), 1).assignment
             expected = evaluate(setting.scenario, shape, shards, on).samples_per_s
             assert prefixes[count - 1] == pytest.approx(expected, rel=1e-12)
             assert by_rows[count - 1] == pytest.approx(expected, rel=1e-12)

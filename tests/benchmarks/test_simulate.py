@@ -205,7 +205,7 @@ def test_bad_types_are_one_sentence(curves: Path, table: Path, arguments: tuple[
         (("--milestones", "soon"), "'soon' is not a value of --milestones"),
         (("--milestones", "50%:0x"), "'50%:0x' is not a value of --milestones"),
         (("--quantum-growth", "-0.5"), "--quantum-growth -0.5 cannot be"),
-        (("--plot", "picture.txt"), "'picture.txt' is no picture file"),
+        (("--plot", "picture.txt"), "'picture.txt' is not a picture file"),
         (("--throughputs", "table.json"), "--throughputs is for GPUs that differ"),
         (("--gpu-types", "old:1"), "--gpu-types needs --throughputs"),
         (("--models", "ResNet-18"), "--models is for GPUs that differ"),

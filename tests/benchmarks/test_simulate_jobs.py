@@ -95,7 +95,7 @@ def test_json_of_a_trace_is_the_same_for_the_same_seed(folder: Path) -> None:
         (("--tables", "tables", "--speed-error", "1"), "--speed-error 1 cannot be"),
         (("--tables", "tables", "--jobs", "0"), "--jobs 0 cannot be"),
         (("--tables", "tables", "--seeds", "0"), "--seeds 0 from --first-seed 0 cannot be"),
-        (("--tables", "tables", "--plot", "jobs.txt"), "'jobs.txt' is no picture file"),
+        (("--tables", "tables", "--plot", "jobs.txt"), "'jobs.txt' is not a picture file"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -87,7 +87,7 @@ def test_a_user_is_added_with_a_token_that_is_kept_nowhere(dike: Dike, file: Pat
     text = file.read_text()
     assert text.startswith(BLOCK)
     assert token not in text
-    user = Users.of_file(file).signed_in(token)
+    user = Users.of_file(file).authenticate(token)
     assert user is not None
     assert (user.name, user.weight, user.admin) == ("carol", 0.5, True)
     assert user.expires == datetime.date(2027, 2, 21)
@@ -134,7 +134,7 @@ def test_the_new_token_has_a_date_of_its_own(
 ) -> None:
     token = token_of(dike("rotate", name, "--expires", given))
     text = file.read_text()
-    user = Users.of_file(file).signed_in(token)
+    user = Users.of_file(file).authenticate(token)
     assert user is not None
     assert (user.name, user.expires) == (name, date)
     assert {"# Who may use the service.", "# From the registry's office.", "# The end."} <= {
@@ -149,7 +149,7 @@ def test_a_token_that_has_expired_is_not_replaced_by_one_that_has(
 ) -> None:
     monkeypatch.setattr(users_module, "today", lambda: datetime.date(2027, 1, 1))
     with pytest.raises(TokenExpiredError):
-        Users.of_file(file).signed_in(OLD)
+        Users.of_file(file).authenticate(OLD)
     refused(dike("rotate", "ann"), "The token of ann was valid until 2026-12-31, and so would be the new one")
     assert file.read_text() == BLOCK
     token_of(dike("rotate", "ann", "--expires", "2027-12-31"))

@@ -193,4 +193,4 @@ def test_a_service_outlives_its_master_and_ends_without_its_mesos(
     command.result(exit_code=1)
     last = command.log.splitlines()[-1]
     assert last.startswith("dike: The private Mesos has ended")
-    assert last.endswith("Start the service again: its jobs go on from their checkpoints.")
+    assert last.endswith("Start the service again: its jobs resume from their checkpoints.")

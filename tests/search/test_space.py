@@ -113,7 +113,7 @@ def test_a_file_holds_lists_ranges_and_values(tmp_path: Path) -> None:
         ("lr: {a: 1}\n", "takes numbers, true, false and text"),
         ("lr: [[1]]\n", "takes numbers, true, false and text"),
         ("lr: null\n", "takes numbers, true, false and text"),
-        ("lr: [1]\nlr: [2]\n", "a second time"),
+        ("lr: [1]\nlr: [2]\n", "duplicate key"),
         ("lr: 1:0\n", "is not below"),
         ("3: [1, 2]\n", "cannot be the name"),
     ],
@@ -145,7 +145,7 @@ def test_many_choices_are_checked_in_one_pass() -> None:
             "aliases",
         ),
         ("a: &a [*a]", "aliases"),
-        ("lr: [1]\nlr: [2]", "line 2: the key 'lr' stands here a second time"),
+        ("lr: [1]\nlr: [2]", "line 2: duplicate key 'lr'"),
     ],
 )
 def test_a_file_that_stands_for_more_than_it_says_is_refused(tmp_path: Path, text: str, said: str) -> None:

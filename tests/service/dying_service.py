@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from framework.mesos.driver import Driver
 from framework.scheduler import reconciler
 from framework.scheduler.mesos_access import MesosAccess
 from framework.service import serve as serving
-from framework.service.serve import ServeRequest, no_front, serve
+from framework.service.serve import ServeRequest, serve
 
 BEFORE_ACCEPT = "before-accept"
 AFTER_ACCEPT = "after-accept"
@@ -52,7 +53,7 @@ def main() -> None:
     mesos = MesosAccess(master=master, agent_python=python[0] if python else None)
     serve(
         ServeRequest(state=state, mesos=mesos, checkpoint_root=str(Path(state.removeprefix("sqlite:///")).parent)),
-        no_front,
+        lambda *_: contextlib.nullcontext(),
         note,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from kazoo.protocol.states import KazooState
 from dike.exceptions import DikeError
 from framework.scheduler.mesos_access import MesosAccess
 from framework.service import election
-from framework.service.serve import ServeRequest, no_front, serve
+from framework.service.serve import ServeRequest, serve
 from tests.service.zookeeper_server import LONGEST_SESSION_S
 
 
@@ -47,12 +48,12 @@ def main() -> None:
     if options.log:
         logging.basicConfig(filename=options.log, level=logging.DEBUG)
     # One that is only slow must not lose the election: the test ends a session when it is to end.
-    election.SESSION_S = LONGEST_SESSION_S
+    election.SESSION_TIMEOUT_S = LONGEST_SESSION_S
     election.KazooClient = TellingClient  # type: ignore[attr-defined]
     secret = options.secret_file.read_text().strip() if options.secret_file else None
     mesos = MesosAccess(master=options.master, principal=options.principal, secret=secret)
     try:
-        serve(ServeRequest(state=options.state, mesos=mesos, ha=options.ha), no_front, note)
+        serve(ServeRequest(state=options.state, mesos=mesos, ha=options.ha), lambda *_: contextlib.nullcontext(), note)
     except DikeError as error:
         print(error)
         sys.exit(error.exit_code)

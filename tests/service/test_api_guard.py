@@ -131,7 +131,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(stage: ApiStage, alice: 
 
 
 def test_whoever_sends_too_slowly_is_sent_away(stage: ApiStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "PIECE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guard, "CHUNK_TIMEOUT_S", 0.2)
     head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKENS['alice']}\r\n"
     answer = raw(
         stage, f"{head}Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n--x".encode()
@@ -141,7 +141,7 @@ def test_whoever_sends_too_slowly_is_sent_away(stage: ApiStage, monkeypatch: pyt
 
 def test_whoever_asks_for_nothing_is_sent_away(stage: ApiStage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "REQUEST_TIMEOUT_S", 0.2)
-    look = front_module._Connection._look
+    look = front_module._Connection._check_idle
     sent = threading.Event()
 
     def look_later(connection: Any, answered: Any) -> None:
@@ -150,7 +150,7 @@ def test_whoever_asks_for_nothing_is_sent_away(stage: ApiStage, monkeypatch: pyt
             0.05, *(look, connection, answered) if sent.is_set() else (look_later, connection, answered)
         )
 
-    monkeypatch.setattr(front_module._Connection, "_look", look_later)
+    monkeypatch.setattr(front_module._Connection, "_check_idle", look_later)
     head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKENS['alice']}\r\n"
     address = urlsplit(stage.url).hostname, urlsplit(stage.url).port
     with socket.create_connection(address, DEADLINE_S) as busy:
@@ -220,7 +220,7 @@ def test_an_error_of_our_own_tells_nothing_but_that(
     with caplog.at_level(logging.ERROR):
         answer = alice.get("/api/v1/jobs")
     assert answer.status_code == 500
-    assert answer.json() == {"detail": "The service met an error of its own; its log says more."}
+    assert answer.json() == {"detail": "The service failed with an internal error; see its log."}
     assert answer.headers["x-content-type-options"] == "nosniff"
     # The connection is closed once the error is logged, and that is after the answer.
     assert answer.headers["connection"] == "close"
@@ -271,7 +271,7 @@ def test_whose_jobs_are_open_is_told_to_those_signed_in_only(stage: ApiStage, al
         # Who sends a token wants to know that it is wrong.
         refused = nobody.get("/metrics", headers={"Authorization": "Bearer nobodys-token-0123456789"})
     assert refused.status_code == 401
-    assert refused.json()["detail"].startswith("This token is nobody's")
+    assert refused.json()["detail"].startswith("This token is unknown")
 
 
 def test_health_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,10 +283,10 @@ def test_health_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         # Without a master it waits for one, and is well.
         assert client.get("/healthz").status_code == 200
         stage.pause()
-        monkeypatch.setattr("framework.service.api.cluster.LOOP_LIMIT_S", 0.0)
+        monkeypatch.setattr("framework.service.api.cluster.LOOP_TIMEOUT_S", 0.0)
         hanging = client.get("/healthz")
         assert hanging.status_code == 503
-        assert "loop has not gone round" in hanging.json()["status"]
+        assert "loop has made no iteration" in hanging.json()["status"]
         with stage.store.database.engine.begin() as connection:
             connection.execute(text("DROP TABLE dike_services"))
         broken = client.get("/healthz")
@@ -362,7 +362,7 @@ def test_an_address_that_asks_for_nothing_leaves_room_for_others(stage: ApiStage
             connection.settimeout(DEADLINE_S)
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
-    assert len([one for one in caplog.records if "asked for nothing" in one.getMessage()]) <= 1
+    assert len([one for one in caplog.records if "closed idle connections" in one.getMessage()]) <= 1
 
 
 def test_whoever_asks_at_once_is_answered_while_strangers_connect_without_end(stage: ApiStage) -> None:
@@ -397,7 +397,7 @@ def test_a_user_has_so_many_connections_and_no_more(stage: ApiStage, monkeypatch
         clients = [stack.enter_context(stage.client("root")) for _ in range(4)]
         answers = [client.get("/api/v1/me") for client in clients]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 503]
-        assert "as many connections as a user may" in answers[3].json()["detail"]
+        assert "the maximum number of connections of a user" in answers[3].json()["detail"]
         assert clients[0].get("/api/v1/me").status_code == 200
         with stage.client("bob") as bob:
             assert bob.get("/api/v1/me").status_code == 200

@@ -288,7 +288,7 @@ def test_a_search_that_was_killed_is_resumed_by_its_owner(
     wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None, "the agents")
     path = "/api/v1/jobs/resumed"
     assert alice.post("/api/v1/jobs", files=form(search("resumed"))).status_code == 201
-    assert "is queued; it goes on by itself" in detail(alice.post(f"{path}/resume"), 400)
+    assert "is queued; it continues automatically" in detail(alice.post(f"{path}/resume"), 400)
     for user, asked in ((root, None), (alice, {"constraints": ["rack:IN:r7"]}), (alice, {"constraints": []})):
         alice.post(f"{path}/kill")
         stage.wait_for_state("resumed", JobState.KILLED)

@@ -135,7 +135,7 @@ def test_a_follower_whose_token_is_taken_away_reads_no_more(stage: ApiStage) -> 
     follower = Follower(stage, job_id)
     wait_until(lambda: follower.text == "before", "the text")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Users, "signed_in", lambda users, token: None)
+        patched.setattr(Users, "authenticate", lambda users, token: None)
         stage.store.history.add_output(job_id, [("worker:0", "stdout", "after")])
         assert [line["text"] for line in follower.end()] == ["before"]
     end_job(stage, job_id)
@@ -224,10 +224,10 @@ def test_a_user_leaves_places_for_others(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(backend, "USER_FOLLOWER_LIMIT", 2)
     monkeypatch.setattr(backend, "FOLLOWER_LIMIT", 3)
     followers = backend.Followers()
-    assert [followers.take("alice") for _ in range(2)] == ["", ""]
-    assert "as many as a user may" in followers.take("alice")
-    assert followers.take("bob") == ""
-    assert "Too many clients" in followers.take("bob")
-    followers.give_back("alice")
-    assert followers.take("bob") == ""
-    assert "as many as a user may" in followers.take("bob")
+    assert [followers.acquire("alice") for _ in range(2)] == ["", ""]
+    assert "the maximum of a user" in followers.acquire("alice")
+    assert followers.acquire("bob") == ""
+    assert "Too many clients" in followers.acquire("bob")
+    followers.release("alice")
+    assert followers.acquire("bob") == ""
+    assert "the maximum of a user" in followers.acquire("bob")

@@ -72,7 +72,7 @@ def test_a_token_that_has_expired_is_refused_with_a_sentence_of_its_own(stage: A
     with stage.client(None) as client:
         answer = client.get("/api/v1/me", headers={"Authorization": f"Bearer {EXPIRED}"})
         assert detail(answer, 401) == sentence
-        # The page and the commands tell it from a token that is nobody's.
+        # The page and the commands distinguish it from an unknown token.
         assert answer.headers["www-authenticate"] == 'Bearer error="invalid_token"'
     with ServiceClient(stage.url, EXPIRED) as asking, pytest.raises(BadInputError) as raised:
         asking.me()
@@ -98,7 +98,7 @@ def test_a_proxy_says_who_somebody_is(stage: ApiStage, proxy: httpx.Client) -> N
 def test_whom_the_users_file_does_not_have_is_not_let_in(proxy: httpx.Client, name: str) -> None:
     answer = proxy.get("/api/v1/me", headers=as_user(name))
     if name:
-        assert f"The proxy has signed in '{name}', whom the service does not know" in detail(answer, 401)
+        assert f"The proxy signed in '{name}', an unknown user" in detail(answer, 401)
         assert answer.headers["www-authenticate"] == 'Bearer error="invalid_token"'
     else:
         # It has let somebody through without saying who that is.
@@ -108,7 +108,7 @@ def test_whom_the_users_file_does_not_have_is_not_let_in(proxy: httpx.Client, na
 def test_a_proxy_that_hands_on_what_it_is_sent_is_not_believed(proxy: httpx.Client) -> None:
     for names in (("root", "carol"), ("root", "")):
         answer = proxy.get("/api/v1/me", headers=[(HEADER, name) for name in names])
-        assert "came 2 times; the proxy has to replace what it is sent" in detail(answer, 401)
+        assert "came 2 times; the proxy must replace those that clients send" in detail(answer, 401)
 
 
 def test_from_elsewhere_the_header_means_nothing(stage: ApiStage, proxy: httpx.Client, elsewhere: httpx.Client) -> None:
@@ -128,7 +128,7 @@ def test_a_token_counts_before_what_the_proxy_says(proxy: httpx.Client, elsewher
     for client in (proxy, elsewhere):
         assert client.get("/api/v1/me", headers={**token, **as_user("root")}).json()["user"] == "alice"
     wrong = {"Authorization": "Bearer wrong", **as_user("root")}
-    assert "This token is nobody's" in detail(proxy.get("/api/v1/me", headers=wrong), 401)
+    assert "This token is unknown" in detail(proxy.get("/api/v1/me", headers=wrong), 401)
     # What proxies add of their own is none.
     basic = {"Authorization": "Basic cm9vdDo=", **as_user("carol")}
     assert proxy.get("/api/v1/me", headers=basic).json()["user"] == "carol"
@@ -148,7 +148,7 @@ def test_another_site_s_page_changes_nothing_by_a_proxy_s_cookie(
     ):
         assert detail(proxy.post("/api/v1/jobs", files=form(training()), headers=headers), 403)
         for wish in ("kill", "again", "resume"):
-            assert detail(proxy.post(f"{path}/{wish}", headers=headers), 403).startswith("Whom a proxy signs in ")
+            assert detail(proxy.post(f"{path}/{wish}", headers=headers), 403).startswith("Users signed in by a proxy ")
     assert len(stage.store.jobs()) == before + 1
     record = stage.store.job(path.rpartition("/")[2])
     assert record is not None
@@ -193,7 +193,7 @@ def test_a_proxy_is_known_by_its_address(peer: str | None, is_proxy: bool) -> No
 
 @pytest.mark.parametrize("header", ["", "X Forwarded", "X_Forwarded_User", "Remote-User:", "Benutzer-ä"])
 def test_what_is_no_header_is_refused(header: str) -> None:
-    with pytest.raises(BadInputError, match="is no name of a header; write letters, digits and '-'"):
+    with pytest.raises(BadInputError, match="is not a valid header name; use letters, digits and '-'"):
         Proxy.of(header, ["10.0.0.5"])
 
 
@@ -203,8 +203,8 @@ def test_what_is_no_header_is_refused(header: str) -> None:
         ("proxy.example.org", "is neither an address nor a network; write 10.0.0.5 or 10.0.0.0/28"),
         ("10.0.0.5/24", "is neither an address nor a network"),
         ("", "is neither an address nor a network"),
-        ("0.0.0.0/0", "is everybody; name the proxy's own address"),
-        ("::/0", "is everybody"),
+        ("0.0.0.0/0", "matches every address; give the proxy's own address"),
+        ("::/0", "matches every address"),
     ],
 )
 def test_what_is_no_proxy_s_address_is_refused(address: str, said: str) -> None:

@@ -17,7 +17,7 @@ from framework.cli.following import Staying
 from framework.service.api import client as client_module
 from framework.service.api import client_http
 from framework.service.api.client import ServiceClient
-from framework.service.api.client_http import ServiceUnavailableError, leads_to_this_machine
+from framework.service.api.client_http import ServiceUnavailableError, is_loopback_url
 from framework.service.api.schemas import JobDetails, Submitted
 
 Answer = tuple[int, str]
@@ -162,7 +162,7 @@ def test_every_other_answer_is_one_sentence(answer: Answer, error: type[DikeErro
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "host:8680", "http://user:password@host", "http://host:port"])
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(BadInputError, match="no address of a service"):
+    with pytest.raises(BadInputError, match="not the address of a service"):
         ServiceClient(url, None)
 
 
@@ -174,17 +174,17 @@ def test_what_is_no_token(token: str) -> None:
 
 
 def test_which_addresses_are_on_this_machine() -> None:
-    assert leads_to_this_machine("http://127.0.0.1:8680")
-    assert leads_to_this_machine("http://[::1]:8680")
-    assert leads_to_this_machine("http://localhost:8680")
-    assert not leads_to_this_machine("https://dike.example.org")
-    assert not leads_to_this_machine("http://127.0.0.1.example.org")
+    assert is_loopback_url("http://127.0.0.1:8680")
+    assert is_loopback_url("http://[::1]:8680")
+    assert is_loopback_url("http://localhost:8680")
+    assert not is_loopback_url("https://dike.example.org")
+    assert not is_loopback_url("http://127.0.0.1.example.org")
 
 
 @pytest.mark.integration
 def test_who_has_been_silent_for_long_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_http, "TIMEOUT", httpx.Timeout(0.3))
-    monkeypatch.setattr(client_http, "AGAIN_S", 0.2)
+    monkeypatch.setattr(client_http, "MAX_RETRIED_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = client_http.ServiceHttp(f"http://127.0.0.1:{silent.getsockname()[1]}", None)
         with pytest.raises(ServiceUnavailableError, match="No Dike service answers"):

@@ -40,7 +40,7 @@ def zookeeper() -> Iterator[ZooKeeper]:
 @pytest.fixture(autouse=True)
 def long_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody loses the lead because the machine is slow."""
-    monkeypatch.setattr(election, "SESSION_S", LONGEST_SESSION_S)
+    monkeypatch.setattr(election, "SESSION_TIMEOUT_S", LONGEST_SESSION_S)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_next_leads_when_the_first_has_left(zookeeper: ZooKeeper) -> None:
 def test_who_cannot_reach_zookeeper_for_a_session_leads_no_more(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(election, "SESSION_S", 2.0)
+    monkeypatch.setattr(election, "SESSION_TIMEOUT_S", 2.0)
     lost: list[str] = []
     with elected(f"zk://{zookeeper.hosts}/unheard", lambda text: None, lost.append):
         zookeeper.freeze()
@@ -96,13 +96,13 @@ def test_who_cannot_reach_zookeeper_for_a_session_leads_no_more(
             wait_until(lambda: lost, "the loss of the lead")
         finally:
             zookeeper.thaw()
-    assert "was heard for" in lost[0]
+    assert "has not answered for" in lost[0]
 
 
 def test_strangers_cannot_stand_where_a_password_was_given(zookeeper: ZooKeeper) -> None:
     with (
         elected(f"zk://dike:s3cret@{zookeeper.hosts}/guarded", lambda text: None, lambda text: None),
-        pytest.raises(BadInputError, match="lets nobody be elected: NoAuth"),
+        pytest.raises(BadInputError, match="cannot elect a leader: NoAuth"),
         elected(f"zk://{zookeeper.hosts}/guarded", lambda text: None, lambda text: None),
     ):
         raise AssertionError("two lead")
@@ -200,7 +200,7 @@ def test_services_follow_each_other_in_one_framework(tmp_path: Path, zookeeper: 
         second.process.send_signal(signal.SIGCONT)
         assert third.says(subscribed)[1] == framework_id
         assert second.ends() == EXIT_CODE
-        second.says("ZooKeeper has given this service up")
+        second.says("ZooKeeper has ended this service's session")
 
         # Whose lease is taken ends at once, and the framework stays for its successor.
         with closing(ServiceStore(f"sqlite:///{tmp_path}/s.db")) as store:

@@ -21,7 +21,7 @@ from framework.scheduler.records import JobKind, JobRecord, JobState, TaskNeed
 from framework.scheduler.reservation import RESERVE_AFTER_S
 from framework.search.records import Parameter, SearchSpec
 from framework.search.slot_pool import SearchSizing
-from framework.service.explain import can_ever_fit, explain
+from framework.service.explain import explain, reason_never_fits
 from framework.service.explanation import Explanation, Verdict
 from framework.service.requests import SearchJobRequest, TrainingRequest
 from framework.training.planning import TrainingSizing, plan_request
@@ -146,7 +146,7 @@ def test_agents_that_were_there_count_as_seen() -> None:
     stage.run(5.0)
     explanation = explained(stage, "job")
     assert explanation.verdict is Verdict.NEVER_FITS
-    assert "agent-1 are gone now" in explanation.sentence
+    assert "these are gone: agent-1" in explanation.sentence
     stage.close()
 
 
@@ -180,8 +180,8 @@ def test_agents_left_out_after_failures(stage: SchedulerStage) -> None:
     stage.jobs["job"].keeps_offers = True
     explanation = explained(stage, "job")
     assert explanation.verdict is Verdict.EXCLUDED
-    assert "agent-0 after failures there, for 120 s more" in explanation.sentence
-    assert "leaves it out" in explanation.agents[0].obstacles[0]
+    assert "agent-0 after failures there, for another 120 s" in explanation.sentence
+    assert "avoids it after failures" in explanation.agents[0].obstacles[0]
 
 
 def test_agents_that_are_kept_for_another_job() -> None:
@@ -193,8 +193,8 @@ def test_agents_that_are_kept_for_another_job() -> None:
     stage.submit("small", 1, 1.0, user="bob")
     explanation = explained(stage, "small")
     assert explanation.verdict is Verdict.RESERVED
-    assert "kept for job pair" in explanation.sentence
-    assert all("It is kept for job pair." in row.obstacles for row in explanation.agents)
+    assert "reserved for job pair" in explanation.sentence
+    assert all("It is reserved for job pair." in row.obstacles for row in explanation.agents)
     stage.close()
 
 
@@ -204,7 +204,7 @@ def test_other_frameworks_hold_it() -> None:
     stage.run(5.0)
     explanation = explained(stage, "job")
     assert explanation.verdict is Verdict.NO_OFFERS
-    assert "Other frameworks hold what it needs" in explanation.sentence
+    assert "Other frameworks use what it needs" in explanation.sentence
     assert explanation.agents[0].held_by_others["cpus"] == 3.0
     stage.close()
 
@@ -248,8 +248,8 @@ def test_what_is_reserved_for_other_roles_is_no_ours_and_is_told() -> None:
     assert [one.total["cpus"] for one in ours.current() or ()] == [4.25]
     snapshot = dataclasses.replace(stage.scheduler.snapshot, agents=known)
     request = SearchJobRequest(spec=dataclasses.asdict(search_spec(slot_cpus=2.0)))
-    assert "reserved for the role team" in can_ever_fit(request, snapshot)
-    assert can_ever_fit(request, dataclasses.replace(snapshot, agents=ours.current())) == ""
+    assert "reserved for the role team" in reason_never_fits(request, snapshot)
+    assert reason_never_fits(request, dataclasses.replace(snapshot, agents=ours.current())) == ""
     ours.close()
     stage.close()
 
@@ -265,19 +265,19 @@ def search_spec(**changes: Any) -> SearchSpec:
 
 def test_at_submit_time_it_is_said_what_can_never_fit(stage: SchedulerStage) -> None:
     request = TrainingRequest(script="train.py", profile=profile().to_json())
-    assert can_ever_fit(request, dataclasses.replace(stage.scheduler.snapshot, agents=None)) == ""
+    assert reason_never_fits(request, dataclasses.replace(stage.scheduler.snapshot, agents=None)) == ""
     stage.submit("other", 1, 64.0)
     stage.run(3.0)
-    assert can_ever_fit(request, stage.scheduler.snapshot) == ""
+    assert reason_never_fits(request, stage.scheduler.snapshot) == ""
     large = dataclasses.replace(profile(), parameter_bytes=64 * GIB, variables=())
-    assert "can never fit" in can_ever_fit(
+    assert "can never fit" in reason_never_fits(
         TrainingRequest(script="train.py", profile=large.to_json()), stage.scheduler.snapshot
     )
-    assert "admits no agent" in can_ever_fit(
+    assert "admits no agent" in reason_never_fits(
         dataclasses.replace(request, constraints=("hostname:IS:elsewhere",)), stage.scheduler.snapshot
     )
     with pytest.raises(BadInputError, match="FIELD:OPERATOR:VALUE"):
-        can_ever_fit(dataclasses.replace(request, constraints=("rack",)), stage.scheduler.snapshot)
+        reason_never_fits(dataclasses.replace(request, constraints=("rack",)), stage.scheduler.snapshot)
 
 
 def node(name: str, cpus: float, gpus: int = 0) -> NodeClass:

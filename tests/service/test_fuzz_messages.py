@@ -100,7 +100,7 @@ class Running:
 
 @pytest.fixture
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setattr(service_module, "WRITE_S", 0.0)
+    monkeypatch.setattr(service_module, "WRITE_INTERVAL_S", 0.0)
     monkeypatch.setattr(offer_pool, "SETTLE_S", 0.0)
     mesos = FakeMesos()
     with closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as store:
@@ -253,7 +253,7 @@ def test_whatever_becomes_of_a_task_concerns_its_own_job_only(
     assert task_id in {task.task_id for task in running.store.tasks(job_id=job_id)}
     job = running.store.job(job_id)
     assert job is not None
-    assert "error of its own" not in job.failure
+    assert "internal error" not in job.failure
 
 
 def test_an_outcome_with_odd_text_is_written_down(running: Running) -> None:

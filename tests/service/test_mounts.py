@@ -69,11 +69,11 @@ def test_what_is_mounted(volumes: tuple[str, ...], folder: str | None, mounted: 
 @pytest.mark.parametrize(
     ("volumes", "folder", "said"),
     [
-        (("/etc",), None, r"/etc:/etc is none that this service allows; it allows /data \(read-only\), /scratch"),
+        (("/etc",), None, r"/etc:/etc is not allowed by this service; it allows /data \(read-only\), /scratch"),
         (("/data",), None, r"allows /data \(read-only\)"),
         # Might be a link that a job has made.
-        (("/scratch/link",), None, "is none that this service allows"),
-        (("/shared/dike/link",), None, "is none that this service allows"),
+        (("/scratch/link",), None, "is not allowed by this service"),
+        (("/shared/dike/link",), None, "is not allowed by this service"),
         (("/",), None, "cannot be mounted at a container's root"),
         (
             ("/scratch:/etc",),
@@ -196,7 +196,7 @@ class MountsStage:
 def test_what_is_launched_has_its_volumes(tmp_path: Path, is_search: bool) -> None:
     stage = MountsStage(tmp_path)
     for refused in asked("/etc"):
-        with pytest.raises(BadInputError, match="none that this service allows"):
+        with pytest.raises(BadInputError, match="not allowed by this service"):
             stage.submit(refused)
     job_id = stage.submit(asked("/data:/mnt/data:ro")[is_search])
     assert stage.launched(job_id) == [

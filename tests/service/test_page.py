@@ -239,7 +239,7 @@ def test_says_that_the_service_is_away_and_goes_on_when_it_is_back(service: Serv
         page = watched.enter(service.token)
         service.end()
         page.get_by_text("has not answered since").wait_for()
-        page.get_by_text("Jobs that run go on without it").wait_for()
+        page.get_by_text("Running jobs continue without it").wait_for()
         assert page.locator(".dot.good").count() == 0
         page.get_by_text("no answer from the service").wait_for()
         assert page.get_by_role("heading", name="Jobs").is_visible()
@@ -260,7 +260,7 @@ def test_says_that_jobs_end_with_a_service_of_a_private_mesos(service: ServiceSt
         page = watched.enter(service.token)
         page.locator(".dot.good").wait_for()
         page.context.set_offline(True)
-        page.get_by_text("and so have all running jobs").wait_for()
+        page.get_by_text("and all running jobs have ended with it").wait_for()
 
 
 def test_shows_the_rest_api(watched: WatchedPage, service: ServiceStage) -> None:

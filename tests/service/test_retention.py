@@ -19,7 +19,7 @@ from dike.exceptions import BadInputError
 from framework.project.run_folders import TRASH, Content, RunFolders
 from framework.scheduler.records import JobKind, JobRecord, JobState, TaskRecord
 from framework.search.tables import SEARCHES
-from framework.service.retention import Checkpoints, Keeping, removing_old_jobs
+from framework.service.retention import Checkpoints, RetentionPolicy, removing_old_jobs
 from framework.service.serve import ServeRequest, serve
 from framework.service.store import ServiceStore
 from tests.trees import make_deep, removed_afterwards
@@ -38,7 +38,7 @@ def test_a_search_that_cannot_be_read_is_in_no_other_ones_way(tmp_path: Path) ->
             for name in ("broken", "of dike tune"):
                 values = {"name": name, "spec": '{"field": "of another version"}', "options": "{}", "created_s": 0.0}
                 connection.execute(insert(SEARCHES).values(values))
-        with removing_old_jobs(store, Keeping(7 * DAY_S), every_s=0.05):
+        with removing_old_jobs(store, RetentionPolicy(7 * DAY_S), interval_s=0.05):
             wait_until(lambda: store.job("old") is None, "the end of the old job's records")
         assert [job.id for job in store.jobs()] == ["broken"]
 
@@ -56,7 +56,7 @@ def test_jobs_are_forgotten_a_while_after_their_end(tmp_path: Path) -> None:
             )
             store.add_job(record, b"bundle")
             store.history.add_events(name, [("note", name)])
-        with removing_old_jobs(store, Keeping(7 * DAY_S), every_s=0.05):
+        with removing_old_jobs(store, RetentionPolicy(7 * DAY_S), interval_s=0.05):
             wait_until(lambda: store.job("old") is None, "the end of the old job's records")
             # One that ends later is found as well.
             store.change_job("young", ended_s=now_s - 8 * DAY_S)
@@ -134,8 +134,8 @@ def test_old_checkpoints_are_removed_and_it_is_said_how_many_bytes(
     (root / "mine").rename(root / named)
     store.change_job("mine", state_data={"checkpoint_dir": f"{root}/{named}"})
     young = add_job(store, root, "young", ended_s=NOW_S - 20 * DAY_S)
-    keeping = Keeping(60 * DAY_S, 30 * DAY_S, root)
-    with removing_old_jobs(store, keeping, every_s=0.05):
+    policy = RetentionPolicy(60 * DAY_S, 30 * DAY_S, root)
+    with removing_old_jobs(store, policy, interval_s=0.05):
         wait_until(lambda: len(store.history.events("mine") + store.history.events("old")) == 2, "the removal")
         assert young.is_dir()
         # One that ends, or gets old, later is found as well.
@@ -206,7 +206,7 @@ def test_no_link_leads_out_of_the_root(
     add_job(store, root, "other")
     (root / TRASH).symlink_to(treasure)
     assert remove_old(store, root) == [TRASH, "other", "whole"]
-    assert f"what an earlier removal has left in {root} is not removed: " in caplog.text
+    assert f"leftovers of an earlier removal in {root} are not removed: " in caplog.text
     assert f"the checkpoints in {root}/other are not removed: " in caplog.text
     (root / TRASH).unlink()
     assert remove_old(store, root) == ["whole"]
@@ -265,7 +265,7 @@ def test_no_tree_is_too_deep_to_be_removed_nor_keeps_others_from_it(
     (root / TRASH / "0000").touch()
     assert remove_old(store, root) == [TRASH, "young"]
     assert os.listdir(root / TRASH) == ["0000"]
-    assert f"what an earlier removal has left in {root} is not removed" in caplog.text
+    assert f"leftovers of an earlier removal in {root} are not removed" in caplog.text
     store.change_job("young", ended_s=OLD_S)
     assert remove_old(store, root, time.time() + DAY_S) == [TRASH]
 

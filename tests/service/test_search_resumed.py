@@ -95,7 +95,7 @@ def test_what_was_killed_goes_on_where_it_was(stage: ResumingStage, tmp_path: Pa
     assert (job.state, job.user, job.ended_s, job.failure, job.result) == (JobState.QUEUED, "ann", None, "", None)
     assert not job.kill_requested
     told = [event.text for event in stage.store.history.events("s") if event.kind in ("ended", "note")]
-    assert told[-2:] == ["killed by ann", "root has asked that it goes on"]
+    assert told[-2:] == ["killed by ann", "resumed by root"]
 
     slot = stage.launch("s")
     assert slot.task_id != before.task_id
@@ -189,7 +189,7 @@ def test_what_ended_before_it_was_made_is_made_then(stage: ResumingStage, tmp_pa
     with contextlib.closing(Store(stage.store.database.url)) as searches:
         assert not searches.searches("s")
     stage.resume()
-    assert stage.refused() == "The search 's' is queued; it goes on by itself."
+    assert stage.refused() == "The search 's' is queued; it continues automatically."
     stage.deliver()
     slot = stage.launch("s")
     for trial in range(3):
@@ -200,7 +200,7 @@ def test_what_ended_before_it_was_made_is_made_then(stage: ResumingStage, tmp_pa
 
 def test_what_cannot_be_gone_on_with(stage: ResumingStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path))
-    assert stage.refused() == "The search 's' is queued; it goes on by itself."
+    assert stage.refused() == "The search 's' is queued; it continues automatically."
     stage.submissions.kill(stage.job("s"))
     assert stage.refused() == "The search 's' is queued; ask again when it has ended."
     stage.deliver()
@@ -215,7 +215,7 @@ def test_a_search_of_others_is_not_gone_on_with(stage: ResumingStage, tmp_path: 
     stage.make_search(search_spec(tmp_path))
     stage.submit(search_spec(tmp_path))
     assert stage.job("s").state is JobState.FAILED
-    assert "is another than the job's" in stage.refused()
+    assert "does not belong to this job" in stage.refused()
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_two_who_ask_at_once_get_one_search(stage: ResumingStage, tmp_path: Path
     stage.kill_job()
     ended = stage.job("s")
     stage.resume()
-    with pytest.raises(BadInputError, match="goes on already"):
+    with pytest.raises(BadInputError, match="resumed already"):
         stage.submissions.resume(ended, "root")
     stage.service.handle(events.JobSubmitted("s"))
     stage.deliver()

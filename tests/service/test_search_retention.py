@@ -20,7 +20,7 @@ from framework.search.store import SearchSummary, Store, write_spec
 from framework.search.tables import SEARCHES
 from framework.service import retention
 from framework.service.requests import is_own_search, search_request
-from framework.service.retention import Checkpoints, Keeping, remove_old_searches, removing_old_jobs
+from framework.service.retention import Checkpoints, RetentionPolicy, remove_old_searches, removing_old_jobs
 from framework.service.store import ServiceStore
 from solver.units import format_bytes
 from tests.search.stored_search import FULL, SPEC
@@ -86,7 +86,7 @@ def test_an_old_search_goes_with_its_job_and_its_name_is_free(store: ServiceStor
     assert all(before.values())
     add_job(store, "old", NOW_S - 10 * DAY_S)
     add_search(store, "old", NOW_S - 10 * DAY_S)
-    with removing_old_jobs(store, Keeping(7 * DAY_S)):
+    with removing_old_jobs(store, RetentionPolicy(7 * DAY_S)):
         wait_until(lambda: store.job("old") is None, "the end of the old job's records")
     assert [job.id for job in store.jobs()] == ["kept"]
     assert rows(store) == before

@@ -230,7 +230,7 @@ def test_who_has_killed_a_job_is_told(stage: ServiceStage) -> None:
     for job_id in (waits, runs, search):
         assert (stage.job(job_id).state, stage.job(job_id).failure) == (JobState.KILLED, "killed by eve")
         notes = [event.text for event in stage.store.history.events(job_id) if event.kind == "note"]
-        assert notes == ["eve asked to end it"]
+        assert notes == ["kill requested by eve"]
     assert {task.message for task in stage.store.tasks(job_id=runs)} == {"killed on request"}
 
 
@@ -290,7 +290,7 @@ def test_a_stored_request_that_is_not_understood_any_more_fails_its_job_alone(st
     stage.start()
     record = stage.job(broken)
     assert record.state is JobState.FAILED
-    assert record.failure.startswith("What the database has of the job is not understood any more: ")
+    assert record.failure.startswith("The stored data of the job cannot be parsed any more: ")
     assert "\n" not in record.failure
     assert stage.job(sound).state is JobState.QUEUED
 

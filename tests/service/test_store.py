@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from dike.exceptions import BadInputError
 from framework.scheduler.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
 from framework.service import history, queries
-from framework.service.store import DELETED_AT_ONCE, ServiceStore
+from framework.service.store import DELETE_BATCH, ServiceStore
 from framework.service.users import NO_LIMITS, Limits, OverLimitError
 
 
@@ -125,10 +125,10 @@ def test_what_is_written_together_is_one_transaction_of_its_thread(store: Servic
     for name in ("one", "two"):
         store.add_job(job(name), b"")
     event.listen(store.database.engine, "begin", count)
-    with store.database.together():
+    with store.database.joint_transaction():
         pass
     assert begun == 0
-    with store.database.together():
+    with store.database.joint_transaction():
         for name in ("one", "two"):
             store.history.add_events(name, [("note", name)])
             store.history.add_output(name, [("worker:0", "stdout", name)])
@@ -139,7 +139,7 @@ def test_what_is_written_together_is_one_transaction_of_its_thread(store: Servic
     assert [store.history.events(name)[0].text for name in ("one", "two")] == ["one", "two"]
 
     def fail() -> None:
-        with store.database.together():
+        with store.database.joint_transaction():
             store.history.add_events("one", [("note", "lost")])
             store.save([task("b", resources={"cpus": object()})], {})
 
@@ -176,7 +176,7 @@ def test_of_much_output_the_end_is_kept(store: ServiceStore, monkeypatch: pytest
     for number in range(500):
         store.history.add_output("one", [("chief:0", "stdout", f"{number:09}\n")])
     note, *kept = "".join(chunk.text for chunk in store.history.output("one")).splitlines()
-    assert note.startswith("dike: what was here has been cut: a service keeps the newest ")
+    assert note.startswith("dike: older output was deleted: a service keeps the newest ")
     assert 400 / 10 <= len(kept) <= 1000 / 10
     assert kept == [f"{number:09}" for number in range(500 - len(kept), 500)]
     assert len(store.history.output("two")) == 1
@@ -195,7 +195,7 @@ def test_of_a_user_s_output_the_newest_is_kept(url: str, monkeypatch: pytest.Mon
     # More than the user may have: no job is ever over it.
     monkeypatch.setattr(history, "OUTPUT_LIMIT_CHARACTERS", 2000)
     limits = {"ann": Limits(output_bytes=1000)}
-    cut = "dike: what was here has been cut: the limit of ann's kept output, set by the service's operator, is 1000 B."
+    cut = "dike: older output was deleted: the limit of ann's kept output, set by the service's operator, is 1000 B."
     with contextlib.closing(ServiceStore(url, lambda user: limits.get(user, NO_LIMITS))) as store:
         for name, user in (("old", "ann"), ("new", "ann"), ("other", "bob")):
             store.add_job(job(name, user), b"")
@@ -325,9 +325,9 @@ def test_old_jobs_go_with_all_that_is_kept_of_them(store: ServiceStore) -> None:
         store.history.add_events(name, [("note", "a")])
         store.history.add_output(name, [("chief:0", "stdout", "x")], {(f"{name}-task", "stdout"): 1})
         store.history.add_progress(name, [ProgressPoint(1, 1.0)])
-    for number in range(DELETED_AT_ONCE):
+    for number in range(DELETE_BATCH):
         store.add_job(job(f"old-{number}", ended_s=10.0), b"x")
-    assert store.delete_jobs(20.0) == DELETED_AT_ONCE + 1
+    assert store.delete_jobs(20.0) == DELETE_BATCH + 1
     assert [one.id for one in store.jobs()] == ["open", "new"]
     assert {each.job_id for each in store.tasks()} == {"open", "new"}
     assert not store.history.events("old")

@@ -38,10 +38,10 @@ def test_tokens_are_known_by_their_digest_or_themselves(tmp_path: Path) -> None:
         f"alice: {{token_sha256: {sha256(TOKEN)}, weight: 2, admin: true}}\nb.o-b@x: {{token: {OTHER}}}\n",
     )
     users = Users.of_file(path)
-    assert users.signed_in(TOKEN) == User("alice", 2.0, admin=True)
-    assert users.signed_in(OTHER) == User("b.o-b@x", 1.0, admin=False)
+    assert users.authenticate(TOKEN) == User("alice", 2.0, admin=True)
+    assert users.authenticate(OTHER) == User("b.o-b@x", 1.0, admin=False)
     for wrong in ("", TOKEN[:-1], TOKEN + "x", sha256(TOKEN), "ä\ud800"):
-        assert users.signed_in(wrong) is None
+        assert users.authenticate(wrong) is None
     assert (users.weight("alice"), users.weight("gone")) == (2.0, 1.0)
 
 
@@ -71,7 +71,7 @@ def test_tokens_are_known_by_their_digest_or_themselves(tmp_path: Path) -> None:
         (f"a: {{token: {SECRET}, wieght: 1}}", "at a.wieght"),
         (f"'a b': {{token: {SECRET}}}", "at a b"),
         (f"a: {{token: {SECRET}}}\nb: {{token: {SECRET}}}", "gives a and b the same token"),
-        (f"a: {{token: {SECRET}}}\na: {{token: {SECRET}1}}", "line 2: the key 'a' stands here a second time"),
+        (f"a: {{token: {SECRET}}}\na: {{token: {SECRET}1}}", "line 2: duplicate key 'a'"),
     ],
 )
 def test_a_users_file_that_is_wrong_is_refused_without_showing_a_token(tmp_path: Path, text: str, said: str) -> None:
@@ -92,7 +92,7 @@ def test_plain_tokens_must_not_be_readable_by_others(tmp_path: Path) -> None:
             Users.of_file(path)
     # Digests may be read.
     path = write(tmp_path / "users.yaml", f"a: {{token_sha256: {sha256(TOKEN)}}}", 0o644)
-    assert Users.of_file(path).signed_in(TOKEN) is not None
+    assert Users.of_file(path).authenticate(TOKEN) is not None
     with pytest.raises(BadInputError, match="cannot be read: No such file"):
         Users.of_file(tmp_path / "none.yaml")
 
@@ -102,14 +102,14 @@ def test_users_are_read_again_and_a_mistake_changes_nothing(tmp_path: Path, capl
     users = Users.of_file(path)
     write(path, f"b: {{token: {OTHER}}}")
     users.reload()
-    assert (users.signed_in(TOKEN), users.signed_in(OTHER)) == (None, User("b"))
+    assert (users.authenticate(TOKEN), users.authenticate(OTHER)) == (None, User("b"))
     for mistake in ("rubbish", f"b: {{token: {OTHER}, weight: !!timestamp foo}}"):
         write(path, mistake)
         caplog.clear()
         with caplog.at_level(logging.ERROR):
             users.reload()
-        assert users.signed_in(OTHER) == User("b")
-        assert "users not read again" in caplog.text
+        assert users.authenticate(OTHER) == User("b")
+        assert "users not reloaded" in caplog.text
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_an_account_gets_a_token_of_its_own_once(config: Path) -> None:
     users = Users.of_this_account()
     token = own_token()
     assert config.stat().st_mode & 0o777 == 0o600
-    user = users.signed_in(token)
+    user = users.authenticate(token)
     assert user is not None
     assert user.admin
     assert own_token() == token
@@ -163,7 +163,7 @@ def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {digest(name * 20): User(name) for name in "abc"}
     compared: list[str] = []
     monkeypatch.setattr("hmac.compare_digest", lambda one, other: compared.append(one) or one == other)
-    assert Users(lambda: names).signed_in("a" * 20) == User("a")
+    assert Users(lambda: names).authenticate("a" * 20) == User("a")
     assert compared == list(names)
 
 
@@ -171,10 +171,10 @@ def test_a_service_reads_its_users_again_on_hangup(tmp_path: Path) -> None:
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
     users = Users.of_file(path)
     before = signal.getsignal(signal.SIGHUP)
-    with users.kept_current():
+    with users.auto_reload():
         write(path, f"b: {{token: {OTHER}}}")
         signal.raise_signal(signal.SIGHUP)
-        assert users.signed_in(OTHER) == User("b")
+        assert users.authenticate(OTHER) == User("b")
     assert signal.getsignal(signal.SIGHUP) is before
 
 
@@ -225,11 +225,11 @@ def test_a_token_is_valid_until_the_end_of_its_last_day(tmp_path: Path, monkeypa
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}, expires: 2027-01-31}}\nb: {{token: {OTHER}}}")
     users = Users.of_file(path)
     monkeypatch.setattr(users_module, "today", lambda: datetime.date(2027, 1, 31))
-    assert users.signed_in(TOKEN) == User("a", expires=datetime.date(2027, 1, 31))
+    assert users.authenticate(TOKEN) == User("a", expires=datetime.date(2027, 1, 31))
     monkeypatch.setattr(users_module, "today", lambda: datetime.date(2027, 2, 1))
     with pytest.raises(TokenExpiredError, match=r"^This token was valid until 2027-01-31; .* gives a a new one\.$"):
-        users.signed_in(TOKEN)
-    assert users.signed_in(OTHER) == User("b")
+        users.authenticate(TOKEN)
+    assert users.authenticate(OTHER) == User("b")
 
 
 def test_users_without_a_token_are_known_by_name_only(tmp_path: Path) -> None:
@@ -237,13 +237,13 @@ def test_users_without_a_token_are_known_by_name_only(tmp_path: Path) -> None:
     users = Users.of_file(path)
     assert users.named("a") == User("a", 3.0, has_token=False)
     assert users.named("c") is None
-    assert all(users.signed_in(guess) is None for guess in ("", "a", "None"))
+    assert all(users.authenticate(guess) is None for guess in ("", "a", "None"))
 
 
 def test_a_service_notices_that_its_users_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(users_module, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(users_module, "CHECK_INTERVAL_S", 0.01)
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
     users = Users.of_file(path)
 
@@ -252,22 +252,22 @@ def test_a_service_notices_that_its_users_have_changed(
         write(tmp_path / "new.yaml", text, mode).replace(path)
 
     looks: list[object] = []
-    look = users._looks
-    monkeypatch.setattr(users, "_looks", lambda: looks.append(None) or look())
-    with users.kept_current():
+    look = users._fingerprint
+    monkeypatch.setattr(users, "_fingerprint", lambda: looks.append(None) or look())
+    with users.auto_reload():
         put(f"b: {{token: {OTHER}}}")
-        wait_until(lambda: users.signed_in(OTHER), "another user")
-        assert users.signed_in(TOKEN) is None
+        wait_until(lambda: users.authenticate(OTHER), "another user")
+        assert users.authenticate(TOKEN) is None
         # What cannot be read changes nothing, and neither does it end the looking.
         path.unlink()
-        wait_until(lambda: "users not read again" in caplog.text, "the loss of the file")
+        wait_until(lambda: "users not reloaded" in caplog.text, "the loss of the file")
         # Said once, and not each time that is looked.
         seen = len(looks)
         wait_until(lambda: len(looks) > seen + 3, "more looks")
-        assert caplog.text.count("users not read again") == 1
+        assert caplog.text.count("users not reloaded") == 1
         put(f"c: {{token: {TOKEN}}}", 0o644)
         wait_until(lambda: "chmod 600" in caplog.text, "a mode that is refused")
-        assert users.signed_in(OTHER) == User("b")
+        assert users.authenticate(OTHER) == User("b")
         path.chmod(0o600)
-        wait_until(lambda: users.signed_in(TOKEN), "the third user")
-    assert users.signed_in(TOKEN) == User("c")
+        wait_until(lambda: users.authenticate(TOKEN), "the third user")
+    assert users.authenticate(TOKEN) == User("c")

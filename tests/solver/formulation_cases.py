@@ -12,9 +12,9 @@ from solver.formulations.instance import (
     NodeCosts,
     RackCosts,
     UniformCosts,
-    misfit,
     network_s,
     traffic_bytes,
+    violation,
 )
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
@@ -109,7 +109,7 @@ def placements(case: Instance) -> Iterator[Assignment]:
         for workers in itertools.combinations_with_replacement(names, case.workers):
             for chief in [None] if case.chief is None else names:
                 assignment = Assignment(chosen, workers, chief)
-                if misfit(case, assignment) is None:
+                if violation(case, assignment) is None:
                     yield assignment
 
 

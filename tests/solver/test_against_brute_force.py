@@ -13,10 +13,10 @@ from dike.exceptions import InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Objective, PlanRequest, make_plan
 from solver.options import PAPER, default_rules
-from solver.placement.fastest import calmest_placement, can_reach, fastest_placement
+from solver.placement.fastest import can_reach, fastest_placement, least_traffic_placement
 from solver.placement.problem import MAX_CASES
 from solver.resources import WorkerShape
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 from solver.shards import Shards, shard
 from solver.units import GIB
 from tests.properties import examples
@@ -70,7 +70,7 @@ def test_of_too_many_times_of_the_slowest_machine_some_are_looked_at() -> None:
     assert found.samples_per_s <= case.bounds.samples_per_s[1]
     # What was not looked at is not taken to be slower.
     plan = make_plan(PlanRequest(model, cluster_of(classes), max_workers=2, rules=PAPER, time_limit_s=2.0))
-    assert plan.samples_per_s >= found.samples_per_s * (1 - plan.gap) * (1 - TIE)
+    assert plan.samples_per_s >= found.samples_per_s * (1 - plan.gap) * (1 - SPEED_TIE_SHARE)
 
 
 network_bound_nodes = st.lists(
@@ -155,7 +155,7 @@ def test_the_calmest_placement_has_the_least_traffic_of_all(
     classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, ps: int
 ) -> None:
     case = case_of(classes, model, shape, workers, shard(model, min(ps, len(model.variables))))
-    found = calmest_placement(case.problem)
+    found = least_traffic_placement(case.problem)
     expected = brute_force.least_traffic(case.job, case.nodes)
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:
@@ -200,7 +200,7 @@ def test_the_plan_is_within_a_tie_of_the_fastest_option_and_has_least_traffic_th
         return
     plan = make_plan(request)
     fastest = max(result.samples_per_s for result in results)
-    floor = fastest * (1 - TIE)
+    floor = fastest * (1 - SPEED_TIE_SHARE)
     calmest = min(result.traffic for result in results if result.samples_per_s >= floor * (1 + CLOSE))
     assert plan.samples_per_s >= floor * (1 - CLOSE)
     assert plan.traffic_bytes <= calmest * (1 + CLOSE)
@@ -238,7 +238,7 @@ def test_with_racks_the_plan_is_as_near_the_best_as_it_says(
     plan = make_plan(PlanRequest(model, cluster, max_workers=4, rules=PAPER))
     best = max(result.samples_per_s for result in results)
     assert plan.samples_per_s <= best * (1 + CLOSE)
-    assert plan.samples_per_s >= best * (1 - plan.gap) * (1 - TIE) * (1 - CLOSE)
+    assert plan.samples_per_s >= best * (1 - plan.gap) * (1 - SPEED_TIE_SHARE) * (1 - CLOSE)
     assert plan.optimal == (plan.gap == 0)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dike.exceptions import BadInputError
 from solver import Cluster, NodeClass, PlanRequest, make_plan
-from solver.changes import changed
+from solver.changes import apply_change
 from solver.units import GIB
 from solver.variants import plan_variants, sweep, what_if
 from tests.solver.solver_cases import k80, profile
@@ -25,21 +25,21 @@ MIXED = Cluster((*k80(3).nodes, NodeClass(name="big", count=2, cpus=16, mem_byte
     ],
 )
 def test_machines_come_and_go(change: str, counts: dict[str, int]) -> None:
-    assert {node.name: node.count for node in changed(MIXED, change).nodes} == counts
+    assert {node.name: node.count for node in apply_change(MIXED, change).nodes} == counts
 
 
 def test_a_figure_is_set_for_all_machines_or_one_class() -> None:
-    assert {node.network_gbps for node in changed(MIXED, "network_gbps=25").nodes} == {25.0}
-    assert [node.network_gbps for node in changed(MIXED, "big.network_gbps = 25").nodes] == [10.0, 25.0]
-    assert changed(MIXED, "k80.mem=48GiB").nodes[0].mem_bytes == 48 * GIB
-    assert changed(MIXED, "big.gpu_model=V100").nodes[1].gpu_model == "V100"
-    assert changed(MIXED, "across_racks_gbps=1").across_racks_gbps == 1.0
+    assert {node.network_gbps for node in apply_change(MIXED, "network_gbps=25").nodes} == {25.0}
+    assert [node.network_gbps for node in apply_change(MIXED, "big.network_gbps = 25").nodes] == [10.0, 25.0]
+    assert apply_change(MIXED, "k80.mem=48GiB").nodes[0].mem_bytes == 48 * GIB
+    assert apply_change(MIXED, "big.gpu_model=V100").nodes[1].gpu_model == "V100"
+    assert apply_change(MIXED, "across_racks_gbps=1").across_racks_gbps == 1.0
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("buy more", "say 'add 2 x CLASS'"),
+        ("buy more", "use 'add 2 x CLASS'"),
         ("add 2 x titan", "it has k80, big"),
         ("remove 4 x k80", "has 3 machines"),
         ("colour=red", "these can: count, cpus"),
@@ -48,18 +48,18 @@ def test_a_figure_is_set_for_all_machines_or_one_class() -> None:
         ("k80.count=1.5", "a whole number"),
         ("k80.gpus=-1", "at least 0"),
         ("k80.mem=much", "32GiB"),
-        ("k80.within_node_gbps=5", "belongs to the links"),
+        ("k80.within_node_gbps=5", "applies to links"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_one_sentence(change: str, says: str) -> None:
     with pytest.raises(BadInputError, match=says) as caught:
-        changed(MIXED, change)
+        apply_change(MIXED, change)
     assert "\n" not in str(caught.value)
 
 
 def test_a_cluster_cannot_lose_its_last_machine() -> None:
     with pytest.raises(BadInputError, match="at least one node"):
-        changed(k80(2), "remove 2 x k80")
+        apply_change(k80(2), "remove 2 x k80")
 
 
 def test_a_faster_network_never_makes_the_plan_slower() -> None:
@@ -87,7 +87,7 @@ def test_batch_size_and_workers_can_be_swept() -> None:
 def test_what_if_keeps_the_cluster_as_it_is_beside_its_changes() -> None:
     request = PlanRequest(profile(), MIXED)
     asked = what_if(request, ["add 2 x gpu", "network_gbps=25, remove 1 x big"])
-    assert asked["as it is"] is request
+    assert asked["unchanged"] is request
     assert asked["add 2 x gpu"].cluster.node_count == 7
     both = asked["network_gbps=25, remove 1 x big"].cluster
     assert (both.node_count, both.nodes[0].network_gbps) == (4, 25.0)

@@ -103,7 +103,7 @@ def test_times_are_read() -> None:
         ("    mem: 500MB\n", "", 11, "'mem' is missing"),
         ("name: cpu", "name: gpu-1", 11, "'gpu-1' is taken by line 2"),
         ("name: cpu", "name: ''", 11, "name"),
-        ("rack: r1", "rack: r1\n    cpus: 9", 11, "second time"),
+        ("rack: r1", "rack: r1\n    cpus: 9", 11, "duplicate key"),
         ("across_racks_gbps: 5", "across_racks_gbps: 0", 16, "greater than 0"),
         ("across_racks_gbps: 5", "between_racks: 5", 16, "known keys are within_node_gbps, across_racks_gbps"),
         ("across_racks_gbps: 5", "across_racks_cost: 0", 16, "greater than 0"),

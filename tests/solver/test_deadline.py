@@ -11,7 +11,7 @@ import pytest
 
 from dike.exceptions import BadInputError, DikeError, InfeasibleError
 from solver import Plan, PlanRequest, deadline, make_plan
-from solver.deadline import TimeOverError, plan_within
+from solver.deadline import TimeOverError, plan_with_timeout
 from solver.planner import PlanProgress
 from solver.units import GIB
 from tests.solver.solver_cases import k80, profile
@@ -41,7 +41,7 @@ def dying(request: PlanRequest, on_progress: Callable[[PlanProgress], None]) -> 
 
 def test_a_plan_in_time_is_the_plan() -> None:
     seen: list[PlanProgress] = []
-    plan = plan_within(REQUEST, FOREVER_S, seen.append)
+    plan = plan_with_timeout(REQUEST, FOREVER_S, seen.append)
     assert plan.optimal
     assert plan.option == make_plan(REQUEST).option
     assert seen
@@ -52,22 +52,22 @@ def test_a_solver_that_ignores_its_limit_is_ended_and_its_best_plan_kept(monkeyp
     # The limit is over once the plan is here: how long it takes to make one must not count.
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    plan = plan_within(REQUEST, FOREVER_S, lambda _: setattr(clock, "now_s", FOREVER_S + 1), stuck_after_one)
+    plan = plan_with_timeout(REQUEST, FOREVER_S, lambda _: setattr(clock, "now_s", FOREVER_S + 1), stuck_after_one)
     assert plan.option == make_plan(REQUEST).option
 
 
 def test_no_plan_in_time_is_one_sentence() -> None:
     with pytest.raises(TimeOverError, match="no result within 1 s; give --time-limit more"):
-        plan_within(REQUEST, LIMIT_S, planner=stuck)
+        plan_with_timeout(REQUEST, LIMIT_S, planner=stuck)
 
 
 def test_a_process_that_dies_is_reported() -> None:
     with pytest.raises(DikeError, match="process died"):
-        plan_within(REQUEST, FOREVER_S, planner=dying)
+        plan_with_timeout(REQUEST, FOREVER_S, planner=dying)
 
 
 def test_what_the_planner_refuses_is_refused_here() -> None:
     with pytest.raises(InfeasibleError, match="short"):
-        plan_within(PlanRequest(profile(), k80(1, mem_bytes=GIB // 16)), FOREVER_S)
+        plan_with_timeout(PlanRequest(profile(), k80(1, mem_bytes=GIB // 16)), FOREVER_S)
     with pytest.raises(BadInputError, match="more than 0"):
-        plan_within(REQUEST, 0.0)
+        plan_with_timeout(REQUEST, 0.0)

@@ -13,16 +13,18 @@ import pytest
 from benchmarks.programs import FORMULATIONS
 from benchmarks.programs.literal import Literal
 from dike.exceptions import BadInputError
-from solver.formulations import Formulation, Solution, auto, configurations, programs
+from solver.formulations import auto, configurations, programs
 from solver.formulations.instance import (
+    Formulation,
     Instance,
     NodeCosts,
     RackCosts,
+    Solution,
     UniformCosts,
     card_s,
-    misfit,
     network_s,
     traffic_bytes,
+    violation,
 )
 from solver.milp import SolverError
 from solver.nodes import NodeKind
@@ -47,12 +49,16 @@ def _case(seed: int, costs: str) -> tuple[Instance, dict[str, tuple[float, float
     return case, best_values(case)
 
 
+def objective_value(found: Solution, formulation: Formulation) -> float:
+    return found.traffic_bytes if formulation.objective == "traffic" else found.network_s
+
+
 def _sound(case: Instance, formulation: Formulation, found: Solution) -> None:
     """What it says of its placement is so."""
-    assert misfit(case, found.assignment) is None
+    assert violation(case, found.assignment) is None
     assert found.traffic_bytes == traffic_bytes(case, found.assignment)
     assert found.network_s == network_s(case, found.assignment)
-    value = found.value(formulation.objective)
+    value = objective_value(found, formulation)
     assert found.bound == value if found.proven else found.bound <= value
 
 
@@ -231,7 +237,7 @@ def test_a_limit_that_is_too_short_proves_nothing_wrong(limit_s: float) -> None:
         assert found is not None
         _sound(case, formulation, found)
         assert found.bound <= least * (1 + CLOSE)
-        assert found.value(formulation.objective) >= least * (1 - CLOSE)
+        assert objective_value(found, formulation) >= least * (1 - CLOSE)
         unproven += not found.proven
     assert unproven >= (5 if limit_s == 0.0 else 1)
 
@@ -379,7 +385,7 @@ def test_a_total_is_the_sum_over_all_pairs_of_tasks(costs: str) -> None:
     [
         (Assignment(("a",), ("a", "b"), "b"), "1 ps and 2 workers are placed"),
         (Assignment(("a", "b"), ("a", "b"), None), "the chief is missing"),
-        (Assignment(("a", "b"), ("a", "d"), "b"), "'d' is no machine"),
+        (Assignment(("a", "b"), ("a", "d"), "b"), "'d' is not a machine"),
         (Assignment(("a", "a"), ("a", "b"), "b"), "'a' has more than 1 ps"),
         (Assignment(("a", "b"), ("c", "c"), "b"), "'c' is too small for its 2 tasks"),
         (Assignment(("a", "b"), ("a", "c"), "b"), None),
@@ -387,24 +393,24 @@ def test_a_total_is_the_sum_over_all_pairs_of_tasks(costs: str) -> None:
 )
 def test_what_is_wrong_with_an_assignment(placed: Assignment, says: str | None) -> None:
     case = instance((kind(8, 32, 2, 10, "a", "b"), kind(8, 32, 1, 10, "c")), 2, (MB, MB), chief=CHIEF)
-    assert misfit(case, placed) == says
+    assert violation(case, placed) == says
     if says is None:
-        assert programs.checked(case, placed, "traffic", proven=False, bound=1.0).bound == 1.0
+        assert programs.checked_solution(case, placed, "traffic", proven=False, bound=1.0).bound == 1.0
     else:
         with pytest.raises(SolverError, match="is wrong"):
-            programs.checked(case, placed, "traffic", proven=True, bound=1.0)
+            programs.checked_solution(case, placed, "traffic", proven=True, bound=1.0)
 
 
 def test_a_chief_too_many() -> None:
     case = instance((kind(8, 32, 2, 10, "a"),), 1, (MB,))
-    assert misfit(case, Assignment(("a",), ("a",), "a")) == "there is a chief too many"
+    assert violation(case, Assignment(("a",), ("a",), "a")) == "there is an extra chief"
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"shards": (), "ps": ()}, "0 ps and 9 workers are no job"),
-        ({"workers": 0}, "1 ps and 0 workers are no job"),
+        ({"shards": (), "ps": ()}, "0 ps and 9 workers are not a job"),
+        ({"workers": 0}, "1 ps and 0 workers are not a job"),
         ({"shards": (MB, MB)}, "There are 2 shards but 1 ps"),
     ],
 )

@@ -223,10 +223,10 @@ def test_free_capacity_counts_what_looking_at_every_machine_counts(cluster: Clus
         need = tuple(random_.randint(0, have) // random_.choice([1, 2, 4]) for have in left[machine])
         if taken and random_.random() < 0.4:
             machine, need = taken.pop(random_.randrange(len(taken)))
-            free.give(machine, need)
+            free.release(machine, need)
             left[machine] = plus(left[machine], need)
         else:
-            free.take(machine, need)  # type: ignore[arg-type]
+            free.reserve(machine, need)  # type: ignore[arg-type]
             taken.append((machine, need))  # type: ignore[arg-type]
             left[machine] = plus(left[machine], need, -1)  # type: ignore[arg-type]
     assert [free.free_on(machine) for machine in range(len(left))] == left
@@ -249,7 +249,7 @@ def test_machines_stay_what_they_are_while_their_rows_move() -> None:
     left = [free.free_on(machine) for machine in range(150)]
     for machine in (index % 3 * 50 + index // 3 for index in range(150)):
         need: Amounts = (10 * machine, machine, 1, machine % 3)
-        free.take(machine, need)
+        free.reserve(machine, need)
         left[machine] = plus(left[machine], need, -1)
     assert [free.free_on(machine) for machine in range(150)] == left
     for kind in range(3):
@@ -345,7 +345,7 @@ def test_the_sum_of_times_is_near_the_least_possible() -> None:
         ),
         (Job("a", profile([9000 * MB])), k80(1), "GPU memory"),
         (Job("a", profile([9000 * MB]), gpus_per_worker=0), machines(3), "more CPUs, memory or disk than any machine"),
-        (Job("a", MODELS[0], gpus_per_worker=2, min_workers=3), k80(2, gpus=3), "in pieces that hold 2 workers of"),
+        (Job("a", MODELS[0], gpus_per_worker=2, min_workers=3), k80(2, gpus=3), "in pieces for 2 workers of"),
         (Job("a", MODELS[0]), k80(1, cpus=0.25), "1 worker, 1 parameter server, 1 chief"),
         (Job("a", MODELS[0]), k80(3, cpus=2.0, gpus=1, mem_bytes=4 * GIB, disk_bytes=900 * MIB), ""),
     ],
@@ -381,7 +381,7 @@ def test_bad_requests() -> None:
         plan_jobs([job, job], k80())
     with pytest.raises(BadInputError, match="no job to place"):
         plan_jobs([], k80())
-    with pytest.raises(BadInputError, match="'best' is not an order of jobs; say given or gain"):
+    with pytest.raises(BadInputError, match="'best' is not an order of jobs; use given or gain"):
         plan_jobs([job], k80(), "best")  # type: ignore[arg-type]
     with pytest.raises(BadInputError, match="time limit"):
         plan_jobs([job], k80(), time_limit_s=0.0)

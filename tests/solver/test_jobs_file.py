@@ -85,7 +85,7 @@ def test_the_examples_can_be_planned(path: Path) -> None:
         ("weight: 2", "weight: 0", 8, "greater than 0"),
         ("gpus_per_worker: 4", "gpus_per_worker: -1", 9, "gpus_per_worker"),
         ("name: other", "name: small-1", 13, "taken by line 10"),
-        ("model: saved.json", "count: 3", 12, "a second time"),
+        ("model: saved.json", "count: 3", 12, "duplicate key"),
         ("    model: saved.json\n", "", 10, "'model' is missing"),
         ("model: saved.json", "model: keras:Unknown", 11, "There is no model keras:Unknown."),
     ],

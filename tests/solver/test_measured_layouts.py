@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.measured import CASES, METHODS, rank_correlation
 from benchmarks.measured_layouts import Case, cluster, layouts
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 
 
 @pytest.mark.slow
@@ -25,7 +25,7 @@ def test_layouts_are_distinct_possible_and_hold_what_each_method_chooses(case: C
         assert sum(method in layout.methods for layout in found) == 1
     # Dike's choice is the model's: what is measured must not be picked so that another looks better by the model.
     fastest = max(layout.steps_per_s for layout in found)
-    assert next(layout for layout in found if "Dike" in layout.methods).steps_per_s >= fastest * (1 - TIE)
+    assert next(layout for layout in found if "Dike" in layout.methods).steps_per_s >= fastest * (1 - SPEED_TIE_SHARE)
 
 
 def test_hosts_that_are_alike_are_not_told_apart() -> None:

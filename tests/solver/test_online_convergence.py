@@ -10,7 +10,7 @@ import pytest
 from benchmarks.convergence import DISTURBED, predictions, recorded_curves
 from dike.exceptions import BadInputError
 from solver.online import ConvergenceModel, LossCurve
-from solver.online.loss_points import MOST_POINTS, NEIGHBOURS, LossPoints
+from solver.online.loss_points import MAX_POINTS, NEIGHBOURS, LossPoints
 
 TRUE = LossCurve(b0=0.01, b1=0.2, b2=0.3)
 EPOCH_STEPS = 100
@@ -124,7 +124,7 @@ def test_a_million_steps_are_a_few_points() -> None:
     for step in range(0, steps * 5, 5):
         points.add(step, 1.0 + 1 / (step + 1))
     kept, losses = points.arrays()
-    assert MOST_POINTS / 2 <= len(kept) <= MOST_POINTS
+    assert MAX_POINTS / 2 <= len(kept) <= MAX_POINTS
     assert (np.diff(kept) > 0).all()
     assert losses[-1] == pytest.approx(1.0, abs=1e-3)
 

@@ -16,7 +16,7 @@ from solver.options import PAPER
 from solver.plain import can_be_plain, fastest_plain
 from solver.request import scenario_of
 from solver.resources import CPU_STEP, FURTHER_GPU_MIB, WorkerShape
-from solver.search.option_search import TIE
+from solver.search.option_search import SPEED_TIE_SHARE
 from solver.settings import PlanSettings
 from solver.units import GIB
 from tests.properties import examples
@@ -46,7 +46,7 @@ def test_no_machine_and_no_number_of_cpus_is_faster(model: ModelProfile, machine
         assert found is None
         return
     assert found is not None
-    assert max(speeds) * (1 - TIE) <= found.samples_per_s <= max(speeds) * (1 + 1e-9)
+    assert max(speeds) * (1 - SPEED_TIE_SHARE) <= found.samples_per_s <= max(speeds) * (1 + 1e-9)
     kind = next(kind for kind in scenario.kinds if found.node in kind.names)
     assert kind.room_for(found.resources) > 0
 
@@ -62,7 +62,7 @@ def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machine
         assert alone is None
         return
     if alone is not None:
-        assert plan.samples_per_s >= alone.samples_per_s * (1 - TIE)
+        assert plan.samples_per_s >= alone.samples_per_s * (1 - SPEED_TIE_SHARE)
     assert plan.is_plain or all(not task.is_plain for task in plan.tasks)
     assert Plan.loads(plan.dumps()) == plan
 

@@ -106,7 +106,7 @@ def test_each_task_has_the_memory_that_is_asked_for(model: Path, options: tuple[
     assert min(memory[0]) < 4000 <= min(memory[1])
     done = _plan(model, *few, "--task-mem", "100000000")
     assert done.returncode == 2
-    assert "each task asks for 100,000,000 MiB of memory at least (--task-mem)." in done.stderr
+    assert "each task requests at least 100,000,000 MiB of memory (--task-mem)." in done.stderr
 
 
 def test_a_picture_is_drawn(model: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_all_gpus_cannot_be_in_use_where_the_workers_take_all_memory() -> None:
     request = PlanRequest(profile(), k80(1, gpus=2, mem_bytes=int(6.8 * GIB)), "traffic", max_gpus_per_worker=1)
     plan = make_plan(request)
     assert plan.option.workers == 1
-    assert plan.why[0] == "With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is left out."
+    assert plan.why[0] == "With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is not applied."
     assert "all_gpus_used" not in plan.options.pruned
 
 
@@ -243,7 +243,7 @@ def test_least_traffic_is_by_the_costs_of_the_links(cost: float) -> None:
 
 def test_steps_without_an_end_are_not_called_a_lack_of_room() -> None:
     endless = made_up_profile({"a": (2, 2)}, api=Api.KERAS, flops=1e308)
-    with pytest.raises(InfeasibleError, match="its steps would take longer than can be counted"):
+    with pytest.raises(InfeasibleError, match="its steps would take longer than a number can express"):
         make_plan(PlanRequest(endless, k80(2)))
 
 

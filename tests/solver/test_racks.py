@@ -16,11 +16,19 @@ from hypothesis import strategies as st
 from dike.profile import Api
 from solver import Cluster, NodeClass
 from solver.evaluation import evaluate, planned_tasks
-from solver.formulations.instance import Instance, NodeCosts, RackCosts, UniformCosts, misfit, network_s, traffic_bytes
+from solver.formulations.instance import (
+    Instance,
+    NodeCosts,
+    RackCosts,
+    UniformCosts,
+    network_s,
+    traffic_bytes,
+    violation,
+)
 from solver.formulations.racks import MAX_STATES, TwoLevelRacks
 from solver.hardware import known_hardware
 from solver.nodes import NodeKind
-from solver.placement.fastest import OutOfTimeError, calmest_placement, fastest_placement
+from solver.placement.fastest import OutOfTimeError, fastest_placement, least_traffic_placement
 from solver.placement.naming import Assignment
 from solver.placement.problem import placement_problem
 from solver.racks import problem as rack_problem_module
@@ -28,7 +36,7 @@ from solver.racks.max_plus import Frame, State, Table, plus, table_capacity, tra
 from solver.racks.placement import can_reach_across_racks, fastest_across_racks
 from solver.racks.problem import RackProblem, rack_problem
 from solver.racks.scoring import RackPlacement
-from solver.racks.sharding import Place, Uplinks, deal
+from solver.racks.sharding import Place, Uplinks, distribute_shards
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import Shards
@@ -165,14 +173,14 @@ def test_the_traffic_is_the_least_of_all_placements() -> None:
         instance = _instance(generator)
         assert TwoLevelRacks().refusal(instance) is None
         solution = TwoLevelRacks().solve(instance)
-        fitting = [found for found in _every_assignment(instance) if misfit(instance, found) is None]
+        fitting = [found for found in _every_assignment(instance) if violation(instance, found) is None]
         if not fitting:
             assert solution is None
             impossible += 1
             continue
         assert solution is not None
         assert solution.proven
-        assert misfit(instance, solution.assignment) is None
+        assert violation(instance, solution.assignment) is None
         least = min(traffic_bytes(instance, found) for found in fitting)
         assert solution.traffic_bytes == pytest.approx(least)
         assert solution.bound == solution.traffic_bytes == traffic_bytes(instance, solution.assignment)
@@ -201,7 +209,7 @@ def test_without_racks_the_traffic_is_that_of_the_program_over_counts() -> None:
     ps = (scenario.sizes.ps(shards.sizes[0]),) * 12
     for workers in (20, 100, 190):
         problem = placement_problem(scenario.kinds, scenario.model(shape), scenario.sizes, shards, workers)
-        counts = calmest_placement(problem)
+        counts = least_traffic_placement(problem)
         instance = Instance(scenario.kinds, scenario.sizes.worker(shape), workers, shards.sizes, ps)
         tables = TwoLevelRacks().solve(instance)
         assert counts is not None
@@ -221,7 +229,7 @@ def test_the_names_of_machines_and_racks_make_no_difference() -> None:
     assert first is not None
     assert second is not None
     assert first.traffic_bytes == second.traffic_bytes
-    assert misfit(other, second.assignment) is None
+    assert violation(other, second.assignment) is None
 
 
 @pytest.mark.slow
@@ -463,7 +471,7 @@ def test_no_exchange_of_two_shards_shortens_the_time_of_the_busiest_link() -> No
             for _ in sizes
         ]
         links = Uplinks(10.0, tuple(generator.randint(1, 8) for _ in range(3)), sum(sizes))
-        dealt = list(deal(places, sizes, links))
+        dealt = list(distribute_shards(places, sizes, links))
         assert sorted(dealt) == list(range(6))
         for one, two in itertools.combinations(range(6), 2):
             swapped = list(dealt)

@@ -51,7 +51,7 @@ def test_many_placements_at_once_have_the_rates_of_each_alone(seed: int) -> None
         total_bytes=generator.choice([150, 240]),
         within=generator.choice([math.inf, 500.0, 50.0]),
         uplink=generator.choice([math.inf, 20.0, 60.0]),
-        most_steps=generator.choice([math.inf, 1.0]),
+        max_steps_per_s=generator.choice([math.inf, 1.0]),
     )
     placements = _placements(generator, shared)
     expected = np.array([total_rate(machines, shared) for machines in placements])

@@ -17,7 +17,7 @@ from solver.placement.naming import Assignment
 from solver.request import scenario_of
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
-from solver.search.relaxation import WideSpace
+from solver.search.relaxation import RelaxedSpace
 from tests.solver.solver_random import cluster_of, nodes, profiles
 
 ROUNDING = 1e-6
@@ -25,10 +25,10 @@ MOST_WORKERS = 2
 MOST_PS = 3
 
 
-def _space(scenario: Scenario) -> WideSpace:
+def _space(scenario: Scenario) -> RelaxedSpace:
     kinds, hardware, sizes = scenario.kinds, scenario.hardware, scenario.sizes
     raw = raw_space(kinds, MOST_WORKERS)
-    return WideSpace(scenario, prune(raw, default_rules("throughput"), kinds, hardware, sizes, 1)[-1].space)
+    return RelaxedSpace(scenario, prune(raw, default_rules("throughput"), kinds, hardware, sizes, 1)[-1].space)
 
 
 def _fits(scenario: Scenario, tasks: dict[str, list[TaskResources]]) -> bool:

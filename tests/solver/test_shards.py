@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError
 from solver.choices import Sharding
-from solver.shards import BALANCED, Shards, shard, useful_ps_count
+from solver.shards import MIN_SHRINKAGE, Shards, shard, useful_ps_count
 from tests.properties import examples
 from tests.solver.solver_cases import profile
 
@@ -243,7 +243,7 @@ def test_a_useful_ps_makes_the_largest_shard_smaller_than_any_fewer_do(
     best, smallest = 1, sum(sizes)
     for count in range(2, min(limit, len(sizes)) + 1):
         largest = shard(model, count, method).sizes[0]
-        if largest <= smallest * (1 - BALANCED):
+        if largest <= smallest * (1 - MIN_SHRINKAGE):
             best, smallest = count, largest
     assert useful_ps_count(model, limit, method) == best
 
@@ -265,7 +265,7 @@ def test_shards_do_not_depend_on_the_order_of_the_variables() -> None:
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadInputError, match="'best' is not a way to shard variables; say optimus, greedy or round_r"):
+    with pytest.raises(BadInputError, match="'best' is not a sharding method; use optimus, greedy or round_r"):
         shard(profile([4]), 1, "best")  # type: ignore[arg-type]
 
 
@@ -279,7 +279,7 @@ def test_only_optimus_splits(method: Sharding) -> None:
     ("ps", "split", "message"),
     [
         (0, False, "is 0; it must be at least 1"),
-        (3, False, "3 parameter servers are too many for 'model.py'; its variables to share out allow 2"),
+        (3, False, "3 parameter servers are too many for 'model.py'; its variables to distribute allow 2"),
         (9, True, "9 parameter servers are too many for 'model.py'; its bytes to split allow 8"),
     ],
 )

@@ -123,7 +123,7 @@ def test_variants_say_once_which_gpus_speed_is_a_guess(
 def test_what_if_stands_beside_what_is(model: Path, run: Run) -> None:
     done = run(model, "--cluster", FIVE, "--what-if", "add 2 x gpu", "--what-if", "network_gbps=1", "--format", "json")
     as_it_is, more, slower = json.loads(done.stdout)
-    assert as_it_is["label"] == "as it is"
+    assert as_it_is["label"] == "unchanged"
     assert more["plan"]["samples_per_s"] >= as_it_is["plan"]["samples_per_s"] > slower["plan"]["samples_per_s"]
 
 
@@ -167,17 +167,17 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: P
         (["keras:ResNet50", *two], "dike profile"),
         ([model, *two, "--rules", "beauty"], "'beauty' is not a rule"),
         ([model, *two, "--method", "magic"], "There is no method 'magic'"),
-        ([model, *two, "--compare", "--sweep", "batch_size=1"], "do not go together"),
+        ([model, *two, "--compare", "--sweep", "batch_size=1"], "cannot be combined"),
         ([model, *two, "--time-limit", "0"], "more than 0"),
         ([model, *two, "--sweep", "taste=1"], "cannot be swept"),
         ([model, *two, "--what-if", "add 2 x moon"], "no machines 'moon'"),
         ([model, *two, "--measurements", tmp_path / "none.csv"], "none.csv"),
         (["--jobs", tmp_path / "none.yaml", *two], "none.yaml"),
-        ([model, "--jobs", tmp_path / "none.yaml", *two], "leave out"),
+        ([model, "--jobs", tmp_path / "none.yaml", *two], "remove"),
         ([model, *two, "--compare", "--picture", tmp_path / "a.png"], "--picture draws"),
-        ([model, *two, "--compare", "--method", "optimus"], "--method does not go with --compare"),
-        ([model, *two, "--order", "given"], "--order does not go with a single job"),
-        (["--jobs", EXAMPLE_JOBS, *two, "--rules", "all"], "--rules does not go with --jobs"),
+        ([model, *two, "--compare", "--method", "optimus"], "--method cannot be used with --compare"),
+        ([model, *two, "--order", "given"], "--order cannot be used with a single job"),
+        (["--jobs", EXAMPLE_JOBS, *two, "--rules", "all"], "--rules cannot be used with --jobs"),
         ([model, *two, "--sweep", "batch_size=" + "9" * 400], "batch_size"),
     ]
     for arguments, says in cases:

@@ -98,7 +98,7 @@ def test_measurements_are_of_whole_machines_and_of_those_that_are_here() -> None
     rows = (measured("agent-1"), measured("gone"), measured("agent-1", gpus=1))
     plan = plan_for(spec(planning=PlanSettings(measurements=rows)), offers, lambda: whole)
     assert any(text.startswith("Calibrated with 1 measurement:") for text in plan.why)
-    assert plan.why[-1] == "2 of 3 measurements are of machines that are not here."
+    assert plan.why[-1] == "2 of 3 measurements are of machines not in the cluster."
     assert plan.samples_per_s != plan_for(spec(), offers).samples_per_s
     # Offline the machines are all in the file, and what is of another is a mistake.
     with pytest.raises(BadInputError, match="machine 'gone' is not in the cluster"):

@@ -27,6 +27,7 @@ from dike.trial.search_result import SearchResult, TrialResult
 from dike.trial.spec import EARLIER_RESULTS
 from dike.trial.train_function import arguments_for
 from dike.trial.tuning import grid_search, tune
+from framework.cli.search_options import function_call
 from framework.cli.tune import tune as command
 from framework.search.records import Parameter, TrialRecord, TrialState
 from framework.search.space import read_space
@@ -120,8 +121,13 @@ def test_a_grid_has_lists() -> None:
 
 
 def test_every_option_is_one_of_the_command() -> None:
+    from_python_otherwise = {
+        *("context", "script", "module", "arguments", "param", "space", "param_style", "outputs_limit"),
+        *("detach", "wait", "follow", "service", "token_file", "output_format"),
+    }
+    hidden = set(inspect.signature(function_call).parameters)
     known = set(inspect.signature(command).parameters)
-    assert known >= search_command.OPTIONS
+    assert known - hidden - from_python_otherwise == search_command.OPTIONS, "a new option is one of dike.tune, too"
     with pytest.raises(BadInputError, match=r"no option 'quantom'; did you mean 'quantum'\?"):
         tune(lambda lr: lr, {"lr": [1]}, quantom=3)
 

@@ -27,7 +27,7 @@ class Binding:
     """
 
     def __init__(self, trials_per_slot: int) -> None:
-        self._jobs_per_slot = trials_per_slot
+        self._trials_per_slot = trials_per_slot
         self._slot_of: dict[int, int] = {}
         self._bound: dict[int, list[int]] = {}
 
@@ -54,7 +54,7 @@ class Binding:
 
     def _place_queue(self, trials: Mapping[int, TrialView]) -> None:
         """Algorithms 1 and 2."""
-        places = len(self._bound) * self._jobs_per_slot - len(self._slot_of)
+        places = len(self._bound) * self._trials_per_slot - len(self._slot_of)
         if places <= 0 or len(self._slot_of) == len(trials):
             return
         for trial in trials.values():
@@ -63,7 +63,7 @@ class Binding:
             open_slots = [
                 (len(bound), slot_id not in trial.paused_in, slot_id)
                 for slot_id, bound in self._bound.items()
-                if len(bound) < self._jobs_per_slot and slot_id not in trial.refused
+                if len(bound) < self._trials_per_slot and slot_id not in trial.refused
             ]
             if open_slots:
                 self._bind(trial.id, min(open_slots)[-1])

@@ -1,1 +1,1 @@
-"""The service's REST API: `app.py` lists its routes, `front.py` serves it."""
+"""The service's REST API: `app.py` lists the routes, `front.py` serves them."""

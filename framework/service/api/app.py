@@ -1,21 +1,22 @@
 """The REST API of a service, under `/api/v1`; its OpenAPI document is at `/openapi.json`, and `/docs` shows it.
 
-| method and path | answers with | who |
+| method and path | answers with | allowed for |
 |---|---|---|
 | GET /me | Me | all |
 | POST /jobs (multipart: `request` JSON, `bundle` tar.gz) | 201 Submitted | all |
 | GET /jobs?user=&state=&limit=&before=&order= | JobList; `state` may be given several times | all |
 | GET /jobs/{id} | JobDetails | all |
 | POST /jobs/{id}/kill | 202 JobView | owner, admin |
-| POST /jobs/{id}/again | 201 Submitted: request and bundle once more | owner, admin |
+| POST /jobs/{id}/again | 201 Submitted: request and bundle again | owner, admin |
+| POST /jobs/{id}/resume (optional JSON: Resumption) | Submitted: the search, resumed | owner, admin |
 | GET /jobs/{id}/bundle | application/gzip | owner, admin |
 | GET /jobs/{id}/events?after=&limit= | EventList | all |
 | GET /jobs/{id}/progress?after_step=&limit= | ProgressList, thinned to `limit` points | all |
 | GET /jobs/{id}/tasks | TaskList | all |
 | GET /jobs/{id}/logs?task=&after=&follow= | text/plain, or application/x-ndjson if accepted | owner, admin |
-| GET /jobs/{id}/outputs | OutputList: what its script has written | owner, admin |
+| GET /jobs/{id}/outputs | OutputList: files that its script has written | owner, admin |
 | GET /jobs/{id}/outputs/content?path= | application/octet-stream: one of those files | owner, admin |
-| GET /jobs/{id}/model?trial=&epoch= | application/x-tar: the folder that holds its model | owner, admin |
+| GET /jobs/{id}/model?trial=&epoch= | application/x-tar: the checkpoint folder of its model | owner, admin |
 | GET /jobs/{id}/explain | framework.service.explanation.Explanation | all |
 | GET /jobs/{id}/plan | PlanView; 404 for a search | all |
 | GET /jobs/{id}/trials | TrialList; 404 for a training job | all |
@@ -24,15 +25,15 @@
 | GET /jobs/{id}/importance | ImportanceView; 404 for a training job | all |
 | GET /cluster | ClusterView | all |
 
-Besides, without a token: `GET /healthz` (Health, 200 or 503), `GET /metrics` (Prometheus text; by user with a token),
+Without a token: `GET /healthz` (Health, 200 or 503), `GET /metrics` (Prometheus text; by user with a token),
 `GET /sign-in` (SignIn), `GET /` (the page).
 
-Everything else needs `Authorization: Bearer TOKEN`, or a proxy that says who asks
+Everything else needs `Authorization: Bearer TOKEN`, or a proxy that signs users in
 (`framework.service.api.backend.Proxy`). Every answer of 400 and above is a Problem: `{"detail": "..."}`.
 
 Logs as application/x-ndjson: one JSON object a line, `{"number", "task", "stream", "text"}` for each chunk; a blank
-line now and then while nothing comes; with `follow` a last line `{"ended": STATE}` once the job has ended. A connection
-that ends without it was broken; go on with `after=NUMBER` of the last chunk.
+keep-alive line from time to time; with `follow` a last line `{"ended": STATE}` once the job has ended. A connection
+that ends without it was broken; resume with `after=NUMBER` of the last chunk.
 """
 
 from __future__ import annotations
@@ -61,39 +62,35 @@ from framework.service.requests import JobRequest
 
 SMALL_BODY_BYTES = 64 * 2**10
 FORM_BYTES = 64 * 2**10
-"""What a form takes besides its parts."""
+"""Overhead of a multipart form besides its parts."""
 
 SWAGGER_UI = Path(fastapi_offline.__file__).parent / "static"
-"""Swagger UI's own files: FastAPI's page would have browsers fetch them from another host."""
+"""Local files of Swagger UI: FastAPI's own page makes browsers fetch them from another host."""
 
 TAGS = {
-    "jobs": "Training jobs and searches: submitted, looked at, ended; their output and their files.",
-    "searches": "What only a search has: trials, time slices, losses.",
+    "jobs": "Training jobs and searches: submit, list, inspect, kill; their output and files.",
+    "searches": "Searches only: trials, time slices, losses.",
     "service": "The service itself and its cluster.",
 }
 
 THREADS = 10
-"""Each holds a connection to the database now and then, of which there are 15: the loop must never wait for one."""
+"""Each uses a database connection at times, of which there are 15: the service's loop must never wait for one."""
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "It cannot be done."},
-    401: {"model": Problem, "description": "There is no valid token."},
-    403: {"model": Problem, "description": "It is somebody else's, or more than you may have."},
-    404: {"model": Problem, "description": "There is no such thing."},
-    408: {"model": Problem, "description": "The body came too slowly."},
-    413: {"model": Problem, "description": "It is too large."},
-    422: {"model": Problem, "description": "It cannot be understood."},
-    503: {"model": Problem, "description": "The service cannot do it now."},
+    400: {"model": Problem, "description": "The request cannot be carried out."},
+    401: {"model": Problem, "description": "The token is missing or invalid."},
+    403: {"model": Problem, "description": "The job is another user's, or a limit of yours is exceeded."},
+    404: {"model": Problem, "description": "Not found."},
+    408: {"model": Problem, "description": "The body arrived too slowly."},
+    413: {"model": Problem, "description": "The request is too large."},
+    422: {"model": Problem, "description": "The request is malformed."},
+    503: {"model": Problem, "description": "The service is temporarily unavailable."},
 }
 
 
 def make_app(backend: Backend, page: Path, hosts: frozenset[str] | None) -> Guard:
-    """The application that answers clients.
-
-    Args:
-        backend: the service.
-        page: folder of the web page.
-        hosts: what a request may call us; None for anything.
+    """Creates the ASGI application of the API and the web page; `hosts` are names allowed in the Host header, None for
+    any.
     """
     app = _Application(
         title="Dike",
@@ -116,7 +113,7 @@ def make_app(backend: Backend, page: Path, hosts: frozenset[str] | None) -> Guar
     app.add_api_route("/docs", lambda: FileResponse(page / "docs.html"), include_in_schema=False)
     app.mount("/swagger-ui", StaticFiles(directory=SWAGGER_UI), name="swagger-ui")
     app.mount("/", StaticFiles(directory=page, html=True), name="page")
-    # Around all of it, answers to errors of our own included.
+    # Outermost, so that it also covers answers to internal errors.
     return Guard(
         app,
         metrics=backend.metrics,
@@ -127,10 +124,9 @@ def make_app(backend: Backend, page: Path, hosts: frozenset[str] | None) -> Guar
 
 
 class _Application(FastAPI):
-    """Documents what the form that submits a job holds, too, which no route takes as a parameter."""
+    """Adds the schema of the submission form, which no route takes as a parameter, to the OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
         document = super().openapi()
         schema = TypeAdapter(JobRequest).json_schema(ref_template="#/components/schemas/{model}")
         document["components"]["schemas"] |= {**schema.pop("$defs"), "JobRequest": schema}
@@ -138,7 +134,7 @@ class _Application(FastAPI):
 
 
 def _operation_id(route: APIRoute) -> str:
-    """What generated clients call a route: as its function, such as `list_jobs`."""
+    """The operation id, by which generated clients name a route: its function's name, such as `list_jobs`."""
     return route.name
 
 

@@ -1,4 +1,4 @@
-"""What the API's routes work with, and how they get at it."""
+"""What the API's routes work with, as FastAPI dependencies."""
 
 from __future__ import annotations
 
@@ -27,43 +27,34 @@ from framework.service.submission import Submissions
 from framework.service.users import TokenExpiredError, User, Users
 
 FOLLOWER_LIMIT = 64
-"""How many clients may follow outputs at a time; each asks the database twice a second."""
+"""Maximum number of clients that follow output; each queries the database twice a second."""
 USER_FOLLOWER_LIMIT = 16
-"""How many of them may be one user's, so that others find a place."""
+"""Maximum per user, so that one user cannot occupy all."""
 
-COMPARED_CHARACTERS = 400_000
-"""Pairs of characters of two names that are compared for an answer: some tens of milliseconds."""
+MAX_COMPARED_PAIRS = 400_000
+"""Maximum pairs of characters compared to suggest a name: some tens of milliseconds."""
 
-_BEARER = HTTPBearer(auto_error=False, description="A token that the service's operator has given out.")
+_BEARER = HTTPBearer(auto_error=False, description="A token from the service's operator.")
 
-OWN_HEADER = "X-Requested-With"
-"""Whoever is signed in by a proxy has to send it to change something: a page of another site can have a browser send it
-only where the service has allowed that, which it never does."""
+CSRF_HEADER = "X-Requested-With"
+"""Required of users signed in by a proxy for requests that change something: a browser sends it from another site's
+page only if the service allows that by CORS, which it never does."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy that signs users in, and says in a header of its own who they are.
-
-    Attributes:
-        header: the header's name.
-        networks: where the proxy's requests come from; from elsewhere the header means nothing.
-    """
+    """A proxy that signs users in and passes their name in a header, which is ignored from other addresses."""
 
     header: str
     networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
     @classmethod
     def of(cls, header: str, addresses: Sequence[str]) -> Proxy:
-        """Reads what an operator has given.
-
-        Raises:
-            BadInputError: if the header cannot have that name, or something is neither an address nor a network.
-        """
+        """Parses the operator's options; raises `BadInputError` if the header's name or an address is invalid."""
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", header):
             raise BadInputError(
-                f"--proxy-user-header {header} is no name of a header; write letters, digits and '-', such as "
+                f"--proxy-user-header {header} is not a valid header name; use letters, digits and '-', such as "
                 "X-Forwarded-User."
             )
         networks = []
@@ -75,87 +66,78 @@ class Proxy:
                     f"--proxy-address {address} is neither an address nor a network; write 10.0.0.5 or 10.0.0.0/28."
                 ) from None
             if network.prefixlen == 0:
-                raise BadInputError(f"--proxy-address {address} is everybody; name the proxy's own address.")
+                raise BadInputError(f"--proxy-address {address} matches every address; give the proxy's own address.")
             networks.append(network)
         return cls(header, tuple(networks))
 
     def has_sent(self, request: Request) -> bool:
-        """Whether the proxy has sent a request, and has signed somebody in."""
+        """Whether a request comes from the proxy and names a user."""
         if request.client is None or not any(request.headers.getlist(self.header)):
             return False
         return self.is_at(request.client.host)
 
     def is_at(self, host: str) -> bool:
-        """Whether requests from an address are the proxy's."""
         peer = ipaddress.ip_address(host.partition("%")[0])
-        # So a socket of IPv6 names those who speak IPv4.
+        # An IPv6 socket reports IPv4 peers in this form.
         peer = getattr(peer, "ipv4_mapped", None) or peer
         return any(peer in network for network in self.networks)
 
     def user(self, request: Request, users: Users) -> User:
-        """Whom the proxy has signed in; raises a 401 or 403 if that is nobody, or the request may be another site's.
+        """The user that the proxy signed in; raises a 401 or 403 if unknown, or if another site may have caused the
+        request.
 
-        A proxy knows a browser by a cookie, which goes along with what pages of other sites have it send.
+        A proxy identifies a browser by a cookie, which the browser also sends with requests that other sites' pages
+        cause.
         """
         names = request.headers.getlist(self.header)
         if len(names) != 1:
-            raise _unknown(
-                f"The header {self.header} came {len(names)} times; the proxy has to replace what it is sent."
+            raise _unauthorized(
+                f"The header {self.header} came {len(names)} times; the proxy must replace those that clients send."
             )
         is_safe = request.method in SAFE_METHODS
-        # Browsers say so of each request; 'none' is what somebody has typed or bookmarked.
+        # Browsers send it with each request; 'none' means a typed or bookmarked address.
         site = request.headers.get("sec-fetch-site", "same-origin")
         if site not in (("same-origin", "none") if is_safe else ("same-origin",)):
-            raise HTTPException(403, "Whom a proxy signs in asks by the service's own page, and not by another site's.")
-        if not is_safe and not request.headers.get(OWN_HEADER):
-            raise HTTPException(403, f"Whom a proxy signs in changes something with the header '{OWN_HEADER}: dike'.")
+            raise HTTPException(
+                403, "Users signed in by a proxy must send requests from the service's own page, not another site's."
+            )
+        if not is_safe and not request.headers.get(CSRF_HEADER):
+            raise HTTPException(
+                403, f"Users signed in by a proxy must send changes with the header '{CSRF_HEADER}: dike'."
+            )
         name = names[0].encode("latin-1").decode(errors="replace")
         user = users.named(name)
         if user is None:
-            raise _unknown(
-                f"The proxy has signed in '{name}', whom the service does not know; its operator adds users."
-            )
+            raise _unauthorized(f"The proxy signed in '{name}', an unknown user; ask the service's operator to add it.")
         return user
 
 
 class Followers:
-    """The places for those who follow outputs; any thread may take one."""
+    """Counts the clients that follow output. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
-    def take(self, user: str) -> str:
-        """Takes a place for a user; returns why there is none, empty if there is."""
+    def acquire(self, user: str) -> str:
+        """Adds a follower of a user; returns the reason if a limit is reached, else an empty string."""
         with self._lock:
-            if self._held[user] >= USER_FOLLOWER_LIMIT:
-                return f"You follow {USER_FOLLOWER_LIMIT} outputs, as many as a user may; end one of them."
-            if self._held.total() >= FOLLOWER_LIMIT:
+            if self._counts[user] >= USER_FOLLOWER_LIMIT:
+                return f"You follow {USER_FOLLOWER_LIMIT} outputs, the maximum of a user; close one of them."
+            if self._counts.total() >= FOLLOWER_LIMIT:
                 return "Too many clients follow outputs; try again later."
-            self._held[user] += 1
+            self._counts[user] += 1
             return ""
 
-    def give_back(self, user: str) -> None:
-        """Gives up a place of a user's."""
+    def release(self, user: str) -> None:
         with self._lock:
-            self._held[user] -= 1
-            self._held += Counter()  # leaves out users who hold none
+            self._counts[user] -= 1
+            self._counts += Counter()  # drops users without followers
 
 
 @dataclass(frozen=True)
 class Backend:
-    """The service, as far as its clients get to see it.
-
-    Attributes:
-        submissions: takes wishes in.
-        users: who may ask.
-        master: the leading Mesos master.
-        metrics: what the service counts.
-        snapshot: what the service's loop published last.
-        proxy: who may sign users in; None for nobody.
-        closing: set once the service ends.
-        followers: places for those who follow outputs.
-    """
+    """The service as the API sees it; `closing` is set when it shuts down."""
 
     submissions: Submissions
     users: Users
@@ -165,17 +147,16 @@ class Backend:
     proxy: Proxy | None = None
     closing: threading.Event = field(default_factory=threading.Event)
     followers: Followers = field(default_factory=Followers)
-    _submitting: defaultdict[str, asyncio.Semaphore] = field(
+    _submission_locks: defaultdict[str, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(functools.partial(asyncio.Semaphore, 1)), repr=False
     )
 
-    def submitting(self, user: User) -> asyncio.Semaphore:
-        """One submission of a user at a time is in memory and looked at: a bundle of many files keeps a thread busy."""
-        return self._submitting[user.name]
+    def submission_lock(self, user: User) -> asyncio.Semaphore:
+        """Allows one submission of a user at a time in memory: checking a bundle of many files keeps a thread busy."""
+        return self._submission_locks[user.name]
 
     @property
     def store(self) -> ServiceStore:
-        """The database."""
         return self.submissions.store
 
 
@@ -192,9 +173,11 @@ async def _signed_in(
 ) -> User:
     user = _user(request, backend, credentials)
     connection = getattr(request.state, "connection", None)
-    if connection is not None and not connection.signed_in(user.name):
+    if connection is not None and not connection.assign_user(user.name):
         raise HTTPException(
-            503, "You have as many connections as a user may; close some of them.", {"Retry-After": "10"}
+            503,
+            "You have reached the maximum number of connections of a user; close some of them.",
+            {"Retry-After": "10"},
         )
     return user
 
@@ -203,30 +186,30 @@ def _user(request: Request, backend: Backend, credentials: HTTPAuthorizationCred
     if credentials is None and backend.proxy is not None and backend.proxy.has_sent(request):
         return backend.proxy.user(request, backend.users)
     try:
-        user = backend.users.signed_in(credentials.credentials) if credentials is not None else None
+        user = backend.users.authenticate(credentials.credentials) if credentials is not None else None
     except TokenExpiredError as error:
-        raise _unknown(str(error)) from None
+        raise _unauthorized(str(error)) from None
     if user is None:
-        said = "This token is nobody's" if credentials is not None else "There is no token"
-        raise HTTPException(401, f"{said}; send 'Authorization: Bearer TOKEN'.", {"WWW-Authenticate": "Bearer"})
+        problem = "This token is unknown" if credentials is not None else "There is no token"
+        raise HTTPException(401, f"{problem}; send 'Authorization: Bearer TOKEN'.", {"WWW-Authenticate": "Bearer"})
     return user
 
 
-async def may_still(request: Request, job: JobRecord) -> bool:
-    """Whether who has sent a request that is being answered may still do so with a job: tokens are taken away."""
+async def is_still_allowed(request: Request, job: JobRecord) -> bool:
+    """Whether the sender of a request in progress may still manage the job: tokens can be revoked meanwhile."""
     try:
         user = await _signed_in(request, _backend(request), await _BEARER(request))
     except HTTPException:
         return False
-    return is_of(job, user)
+    return may_manage(job, user)
 
 
-def _unknown(detail: str) -> HTTPException:
-    """A 401 that says more than that there is no token, or nobody's; clients are to show it."""
+def _unauthorized(detail: str) -> HTTPException:
+    """A 401 with a message for the user, other than for a missing or unknown token; clients show it."""
     return HTTPException(401, detail, {"WWW-Authenticate": 'Bearer error="invalid_token"'})
 
 
-async def _signed_in_if_at_all(
+async def _optional_user(
     request: Request,
     backend: Annotated[Backend, Depends(_backend)],
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
@@ -235,7 +218,7 @@ async def _signed_in_if_at_all(
 
 
 def _job(
-    # Signed in first: to others it is no matter which jobs there are.
+    # First, so that only users learn which jobs exist.
     user: Annotated[User, Depends(_signed_in)],
     backend: Annotated[Backend, Depends(_backend)],
     job_id: Annotated[str, Path(max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")],
@@ -244,7 +227,7 @@ def _job(
 
 
 def _own_job(user: Annotated[User, Depends(_signed_in)], job: Annotated[JobRecord, Depends(_job)]) -> JobRecord:
-    if not is_of(job, user):
+    if not may_manage(job, user):
         raise HTTPException(
             403, f"Job '{job.id}' belongs to {job.user}; only {job.user} or an administrator may do that."
         )
@@ -252,7 +235,7 @@ def _own_job(user: Annotated[User, Depends(_signed_in)], job: Annotated[JobRecor
 
 
 def find_job(backend: Backend, job_id: str) -> JobRecord:
-    """One job; raises a 404 that names the nearest if there is none."""
+    """The job; raises a 404 that suggests the nearest id if there is none."""
     record = backend.store.job(job_id)
     if record is None:
         with backend.store.database.reading() as connection:
@@ -262,15 +245,10 @@ def find_job(backend: Backend, job_id: str) -> JobRecord:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that is most like another; of many or long names only the first are looked at.
-
-    Args:
-        name: somebody's request has it, so it may be long, and come often.
-        names: the newest first.
-    """
-    left, compared = COMPARED_CHARACTERS, []
+    """The most similar name; compares only the first ones if names are many or long, as `name` comes from a request."""
+    left, compared = MAX_COMPARED_PAIRS, []
     for one in names:
-        # To compare two names takes time in proportion to both of their lengths.
+        # Comparing two names takes time proportional to the product of their lengths.
         left -= len(name) * len(one)
         if left < 0:
             break
@@ -279,13 +257,13 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def is_of(job: JobRecord, user: User) -> bool:
-    """Whether a user may do with a job whatever can be done."""
+def may_manage(job: JobRecord, user: User) -> bool:
+    """Whether a user has full access to a job."""
     return user.admin or job.user == user.name
 
 
 Service = Annotated[Backend, Depends(_backend)]
 SignedIn = Annotated[User, Depends(_signed_in)]
-MaybeSignedIn = Annotated[User | None, Depends(_signed_in_if_at_all)]
+MaybeSignedIn = Annotated[User | None, Depends(_optional_user)]
 Job = Annotated[JobRecord, Depends(_job)]
 OwnJob = Annotated[JobRecord, Depends(_own_job)]

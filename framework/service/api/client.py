@@ -38,24 +38,19 @@ from framework.service.explanation import Explanation
 if TYPE_CHECKING:
     from framework.service.requests import SearchJobRequest, TrainingRequest
 
-PATIENCE_S = 600.0
-"""How long a follower waits for a service that is away."""
+RECONNECT_TIMEOUT_S = 600.0
+"""Maximum time that a follower waits for a service that is away."""
 RECONNECT_PAUSE_S = 1.0
-POLL_S = 0.5
-"""How often is asked whether a job has ended."""
-PAGE = 200
+POLL_INTERVAL_S = 0.5
+PAGE_SIZE = 200
 
 
 class ServiceClient:
-    """What `dike submit`, `jobs`, `logs`, `kill` and `explain` ask of a service.
-
-    Args:
-        url: where it listens, such as `http://127.0.0.1:8680`.
-        token: who we are; None to ask without.
+    """The client behind `dike submit`, `jobs`, `logs`, `kill` and `explain`.
 
     Raises:
-        BadInputError: from every method, if no service answers, or it refuses what was asked.
-        DikeError: from every method, if it has failed.
+        BadInputError: from every method, if no service answers or it refuses the request.
+        DikeError: from every method, if the service fails.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -71,15 +66,13 @@ class ServiceClient:
 
     @property
     def url(self) -> str:
-        """Where the service is."""
         return self._http.url
 
     def me(self) -> Me:
-        """Who the token belongs to."""
         return self._http.get("/me", Me)
 
     def submit_request(self, request: TrainingRequest | SearchJobRequest, bundle: bytes) -> Submitted:
-        """Hands a job in, with its bundle; it is durable when this returns."""
+        """Submits a job with its bundle; it is durable when this returns."""
         return self._http.post(
             "/jobs",
             Submitted,
@@ -88,22 +81,12 @@ class ServiceClient:
         )
 
     def resume(self, job_id: str, constraints: Sequence[str] | None = None) -> Submitted:
-        """Has the service go on with a search that was killed or has failed.
-
-        Args:
-            job_id: the search's job.
-            constraints: which agents it may use from now on; None for those that it might use before.
-        """
+        """Resumes a search that was killed or has failed; `constraints` None keeps the earlier ones."""
         asked = {"constraints": None if constraints is None else list(constraints)}
         return self._http.post(f"{_path(job_id)}/resume", Submitted, json=asked)
 
     def jobs(self, *, user: str | None = None, states: tuple[JobState, ...] = ()) -> Iterator[JobView]:
-        """Jobs, the newest first.
-
-        Args:
-            user: only this user's; None for everybody's.
-            states: only those in one of these; none for all.
-        """
+        """Jobs, newest first; with all states if `states` is empty."""
         for page in self.job_pages(user=user, states=states):
             yield from page.jobs
 
@@ -113,16 +96,9 @@ class ServiceClient:
         user: str | None = None,
         states: Collection[JobState] = (),
         order: Literal["newest", "queue"] = "newest",
-        limit: int = PAGE,
+        limit: int = PAGE_SIZE,
     ) -> Iterator[JobList]:
-        """Jobs, page by page; the first comes even if it is empty.
-
-        Args:
-            user: only this user's; None for everybody's.
-            states: only those in one of these; none for all.
-            order: the newest first, or those that run, then the queue, then those that have ended.
-            limit: how many jobs a page has at most.
-        """
+        """Jobs, page by page; at least one page, which may be empty. For `order` see `GET /jobs`."""
         wanted: dict[str, Any] = {"limit": limit, "state": [str(state) for state in states], "order": order}
         if user is not None:
             wanted["user"] = user
@@ -134,41 +110,35 @@ class ServiceClient:
             wanted["before"] = page.before
 
     def job(self, job_id: str) -> JobDetails:
-        """One job."""
         return self._http.get(_path(job_id), JobDetails)
 
     def find(self, job_id: str) -> JobDetails | None:
-        """One job; None if there is none of that id."""
-        return self._http.get_if_any(_path(job_id), JobDetails)
+        return self._http.get_or_none(_path(job_id), JobDetails)
 
     def kill(self, job_id: str) -> JobView:
-        """Asks for a job's end."""
         return self._http.post(f"{_path(job_id)}/kill", JobView)
 
     def tasks(self, job_id: str) -> list[TaskRecord]:
-        """A job's tasks, in the order of their launch."""
         return self._http.get(f"{_path(job_id)}/tasks", TaskList).tasks
 
     def events(self, job_id: str, *, after: int = 0) -> list[EventView]:
-        """What happened in a job after the event of a number, oldest first."""
+        """Events of a job with numbers above `after`, oldest first."""
         found: list[EventView] = []
         while True:
-            page = self._http.get(f"{_path(job_id)}/events", EventList, {"after": after, "limit": PAGE})
+            page = self._http.get(f"{_path(job_id)}/events", EventList, {"after": after, "limit": PAGE_SIZE})
             found += page.events
             if not page.events:
                 return found
             after = page.after
 
     def plan(self, job_id: str) -> dict[str, Any] | None:
-        """The plan that a training job follows; None if there is none yet."""
+        """The plan of a training job; None before it is planned."""
         return self._http.get(f"{_path(job_id)}/plan", PlanView).plan
 
     def trials(self, job_id: str) -> TrialList:
-        """A search's trials."""
         return self._http.get(f"{_path(job_id)}/trials", TrialList)
 
     def importance(self, job_id: str) -> ImportanceView:
-        """How much each parameter of a search matters."""
         return self._http.get(f"{_path(job_id)}/importance", ImportanceView)
 
     def outputs(self, job_id: str) -> OutputList:
@@ -176,24 +146,18 @@ class ServiceClient:
         return self._http.get(f"{_path(job_id)}/outputs", OutputList)
 
     def output_content(self, job_id: str, path: str) -> Iterator[bytes]:
-        """One of these files, piece by piece."""
         return self._http.blocks(f"{_path(job_id)}/outputs/content", {"path": path})
 
     def download(
         self, job_id: str, folder: str | os.PathLike[str], files: Iterable[OutputFileView] | None = None
     ) -> list[Path]:
-        """Copies files that a job's script has written into a folder here, below their paths.
-
-        Args:
-            job_id: whose.
-            folder: made if need be.
-            files: some of `outputs`; None for all of them.
+        """Downloads files that a job's script has written below `folder`, keeping their relative paths; None for all.
 
         Returns:
-            The copies. Of a file that the script has removed meanwhile there is none.
+            The local files; without those that the script has removed meanwhile.
 
         Raises:
-            BadInputError: if there are none to be had, or they cannot be written there.
+            BadInputError: if the service cannot provide any, or they cannot be written.
         """
         if files is None:
             found = self.outputs(job_id)
@@ -215,7 +179,6 @@ class ServiceClient:
         return copies
 
     def _copy(self, job_id: str, path: str, target: Path) -> bool:
-        """Copies a file; False if there is none of that path any more."""
         partial = target.with_name(f"{target.name}.part")
         try:
             with partial.open("wb") as local:
@@ -230,13 +193,13 @@ class ServiceClient:
         return True
 
     def model(self, job_id: str, folder: Path, trial: int | None = None, epoch: str | None = None) -> None:
-        """Copies the checkpoint that holds a model into a folder.
+        """Downloads the checkpoint folder of a model into `folder`.
 
         Args:
-            job_id: a training job, or a search.
-            folder: gets the checkpoint's folder.
-            trial: of a search: which.
-            epoch: `best` or `last`; None for the best, or the last where no best one was kept.
+            job_id: a training job or a search.
+            folder: the local parent.
+            trial: the trial, of a search.
+            epoch: `best` or `last`; None for the best, or the last if no best one was kept.
         """
         wanted = {name: value for name, value in {"trial": trial, "epoch": epoch}.items() if value is not None}
         with tempfile.TemporaryFile() as archive:
@@ -246,18 +209,16 @@ class ServiceClient:
                 files.extractall(folder, filter="data")
 
     def cluster(self) -> ClusterView:
-        """The service and the agents of its cluster."""
         return self._http.get("/cluster", ClusterView)
 
     def runs_here(self) -> bool:
-        """Whether the service's tasks run on this machine, under this account."""
-        # Late: only who submits a job asks.
+        """Whether the service's tasks run on this machine under this account."""
+        # Imported late: only needed to submit a job.
         from framework.scheduler.mesos_access import this_machine
 
         return self.cluster().machine == this_machine()
 
     def explain(self, job_id: str) -> Explanation:
-        """What stands in a job's way."""
         return self._http.get(f"{_path(job_id)}/explain", Explanation)
 
     def logs(
@@ -270,17 +231,17 @@ class ServiceClient:
         follow: bool = False,
         note: Callable[[str], None] | None = None,
     ) -> Iterator[OutputChunk]:
-        """A job's output, each piece once.
+        """Streams a job's output, each chunk once.
 
         Args:
-            job_id: whose.
+            job_id: the job.
             task: only this task's, such as `worker:0`.
-            trial: of a search, what the trial of this number has printed; None for what the job itself tells.
-            after: only what came after the piece of this number.
-            follow: whether to go on until the job, or the trial, has ended; a service that is away is waited for.
-            note: told when the connection is lost, and when it is back.
+            trial: output of this trial of a search; None for that of the job itself.
+            after: only chunks with numbers above it.
+            follow: whether to continue until the job or trial has ended; retries while the service is away.
+            note: called with a message when the connection is lost and when it is back.
         """
-        tell = note or (lambda text: None)
+        notify = note or (lambda text: None)
         lost_s: float | None = None
         while True:
             asked = {"task": task, "trial": trial, "after": after, "follow": follow}
@@ -288,7 +249,7 @@ class ServiceClient:
             try:
                 for line in self._http.lines(f"{_path(job_id)}/logs", wanted):
                     if lost_s is not None:
-                        tell("the service is back")
+                        notify("the service is back")
                         lost_s = None
                     if "ended" in line:
                         return
@@ -298,23 +259,17 @@ class ServiceClient:
                 if not follow:
                     return
             except ServiceUnavailableError:
-                if not follow or (lost_s is not None and time.monotonic() - lost_s > PATIENCE_S):
+                if not follow or (lost_s is not None and time.monotonic() - lost_s > RECONNECT_TIMEOUT_S):
                     raise
             if lost_s is None:
                 lost_s = time.monotonic()
-                tell(f"the connection to the service at {self.url} is lost; trying again")
+                notify(f"the connection to the service at {self.url} is lost; trying again")
             time.sleep(RECONNECT_PAUSE_S)
 
     def wait_for_end(self, job_id: str, note: Callable[[str], None], timeout_s: float | None = None) -> JobDetails:
-        """A job once it has ended; a service that is away is waited for.
+        """Waits until a job has ended and returns it; retries while the service is away.
 
-        Args:
-            job_id: which.
-            note: told when the service is away, and when it is back.
-            timeout_s: how long to wait at most; None for as long as it takes.
-
-        Raises:
-            DikeError: if it has not ended by then.
+        `note` is called with a message when it goes away and when it is back. Raises `DikeError` after the timeout.
         """
         lost_s: float | None = None
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -325,7 +280,7 @@ class ServiceClient:
                 if lost_s is None:
                     lost_s = time.monotonic()
                     note(f"the service at {self.url} does not answer; trying again")
-                elif time.monotonic() - lost_s > PATIENCE_S:
+                elif time.monotonic() - lost_s > RECONNECT_TIMEOUT_S:
                     raise
             else:
                 if lost_s is not None:
@@ -334,10 +289,10 @@ class ServiceClient:
                 if job.state.has_ended():
                     return job
             if until_s is not None and time.monotonic() > until_s:
-                raise DikeError(f"The job {job_id} has not ended within {timeout_s:g} s; it goes on.")
-            time.sleep(POLL_S)
+                raise DikeError(f"The job {job_id} has not ended within {timeout_s:g} s; it keeps running.")
+            time.sleep(POLL_INTERVAL_S)
 
 
 def _path(job_id: str) -> str:
-    # What the shell passed on need not be text.
+    # An id from the shell may contain bytes that are not UTF-8.
     return f"/jobs/{quote(job_id, safe='', errors='surrogateescape')}"

@@ -1,4 +1,4 @@
-"""HTTP towards a service: good answers as objects, everything else as one sentence."""
+"""HTTP requests to a service: parsed answers, and one-sentence errors."""
 
 from __future__ import annotations
 
@@ -18,33 +18,28 @@ from framework.service.api.schemas import Problem
 
 API = "/api/v1"
 TIMEOUT = httpx.Timeout(30.0, connect=10.0, write=60.0)
-SILENCE_S = 60.0
-"""A stream in which not even a blank line has come for so long is broken."""
-PAUSES_S = (0.2, 0.5, 1.0)
-"""Before a question is asked again."""
-AGAIN_S = 10.0
-"""A question that took longer is not asked again: who has been silent for so long would be silent once more."""
+STREAM_TIMEOUT_S = 60.0
+"""Maximum silence of a stream: the service sends keep-alive lines more often."""
+RETRY_DELAYS_S = (0.2, 0.5, 1.0)
+MAX_RETRIED_S = 10.0
+"""A GET that failed after longer than this is not retried: the service would be as slow again."""
 NDJSON = "application/x-ndjson"
 
-_AWAY = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+_UNAVAILABLE = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 Answer = TypeVar("Answer")
 
 
 class ServiceUnavailableError(BadInputError):
-    """No service answers at the address, or it cannot at the moment."""
+    """No service answers at the address, or it is temporarily unavailable."""
 
 
 class ServiceHttp:
     """A connection to a service.
 
-    Args:
-        url: where it listens, such as `http://127.0.0.1:8680`.
-        token: who we are; None to ask without.
-
     Raises:
         ServiceUnavailableError: from every method, if no service answers.
-        BadInputError: from every method, if it refuses what was asked.
-        DikeError: from every method, if it has failed.
+        BadInputError: from every method, if it refuses the request.
+        DikeError: from every method, if the service fails.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -55,34 +50,29 @@ class ServiceHttp:
             base_url=f"{self.url}{API}",
             headers=headers,
             timeout=TIMEOUT,
-            # Without TLS nothing is verified, and to read all certificates takes a while.
+            # Without TLS nothing is verified, and reading all certificates is slow.
             verify=self.url.startswith("https:"),
-            # A proxy that the environment names does not lead to this machine.
-            trust_env=not leads_to_this_machine(url),
+            # A proxy from the environment does not lead to this machine's loopback.
+            trust_env=not is_loopback_url(url),
         )
 
     def close(self) -> None:
-        """Closes all connections."""
         self._http.close()
 
     def get(self, path: str, form: type[Answer], wanted: Mapping[str, Any] | None = None) -> Answer:
-        """What a question is answered with."""
-        answer = self.get_if_any(path, form, wanted)
+        """GETs an answer of type `form`, with retries."""
+        answer = self.get_or_none(path, form, wanted)
         if answer is None:
             raise BadInputError(f"The service at {self.url} has no {path}.")
         return answer
 
-    def get_if_any(self, path: str, form: type[Answer], wanted: Mapping[str, Any] | None = None) -> Answer | None:
-        """The same; None where there is nothing."""
-        answer = self._ask(path, wanted)
+    def get_or_none(self, path: str, form: type[Answer], wanted: Mapping[str, Any] | None = None) -> Answer | None:
+        """Like `get`; None for a 404."""
+        answer = self._get_with_retries(path, wanted)
         return None if answer.status_code == HTTPStatus.NOT_FOUND else self._read(answer, form)
 
     def post(self, path: str, form: type[Answer], **content: Any) -> Answer:
-        """What a request is answered with; it is made once.
-
-        Raises:
-            ServiceUnavailableError: if there is no answer; says whether the service may have got the request.
-        """
+        """POSTs once, without retries; the error says if the service may have received the request."""
         try:
             return self._read(self._send("POST", path, **content), form)
         except ServiceUnavailableError as error:
@@ -94,9 +84,9 @@ class ServiceHttp:
             raise
 
     def lines(self, path: str, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """A stream of JSON objects, one a line, as they come; empty ones are signs of life."""
+        """Streams JSON objects, one a line; keep-alive lines yield an empty one."""
         headers = {"Accept": NDJSON}
-        timeout = httpx.Timeout(30.0, read=SILENCE_S)
+        timeout = httpx.Timeout(30.0, read=STREAM_TIMEOUT_S)
         with (
             self._transport_errors(),
             self._http.stream("GET", path, params=dict(wanted), headers=headers, timeout=timeout) as answer,
@@ -108,8 +98,7 @@ class ServiceHttp:
                 yield self._object(text) if text else {}
 
     def blocks(self, path: str, wanted: Mapping[str, Any]) -> Iterator[bytes]:
-        """The content of a file, as it comes."""
-        timeout = httpx.Timeout(30.0, read=SILENCE_S)
+        timeout = httpx.Timeout(30.0, read=STREAM_TIMEOUT_S)
         with (
             self._transport_errors(),
             self._http.stream("GET", path, params=dict(wanted), timeout=timeout) as answer,
@@ -119,19 +108,18 @@ class ServiceHttp:
                 self._check(answer)
             yield from answer.iter_bytes()
 
-    def _ask(self, path: str, wanted: Mapping[str, Any] | None) -> httpx.Response:
-        """Asks a question, again if need be: that does no harm."""
-        for pause_s in PAUSES_S:
-            begun_s = time.monotonic()
+    def _get_with_retries(self, path: str, wanted: Mapping[str, Any] | None) -> httpx.Response:
+        for delay_s in RETRY_DELAYS_S:
+            start_s = time.monotonic()
             try:
                 answer = self._send("GET", path, params=wanted)
-                if answer.status_code not in _AWAY:
+                if answer.status_code not in _UNAVAILABLE:
                     return answer
             except ServiceUnavailableError:
-                # Otherwise the last attempt says what is wrong.
-                if time.monotonic() - begun_s >= AGAIN_S:
+                # Faster failures are retried; the last attempt raises.
+                if time.monotonic() - start_s >= MAX_RETRIED_S:
                     raise
-            time.sleep(pause_s)
+            time.sleep(delay_s)
         return self._send("GET", path, params=wanted)
 
     def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
@@ -155,17 +143,17 @@ class ServiceHttp:
         status = answer.status_code
         if status < HTTPStatus.MULTIPLE_CHOICES:
             return
-        is_explained = "error=" in answer.headers.get("WWW-Authenticate", "")
-        if status == HTTPStatus.UNAUTHORIZED and not is_explained:
-            wrong = "does not know this token; give the right one" if self._has_token else "wants a token; give yours"
-            raise BadInputError(f"The service at {self.url} {wrong} with --token-file or in $DIKE_TOKEN.")
+        has_message = "error=" in answer.headers.get("WWW-Authenticate", "")
+        if status == HTTPStatus.UNAUTHORIZED and not has_message:
+            problem = "does not know this token; give the right one" if self._has_token else "wants a token; give yours"
+            raise BadInputError(f"The service at {self.url} {problem} with --token-file or in $DIKE_TOKEN.")
         try:
             detail = Problem.model_validate_json(answer.content).detail
         except ValidationError as error:
-            if status in _AWAY:
+            if status in _UNAVAILABLE:
                 raise self._unavailable(f"HTTP {status}") from error
             raise self._not_ours() from error
-        if status in _AWAY:
+        if status in _UNAVAILABLE:
             raise ServiceUnavailableError(f"The service at {self.url} cannot answer at the moment: {detail}")
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise DikeError(f"The service at {self.url} has failed: {detail}")
@@ -194,24 +182,20 @@ def _parse(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise BadInputError(f"'{url}' is no address of a service: {error}.") from error
+        raise BadInputError(f"'{url}' is not the address of a service: {error}.") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
-        raise BadInputError(f"'{url}' is no address of a service; write http://HOST:PORT.")
+        raise BadInputError(f"'{url}' is not the address of a service; write http://HOST:PORT.")
     return parsed
 
 
 def _checked(token: str) -> str:
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise BadInputError("The token is not one word of ASCII characters; take it over as it was given to you.")
+        raise BadInputError("The token is not one word of ASCII characters; copy it exactly.")
     return token
 
 
-def leads_to_this_machine(url: str) -> bool:
-    """Whether a service's address is on loopback.
-
-    Raises:
-        BadInputError: if it is no address.
-    """
+def is_loopback_url(url: str) -> bool:
+    """Whether a service's address is on loopback; raises `BadInputError` if it is invalid."""
     host = _parse(url).host
     try:
         return ipaddress.ip_address(host).is_loopback

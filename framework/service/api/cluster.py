@@ -1,4 +1,4 @@
-"""The service itself and its cluster: what there is, who holds it, whether all is well."""
+"""Routes of the service itself and its cluster."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from framework.service.api.backend import MaybeSignedIn, Service, SignedIn
 from framework.service.api.cluster_schemas import AgentView, ClusterView, Health
 from framework.service.api.schemas import Me, Problem, SignIn
 
-LOOP_LIMIT_S = 60.0
-"""The loop goes round many times a second; one that has not for so long hangs."""
+LOOP_TIMEOUT_S = 60.0
+"""A loop without an iteration for this time hangs: it normally makes many a second."""
 
 router = APIRouter(tags=["service"])
 open_router = APIRouter(tags=["service"])
@@ -25,7 +25,7 @@ open_router = APIRouter(tags=["service"])
 
 @router.get("/me")
 def get_me(user: SignedIn) -> Me:
-    """Who the token belongs to."""
+    """The user of the token."""
     return Me(user=user.name, admin=user.admin)
 
 
@@ -55,16 +55,16 @@ def get_cluster(service: Service, user: SignedIn) -> ClusterView:
 
 @open_router.get("/sign-in")
 def get_sign_in(service: Service, request: Request) -> SignIn:
-    """Whether a token is needed, or a proxy has said who asks."""
+    """Whether a proxy has signed you in; otherwise a token is needed."""
     return SignIn(proxy=service.proxy is not None and service.proxy.has_sent(request))
 
 
 @open_router.get("/healthz", responses={200: {"model": Health}, 503: {"model": Health}})
 def get_health(service: Service) -> Response:
-    """Whether the service works; without the master it does, and waits for it."""
+    """Whether the service works; a lost Mesos master does not make it unhealthy."""
     status, age_s = "ok", service.metrics.loop_age_s
-    if age_s > LOOP_LIMIT_S:
-        status = f"The service's loop has not gone round for {age_s:.0f} s."
+    if age_s > LOOP_TIMEOUT_S:
+        status = f"The service's loop has made no iteration for {age_s:.0f} s."
     try:
         service.store.framework_id()
     except BadInputError:
@@ -76,12 +76,12 @@ def get_health(service: Service) -> Response:
 @open_router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, 401: {"model": Problem, "description": "The token is nobody's."}},
-    # Beside the token that the document has by itself: none will do, too.
+    responses={200: {"content": {"text/plain": {}}}, 401: {"model": Problem, "description": "The token is invalid."}},
+    # FastAPI documents the token; this adds that none is accepted, too.
     openapi_extra={"security": [{}]},
 )
 def get_metrics(service: Service, user: MaybeSignedIn) -> Response:
-    """What the service counts, in Prometheus' text format; by user only for whoever is signed in."""
+    """The service's metrics in Prometheus' text format; those by user only with a token."""
     text = service.metrics.text(by_user=user is not None)
     return Response(text, media_type="text/plain; version=1.0.0; charset=utf-8")
 

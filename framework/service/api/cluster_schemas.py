@@ -1,4 +1,4 @@
-"""What the API answers with about the service itself and its cluster; see `framework.service.api.schemas`."""
+"""Answers of the API about the service itself and its cluster; see `framework.service.api.schemas`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ class AgentView(View):
     """An agent (`framework.scheduler.agents.AgentFacts`); amounts of `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`.
 
     Attributes:
-        id: Mesos' id.
-        node: its host name, with a part of the id where several agents share that.
-        active: whether it is registered with the master; others have been.
-        attributes: as text.
-        total: what the service's role may use of it when nothing runs there.
-        used: what tasks of all frameworks hold.
-        offered: what it offered to the service last, less what was launched on that since; None if it never did.
-        offered_s: when that was.
-        held: what tasks of this service hold.
-        tasks: those tasks.
+        node: its host name, with a part of the id if several agents share the host name.
+        active: whether it is registered with the master now.
+        total: what the service's role may use of it when it is empty.
+        used: what tasks of all frameworks use.
+        offered: its last offer to the service, less what was launched on it since; None if it never offered anything.
+        offered_s: time of that offer.
+        held: what tasks of this service use.
     """
 
     id: str
@@ -38,15 +35,13 @@ class ClusterView(View):
     """The service and its cluster.
 
     Attributes:
-        version: of Dike.
-        started_s: when this service process started.
-        framework_id: under which Mesos knows it; None before the first subscription.
-        connected: whether the subscription stands.
-        master, mesos_version: the master that was found at the start.
-        agents: by name; None as long as the master has not told.
-        machine: where tasks run, and as whom (`session.this_machine`), if that is all one machine, without
+        started_s: start of this service process.
+        framework_id: its id at Mesos; None before the first subscription.
+        connected: whether it is subscribed with the master.
+        agents: by name; None until the master lists them.
+        machine: machine and account of the tasks (`mesos_access.this_machine`) if that is a single machine without
             containers; empty otherwise.
-        private: whether this Mesos belongs to the service, and ends with it, and all tasks with that.
+        private: whether the service started this Mesos itself, so that it ends with the service, and all tasks with it.
     """
 
     version: str
@@ -61,12 +56,12 @@ class ClusterView(View):
 
 
 class Health(View):
-    """How the service is.
+    """The health of the service.
 
     Attributes:
-        status: `ok`, or what is wrong in one sentence.
-        connected: whether the subscription with the Mesos master stands; without it jobs run on, and none begins.
-        loop_age_s: seconds since the service's loop last went round.
+        status: `ok`, or the problem in one sentence.
+        connected: whether it is subscribed with the Mesos master; without it tasks keep running but none is launched.
+        loop_age_s: seconds since the last iteration of the service's loop.
     """
 
     status: str

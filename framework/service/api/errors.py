@@ -1,4 +1,4 @@
-"""Every error as `{"detail": "one sentence"}`; no traceback ever leaves the process."""
+"""Turns every error into `{"detail": "one sentence"}`; no traceback leaves the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Makes an application answer so."""
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(DikeError)(_refused)
@@ -26,7 +25,7 @@ def handle_errors(app: FastAPI) -> None:
 
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
-    # Where nothing of ours has answered, the detail is the status' name only.
+    # Starlette's own errors have only the status' name as their detail.
     detail = {
         "Not Found": "There is nothing at this address; /openapi.json lists what there is.",
         "Method Not Allowed": "This address does not take that method; /openapi.json says which it takes.",
@@ -44,7 +43,7 @@ async def _refused(request: Request, error: DikeError) -> JSONResponse:
     is_of_database = isinstance(error.__cause__, SQLAlchemyError)
     if isinstance(error, BadInputError) and not is_of_database:
         return JSONResponse({"detail": str(error)}, 403 if isinstance(error, OverLimitError) else 400)
-    # The message names the database: the operator is to read it, and not everybody.
+    # Logged, not sent: the message names the database, which is only for the operator.
     logger.error("%s %s: %s", request.method, request.url.path, error)
     if is_of_database and not isinstance(error, StorageUnavailableError):
         return JSONResponse({"detail": "The service's database cannot hold what was sent."}, 400)
@@ -52,6 +51,6 @@ async def _refused(request: Request, error: DikeError) -> JSONResponse:
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    # The server logs the traceback, and closes the connection: a client must not send its next request on it.
-    detail = "The service met an error of its own; its log says more."
+    # uvicorn logs the traceback and closes the connection, so a client must not reuse it.
+    detail = "The service failed with an internal error; see its log."
     return JSONResponse({"detail": detail}, 500, {"Connection": "close"})

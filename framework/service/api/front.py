@@ -1,4 +1,4 @@
-"""Where clients reach a service: a socket, and a web server on a thread of its own."""
+"""Serves the API: a listening socket, and a web server on a thread."""
 
 from __future__ import annotations
 
@@ -32,42 +32,36 @@ from framework.service.users import Users
 PAGE = Path(__file__).parent.parent / "page"
 CONNECTION_LIMIT = 512
 ADDRESS_LIMIT = 64
-"""How many connections an address may have that no user has signed in on."""
+"""Maximum connections of an address that are not signed in."""
 USER_LIMIT = 128
-"""How many a user may have."""
-AT_ONCE = 8
-"""How many connections are taken in before the next look at what the others ask: few, so that a client that asks at
-once has been read before so many others come that it is the oldest that waits."""
+ACCEPT_BATCH = 8
+"""Connections accepted before requests of the others are read again: few, so that a client that sends its request
+immediately is read before enough others arrive to make it the oldest idle one."""
 BACKLOG = 1024
-"""How many the kernel keeps until then."""
+"""Connections that the kernel queues until then."""
 LOG_INTERVAL_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
-"""How long a connection may stand without a request whose head is complete; twice as long at most."""
+"""Time without a complete request head after which a connection is closed; checked at this interval, so up to twice."""
 START_TIMEOUT_S = 30.0
-GRACE_S = 3
-"""How long requests may go on when the service ends."""
+SHUTDOWN_TIMEOUT_S = 3
+"""Time for open requests at shutdown."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 logger = logging.getLogger(__name__)
 
 
 class ApiFront:
-    """The API of a service; called, it is a `framework.service.serve.Front`.
+    """The API of a service; a `framework.service.serve.Front` when called.
 
-    Listens from its making until it is closed, so that an address that cannot be used is known before anything else is
-    done, and clients wait for a service that follows another in this process.
+    Listens from construction until it is closed: an unusable address is reported before anything else starts, and
+        clients
+    wait for the next service in this process.
 
     Args:
         listen: `HOST:PORT`; port 0 takes a free one.
-        users: who may use it.
-        advertised: host name or URL by which others are told to reach it; None if by nothing else than `listen`.
-        proxy: who may sign users in; None for nobody.
-
-    Attributes:
-        url: where clients on this machine reach it.
-
-    Raises:
-        BadInputError: if the address makes no sense, or cannot be listened on.
+        users: the users.
+        advertised: further host name or URL by which clients may reach it.
+        proxy: the proxy that may sign users in.
     """
 
     def __init__(self, listen: str, users: Users, advertised: str | None = None, proxy: Proxy | None = None) -> None:
@@ -83,7 +77,6 @@ class ApiFront:
 
     @contextlib.contextmanager
     def __call__(self, submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
-        """Answers clients while the context lasts."""
         backend = Backend(
             submissions=submissions,
             users=self._users,
@@ -95,16 +88,16 @@ class ApiFront:
         connections = Connections(self._proxy.is_at if self._proxy is not None else lambda _: False)
         config = uvicorn.Config(
             make_app(backend, PAGE, self._hosts),
-            # No log of accesses: it would tell who looks at what, and addresses may hold what is nobody's business.
+            # Without an access log: it would reveal what each user looks at, and URLs may hold private data.
             access_log=False,
             http=functools.partial(_Connection, connections),  # type: ignore[arg-type]  # called like a class
-            backlog=AT_ONCE,
+            backlog=ACCEPT_BATCH,
             log_config=None,
             server_header=False,
             lifespan="on",
             proxy_headers=False,
             limit_concurrency=CONNECTION_LIMIT,
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
             ws="none",
         )
         server = uvicorn.Server(config)
@@ -117,18 +110,16 @@ class ApiFront:
         finally:
             backend.closing.set()
             server.should_exit = True
-            thread.join(GRACE_S + START_TIMEOUT_S)
+            thread.join(SHUTDOWN_TIMEOUT_S + START_TIMEOUT_S)
 
     def close(self) -> None:
-        """Stops listening."""
         self._socket.close()
 
 
 class Connections:
-    """The open connections, by who has them. Used by the web server's loop only.
+    """The open connections by address and user; for the web server's loop only.
 
-    Args:
-        is_exempt: whether connections of an address are not counted, such as a proxy's, behind which are many clients.
+    Connections of exempt addresses are unlimited, such as a proxy's, which serves many clients.
     """
 
     def __init__(self, is_exempt: Callable[[str], bool]) -> None:
@@ -139,7 +130,7 @@ class Connections:
         self._logged_s = -math.inf
 
     def add(self, connection: _Connection) -> None:
-        """Somebody has connected. Of an address that has too many without a user, the oldest that waits is closed."""
+        """Adds a new connection; beyond `ADDRESS_LIMIT` of its address without a user, closes the oldest idle one."""
         if self._is_exempt(connection.address):
             return
         others = self._of_address[connection.address]
@@ -152,22 +143,21 @@ class Connections:
                 return
         self._of_address[connection.address][connection] = None
 
-    def signed_in(self, connection: _Connection, user: str) -> bool:
-        """A request on it is a user's; returns whether the user may have so many."""
+    def assign_user(self, connection: _Connection, user: str) -> bool:
+        """Counts a connection as a user's; returns False if the user has reached `USER_LIMIT`."""
         if self._is_exempt(connection.address) or connection.transport.is_closing():
-            # A client may be gone before its request is looked at; nothing would remove the connection any more.
+            # A connection that is already closed would never be removed.
             return True
         self.remove(connection)
-        ours = self._of_user[user]
-        if len(ours) >= USER_LIMIT:
+        users_connections = self._of_user[user]
+        if len(users_connections) >= USER_LIMIT:
             self._of_address[connection.address][connection] = None
             return False
-        ours[connection] = None
+        users_connections[connection] = None
         connection.user = user
         return True
 
     def remove(self, connection: _Connection) -> None:
-        """It is closed."""
         _discard(self._of_address, connection.address, connection)
         _discard(self._of_user, connection.user, connection)
 
@@ -177,7 +167,7 @@ class Connections:
         if now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
             found = ", ".join(f"{count} of {one}" for one, count in self._closed.most_common(5))
-            logger.warning("closed connections that asked for nothing, more than %d at once: %s", ADDRESS_LIMIT, found)
+            logger.warning("closed idle connections, more than %d of an address: %s", ADDRESS_LIMIT, found)
             self._closed.clear()
 
 
@@ -189,20 +179,15 @@ def _discard(groups: dict[str, dict[_Connection, None]], key: str, connection: _
 
 
 class _Connection(H11Protocol):
-    """Is closed if it asks for nothing: connections count as requests do, and uvicorn waits for a first one.
+    """A connection that is closed when idle: uvicorn waits for a first request forever, and idle connections count.
 
-    Of uvicorn's two parsers only this one bounds the head of a request, to 64 KiB; the other would take any number of
-    headers, from anybody.
-
-    Args:
-        connections: all of them.
-        uvicorn: what uvicorn makes one with.
+    Of uvicorn's two parsers only h11 bounds the head of a request, to 64 KiB; the other accepts any number of headers.
     """
 
     def __init__(self, connections: Connections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
-        self._all = connections
-        # Each request's `state` has it.
+        self._connections = connections
+        # uvicorn copies it to each request's `state`.
         self.app_state = {**self.app_state, "connection": self}
         self.address = ""
         self.user = ""
@@ -210,29 +195,27 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
-        self._all.add(self)
-        self.loop.call_later(REQUEST_TIMEOUT_S, self._look, None)
+        self._connections.add(self)
+        self.loop.call_later(REQUEST_TIMEOUT_S, self._check_idle, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.remove(self)
+        self._connections.remove(self)
         super().connection_lost(exc)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
-    def signed_in(self, user: str) -> bool:
-        """Its request is a user's; returns whether the user may have so many connections."""
-        return user == self.user or self._all.signed_in(self, user)
+    def assign_user(self, user: str) -> bool:
+        return user == self.user or self._connections.assign_user(self, user)
 
-    def _look(self, answered: Any) -> None:
-        """Looks for requests since the last look, when `answered` was the newest and had been answered (None: none)."""
+    def _check_idle(self, answered: Any) -> None:
+        """Closes the connection if idle since the last check, when `answered` was its newest request (None: none)."""
         waits = self.is_waiting
         if waits and self.cycle is answered:
             self.transport.close()
         elif not self.transport.is_closing():
-            self.loop.call_later(REQUEST_TIMEOUT_S, self._look, self.cycle if waits else self)
+            self.loop.call_later(REQUEST_TIMEOUT_S, self._check_idle, self.cycle if waits else self)
 
 
 def _wait_for(server: uvicorn.Server, thread: threading.Thread) -> None:
@@ -268,8 +251,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise BadInputError(
             f"Nothing can listen at {host}:{port}: {error.strerror}; choose another address with --listen."
         ) from error
-    # Connections inherit it. Without it the body of each answer waits for the client to acknowledge the head: 40 ms.
-    # asyncio sets it for sockets that it makes itself.
+    # Inherited by connections. Without it the body of each answer waits 40 ms for the client to acknowledge the head.
+    # asyncio sets it only on sockets that it creates.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 

@@ -1,4 +1,4 @@
-"""What surrounds every request: size and patience limits, security headers, counting."""
+"""ASGI middleware around every request: size limits, timeouts, security headers, metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from framework.service.metrics import ServiceMetrics
 
 PREFIX = "/api/v1"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-PIECE_TIMEOUT_S = 30.0
-"""How long a client may send nothing of a body that it has begun."""
+CHUNK_TIMEOUT_S = 30.0
+"""Maximum pause within a request's body."""
 BODY_TIMEOUT_S = 600.0
 
 _HEADERS = {
@@ -32,15 +32,10 @@ _HEADERS = {
 
 
 class Guard:
-    """Stands before an application.
+    """The outermost middleware.
 
-    Args:
-        app: the application.
-        metrics: count requests.
-        hosts: what a request may call us, so that no page of another site can have its own name lead here and pass for
-            ours (DNS rebinding); None for anything.
-        body_limit_bytes: path -> how large a request's body may be.
-        other_limit_bytes: the same for all other paths.
+    `hosts` are the names allowed in the Host header, against DNS rebinding: otherwise another site's page could make
+    its own name resolve to this service; None for any.
     """
 
     def __init__(
@@ -58,7 +53,6 @@ class Guard:
         self._other_limit = other_limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -67,7 +61,7 @@ class Guard:
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         if self._hosts is not None and _host_of(headers) not in self._hosts:
-            await _problem(400, "This is not a name of this service.")(scope, receive, answer.send)
+            await _problem(400, "The Host header is not a name of this service.")(scope, receive, answer.send)
         elif length.isdecimal() and int(length) > limit:
             await _problem(413, _too_large(limit))(scope, receive, answer.send)
         else:
@@ -83,27 +77,27 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._begins(message)
+            self._start(message)
         await self._send(message)
 
-    def _begins(self, message: Message) -> None:
+    def _start(self, message: Message) -> None:
         headers = MutableHeaders(scope=message)
         headers.update(_HEADERS)
-        # Answers are for one user and one moment; the page's files are asked for again, and mostly not sent again.
+        # The API's answers are never cached; the page's files are revalidated.
         headers["Cache-Control"] = "no-store" if self._scope["path"].startswith(PREFIX) else "no-cache"
-        # Only what we know: clients must not be able to fill the memory with labels.
+        # Known values only: clients must not be able to fill the memory with labels.
         route = getattr(self._scope.get("route"), "path", None)
         if route is None:
             route = "other"
         elif self._scope["path"].startswith(PREFIX) and not route.startswith(PREFIX):
-            # The route of an included router knows nothing of where that was included.
+            # The route of an included router lacks the router's prefix.
             route = PREFIX + route
         method = self._scope["method"] if self._scope["method"] in METHODS else "other"
         self._metrics.answered(method, route, message["status"], time.perf_counter() - self._since_s)
 
 
 class _Body:
-    """A request's body, measured while it comes."""
+    """Limits the size and duration of a request's body."""
 
     def __init__(self, receive: Receive, limit_bytes: int) -> None:
         self._receive = receive
@@ -114,13 +108,13 @@ class _Body:
 
     async def receive(self) -> Message:
         if self._is_complete:
-            # What comes now is the client going away, and may take as long as it likes.
+            # The next message is the client's disconnect, without a deadline.
             return await self._receive()
-        patience_s = min(PIECE_TIMEOUT_S, max(0.0, self._until_s - time.monotonic()))
+        timeout_s = min(CHUNK_TIMEOUT_S, max(0.0, self._until_s - time.monotonic()))
         try:
-            message = await asyncio.wait_for(self._receive(), patience_s)
+            message = await asyncio.wait_for(self._receive(), timeout_s)
         except TimeoutError:
-            raise HTTPException(408, "The request's body came too slowly.", {"Connection": "close"}) from None
+            raise HTTPException(408, "The request's body arrived too slowly.", {"Connection": "close"}) from None
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             self._is_complete = not message.get("more_body", False)

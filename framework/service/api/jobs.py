@@ -1,4 +1,4 @@
-"""Jobs: submitted, listed, looked at, ended."""
+"""Routes of jobs: submit, list, inspect, resume, kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from framework.scheduler.records import JobKind, JobRecord, JobState
 from framework.scheduler.snapshot import JobFacts, Snapshot
 from framework.scheduler.task_options import MAX_NAME
 from framework.service import queries
-from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, is_of
+from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, may_manage
 from framework.service.api.outputs import checkpoint_folder
 from framework.service.api.schemas import (
     EventList,
@@ -35,7 +35,7 @@ from framework.service.api.schemas import (
     Submitted,
     TaskList,
 )
-from framework.service.explain import can_ever_fit, explain
+from framework.service.explain import explain, reason_never_fits
 from framework.service.explanation import Explanation
 from framework.service.requests import (
     Resumption,
@@ -50,8 +50,8 @@ REQUEST_LIMIT_BYTES = 4 * 2**20
 MAX_NUMBER = 2**63 - 1
 
 _ORDER = (
-    "newest: the newest first. queue: those that run, the newest first, then those that wait, the one that is served "
-    "first first, then those that have ended, the newest first."
+    "newest: newest first. queue: running jobs, newest first, then queued ones in service order, then those that have "
+    "ended, newest first."
 )
 
 _HIDDEN_FOLDER = "(its checkpoint folder)"
@@ -91,11 +91,11 @@ _RESUMPTION = {"requestBody": {"content": {"application/json": {"schema": Resump
 
 @router.post("/jobs", status_code=201, openapi_extra=_MULTIPART)
 async def submit_job(request: Request, service: Service, user: SignedIn) -> Submitted:
-    """Takes a job in; it is durable when the answer comes."""
-    # Read here and not by a parameter, which would be read before the token is looked at.
+    """Accepts a job; it is durable when the answer arrives."""
+    # Read here and not by a parameter, which FastAPI would read before it checks the token.
     async with (
         request.form(max_files=2, max_fields=2, max_part_size=REQUEST_LIMIT_BYTES) as form,
-        service.submitting(user),
+        service.submission_lock(user),
     ):
         text, bundle = [await _part(form.get(name), name) for name in ("request", "bundle")]
         if len(text) > REQUEST_LIMIT_BYTES:
@@ -119,7 +119,7 @@ def list_jobs(
     before: Annotated[str | None, Query(max_length=300, pattern=r"^[^\x00]*$")] = None,
     order: Annotated[Literal["newest", "queue"], Query(description=_ORDER)] = "newest",
 ) -> JobList:
-    """Jobs, the newest first, or those that run, then the queue."""
+    """Jobs, newest first, or running jobs, then the queue, then those that have ended."""
     last = None if before is None else find_job(service, before)
     if order == "newest":
         records = service.store.jobs(user=user, states=state, limit=limit + 1, before=before, brief=True)
@@ -136,13 +136,13 @@ def list_jobs(
 def get_job(service: Service, user: SignedIn, record: Job) -> JobDetails:
     """One job."""
     [values] = view_values(service, user, [record])
-    hidden = {} if is_of(record, user) else {"request": None, "result": None}
+    hidden = {} if may_manage(record, user) else {"request": None, "result": None}
     return JobDetails(**{**values, "request": record.request, "result": record.result, **hidden})
 
 
 @router.post("/jobs/{job_id}/kill", status_code=202)
 def kill_job(service: Service, user: SignedIn, record: OwnJob) -> JobView:
-    """Asks for a job's end; nothing happens to one that has ended."""
+    """Requests a job's end; no-op for one that has ended."""
     service.submissions.kill(record, user.name)
     [values] = view_values(service, user, [find_job(service, record.id)])
     return JobView(**values)
@@ -150,14 +150,14 @@ def kill_job(service: Service, user: SignedIn, record: OwnJob) -> JobView:
 
 @router.post("/jobs/{job_id}/again", status_code=201)
 def resubmit_job(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
-    """Submits a job's request and bundle once more, as a new job; one that was given a name gets a new one."""
+    """Submits a job's request and bundle again, as a new job; a named job gets a new name."""
     return _submit(service, user, _renamed(service, record.request), _bundle(service, record))
 
 
 @router.post("/jobs/{job_id}/resume", openapi_extra=_RESUMPTION)
 async def resume_search(request: Request, service: Service, user: SignedIn, record: OwnJob) -> Submitted:
-    """Goes on with a search that was killed or has failed: the same job, with its trials and their checkpoints."""
-    # Read here, as above.
+    """Resumes a search that was killed or has failed: the same job, with its trials and their checkpoints."""
+    # Read here, as in submit_job.
     text = await request.body()
     try:
         asked = TypeAdapter(Resumption | None).validate_json(text or b"null")
@@ -168,10 +168,10 @@ async def resume_search(request: Request, service: Service, user: SignedIn, reco
 
 
 def _resume(service: Backend, user: User, job_id: str, constraints: Sequence[str] | None) -> Submitted:
-    # As it is now: to read what was asked for may have taken long.
+    # Loaded again: the job may have changed while the body was read.
     service.submissions.resume(find_job(service, job_id), user.name, constraints)
     reopened = find_job(service, job_id)
-    return _submitted(service, user, reopened, can_ever_fit(stored_request(reopened), service.snapshot()))
+    return _submitted(service, user, reopened, reason_never_fits(stored_request(reopened), service.snapshot()))
 
 
 @router.get("/jobs/{job_id}/bundle", response_class=Response, responses=_ARCHIVE)
@@ -182,10 +182,10 @@ def get_bundle(service: Service, record: OwnJob) -> Response:
 
 @router.get("/jobs/{job_id}/events")
 def list_events(service: Service, user: SignedIn, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
-    """What happened, oldest first. Where its checkpoints lie is shown to the job's user only."""
+    """Events, oldest first. The checkpoint folder is shown only to the job's user."""
     found = service.store.history.events(record.id, after=after, limit=limit)
     views = [EventView.model_validate(event) for event in found]
-    folder = None if is_of(record, user) else checkpoint_folder(service, record)
+    folder = None if may_manage(record, user) else checkpoint_folder(service, record)
     if folder:
         views = [view.model_copy(update={"text": view.text.replace(folder, _HIDDEN_FOLDER)}) for view in views]
     return EventList(events=views, after=views[-1].number if views else after)
@@ -198,7 +198,7 @@ def get_progress(
     after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Answer with at most this many, evenly chosen.")] = 1000,
 ) -> ProgressList:
-    """What the chief of a training job reported, in the order of the steps."""
+    """What the chief of a training job reported, by step."""
     with service.store.database.reading() as connection:
         points = queries.thinned_progress(connection, record.id, after_step, limit)
     return ProgressList(points=[ProgressView.model_validate(point) for point in points])
@@ -206,39 +206,31 @@ def get_progress(
 
 @router.get("/jobs/{job_id}/tasks")
 def list_tasks(service: Service, record: Job) -> TaskList:
-    """All tasks there have been, in the order of their launch."""
+    """All tasks of a job, in order of launch."""
     return TaskList(tasks=service.store.tasks(job_id=record.id))
 
 
 @router.get("/jobs/{job_id}/explain")
 def explain_job(service: Service, user: SignedIn, record: Job) -> Explanation:
-    """Why a job does not run, or not yet."""
-    told = dataclasses.replace(record, failure=_failure(record)) if is_of(record, user) else record
-    return explain(told, service.snapshot())
+    """Why a job does not run."""
+    shown = dataclasses.replace(record, failure=_failure(record)) if may_manage(record, user) else record
+    return explain(shown, service.snapshot())
 
 
 @router.get("/jobs/{job_id}/plan")
 def get_plan(record: Job) -> PlanView:
-    """The plan that a training job follows, or followed last."""
+    """The current or last plan of a training job."""
     if record.kind is not JobKind.TRAINING:
         raise HTTPException(404, f"Job '{record.id}' is a search; searches have no plan.")
     known = [data["plan"] for data in (record.result, record.state_data) if data and data.get("plan")]
-    # A job's state leaves the profile out where it is the one that was asked with.
+    # A job's state omits the profile if it is the request's.
     return PlanView(plan={"profile": record.request["profile"], **known[0]} if known else None)
 
 
 def _by_queue(
     service: Backend, user: str | None, states: Sequence[JobState], limit: int, after: JobRecord | None
 ) -> list[JobRecord]:
-    """Jobs that run, then the queue, then those that have ended.
-
-    Args:
-        service: the service.
-        user: only this user's; None for everybody's.
-        states: only those in one of these.
-        limit: how many at most.
-        after: only those that come after this one; None for all.
-    """
+    """Running jobs, then the queue, then those that have ended, `limit` of them after the job `after`."""
     positions = service.snapshot().queue_positions()
 
     def place(record: JobRecord) -> tuple[bool, float, float, str]:
@@ -258,7 +250,6 @@ def _by_queue(
 
 
 def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> list[dict[str, Any]]:
-    """The fields of `JobView`, for each of some jobs."""
     ids = [record.id for record in records]
     snapshot = service.snapshot()
     positions = snapshot.queue_positions()
@@ -278,16 +269,15 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
             "queue_position": positions.get(record.id) if record.state is JobState.QUEUED else None,
             "waiting_s": _waiting_s(record, snapshot.jobs.get(record.id)),
             "waiting": _waiting(record, snapshot),
-            "failure": _failure(record) if is_of(record, user) else _without_folder(record),
-            "result": record.result if is_of(record, user) else _hidden(record.result),
-            "yours": is_of(record, user),
+            "failure": _failure(record) if may_manage(record, user) else _without_folder(record),
+            "result": record.result if may_manage(record, user) else _hidden(record.result),
+            "yours": may_manage(record, user),
         }
         for record in records
     ]
 
 
 def _hidden(result: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A job's result for others than its user: without the place of its checkpoints."""
     return result if result is None or "checkpoint_dir" not in result else {**result, "checkpoint_dir": _HIDDEN_FOLDER}
 
 
@@ -297,7 +287,7 @@ def _without_folder(record: JobRecord) -> str:
 
 
 def _waiting(record: JobRecord, snapshot: Snapshot) -> str:
-    """Why a job does not run; where it knows no more than that no offer comes, what `dike explain` says."""
+    """Why a job does not run; what `dike explain` says, if the record only has that no offer comes."""
     is_vague = record.waiting.startswith(NO_OFFER) and not record.state.has_ended()
     return explain(record, snapshot).sentence if is_vague else record.waiting
 
@@ -310,14 +300,14 @@ def _waiting_s(record: JobRecord, facts: JobFacts | None) -> float | None:
 
 
 def _failure(record: JobRecord) -> str:
-    """Why a job failed, with what its script said last, which is output and so for its owner only."""
+    """Why a job failed, with its script's last message, which is output and so only for its owner."""
     words = (record.result or {}).get("last_words")
     return f"{words}; {record.failure}" if words else record.failure
 
 
 def _submit(service: Backend, user: User, values: Any, bundle: bytes) -> Submitted:
     request: TrainingRequest | SearchJobRequest = read_request(values)
-    problem = can_ever_fit(request, service.snapshot())
+    problem = reason_never_fits(request, service.snapshot())
     return _submitted(service, user, service.submissions.submit(request, bundle, user.name), problem)
 
 
@@ -327,7 +317,7 @@ def _submitted(service: Backend, user: User, record: JobRecord, problem: str) ->
 
 
 async def _part(part: UploadFile | str | None, name: str) -> bytes:
-    """The content of a part of a form; browsers send text as a field, and others as a file."""
+    """The content of a form's part; browsers send text as a field, other clients as a file."""
     if part is None:
         raise HTTPException(422, f"The form has no part '{name}'; send request and bundle as multipart/form-data.")
     return await part.read() if isinstance(part, UploadFile) else part.encode()
@@ -341,7 +331,7 @@ def _bundle(service: Backend, record: JobRecord) -> bytes:
 
 
 def _renamed(service: Backend, values: dict[str, Any]) -> dict[str, Any]:
-    """A job's request under a name that is free; a search gets a folder of its own, too."""
+    """A job's request under a free name; a search also gets a folder of its own."""
     spec = values.get("spec", values)
     before = spec.get("name")
     if before is None:

@@ -1,4 +1,4 @@
-"""What the scripts of jobs have written below their working folders (`executor.outputs`), handed out, and models."""
+"""Routes of the files that jobs' scripts have written (`executor.outputs`), and of models."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from framework.service.api.schemas import OutputFileView, OutputList
 from framework.training.state import stored_checkpoint_dir
 
 MAX_FILES = 10_000
-"""How many files are listed."""
 MAX_LEFT_BEHIND = 1000
-MAX_REASON = 500
-"""How many files that were not brought back are listed, and how many letters of why not."""
+MAX_REASON_LENGTH = 500
+"""Maximum characters of the reason why a file was not brought back."""
 RECORD_LIMIT_BYTES = 8 * 2**20
 RECORDS_LIMIT_BYTES = 64 * 2**20
-"""How large the record of a run may be, and those of all that are listed at once: scripts can write them."""
+"""Maximum size of a run's record, and of all records of one listing: scripts can write them."""
 MAX_TRANSFERS = 16
-"""How many files and models of one user's jobs are sent at a time: each holds descriptors, however slow its reader."""
+"""Maximum number of concurrent transfers of one user's jobs: each holds descriptors, however slow its reader is."""
 BLOCK_BYTES = 1 << 18
 META_LIMIT_BYTES = 1 << 20
 _MAX_PATH = 4096
@@ -49,34 +48,26 @@ _TRIAL = re.compile(r"trial-\d{1,9}")
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["jobs"])
 _reading = threading.Lock()
-"""One record is read at a time: it takes many times its size in memory."""
+"""Reads one record at a time: it takes many times its size in memory."""
 _transfers: Counter[str] = Counter()
-"""User -> transfers that go on. Of the thread that answers clients."""
+"""User -> running transfers; for the web server's thread only."""
 
 
-class CutShortError(Exception):
+class TruncatedFileError(Exception):
     """A file has become shorter while it was sent."""
 
 
 class Transfer(StreamingResponse):
-    """Sends a file, or a model; the connection is closed before the end if that cannot be sent.
-
-    Args:
-        user: whose job it is.
-        content: what is sent.
-        media_type: of which type.
-        headers: besides.
-    """
+    """Sends a file or a model; closes the connection early if that fails."""
 
     def __init__(self, user: str, content: Iterator[bytes], media_type: str, headers: dict[str, str]) -> None:
         super().__init__(content, media_type=media_type, headers=headers)
         self._user = user
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers the request."""
         if _transfers[self._user] >= MAX_TRANSFERS:
-            told = f"{MAX_TRANSFERS} files of {self._user} are being sent already; ask again when one has ended."
-            await JSONResponse({"detail": told}, 429)(scope, receive, send)
+            reason = f"{MAX_TRANSFERS} files of {self._user} are being sent already; ask again when one has ended."
+            await JSONResponse({"detail": reason}, 429)(scope, receive, send)
             return
         _transfers[self._user] += 1
         try:
@@ -87,26 +78,25 @@ class Transfer(StreamingResponse):
                 del _transfers[self._user]
 
     async def stream_response(self, send: Send) -> None:
-        """Sends head and body."""
         try:
             await super().stream_response(send)
-        except CutShortError as error:
-            # The server closes the connection of an answer without an end: so the client knows that it is none.
+        except TruncatedFileError as error:
+            # uvicorn closes the connection of an incomplete answer, by which the client detects it.
             logger.warning("a transfer to a client is ended: %s", error)
 
 
 @router.get("/jobs/{job_id}/outputs")
 def list_outputs(service: Service, record: OwnJob) -> OutputList:
-    """What a job's script has written, brought back at its checkpoints and at its end."""
+    """The files that a job's script has written, brought back at its checkpoints and its end."""
     folder = checkpoint_folder(service, record)
     if folder is None:
         return OutputList(folder="", files=[], unreachable=f"Job '{record.id}' has not begun.")
     if outputs.is_remote(folder):
-        told = f"The outputs are in {folder}; the service does not read there."
-        return OutputList(folder=folder, files=[], unreachable=told)
+        reason = f"The outputs are in {folder}; the service does not read there."
+        return OutputList(folder=folder, files=[], unreachable=reason)
     files: list[OutputFileView] = []
-    left: dict[str, str] = {}
-    reached, other, too_large = False, "", False
+    left_behind: dict[str, str] = {}
+    reached, other_owner, too_large = False, "", False
     bytes_left = RECORDS_LIMIT_BYTES
     for prefix, run_folder in _runs(service, record, folder):
         size_bytes = _record_bytes(run_folder)
@@ -118,24 +108,24 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
             continue
         known = _read_record(run_folder)
         if known is None or known.owner != _owner(record):
-            other = other or ("" if known is None else printable(known.owner)[:MAX_REASON])
+            other_owner = other_owner or ("" if known is None else printable(known.owner)[:MAX_REASON_LENGTH])
             continue
         reached = True
         for path, why in known.left_behind.items():
-            if len(left) < MAX_LEFT_BEHIND and len(path) <= _MAX_PATH:
-                left[printable(prefix + path)] = printable(why[:MAX_REASON])
+            if len(left_behind) < MAX_LEFT_BEHIND and len(path) <= _MAX_PATH:
+                left_behind[printable(prefix + path)] = printable(why[:MAX_REASON_LENGTH])
         files += [
             OutputFileView(path=prefix + path, size_bytes=size, modified_s=time_ns / 1e9)
             for path, (time_ns, size) in sorted(known.kept.items())[: MAX_FILES + 1 - len(files)]
             if len(path) <= _MAX_PATH and printable(path) == path
         ]
-    told = "" if reached else f"Nothing has been brought back yet, or {folder} is not to be seen from the service."
-    if other and not reached:
-        told = f"Another job writes to {folder} now."
+    reason = "" if reached else f"Nothing has been brought back yet, or {folder} is not visible to the service."
+    if other_owner and not reached:
+        reason = f"Another job writes to {folder} now."
     if too_large and not reached:
-        told = f"The record of the outputs in {folder} is larger than {RECORD_LIMIT_BYTES >> 20} MiB; look there."
+        reason = f"The record of the outputs in {folder} is larger than {RECORD_LIMIT_BYTES >> 20} MiB; look there."
     more = len(files) > MAX_FILES or bytes_left < 0
-    return OutputList(folder=folder, files=files[:MAX_FILES], more=more, left_behind=left, unreachable=told)
+    return OutputList(folder=folder, files=files[:MAX_FILES], more=more, left_behind=left_behind, unreachable=reason)
 
 
 @router.get(
@@ -146,7 +136,7 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
 def get_output(
     service: Service,
     record: OwnJob,
-    path: Annotated[str, Query(max_length=4096, pattern=r"^[^\x00]+$", description="As the list has it.")],
+    path: Annotated[str, Query(max_length=4096, pattern=r"^[^\x00]+$", description="As in the list.")],
 ) -> StreamingResponse:
     """One of those files."""
     folder = checkpoint_folder(service, record)
@@ -155,13 +145,13 @@ def get_output(
         trial, _, inside = path.partition("/")
         run_folder = f"{folder}/{trial}" if _TRIAL.fullmatch(trial) else None
     if run_folder is None:
-        raise _nothing(record, path)
+        raise _no_output(record, path)
     try:
         with _reading:
             file = outputs.open_output(run_folder, inside, _owner(record), RECORD_LIMIT_BYTES)
     except FileNotFoundError:
-        raise _nothing(record, path) from None
-    # It may grow or shrink meanwhile: what was promised is what is sent.
+        raise _no_output(record, path) from None
+    # The size is fixed here: the file may grow or shrink meanwhile.
     size = os.fstat(file.fileno()).st_size
     headers = {
         "Content-Length": str(size),
@@ -178,10 +168,12 @@ def get_output(
 def get_model(
     service: Service,
     record: OwnJob,
-    trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Of a search: the trial's number.")] = None,
-    epoch: Annotated[Literal["best", "last"] | None, Query(description="Else the best one that was kept.")] = None,
+    trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="The trial's number, for a search.")] = None,
+    epoch: Annotated[
+        Literal["best", "last"] | None, Query(description="By default the best one that was kept.")
+    ] = None,
 ) -> StreamingResponse:
-    """The checkpoint folder that holds the model of a trial or of a training job, for `dike export`."""
+    """The checkpoint folder of the model of a trial or training job, for `dike export`."""
     folder, best_step = checkpoint_folder(service, record), None
     if folder is not None and record.kind is JobKind.SEARCH:
         if trial is None:
@@ -193,12 +185,12 @@ def get_model(
     if folder is not None and outputs.is_remote(folder):
         raise HTTPException(404, f"The checkpoints are in {folder}; the service does not read there.")
     known = None if folder is None else _read_record(folder)
-    names = [] if folder is None or known is None or known.owner != _owner(record) else _whole(folder)
+    names = [] if folder is None or known is None or known.owner != _owner(record) else _complete_checkpoints(folder)
     name = pick_checkpoint(names, epoch, best_step)
     if name is None:
-        whose = f"Job '{record.id}'" if trial is None else f"Trial {trial} of '{record.id}'"
+        subject = f"Job '{record.id}'" if trial is None else f"Trial {trial} of '{record.id}'"
         kept = f"{epoch} epoch" if epoch else "model"
-        raise HTTPException(404, f"{whose} has kept no {kept} that the service sees in {folder}.")
+        raise HTTPException(404, f"{subject} has kept no {kept} that the service sees in {folder}.")
     assert folder is not None
     try:
         files = _files_in(folder, name)
@@ -209,7 +201,7 @@ def get_model(
 
 
 def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> StoredModel | None:
-    """The model of a trial that `dike export` would be handed; None where the service sees none."""
+    """The model of a trial that `dike export` would get; None if the service sees none."""
     parent = checkpoint_folder(service, record)
     folder = f"{parent}/trial-{trial.number}"
     if parent is None or outputs.is_remote(folder):
@@ -219,7 +211,7 @@ def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Store
         name = (
             None
             if known is None or known.owner != _owner(record)
-            else pick_checkpoint(_whole(folder), None, trial.best_step)
+            else pick_checkpoint(_complete_checkpoints(folder), None, trial.best_step)
         )
         if name is None:
             return None
@@ -227,7 +219,7 @@ def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> Store
             content = plain_files.read_below(f"{folder}/{name}", folders.META, META_LIMIT_BYTES)
             return StoredModel(f"{folder}/{name}", check_meta(plain_files.parse_json(content), folder))
     except (OSError, ValueError, BadInputError):
-        return None  # It is being replaced, or the script has written something else there.
+        return None  # It is being replaced, or the script has written another file there.
 
 
 def _read_record(folder: str) -> outputs.OutputsRecord | None:
@@ -239,11 +231,11 @@ def _record_bytes(folder: str) -> int:
     try:
         return os.lstat(f"{folder}/{outputs.RECORD}").st_size
     except OSError:
-        return 0  # There is none, as will be seen.
+        return 0  # Missing; reading it reports that.
 
 
-def _whole(folder: str) -> list[str]:
-    """The complete checkpoints in a local folder; links are none."""
+def _complete_checkpoints(folder: str) -> list[str]:
+    """The complete checkpoints in a local folder, without links."""
     found = []
     for name in folders.checkpoint_names(folder):
         try:
@@ -251,15 +243,13 @@ def _whole(folder: str) -> list[str]:
                 plain_files.open_below(f"{folder}/{name}", folders.META).close()
                 found.append(name)
         except OSError:
-            continue  # It is not complete, or no checkpoint.
+            continue  # Incomplete, or no checkpoint.
     return found
 
 
 def _files_in(folder: str, name: str) -> list[str]:
-    """The paths of the plain files in a folder's folder, which any script may have filled.
-
-    Raises:
-        OSError: if they are too many, or too deep, or cannot be read.
+    """Relative paths of the regular files in a subfolder; raises `OSError` if they are too many, too deep or
+    unreadable.
     """
     found: list[str] = []
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -274,14 +264,14 @@ def _files_in(folder: str, name: str) -> list[str]:
 
 
 def _tar(folder: str, files: list[str]) -> Iterator[bytes]:
-    """Files below a folder as a tar archive. No link is followed out of it: the script may have made it."""
+    """A tar archive of files below a folder. Follows no link out of it: the script may have made it."""
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for path in files:
             try:
                 file = plain_files.open_below(here, path)
             except OSError:
-                continue  # Gone meanwhile: the checkpoint is then not whole, as its reader will see.
+                continue  # Removed meanwhile; the reader detects the incomplete checkpoint.
             info = tarfile.TarInfo(path)
             info.size = os.fstat(file.fileno()).st_size
             yield info.tobuf()
@@ -293,27 +283,23 @@ def _tar(folder: str, files: list[str]) -> Iterator[bytes]:
 
 
 def _blocks(file: BinaryIO, size: int, path: str) -> Iterator[bytes]:
-    """As much of a file as was promised.
-
-    Raises:
-        CutShortError: if it has become shorter.
-    """
+    """Yields exactly `size` bytes of a file; raises `TruncatedFileError`."""
     with file:
         left = size
         while left:
             block = file.read(min(BLOCK_BYTES, left))
             if not block:
-                raise CutShortError(f"{path} has become shorter than the {size} bytes that it had")
+                raise TruncatedFileError(f"{path} has become shorter than the {size} bytes that it had")
             left -= len(block)
             yield block
 
 
-def _nothing(record: JobRecord, path: str) -> HTTPException:
+def _no_output(record: JobRecord, path: str) -> HTTPException:
     return HTTPException(404, f"Job '{record.id}' has no output '{path}'.")
 
 
 def checkpoint_folder(service: Backend, record: JobRecord) -> str | None:
-    """A job's checkpoint folder; None while nobody has chosen one."""
+    """A job's checkpoint folder; None before it is chosen."""
     if record.kind is JobKind.SEARCH:
         with service.store.database.reading() as connection:
             if not queries.has_begun(connection, record.id):
@@ -326,17 +312,17 @@ def checkpoint_folder(service: Backend, record: JobRecord) -> str | None:
 
 
 def _runs(service: Backend, record: JobRecord, folder: str) -> Iterator[tuple[str, str]]:
-    """What stands before the paths of a run's outputs, and the run's folder: a search has one a trial."""
+    """The path prefix of each run's outputs, and the run's folder: a search has one for each trial."""
     if record.kind is not JobKind.SEARCH:
         yield "", folder
         return
     searches = Store(service.store.database.url, engine=service.store.database.engine)
     searches.open_search(record.id)
-    # Not by what is in the folder: scripts can make any number of others.
+    # By the trials, not by the folder's content: scripts can create any number of folders.
     for trial in searches.load_trials(readings=False):
         yield f"trial-{trial.number}/", f"{folder}/trial-{trial.number}"
 
 
 def _owner(record: JobRecord) -> str:
-    """Who writes a job's outputs: users can name any folder, and are handed none but their own files."""
+    """The owner in the record of a job's outputs: users can name any folder, but get only their own jobs' files."""
     return record.id if record.kind is JobKind.SEARCH else record.folder_name

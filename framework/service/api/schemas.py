@@ -19,39 +19,26 @@ Finite = Annotated[float | None, BeforeValidator(_finite)]
 
 
 class View(BaseModel):
-    """Made from a record by its attributes."""
+    """A model that is created from a record by its attributes."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True, json_schema_serialization_defaults_required=True)
 
 
 class Problem(View):
-    """Every answer of 400 and above.
-
-    Attributes:
-        detail: what is wrong and what to do, in one sentence.
-    """
+    """Every answer of 400 and above: what is wrong and what to do, in one sentence."""
 
     detail: str
 
 
 class Me(View):
-    """Who the token belongs to.
-
-    Attributes:
-        user: name.
-        admin: whether jobs of others may be ended and their output read.
-    """
+    """The user of the token; `admin`: whether you may kill other users' jobs and read their output."""
 
     user: str
     admin: bool
 
 
 class SignIn(View):
-    """How the asker signs in.
-
-    Attributes:
-        proxy: whether the proxy through which this was asked says who the asker is; otherwise by a token.
-    """
+    """How to sign in; `proxy`: whether the proxy has signed you in, otherwise a token is needed."""
 
     proxy: bool
 
@@ -69,15 +56,14 @@ class JobView(View):
     """A job in the list of jobs (`framework.scheduler.records.JobRecord`).
 
     Attributes:
-        live_tasks: how many of its tasks have not ended.
-        progress: the last report of a training job's chief; None before the first, and for a search.
-        trials: state -> number of a search's trials in it; None for a training job, and before a search has begun.
-        best: the best value of a search's trials; None for a training job, and before there is one.
-        queue_position: its place among the jobs that wait to run, 1 being served first; None if it does not wait, and
-            for about a second after it was submitted.
-        waiting_s: for how many seconds it has waited to run, since it was submitted or since it last ran; None if it
-            does not wait.
-        yours: whether you may end it and see request, result and output.
+        live_tasks: number of its tasks that have not ended.
+        progress: the last report of a training job's chief.
+        trials: state -> number of a search's trials; None before it has begun.
+        best: the best value of a search's trials.
+        queue_position: its position among the queued jobs, starting at 1; None if it is not queued, and for about a
+            second after submission.
+        waiting_s: seconds since it was submitted or last ran; None if it is not queued.
+        yours: whether you may kill it and see request, result and output.
     """
 
     id: str
@@ -105,8 +91,8 @@ class JobDetails(JobView):
     """One job.
 
     Attributes:
-        request: what was asked for (`framework.service.requests`); None if it is not yours.
-        result: how it ended, as `dike run --format json` or `dike tune --format json` prints it; None before the end,
+        request: the request (`framework.service.requests`); None if it is not yours.
+        result: its result, as printed by `dike run --format json` or `dike tune --format json`; None before the end,
             and if the job is not yours.
     """
 
@@ -115,23 +101,23 @@ class JobDetails(JobView):
 
 
 class Submitted(JobView):
-    """A job that was taken in.
+    """A job that was accepted.
 
     Attributes:
-        warnings: what its user should know, one sentence each; such as that it fits on no agent seen so far.
+        warnings: warnings for its user, one sentence each; such as that it fits on no agent seen so far.
     """
 
     warnings: list[str]
 
 
 class JobList(View):
-    """Jobs, in the order that was asked for.
+    """Jobs, in the requested order.
 
     Attributes:
         jobs: a page of them.
-        before: what to give as `before` for the next page; None if this is the last one.
-        counts: state -> number of the user's jobs in it, of everybody's if no user was named, on all pages and whatever
-            states were asked for; states without jobs are left out.
+        before: the `before` of the next page; None on the last one.
+        counts: state -> number of the user's jobs, or of all users' if none was named, on all pages and regardless of
+            the requested states; states without jobs are omitted.
     """
 
     jobs: list[JobView]
@@ -140,13 +126,13 @@ class JobList(View):
 
 
 class TaskList(View):
-    """Tasks in the order of their launch."""
+    """Tasks in order of launch."""
 
     tasks: list[TaskRecord]
 
 
 class EventView(View):
-    """Something that happened in a job (`framework.scheduler.records.JobEvent`)."""
+    """An event of a job (`framework.scheduler.records.JobEvent`)."""
 
     number: int
     time_s: float
@@ -155,25 +141,20 @@ class EventView(View):
 
 
 class EventList(View):
-    """Events, oldest first.
-
-    Attributes:
-        events: a page of them.
-        after: what to give as `after` for what comes next.
-    """
+    """Events, oldest first; `after` is that of the next page."""
 
     events: list[EventView]
     after: int
 
 
 class ProgressList(View):
-    """Progress in the order of the steps."""
+    """Progress by step."""
 
     points: list[ProgressView]
 
 
 class PlanView(View):
-    """The plan that a training job follows, or followed last, as `dike plan --format json` prints it; None if none."""
+    """The current or last plan of a training job, as `dike plan --format json` prints it; None if there is none."""
 
     plan: dict[str, Any] | None
 
@@ -183,13 +164,13 @@ class TrialView(View):
 
     Attributes:
         parameters: name -> value; empty if the job is not yours.
-        status: its state in more words: `starting` before the first step of a run, `restarting 2/3` after a failure.
-        slot_s: for how long it has held slots; counts while it does.
+        status: its state in more detail: `starting` before the first step of a run, `restarting 2/3` after a failure.
+        slot_s: total time in slots, including the current run.
         loss: the training loss of its last step.
-        value: the objective, as it was reported last or the best of it (`TrialList.value`).
-        best_value, best_step: the best that was ever reported, and after how many steps.
-        checkpoint: its newest; null before the first and if the job is not yours.
-        not_finite: figures that JSON cannot hold, and that are null here -> `nan`, `inf` or `-inf`.
+        value: the objective, its last or best report (`TrialList.value`).
+        best_value, best_step: the best report ever, and its step.
+        checkpoint: the newest; null before the first and if the job is not yours.
+        not_finite: fields that are null because JSON has no such number -> `nan`, `inf` or `-inf`.
         error: the end of its output if it failed; empty if the job is not yours.
     """
 
@@ -219,7 +200,7 @@ class TrialView(View):
     not_finite: dict[str, str] = {}
 
     def to_record(self) -> TrialRecord:
-        """The trial, as far as it is told."""
+        """Converts to a record; fields hidden from other users stay empty."""
         values = self.model_dump(exclude={"status", "not_finite"})
         for name, text in self.not_finite.items():
             of_metric = name.removeprefix("metrics.")
@@ -231,12 +212,10 @@ class BestTrialView(View):
     """The best trial of a search (`framework.search.records.best_trial`).
 
     Attributes:
-        number: its number.
-        in_words: its value, and the best that it ever had where that is another.
-        train_command: the shell command that trains with its parameters; None where trials call a function, and if the
-            job is not yours.
-        export_command: the shell command that exports its model; None where the service sees none, and if the job is
+        in_words: its value, and its best value ever if that differs.
+        train_command: the shell command that trains with its parameters; None if trials call a function or the job is
             not yours.
+        export_command: the shell command that exports its model; None if the service sees none or the job is not yours.
     """
 
     number: int
@@ -249,12 +228,10 @@ class TrialList(View):
     """A search's trials by number.
 
     Attributes:
-        best: the best trial; None before there is one.
-        ranking: the trials' numbers, the best first; those without a value and failed ones last.
-        metric, mode: the objective, and whether its least (`min`) or greatest (`max`) value is best.
-        value: whether a trial's value is the last one that it reported, or the best.
-        trial_count: how many there are to be.
-        trials: those that there are.
+        ranking: the trials' numbers, best first; failed ones and those without a value last.
+        metric, mode: the objective, and whether lower (`min`) or higher (`max`) is better.
+        value: whether a trial's value is its last or its best report.
+        trial_count: total number of trials of the search; `trials` are those created so far.
     """
 
     metric: str
@@ -267,13 +244,12 @@ class TrialList(View):
 
 
 class ImportanceView(View):
-    """How much each parameter of a search matters for its objective (`framework.search.importance`).
+    """The importance of each parameter of a search for its objective (`framework.search.importance`).
 
     Attributes:
-        trials: how many finished trials were compared.
-        needed: how many it takes.
-        importances: name -> share of the importance of all, the greatest first; empty with too few trials, and if the
-            job is not yours.
+        trials: number of finished trials compared; at least `needed` are required.
+        importances: name -> share of the total importance, greatest first; empty with too few trials or if the job is
+            not yours.
     """
 
     trials: int
@@ -285,9 +261,8 @@ class OutputFileView(View):
     """A file that a job's script has written below its working folder.
 
     Attributes:
-        path: in the run's `outputs/`; of a search `trial-N/` before it.
-        size_bytes: its size.
-        modified_s: when it was written last, seconds since the epoch.
+        path: relative to the run's `outputs/`; of a search prefixed with `trial-N/`.
+        modified_s: last modification, seconds since the epoch.
     """
 
     path: str
@@ -296,14 +271,13 @@ class OutputFileView(View):
 
 
 class OutputList(View):
-    """What a job's script has written.
+    """The files that a job's script has written.
 
     Attributes:
         folder: the run's folder, the same path on all agents.
-        files: those that the service can hand out, by path.
-        more: whether there are more of them than are listed.
+        more: whether there are more than listed.
         left_behind: path -> why it was not brought back.
-        unreachable: why the service can hand none out; empty if it can.
+        unreachable: why the service can send none; empty if it can.
     """
 
     folder: str
@@ -335,13 +309,13 @@ class SliceView(View):
 
 
 class SliceList(View):
-    """A search's time slices, in the order in which they began."""
+    """A search's time slices, in order of their start."""
 
     slices: list[SliceView]
 
 
 class LossView(View):
-    """What a trial reported of a stretch of training: mean, least and greatest loss of `count` steps."""
+    """A trial's report about a stretch of training: mean, minimum and maximum loss of `count` steps."""
 
     run: int
     step: int
@@ -355,6 +329,6 @@ class LossView(View):
 
 
 class LossList(View):
-    """Trial's number -> its losses, oldest first."""
+    """Trial number -> its losses, oldest first."""
 
     losses: dict[int, list[LossView]]

@@ -1,4 +1,4 @@
-"""Searches: their trials, time slices and losses."""
+"""Routes of searches: trials, time slices, losses, importance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from framework.search.records import SearchSpec, TrialRecord, best_trial, ranked
 from framework.search.store import Store
 from framework.search.trials import train_command
 from framework.service import queries
-from framework.service.api.backend import Backend, Job, Service, SignedIn, is_of
+from framework.service.api.backend import Backend, Job, Service, SignedIn, may_manage
 from framework.service.api.outputs import kept_model
 from framework.service.api.schemas import (
     BestTrialView,
@@ -41,7 +41,7 @@ def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     spec = request.to_spec()
     now_s = time.time()
     views = [TrialView.model_validate(one).model_copy(update={"slot_s": one.held_s(now_s)}) for one in found]
-    if not is_of(record, user):
+    if not may_manage(record, user):
         hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
         views = [view.model_copy(update=hidden) for view in views]
     order = ranked(found, spec.mode)
@@ -52,7 +52,7 @@ def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
         value=spec.value,
         trial_count=spec.trial_count,
         trials=views,
-        best=None if best is None else _best_view(service, record, spec, best, is_yours=is_of(record, user)),
+        best=None if best is None else _best_view(service, record, spec, best, is_yours=may_manage(record, user)),
         ranking=[trial.number for trial in order],
     )
 
@@ -76,7 +76,7 @@ def _best_view(
 
 @router.get("/jobs/{job_id}/slices")
 def list_slices(service: Service, record: Job) -> SliceList:
-    """A search's time slices, in the order in which they began."""
+    """A search's time slices, in order of their start."""
     store = opened_search(service, record)
     found = [] if store is None else store.load_slices()
     return SliceList(slices=[SliceView.model_validate(one) for one in found])
@@ -91,7 +91,7 @@ def list_losses(
         int, Query(ge=2, le=2000, description="Answer with at most this many of each trial, evenly chosen.")
     ] = 200,
 ) -> LossList:
-    """What a search's trials reported of their losses, oldest first."""
+    """The losses that a search's trials reported, oldest first."""
     store = opened_search(service, record)
     reports = {} if store is None else store.load_losses(trial, limit)
     return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in reports.items()})
@@ -99,11 +99,11 @@ def list_losses(
 
 @router.get("/jobs/{job_id}/importance")
 def get_importance(service: Service, user: SignedIn, record: Job) -> ImportanceView:
-    """How much each parameter of a search matters for its objective, judged by its finished trials."""
+    """The importance of each parameter for the objective, from the finished trials."""
     store = opened_search(service, record)
     found = [] if store is None else store.load_trials(readings=False)
     compared = len(finished_trials(found))
-    if not is_of(record, user):
+    if not may_manage(record, user):
         return ImportanceView(trials=compared, needed=MIN_TRIALS, importances={})
     request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
@@ -112,7 +112,7 @@ def get_importance(service: Service, user: SignedIn, record: Job) -> ImportanceV
 
 
 def opened_search(service: Backend, record: JobRecord) -> Store | None:
-    """A job's search, to be read; None before it has begun. Raises a 404 if the job is none."""
+    """Opens a job's search for reading; None before it has begun. Raises a 404 for a training job."""
     if record.kind is not JobKind.SEARCH:
         raise HTTPException(404, f"Job '{record.id}' is a training job; it has no trials.")
     with service.store.database.reading() as connection:

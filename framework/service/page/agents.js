@@ -1,4 +1,4 @@
-/** Agents as boxes that tasks fill, one strip for each resource. */
+/** Agents as boxes with a bar for each resource, filled by tasks. */
 
 import { html } from "./vendor/htm-preact.js";
 import { amounts } from "./explain.js";
@@ -8,13 +8,13 @@ const STRIPS = { cpus: "CPUs", mem: "memory", gpus: "GPUs" };
 const ROLES = ["worker", "ps", "chief"];
 const ROUNDING = 1e-6;
 
-/** A number for each job, by the order of their ids among these agents; it gives the colour. */
-function numbered(agents) {
+/** Job id -> its colour number, by the order of the ids on these agents. */
+function jobColours(agents) {
   const ids = [...new Set(agents.flatMap((agent) => agent.tasks.map((task) => task.job_id)))].sort();
   return new Map(ids.map((id, place) => [id, place]));
 }
 
-/** The number of a task's colour: that of its job, or of its role in the job that is looked at; null for other jobs. */
+/** A task's colour number: that of its job, or of its role if `jobId` is shown; null for other jobs. */
 function taskNumber(task, jobId, jobs) {
   if (!jobId) return jobs.get(task.job_id);
   return task.job_id === jobId ? Math.max(ROLES.indexOf(task.name.split(":")[0]), 0) : null;
@@ -75,9 +75,9 @@ function Box({ agent, jobId, jobs }) {
   </section>`;
 }
 
-/** With a `jobId` its tasks are coloured by their roles, and those of other jobs are grey. */
+/** With a `jobId`, colours its tasks by role and shows those of other jobs in grey. */
 export function AgentBoxes({ agents, jobId }) {
-  const jobs = numbered(agents);
+  const jobs = jobColours(agents);
   return html`<div class="agents">
     ${agents.map((agent) => html`<${Box} key=${agent.id} agent=${agent} jobId=${jobId} jobs=${jobs} />`)}
   </div>`;

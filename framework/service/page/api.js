@@ -1,14 +1,14 @@
-/** Talks to the service: the token, the state of the connection, requests, and polling that backs off. */
+/** The client of the REST API: token, connection state, requests, and polling with backoff. */
 
 import { useEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 const ROOT = "api/v1";
 const TOKEN_KEY = "dike-token";
 const INTERVAL_MS = 2000;
-const LONGEST_MS = 15000;
-const PATIENCE_MS = 30000;
+const MAX_INTERVAL_MS = 15000;
+const TIMEOUT_MS = 30000;
 
-/** An answer that is no success; `detail` is the service's sentence. */
+/** An error answer; `detail` is the service's message. */
 export class ApiError extends Error {
   constructor(status, detail) {
     super(detail);
@@ -26,12 +26,12 @@ function announce(changes) {
   if (wasAway && connection.awaySince === null) bus.dispatchEvent(new Event("wake"));
 }
 
-/** Makes everything that waits for its next try ask at once. */
+/** Makes all polling views retry immediately. */
 export function tryNow() {
   bus.dispatchEvent(new Event("wake"));
 }
 
-/** Takes a token from `#token=...` of the address, and the address bar forgets it. */
+/** Signs in with the `#token=...` of the address, and removes it from the address bar. */
 export function takeTokenFromAddress() {
   const found = /^#token=(.+)$/.exec(location.hash);
   if (found) {
@@ -40,19 +40,19 @@ export function takeTokenFromAddress() {
   }
 }
 
-/** Seconds since the epoch; while the service is away, those at which it answered last. */
+/** Seconds since the epoch; while the service is away, the time it went away. */
 export function now() {
   return connection.awaySince ?? Date.now() / 1000;
 }
 
-/** Asks whether a proxy has signed us in, where there is no token. */
+/** Without a token, asks if a proxy has signed us in. */
 export async function findProxy() {
   if (token()) return;
   try {
-    const response = await fetch("sign-in", { signal: AbortSignal.timeout(PATIENCE_MS) });
+    const response = await fetch("sign-in", { signal: AbortSignal.timeout(TIMEOUT_MS) });
     if (response.ok && (await response.json()).proxy) announce({ proxied: true });
   } catch {
-    // A token can be given in any case.
+    // The user can still give a token.
   }
 }
 
@@ -70,7 +70,7 @@ export function signOut(reason = "") {
   announce({ refused: reason, proxied: false });
 }
 
-/** The state of the connection; the component is drawn again when it changes. */
+/** The connection state; redraws the component when it changes. */
 export function useConnection() {
   const [, redraw] = useState(0);
   useEffect(() => {
@@ -84,7 +84,7 @@ export function useConnection() {
 async function answer(path, options) {
   let response;
   const secret = token();
-  // The second is what no page of another site can send for whom a proxy has signed in.
+  // Behind a proxy: against CSRF, as another site's page cannot send this header.
   const ours = secret ? { Authorization: `Bearer ${secret}` } : { "X-Requested-With": "dike" };
   try {
     response = await fetch(`${ROOT}/${path}`, {
@@ -108,15 +108,15 @@ async function answer(path, options) {
   throw new ApiError(response.status, detail);
 }
 
-/** Aborts when the caller does, or when nothing has come for too long. */
-function patient(signal) {
-  return AbortSignal.any([signal, AbortSignal.timeout(PATIENCE_MS)]);
+/** A signal that aborts with the caller's, or after the timeout. */
+function withTimeout(signal) {
+  return AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT_MS)]);
 }
 
-/** GETs JSON; `query` is what URLSearchParams takes. */
+/** GETs JSON; `query` as for URLSearchParams. */
 export async function get(path, query, signal) {
   const search = new URLSearchParams(query).toString();
-  return (await answer(search ? `${path}?${search}` : path, { signal: patient(signal) })).json();
+  return (await answer(search ? `${path}?${search}` : path, { signal: withTimeout(signal) })).json();
 }
 
 /** GETs a file. */
@@ -128,7 +128,7 @@ export async function getBlob(path, query) {
 export async function getLines(path, query, signal) {
   const headers = { Accept: "application/x-ndjson" };
   const search = new URLSearchParams(query).toString();
-  const text = await (await answer(`${path}?${search}`, { headers, signal: patient(signal) })).text();
+  const text = await (await answer(`${path}?${search}`, { headers, signal: withTimeout(signal) })).text();
   return text
     .split("\n")
     .filter((line) => line)
@@ -140,10 +140,10 @@ export async function post(path, body = undefined) {
 }
 
 /**
- * Asks again and again while the component is there, the page is seen and `active`.
+ * Polls while the component is mounted, the page is visible and `active`.
  *
- * `load(previous, signal)` gives the new value from the one before (undefined at first); after a failure the value
- * before stays. What changes in `deps` starts anew. Once `active` is false it asks one last time.
+ * `load(previous, signal)` returns the new value from the previous one (undefined at first); after a failure the
+ * previous value stays. A change of `deps` starts anew. Once `active` is false, polls one last time.
  */
 export function useLive(load, deps, active = true) {
   const [state, setState] = useState({ data: undefined, error: null });
@@ -157,7 +157,7 @@ export function useLive(load, deps, active = true) {
       ended = false,
       delay = INTERVAL_MS;
 
-    async function round() {
+    async function poll() {
       clearTimeout(timer);
       if (busy || ended || document.hidden || stop.signal.aborted) return;
       busy = true;
@@ -171,23 +171,23 @@ export function useLive(load, deps, active = true) {
         setState({ data, error: null });
       } catch (error) {
         if (stop.signal.aborted) return;
-        delay = Math.min(2 * delay, LONGEST_MS);
+        delay = Math.min(2 * delay, MAX_INTERVAL_MS);
         setState({ data, error });
       } finally {
         busy = false;
       }
-      if (!ended) timer = setTimeout(round, delay);
+      if (!ended) timer = setTimeout(poll, delay);
     }
 
     setState((before) => (before.data === undefined ? before : { data: undefined, error: null }));
-    document.addEventListener("visibilitychange", round);
-    bus.addEventListener("wake", round);
-    round();
+    document.addEventListener("visibilitychange", poll);
+    bus.addEventListener("wake", poll);
+    poll();
     return () => {
       stop.abort();
       clearTimeout(timer);
-      document.removeEventListener("visibilitychange", round);
-      bus.removeEventListener("wake", round);
+      document.removeEventListener("visibilitychange", poll);
+      bus.removeEventListener("wake", poll);
     };
   }, deps);
   return state;

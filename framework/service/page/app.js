@@ -1,4 +1,4 @@
-/** The page: sign-in, header, and which view the address names. */
+/** The page: sign-in, header, and routing between views. */
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { findProxy, get, signIn, signOut, takeTokenFromAddress, token, tryNow, useConnection, useLive } from "./api.js";
@@ -16,7 +16,7 @@ const VIEWS = [
 ];
 const SHOWN = { cpus: "CPUs", mem: "memory", gpus: "GPUs" };
 
-/** The address' parts after `#/`. */
+/** The parts of the address after `#/`. */
 function useRoute() {
   const read = () => location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   const [route, setRoute] = useState(read);
@@ -47,10 +47,10 @@ function SignIn({ refused }) {
 
 function Away({ since, cluster }) {
   const jobs = cluster?.private
-    ? "It has a private Mesos of its own: if the service has ended, that has ended with it, and so have all running jobs."
-    : "Jobs that run go on without it; none begins until it is back.";
+    ? "It runs a private Mesos: if the service has ended, that Mesos and all running jobs have ended with it."
+    : "Running jobs continue without it; no job starts until it is back.";
   return html`<div class="banner" role="alert">
-    The service has not answered since <${Clock} at=${since} />. This page shows what was last known. ${jobs}
+    The service has not answered since <${Clock} at=${since} />. This page shows the last known state. ${jobs}
     ${" "}<button onClick=${tryNow}>Try now</button>
   </div>`;
 }
@@ -75,9 +75,9 @@ function Header({ me, cluster, here, away }) {
   const state = away !== null ? "away" : cluster === undefined ? "wait" : cluster.connected ? "good" : "bad";
   const text = {
     away: "no answer from the service",
-    wait: "asking the service",
+    wait: "connecting to the service",
     good: `connected to Mesos at ${cluster?.master}`,
-    bad: "not connected to Mesos: no job can begin",
+    bad: "not connected to Mesos: no job can start",
   }[state];
   return html`<header>
     <div class="head">
@@ -97,7 +97,7 @@ function Header({ me, cluster, here, away }) {
   </header>`;
 }
 
-function Signed({ away }) {
+function SignedIn({ away }) {
   const [view, id] = useRoute();
   const me = useLive((_, signal) => get("me", {}, signal), [], false).data;
   const cluster = useLive((_, signal) => get("cluster", {}, signal), []).data;
@@ -127,7 +127,7 @@ function Signed({ away }) {
 function App() {
   const connection = useConnection();
   return token() || connection.proxied
-    ? html`<${Signed} key=${token() ?? "proxy"} away=${connection.awaySince} />`
+    ? html`<${SignedIn} key=${token() ?? "proxy"} away=${connection.awaySince} />`
     : html`<${SignIn} refused=${connection.refused} />`;
 }
 

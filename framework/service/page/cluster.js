@@ -1,4 +1,4 @@
-/** The service, its master, the agents and what runs there. */
+/** The service, its master, the agents and their tasks. */
 
 import { html } from "./vendor/htm-preact.js";
 import { AgentBoxes } from "./agents.js";
@@ -16,7 +16,7 @@ export function ClusterView({ cluster }) {
   return html`<h1>Cluster</h1>
     <${FactList} facts=${facts} />
     <h2>Agents</h2>
-    ${cluster.agents === null && html`<p class="quiet">The master does not tell which agents there are.</p>`}
+    ${cluster.agents === null && html`<p class="quiet">The master does not list its agents.</p>`}
     ${cluster.agents?.length === 0 && html`<p class="quiet">No agent is registered with the master.</p>`}
     ${cluster.agents?.length > 0 && html`<${AgentBoxes} agents=${cluster.agents} />`}`;
 }

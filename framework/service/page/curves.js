@@ -6,14 +6,14 @@ import { figure } from "./format.js";
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const HEIGHT = 260;
 const DECADES_FOR_LOG = 1.3;
-const NAMED = 3;
+const MAX_NAMED = 3;
 const ROWS = 12;
 
 function valueOf(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** Whether a series spans so much that it is read better by orders of magnitude. */
+/** Whether values span enough decades for a logarithmic scale. */
 export function suitsLog(values) {
   const known = values.filter((value) => value !== null && value !== undefined);
   if (!known.length) return false;
@@ -30,7 +30,7 @@ function options(width, series, isLog, onFocus) {
     grid: { stroke: () => valueOf("--line"), width: 1 },
     ticks: { stroke: () => valueOf("--line"), width: 1 },
   };
-  const isMany = series.length > NAMED;
+  const isMany = series.length > MAX_NAMED;
   return {
     width,
     height: HEIGHT,
@@ -58,7 +58,7 @@ function options(width, series, isLog, onFocus) {
   };
 }
 
-/** Some values of the curves, evenly chosen, for those who read rather than look. */
+/** Some evenly spaced values of the curves as a table, for screen readers. */
 function Values({ data, series }) {
   const [steps, ...rows] = data;
   const count = Math.min(ROWS, steps.length);
@@ -86,10 +86,10 @@ function Values({ data, series }) {
 /**
  * A figure with one or more curves.
  *
- * `data` is [steps, values of the first series, ...]; `series` has a label, a colour (a CSS variable) and a dash for
- * each. `summary` says in words what is to be seen. `focus` is the number of the series that is to stand out, or null;
- * `onFocus` gets the one that is pointed at. Unless `isLinear`, the scale can be logarithmic, and is from the beginning
- * where that suits the values. Few curves come with their values as a table.
+ * `data` is [steps, values of the first series, ...]; `series` has label, colour (a CSS variable) and dash of each.
+ * `summary` describes the figure in words. `focus` is the index of the highlighted series, or null; `onFocus` receives
+ * the one that is pointed at. Unless `isLinear`, the user can choose a logarithmic scale, the default if it suits the
+ * values. Few curves also show their values as a table.
  */
 export function Curves({ title, summary, data, series, focus = null, onFocus, isLinear = false }) {
   const box = useRef(null);
@@ -115,7 +115,7 @@ export function Curves({ title, summary, data, series, focus = null, onFocus, is
   }, [shape]);
   useEffect(() => plot.current.setData(data), [data]);
   useEffect(() => {
-    // Without its hook, which would tell us what we have just told it.
+    // false: without calling the hook, which would set the focus again.
     plot.current.setSeries(focus === null ? null : focus + 1, { focus: focus !== null }, false);
   }, [focus]);
   return html`<figure class="curves" data-points=${data[0].length}>
@@ -128,6 +128,6 @@ export function Curves({ title, summary, data, series, focus = null, onFocus, is
       }
     </figcaption>
     <div ref=${box} role="img" aria-label=${summary}></div>
-    ${series.length <= NAMED && html`<${Values} data=${data} series=${series} />`}
+    ${series.length <= MAX_NAMED && html`<${Values} data=${data} series=${series} />`}
   </figure>`;
 }

@@ -1,4 +1,4 @@
-/** The REST API to read and to try, by Swagger UI; with the token of this tab, if somebody has signed in here. */
+/** Swagger UI for the REST API, with the token of this tab, if signed in. */
 
 import { token } from "./api.js";
 

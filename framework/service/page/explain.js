@@ -1,4 +1,4 @@
-/** Why a job does not run: the sentence, what it needs, and how every agent stands to that. */
+/** Why a job does not run: the reason, its needs, and what each agent lacks. */
 
 import { html } from "./vendor/htm-preact.js";
 import { get, useLive } from "./api.js";
@@ -7,7 +7,6 @@ import { Pending } from "./parts.js";
 
 const NAMES = { cpus: "CPU", mem: "memory", disk: "disk", gpus: "GPU", ports: "port" };
 
-/** Amounts of resources as text. */
 export function amounts(resources) {
   const found = Object.entries(NAMES).filter(([name]) => resources[name] > 0);
   return found

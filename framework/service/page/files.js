@@ -8,7 +8,7 @@ import { Pending } from "./parts.js";
 const SHOWN = 200;
 const LARGE_BYTES = 64 * 2 ** 20;
 
-/** Hands a file to the browser, which saves it: a plain link would go without the token. It is in memory meanwhile. */
+/** Downloads a file through memory, as a plain link would lack the token. */
 async function save(id, path) {
   const blob = await getBlob(`jobs/${encodeURIComponent(id)}/outputs/content`, { path });
   const link = document.createElement("a");
@@ -18,7 +18,7 @@ async function save(id, path) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
-/** Asks when it is first seen, when `Refresh` is pressed, and once more at the job's end: each time all is read. */
+/** Loads the whole list when first shown, on `Refresh`, and once more at the job's end. */
 export function Files({ id, active }) {
   const [asked, setAsked] = useState(0);
   return html`<${List} id=${id} active=${active} asked=${asked} />
@@ -28,11 +28,11 @@ export function Files({ id, active }) {
 function List({ id, active, asked }) {
   const load = (_, signal) => get(`jobs/${encodeURIComponent(id)}/outputs`, {}, signal);
   const { data, error } = useLive(load, [id, active, asked], false);
-  const [said, setSaid] = useState("");
+  const [failure, setFailure] = useState("");
   if (data === undefined) return html`<${Pending} error=${error} />`;
   const left = Object.entries(data.left_behind);
   const fetched = (file) => html`<button
-    class="plain" onClick=${() => save(id, file.path).catch((failed) => setSaid(failed.message))}>${file.path}</button>`;
+    class="plain" onClick=${() => save(id, file.path).catch((failed) => setFailure(failed.message))}>${file.path}</button>`;
   const row = (file) => html`<tr key=${file.path}>
     <th scope="row">${file.size_bytes > LARGE_BYTES ? file.path : fetched(file)}</th>
     <td class="number">${bytes(file.size_bytes)}</td>
@@ -47,5 +47,5 @@ function List({ id, active, asked }) {
     ${data.files.length > SHOWN && html`<p class="quiet">${data.files.length - SHOWN} more: dike outputs shows them</p>`}
     ${data.files.some((file) => file.size_bytes > LARGE_BYTES) && html`<p class="quiet">${large}</p>`}
     ${left.length > 0 && html`<p>Left behind:</p><ul>${left.map(([path, why]) => html`<li>${path}: ${why}</li>`)}</ul>`}
-    ${said && html`<p class="alert" role="alert">${said}</p>`}`;
+    ${failure && html`<p class="alert" role="alert">${failure}</p>`}`;
 }

@@ -17,7 +17,7 @@ export function duration(seconds) {
   return `${value < 10 && unit > 1 ? Math.round(10 * value) / 10 : Math.round(value)} ${name}`;
 }
 
-/** Four digits that count; "–" for nothing. */
+/** Four significant digits; "–" for null. */
 export function figure(value) {
   if (value === null || value === undefined) return "–";
   if (value !== 0 && (Math.abs(value) < 1e-5 || Math.abs(value) >= 1e15)) return value.toExponential(3);
@@ -49,17 +49,16 @@ export function amount(name, value) {
   return value < 1024 ? `${Math.round(value)} MiB` : `${figure(Math.round(value / 102.4) / 10)} GiB`;
 }
 
-/** How much of a total is in use, in the total's unit. */
+/** The used part of a total, in the total's unit. */
 export function share(name, used, total) {
   const isInGib = IN_MIB.includes(name) && total >= 1024;
   const part = isInGib ? figure(Math.round(used / 102.4) / 10) : amount(name, used).split(" ")[0];
   return `${part} of ${amount(name, total)}`;
 }
 
-/** Of 24 hours. */
 const DAY = { hourCycle: "h23" };
 
-/** A moment, in seconds since the epoch: how long ago, and the date when pointed at. */
+/** Time since a moment (seconds since the epoch), with the date as a tooltip. */
 export function Ago({ at }) {
   const [, redraw] = useState(0);
   useEffect(() => {
@@ -72,7 +71,7 @@ export function Ago({ at }) {
   return html`<time datetime=${date.toISOString()} title=${date.toLocaleString([], DAY)}>${past} ago</time>`;
 }
 
-/** A moment as the clock shows it, with the date when pointed at. */
+/** Time of day of a moment, with the date as a tooltip. */
 export function Clock({ at }) {
   const date = new Date(1000 * at);
   return html`<time datetime=${date.toISOString()} title=${date.toLocaleString([], DAY)}>${date.toLocaleTimeString([], DAY)}</time>`;
@@ -81,17 +80,17 @@ export function Clock({ at }) {
 const COLOURS = 6;
 const DASHES = [[], [9, 4], [2, 3]];
 
-/** The CSS variable of a number's colour, the same one every time: of few enough that everybody can tell them apart. */
+/** The CSS variable of a number's colour, of a few that are easy to distinguish. */
 export function colour(number) {
   return `--series-${number % COLOURS}`;
 }
 
-/** How a number's line is dashed, so that those of one colour differ. */
+/** The dash of a number's line, so that lines of one colour differ. */
 export function dash(number) {
   return DASHES[Math.floor(number / COLOURS) % DASHES.length];
 }
 
-/** A number's colour as a style for what is drawn with `--colour`. */
+/** A number's colour as a style, for elements drawn with `--colour`. */
 export function coloured(number) {
   return { "--colour": `var(${colour(number)})` };
 }

@@ -1,4 +1,4 @@
-/** One job: why it waits, how it trains, where it runs, what happens and what it writes. */
+/** One job: why it waits, progress, agents, events, output and files. */
 
 import { html, useMemo, useState } from "./vendor/htm-preact.js";
 import { get, now, post, useLive } from "./api.js";
@@ -17,8 +17,8 @@ const FEW_POINTS = 20;
 const EVENTS_SHOWN = 200;
 const EVENTS_PAGE = 1000;
 const FOLDED_FROM = 3;
-/** The smoothed speed is a mean of about this share of the curve. */
-const SMOOTHED_SHARE = 15;
+/** The smoothed speed is a mean over about 1/15 of the curve. */
+const SMOOTHING_DIVISOR = 15;
 
 function Facts({ job }) {
   const end = job.ended_s ?? now();
@@ -57,7 +57,7 @@ function Actions({ job }) {
       (made) => (location.hash = `#/jobs/${encodeURIComponent(made.id)}`),
       (error) => setSaid(error.message),
     );
-  // What has ended is not looked at any more.
+  // Reloads, as a job that has ended is no longer polled.
   const resume = () =>
     post(`${path}/resume`).then(
       () => location.reload(),
@@ -77,9 +77,9 @@ function column(points, name) {
   return points.map((point) => point[name]);
 }
 
-/** An exponential moving mean; what is missing stays so. */
+/** Exponential moving average; missing values stay missing. */
 function smoothed(values) {
-  const weight = 2 / (Math.max(5, values.length / SMOOTHED_SHARE) + 1);
+  const weight = 2 / (Math.max(5, values.length / SMOOTHING_DIVISOR) + 1);
   let mean = null;
   return values.map((value) => {
     if (value === null) return null;
@@ -143,7 +143,7 @@ function Training({ job, active, where }) {
     <${Plan} plan=${plan} />`;
 }
 
-/** All events after a number: they come a page at a time. */
+/** All events after a number, page by page. */
 async function eventsAfter(id, number, signal) {
   const found = [];
   for (let after = number; ;) {
@@ -155,7 +155,7 @@ async function eventsAfter(id, number, signal) {
   }
 }
 
-/** Events, newest first, those of one kind that follow one another together. */
+/** Events, newest first, with consecutive ones of the same kind grouped. */
 function folded(events) {
   const groups = [];
   for (const event of events.toReversed()) {
@@ -192,7 +192,7 @@ function Events({ id, active }) {
   );
   if (data === undefined) return html`<${Pending} error=${error} />`;
   if (!data.events.length) return html`<p class="quiet">Nothing yet.</p>`;
-  // The oldest of a group stays what it was, so that an open group stays open while it grows.
+  // Keyed by a group's oldest event, so that an open group stays open while it grows.
   const groups = folded(data.events);
   return html`<div class="events" tabindex="0" role="group" aria-label="events, newest first">
     <ol class="plain">${groups.map((group) => html`<${EventGroup} key=${group.at(-1).number} group=${group} />`)}</ol>

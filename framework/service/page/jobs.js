@@ -1,4 +1,4 @@
-/** All jobs as a table, with filters: those that run, then the queue, then those that have ended. */
+/** All jobs as a table with filters: running ones, then the queue, then those that have ended. */
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { get, useLive } from "./api.js";
@@ -8,7 +8,7 @@ import { Badge, Bar, ENDED, Pending } from "./parts.js";
 const STATES = ["running", "ending", "queued", ...ENDED];
 const PAGE = 50;
 
-/** Kept while the page is open, so that one comes back from a job to the same table. */
+/** Kept while the page is open, so that the table is the same after a visit to a job. */
 const filters = { user: "", state: "", text: "" };
 
 function jobsQuery({ user, state, limit }) {
@@ -51,7 +51,7 @@ function Row({ job }) {
   </tr>`;
 }
 
-/** How many jobs are in each state, each a button that shows only those. */
+/** The number of jobs in each state, as buttons that filter by it. */
 function Counts({ counts, values, change }) {
   const chip = (state) => {
     const isOn = values.state === state;

@@ -1,14 +1,14 @@
-/** What a job's tasks write, as it comes. */
+/** The output of a job's tasks, live. */
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { getLines, useLive } from "./api.js";
 import { Pending } from "./parts.js";
 
 const LINES_KEPT = 5000;
-// Colours and cursor movements of terminals.
+// Terminal colours and cursor movements.
 const ESCAPES = /\x1b\[[0-9;?]*[A-Za-z]/g;
 
-/** Adds chunks to lines; a carriage return writes over its line, as in a terminal. */
+/** Appends chunks to lines; a carriage return overwrites its line, as in a terminal. */
 export function withChunks(before, chunks) {
   const { lines, open } = before ?? { lines: [], open: {} };
   for (const { task, stream, text } of chunks) {
@@ -31,7 +31,7 @@ function lastOverwrite(text) {
   return ended.slice(ended.lastIndexOf("\r") + 1);
 }
 
-/** What a job's tasks have written, or, with a `trial`, what that trial of a search has. */
+/** The output of a job's tasks or, with a `trial`, of that trial of a search. */
 export function Output({ id, trial, active }) {
   const asked = trial === undefined ? {} : { trial };
   const { data, error } = useLive(

@@ -1,4 +1,4 @@
-/** The trials of a search as lines over one axis for each parameter, and one for the objective. */
+/** Parallel coordinates of a search's trials: an axis for each parameter and one for the objective. */
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
 import { suitsLog } from "./curves.js";
@@ -8,8 +8,8 @@ const HEIGHT = 250;
 const TOP = 34;
 const BOTTOM = 14;
 const SIDE = 60;
-const LEAST_WIDTH = 110;
-const LINES = 300;
+const MIN_AXIS_WIDTH = 110;
+const MAX_LINES = 300;
 const CHOICES = 12;
 const NAME_LENGTH = 14;
 
@@ -18,7 +18,7 @@ function short(text) {
   return whole.length > NAME_LENGTH ? `${whole.slice(0, NAME_LENGTH - 1)}…` : whole;
 }
 
-/** An axis: where a value is, from 0 (below) to 1 (above), and what is written beside it. */
+/** An axis: the position of a value, from 0 (bottom) to 1 (top), and its tick labels. */
 function axisOf(name, values, known) {
   const isNumeric = values.every((value) => typeof value === "number");
   if (known?.choices.length || !isNumeric) {
@@ -39,7 +39,7 @@ function axisOf(name, values, known) {
   return { name, place, ticks: shown.map((value) => [place(value), figure(Number(value.toPrecision(3)))]) };
 }
 
-/** The axes of the parameters that differ, and of the objective. */
+/** The axes of the parameters with different values, and of the objective. */
 function axesOf(trials, space, metric) {
   const names = [...new Set(trials.flatMap((trial) => Object.keys(trial.parameters)))];
   const axes = names
@@ -53,7 +53,7 @@ function axesOf(trials, space, metric) {
   return [...axes, { ...axisOf(metric, values), of: (trial) => trial.value, isObjective: true }];
 }
 
-/** `trials` come with the best first, and all have a value. */
+/** `trials` are sorted, best first, and all have a value. */
 export function Parallel({ trials, space, metric, mode, pointed, onPoint }) {
   const box = useRef(null);
   const [width, setWidth] = useState(0);
@@ -62,9 +62,9 @@ export function Parallel({ trials, space, metric, mode, pointed, onPoint }) {
     sizes.observe(box.current);
     return () => sizes.disconnect();
   }, []);
-  const shown = trials.slice(0, LINES);
+  const shown = trials.slice(0, MAX_LINES);
   const axes = useMemo(() => axesOf(shown, space, metric), [trials, space, metric]);
-  const whole = Math.max(width, 2 * SIDE + LEAST_WIDTH * (axes.length - 1));
+  const whole = Math.max(width, 2 * SIDE + MIN_AXIS_WIDTH * (axes.length - 1));
   const x = (at) => (axes.length < 2 ? whole / 2 : SIDE + (at * (whole - 2 * SIDE)) / (axes.length - 1));
   const y = (place) => TOP + (1 - place) * (HEIGHT - TOP - BOTTOM);
   const line = (trial) => {
@@ -79,7 +79,7 @@ export function Parallel({ trials, space, metric, mode, pointed, onPoint }) {
   const said = axes
     .filter((axis) => axis.of(best) !== undefined)
     .map((axis) => `${axis.name} ${typeof axis.of(best) === "number" ? figure(axis.of(best)) : axis.of(best)}`);
-  const cut = shown.length < trials.length ? ` Only the best ${LINES} trials are drawn.` : "";
+  const cut = shown.length < trials.length ? ` Only the best ${MAX_LINES} trials are drawn.` : "";
   const draw = (trial) => html`<path
     key=${trial.number} d=${line(trial)} style=${{ "--merit": `${merit(trial)}%` }}
     class=${[trial === best ? "best" : "", trial.number === pointed ? "pointed" : ""].join(" ")}
@@ -108,7 +108,7 @@ export function Parallel({ trials, space, metric, mode, pointed, onPoint }) {
   </figure>`;
 }
 
-/** How much each parameter matters, as bars. */
+/** The importance of each parameter, as bars. */
 export function Importance({ found }) {
   const entries = Object.entries(found.importances);
   if (!entries.length) {

@@ -1,15 +1,15 @@
-/** Small pieces that several views use. */
+/** Small components shared by the views. */
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 export const ENDED = ["finished", "failed", "killed"];
 
-/** A state; `text` says it in more words. */
+/** A state; `text` describes it in more detail. */
 export function Badge({ state, text = state }) {
   return html`<span class=${`badge state-${state}`}>${text}</span>`;
 }
 
-/** A bar that is `part` (0 to 1) full. */
+/** A bar filled by `part` (0 to 1). */
 export function Bar({ part, label, text }) {
   const percent = Math.round(100 * Math.min(Math.max(part, 0), 1));
   const said = {
@@ -22,7 +22,6 @@ export function Bar({ part, label, text }) {
   return html`<span class="bar" role="meter" ...${said}><span style=${{ width: `${percent}%` }}></span></span>`;
 }
 
-/** Names and values. */
 export function FactList({ facts }) {
   const entry = ([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
   return html`<dl class="facts">${facts.map(entry)}</dl>`;
@@ -32,13 +31,13 @@ async function copy(text, element) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Without TLS browsers let nobody write there, unless it is this machine.
+    // Browsers allow the clipboard API only with TLS or on localhost.
     getSelection().selectAllChildren(element);
     document.execCommand("copy");
   }
 }
 
-/** A text, such as a command, and a button that copies it. */
+/** A text, such as a command, with a button to copy it. */
 export function Copyable({ label, text }) {
   const [isCopied, setIsCopied] = useState(false);
   const code = useRef(null);
@@ -51,14 +50,14 @@ export function Copyable({ label, text }) {
   </div>`;
 }
 
-/** What a view shows instead of data that has not come, or why it has not. */
+/** Shown until data is loaded, or the error if that failed. */
 export function Pending({ error }) {
   return error?.status
     ? html`<p class="alert" role="alert">${error.message}</p>`
     : html`<p class="quiet">Asking the service …</p>`;
 }
 
-/** Asks before something that cannot be taken back; open while it is drawn. */
+/** Asks for confirmation of an irreversible action; open while mounted. */
 export function Confirm({ question, yes, onYes, onNo }) {
   const dialog = useRef(null);
   useEffect(() => dialog.current.showModal(), []);

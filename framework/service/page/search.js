@@ -1,4 +1,4 @@
-/** A search: its best trial, its trials as curves, as lines over their parameters and as a table, and its slots. */
+/** A search: its best trial; its trials as curves, parallel coordinates and a table; its slots. */
 
 import { html, useCallback, useMemo, useState } from "./vendor/htm-preact.js";
 import { get, useLive } from "./api.js";
@@ -14,7 +14,7 @@ const POINTS_OF_ALL = 4000;
 const ROWS = 50;
 const TRIALS_ENDED = ["finished", "stopped", "failed"];
 
-/** The trials, the best first, in the order in which all tables have them. */
+/** The trials in the ranking of all tables, best first. */
 function inOrder({ trials, ranking }) {
   const byNumber = new Map(trials.map((trial) => [trial.number, trial]));
   return ranking.map((number) => byNumber.get(number));
@@ -152,7 +152,7 @@ async function load(id, before, signal) {
   const limit = Math.max(20, Math.min(200, Math.floor(POINTS_OF_ALL / Math.max(list.trials.length, 1))));
   const { losses } = await get(`${path}/losses`, { limit }, signal);
   const finished = list.trials.filter((trial) => trial.state === "finished").length;
-  // Only finished trials count.
+  // Importance depends on finished trials only.
   const importance = finished === before?.finished ? before.importance : await get(`${path}/importance`, {}, signal);
   return { list, slices, losses, finished, importance, trials: inOrder(list) };
 }

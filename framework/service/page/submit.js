@@ -1,4 +1,4 @@
-/** How to submit a job; and a form for the two files of one that was saved. */
+/** How to submit a job, and a form for the two files of a saved one. */
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { post } from "./api.js";

@@ -1,16 +1,16 @@
-/** Slots' timelines: a row for each slot, a box for each time slice, coloured by its trial. */
+/** The timeline of a search: a row for each slot, a box for each time slice, coloured by trial. */
 
 import { html } from "./vendor/htm-preact.js";
 import { now as lastKnown } from "./api.js";
 import { coloured, duration, figure } from "./format.js";
 
-const SLICES_SHOWN = 2000;
+const MAX_SLICES = 2000;
 const TICKS = 6;
 const STEPS_S = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800,
 ];
 
-/** Where the axis has figures, in seconds; none so near to the end that it would not fit. */
+/** Ticks of the axis in seconds; none too close to the end for its label. */
 function ticks(length) {
   const step = STEPS_S.find((candidate) => length / candidate <= TICKS) ?? Math.ceil(length / TICKS);
   return Array.from({ length: Math.floor((0.95 * length) / step) + 1 }, (_, index) => index * step);
@@ -31,7 +31,7 @@ function Slice({ slice, from, length, now }) {
     `steps ${slice.from_step} to ${slice.to_step}`,
     slice.outcome,
     slice.reason,
-    slice.process === "continued" ? "went on in its process, which had stayed in the slot" : "",
+    slice.process === "continued" ? "resumed its paused process" : "",
     slice.samples_per_s === null ? "" : `${figure(slice.samples_per_s)} samples/s`,
   ];
   const style = {
@@ -46,7 +46,7 @@ function Slice({ slice, from, length, now }) {
 
 export function Timeline({ slices, active }) {
   if (!slices.length) return null;
-  const shown = slices.slice(-SLICES_SHOWN);
+  const shown = slices.slice(-MAX_SLICES);
   const last = Math.max(...shown.map((slice) => slice.end_s ?? 0));
   const now = active ? lastKnown() : last;
   const from = Math.min(...shown.map((slice) => slice.start_s));
@@ -54,7 +54,7 @@ export function Timeline({ slices, active }) {
   const length = Math.max(until - from, 1);
   const slots = [...new Set(shown.map((slice) => slice.slot))].sort((one, other) => one - other);
   const agents = new Map(shown.map((slice) => [slice.slot, slice.agent]));
-  const cut = shown.length < slices.length ? ` Only the last ${SLICES_SHOWN} are shown.` : "";
+  const cut = shown.length < slices.length ? ` Only the last ${MAX_SLICES} are shown.` : "";
   const said = (slot, ours) => `slot ${slot}: trials ${ours.map((slice) => slice.trial).join(", ")}`;
   const draw = (slice) =>
     html`<${Slice} key=${`${slice.trial}-${slice.run}`} slice=${slice} from=${from} length=${length} now=${until} />`;
