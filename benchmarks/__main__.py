@@ -1,11 +1,9 @@
-"""Runs the benchmarks named on the command line, or all of them, and writes `benchmarks/results/NAME.md`.
+"""Runs the named benchmarks, or all, and writes `benchmarks/results/NAME.md` and its tables as `NAME.json`.
 
-`NAME.json` beside it has its tables as values.
+A part of `solver`, `search` or `jobs` can be run alone; its result is printed only. Without names, `wild` runs if
+`--scripts` is given and `suspend_gpu` if there is a GPU.
 
-A part of the solver's or the search's document can be run alone, and `job_plots` of `jobs`; it is then only printed.
-`wild` needs `--scripts`, and `suspend_gpu` a GPU; they are left out of "all of them" without it.
-
-`simulate` and `simulate-jobs` have options of their own (`--help`), and print what they find.
+`simulate` and `simulate-jobs` have options of their own (`--help`) and print their results.
 """
 
 from __future__ import annotations
@@ -56,11 +54,10 @@ MODULES = (
     | {name: f"benchmarks.jobs.{name}" for name in JOBS_PARTS}
 )
 REPEATS = {"start": 10, "elastic": 3, "allocation": 3, "real": 5}
-"""Runs of each command, or of all modes, allocations or kinds of search; the result of fewer is not kept."""
+"""Default number of repetitions. Results of fewer are printed, not stored."""
 
 
 def main() -> None:
-    """Entry point."""
     if sys.argv[1:2] and sys.argv[1] in commands.NAMES:
         cli.run_command(functools.partial(commands.app, prog_name=commands.PROGRAM))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

@@ -1,4 +1,4 @@
-"""Eight real training jobs that share a cluster which holds four of them, by each allocation, and simulated."""
+"""Runs eight training jobs on a cluster with room for four, under each allocation policy, for real and simulated."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ from solver.shards import DEFAULT_SHARDING
 TITLE = "Jobs that share a cluster"
 REPEATS = 3
 STEPS = (600, 2400, 1200, 1800, 600, 2400, 1200, 1800)
-"""Of each job; they come one after the other."""
+"""Steps of each job, in order of arrival."""
 EVERY_S = 5.0
-"""A job comes so often."""
 ROUND_S = 10.0
 RESIZE_INTERVAL_S = 5.0
 CHECKPOINT_S = 2.0
@@ -46,18 +45,18 @@ BATCH_SIZE = 32
 TOKEN = "for-this-benchmark-only"  # noqa: S105
 REFERENCE = "dike"
 NEEDS = TaskNeeds((500, 1024, 0, 1), (100, 256, 0, 0))
-"""Of the tasks of a simulated job, of which as many fit as of the real ones: the GPUs are what is scarce."""
+"""Resources of a simulated worker and ps; GPUs are the scarce ones, as for the real jobs."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What an allocation came to.
+    """Figures of one allocation policy.
 
     Attributes:
-        completion_s: seconds from each job's submission to its end.
-        makespan_s: from the first submission to the last end.
-        changes: how often a job changed its size.
-        change_s: mean seconds that a change has cost; 0 where there was none.
+        completion_s: seconds from submission to end, one for each job.
+        makespan_s: seconds from the first submission to the last end.
+        changes: number of resizes.
+        change_s: mean seconds a resize costs; 0 without resizes.
     """
 
     completion_s: tuple[float, ...]
@@ -71,12 +70,7 @@ class Measured:
 
 
 def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[str]:
-    """Lines of Markdown.
-
-    Args:
-        repeats: how often all allocations are run.
-        steps: of each job.
-    """
+    """Measures every allocation policy."""
     yield f"{len(steps)} asynchronous jobs of 1 to {MOST_WORKERS} workers, of {', '.join(map(str, steps))} steps, one"
     yield f"every {EVERY_S:g} s, on an embedded Mesos of {GPUS} agents with a GPU each: {GPUS} jobs run at a time. A"
     yield f"step takes a worker {STEP_S * 1000:g} ms in which it waits: the machine plays the GPUs. All else is real -"
@@ -115,10 +109,10 @@ def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[st
 
 
 def run_jobs(allocation: str, steps: Sequence[int]) -> Measured:
-    """Runs the jobs by one allocation on a cluster of their own.
+    """Runs the jobs under one allocation policy on a new cluster.
 
     Raises:
-        RuntimeError: if a job fails, or they take too long.
+        RuntimeError: if a job fails, or the jobs exceed `TIMEOUT_S`.
     """
     with tempfile.TemporaryDirectory(prefix="dike-allocation-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -153,10 +147,10 @@ def run_jobs(allocation: str, steps: Sequence[int]) -> Measured:
 
 @contextlib.contextmanager
 def serving(folder: Path, master: str, allocation: str) -> Iterator[ServiceClient]:
-    """A `dike serve --allocation` of our own.
+    """Runs `dike serve --allocation`.
 
     Raises:
-        RuntimeError: if it does not come up.
+        RuntimeError: if it does not start.
     """
     users = folder / "users.yaml"
     users.write_text(f"ann: {{token: {TOKEN}}}\n")
@@ -185,7 +179,6 @@ def serving(folder: Path, master: str, allocation: str) -> Iterator[ServiceClien
 
 
 def request(steps: int) -> TrainingRequest:
-    """One of the jobs."""
     return training_request(
         script=SCRIPT.name,
         arguments=[str(steps)],
@@ -198,7 +191,7 @@ def request(steps: int) -> TrainingRequest:
 
 @dataclass(frozen=True)
 class PacedModel:
-    """The script's, whose workers are all as fast wherever they are."""
+    """Speed model of the script: all workers are equally fast on any machine."""
 
     name: str = "paced"
     synchronous: bool = False
@@ -217,12 +210,9 @@ class PacedModel:
 
 
 def simulated(allocation: str, steps: Sequence[int], pause_s: float) -> tuple[float, float]:
-    """Mean completion time and makespan of the same jobs in virtual time, in seconds.
+    """Returns mean completion time and makespan of the same jobs in virtual time, in seconds.
 
-    Args:
-        allocation: the policy.
-        steps: of each job.
-        pause_s: for how long a job does not train when it begins or changes.
+    `pause_s`: seconds without training after a start or resize.
     """
     curve = TrueCurve(epochs=20, rate=0.5, power=1.0, floor=0.1, noise=0.0)
     jobs = [

@@ -1,4 +1,4 @@
-"""How long a service's jobs stand still when a process behind them is killed or stands still, or a disk is full."""
+"""Measures how long jobs make no step after a process is killed or stopped, or a disk is full."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ SEED = 1
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: what happens, how often, and how long until all jobs train again."""
     yield from chaos_on(FaultStage, FAULTS, "(a chief, a worker, a ps)", "all without TensorFlow")
 
 
 def chaos_on(kind: type[FaultStage], faults: int, roles: str, means: str) -> Iterator[str]:
-    """The same.
+    """Injects faults while a training job and a search run.
 
     Args:
         kind: of the stage that the jobs are on.
-        faults: how many.
-        roles: the training job's, in words.
-        means: what job and search are made of, in words.
+        faults: number of faults.
+        roles: roles of the training job, for the text.
+        means: what job and search consist of, for the text.
     """
     with (
         tempfile.TemporaryDirectory() as folder,

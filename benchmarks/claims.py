@@ -1,7 +1,6 @@
-"""What the papers claim that Dike implements, what comes out here, and a verdict: one row a claim.
+"""Compares the claims of the papers that Dike implements with our figures, one row a claim.
 
-Most figures are read from the kept results of the other benchmarks (`results/NAME.json`); what none of them holds is
-found here.
+Most figures come from the stored results of other benchmarks (`results/NAME.json`); the rest is measured here.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from solver.units import GIB
 TITLE = "What the papers claim, and what comes out here"
 DATA = Path(__file__).parent / "data"
 CURVES = {"algoperf_imagenet_resnet": 0.9, "algoperf_ogbg": 0.98, "nas_alexnet_imagenet": 0.9}
-"""Recorded set -> how much of the way a trial has to come, as in `simulated`."""
+"""Recorded set -> `target_share`, as in `simulated`."""
 EARLY = 1 / 3
 """The paper's 1,000 of 3,000 iterations."""
 REPEATS = 5
@@ -53,23 +52,21 @@ time.sleep(dike.params()["seconds"])
 dike.report(2, loss=0.5)
 """
 OWN = "claims"
-"""The command of what is found here."""
+"""The command of claims that are measured here."""
 
 
 class Verdict(enum.StrEnum):
-    """What is said of a claim."""
-
     REPRODUCED = "reproduced"
     EXCEEDED = "exceeded"
     BOUNDED = "bounded"
-    """Shown, but on other hardware or other data than the paper's."""
+    """Holds, but on other hardware or data than the paper's."""
     REFUTED = "refuted"
     UNTOLD = "cannot be told here"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What comes out here: the figure with its spread, the verdict, and why in a few words."""
+    """Our figure with its spread, the verdict and the reason for it."""
 
     figure: str
     verdict: Verdict
@@ -78,14 +75,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim.
+    """A claim of a paper.
 
     Attributes:
-        paper: its short name.
-        words: what it says, in short.
-        figure: its figure.
-        command: gives ours.
-        find: reads or finds it.
+        paper: short name of the paper.
+        words: the claim.
+        figure: the paper's figure.
+        command: benchmark that measures ours.
+        find: reads or measures ours.
     """
 
     paper: str
@@ -96,12 +93,11 @@ class Claim:
 
     @property
     def is_read(self) -> bool:
-        """Whether ours is read from what another benchmark has left."""
+        """Whether the figure comes from another benchmark's stored result."""
         return self.command != OWN
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     yield "One row a claim. *Bounded*: it holds here, on other hardware or other data than the paper's, which limits"
     yield "what it says. Figures are those of the command named, on the machine that its result names; most are read"
     yield "from what is kept of it. Speeds of plans are the step-time model's. What Dike has taken from each paper:"
@@ -121,7 +117,7 @@ def measure() -> Iterator[str]:
 
 
 def _mixed(without_gpus: int) -> Cluster:
-    """Five of the paper's machines, some of them without GPUs."""
+    """Five of the paper's machines, `without_gpus` of them without GPUs."""
     own = functools.partial(NodeClass, cpus=8, mem_bytes=32 * GIB, network_gbps=10.0)
     nodes = [own(name="k80", count=5 - without_gpus, gpus=4, gpu_model="k80")]
     if without_gpus:
@@ -202,7 +198,7 @@ def _uses_cpu_machines() -> Finding:
 
 
 def _hermes_against(other: str) -> list[float]:
-    """How many times sooner a good trial reaches the target: one for each set of curves and number of good trials."""
+    """Returns how many times sooner a good trial reaches the target than under `other`, for each set of curves."""
     found = []
     for curves in ("ResNet on ImageNet", "graph network on OGBG", "AlexNet on ImageNet"):
         for good in ("4 good", "12 good"):
@@ -260,7 +256,7 @@ def _few_converge() -> Finding:
 
 
 def _of_hermes(columns: str) -> dict[str, list[float]]:
-    """Policy -> the figure as a multiple of `hermes`', of each set-up."""
+    """Policy -> its figure as a multiple of `hermes`', one for each set-up."""
     found = defaultdict(list)
     for setting in ("12 trials", "24 trials", "96 trials", "4 trials a GPU"):
         for policy, cell in read("different_gpus", setting).column(columns).items():
@@ -277,7 +273,7 @@ def _completion() -> Finding:
 
 
 def _span(shares: list[float]) -> str:
-    """Of the least to the greatest of sorted shares."""
+    """Formats the range of sorted shares."""
     ends = (f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
     return " to ".join(dict.fromkeys(ends))
 
@@ -371,7 +367,7 @@ def _free_gpus() -> Finding:
 
 
 def _gpu_seconds_of_a_search() -> float:
-    """For how long the master counts GPUs as used, in GPU-seconds."""
+    """Returns the GPU-seconds that the master counts as used during a search."""
     with tempfile.TemporaryDirectory(prefix="dike-claims-") as folder, EmbeddedCluster([AGENT] * 2) as cluster:
         cluster.wait_for_agents(60)
         (Path(folder) / "trial.py").write_text(TRIAL, encoding="utf-8")

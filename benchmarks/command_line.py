@@ -1,4 +1,4 @@
-"""How much a command computes until it answers: it must not import what others need."""
+"""Measures the CPU time of commands, which must not import what other commands need."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CLUSTER = ROOT / "examples" / "clusters" / "five-k80.yaml"
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed.
+    """A command to measure.
 
     Attributes:
-        shown: as the page has it.
-        arguments: of `dike`.
-        limit_s: CPU seconds that it may take; None where nothing is asked for.
-        environment: what it needs besides.
+        shown: its name in the table.
+        arguments: arguments of `dike`.
+        limit_s: maximum CPU seconds; None without a limit.
+        environment: additional environment variables.
     """
 
     shown: str
@@ -48,7 +48,6 @@ class Command:
 
 
 def measure() -> Iterator[str]:
-    """Lines of a Markdown page."""
     yield (
         f"CPU seconds of the process and of those that it starts, user and system: median of {RUNS}, after one that is "
         "not counted and leaves compiled modules and kept profiles behind."
@@ -93,7 +92,7 @@ def _row(command: Command, cpu_s: float) -> str:
 
 
 def _completion(typed: str) -> dict[str, str]:
-    """What bash tells a command that shall complete what has been typed."""
+    """The environment in which bash asks a command to complete `typed`."""
     return {"_DIKE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
 
 
@@ -105,7 +104,7 @@ def _modules() -> Iterator[str]:
 
 
 def _searches(folder: Path) -> str:
-    """The URL of a database with a search."""
+    """Creates a database with one search; returns its URL."""
     url = f"sqlite:///{folder}/searches.db"
     rates = tuple(round(0.1 / (number + 1), 5) for number in range(TRIALS))
     spec = SearchSpec("lr", "/scripts/train.py", (), {}, (Parameter("lr", rates),), "grid", trial_count=TRIALS)
@@ -122,7 +121,7 @@ def _median_cpu_s(command: Sequence[str | Path], environment: Mapping[str, str],
 
 
 def _cpu_s(command: Sequence[str | Path], environment: Mapping[str, str], folder: Path) -> float:
-    """CPU seconds of a command that succeeds, and of the processes that it has waited for."""
+    """Returns the CPU seconds of a successful command and of the processes that it waited for."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     # Modules are compiled once, as an installed package's are, and not beside their sources.
     everything = {**own, "PYTHONPYCACHEPREFIX": str(folder / "compiled"), **environment}

@@ -1,4 +1,4 @@
-"""How well the end of a training is predicted from its losses so far, on curves of known ends and on recorded ones."""
+"""Measures how well `ConvergenceModel` predicts the end of a training from its losses so far."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ RECORDS_PER_EPOCH = 5
 PATIENCE = 3
 PROGRESS = (0.2, 0.4, 0.6, 0.8, 0.95)
 EVENED = 2
-"""A recorded loss counts as the median of so many before it, itself and so many after it."""
+"""Recorded losses are smoothed by the median of a window of this radius."""
 
 Values = Callable[[Floats, np.random.Generator], Floats]
-"""(steps as a share of the whole training, random numbers) -> losses without noise."""
+"""(progress, 0 to 1; random numbers) -> losses without noise."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Curve:
     """Losses of one training.
 
     Attributes:
-        steps: after which they were reported.
-        losses: what was reported.
-        epoch_steps: steps in an epoch.
-        threshold: smaller falls per epoch count as none.
-        end: step at which it has converged; None if it does not while it lasts.
+        steps: steps of the reports.
+        losses: reported losses.
+        epoch_steps: steps of an epoch.
+        threshold: a smaller relative fall per epoch counts as none.
+        end: step of convergence; None if it never converges.
     """
 
     steps: Floats
@@ -55,13 +55,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was predicted at one time.
+    """One prediction.
 
     Attributes:
-        known: whether the losses were taken to behave.
-        early: whether they are, and the end is predicted before the last of them.
-        error: of the predicted end, as a share of the true one; None where there is no true one or no curve.
-        seconds: how long predicting took.
+        known: whether the model trusts its curve.
+        early: whether it is trusted and predicts an end before the last loss.
+        error: relative error of the predicted end; None without a true end or a curve.
+        seconds: duration of the prediction.
     """
 
     known: bool
@@ -71,7 +71,6 @@ class Prediction:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown tables."""
     yield (
         f"A training has converged when its loss has fallen by less than {THRESHOLD:.0%} per epoch for {PATIENCE} "
         "epochs. Predicted when 20%, 40%, ... of the steps until then are done. *Known*: share of the trainings whose "
@@ -137,7 +136,7 @@ def _cell(predicted: Sequence[Prediction]) -> str:
 
 
 def predictions(curve: Curve) -> list[Prediction]:
-    """What is predicted at each of `PROGRESS`."""
+    """Predicts at each of `PROGRESS`."""
     model = ConvergenceModel(curve.epoch_steps, curve.threshold, PATIENCE)
     last = curve.steps[-1] if curve.end is None else curve.end
     marks = [share * last for share in PROGRESS]
@@ -162,7 +161,7 @@ def _predicted(model: ConvergenceModel, step: int, curve: Curve) -> Prediction:
 
 
 def _of_the_form(noise: float) -> list[Curve]:
-    """Losses that follow the form, with ends at 2,000 to 20,000 steps."""
+    """Draws losses that follow the model's form and converge after 2,000 to 20,000 steps."""
     random = np.random.default_rng(SEED)
     curves: list[Curve] = []
     while len(curves) < CURVES:
@@ -232,7 +231,7 @@ def _not_of_the_form(values: Values) -> list[Curve]:
 
 
 def recorded_curves(name: str) -> list[Curve]:
-    """The trainings of a file of recorded curves; those that diverge have no end."""
+    """Reads a file of recorded curves; diverged trainings have no end."""
     rows: dict[str, list[tuple[float, float]]] = {}
     with gzip.open(DATA / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
@@ -246,7 +245,7 @@ def recorded_curves(name: str) -> list[Curve]:
 
 
 def _recorded_end(steps: Floats, losses: Floats, epoch_steps: int) -> float | None:
-    """The first epoch at whose end the loss has hardly fallen for some epochs, by the recorded losses evened out."""
+    """Returns the first epoch at whose end the smoothed loss has been flat for `PATIENCE` epochs."""
     if not np.isfinite(losses).all():
         return None
     evened = [np.median(losses[max(0, at - EVENED) : at + EVENED + 1]) for at in range(len(losses))]

@@ -1,4 +1,4 @@
-"""Searches on GPUs that differ, in virtual time: `hermes2` against policies that ignore the type, and its limit."""
+"""Simulates searches on GPUs of different types: `hermes2`, policies that ignore the type, and the optimum."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SEEDS = range(30)
 TRIALS_PER_GPU = 4
 OF_ONE_MODEL = ("ResNet-18", "ResNet-50")
 GOAL = 0.05
-"""How close to the limit a policy is to come."""
+"""Maximum relative distance of a policy from the limit."""
 
 PolicyMaker = Callable[[Bin, PolicySettings], Policy]
 
 
 class ToldPolicy:
-    """`hermes2` that is told all speeds before anything has run: what finding them out costs it."""
+    """`hermes2` with all speeds given from the start: shows the cost of measuring them."""
 
     name = "hermes2, told"
 
@@ -46,13 +46,12 @@ class ToldPolicy:
         self._jobs = trials.jobs
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         told = [replace(trial, speeds=self._jobs[trial.id].speeds) for trial in trials]
         return self._policy.decide(now_s, told, slots)
 
 
 class BlindPolicy:
-    """`dike` that is not told what slots compute on: what looking at it gains."""
+    """`dike` without the slots' GPU types: shows the gain of using them."""
 
     name = "dike, types unknown"
 
@@ -60,7 +59,6 @@ class BlindPolicy:
         self._policy = make_policy("dike", settings)
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         return self._policy.decide(now_s, trials, [replace(slot, kind="") for slot in slots])
 
 
@@ -87,18 +85,18 @@ RULES: Mapping[str, PolicyMaker] = {
     "relative, explores": _ruled(MetaRules(relative=True, rings=False, explores=True)),
     "rings, explores": _ruled(MetaRules(relative=False, rings=True, explores=True)),
 }
-"""What lies between the paper's rules and those of `hermes2`."""
+"""Combinations of rules between the paper's and those of `hermes2`."""
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """What is simulated.
+    """A simulated set-up.
 
     Attributes:
-        name: for people.
-        gpus: how many there are of each type; None: 1 to 8 of each, by the seed.
-        models: those that trials are drawn from; none: all jobs of the table.
-        policies: which.
+        name: name in the report.
+        gpus: type -> number of GPUs; None: 1 to 8 of each type, drawn by seed.
+        models: models that trials are drawn from; empty: all jobs of the table.
+        policies: names of `POLICIES` and `RULES`.
         curves: file of recorded curves.
     """
 
@@ -128,7 +126,7 @@ SETUPS = (
 
 @dataclass(frozen=True)
 class Figures:
-    """What a policy has made of one seed: times in seconds, see `benchmarks.simulation.world.Outcome`."""
+    """Results of a policy for one seed, in seconds; see `benchmarks.simulation.world.Outcome`."""
 
     lowest_s: float
     completion_s: float
@@ -137,7 +135,7 @@ class Figures:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and a figure beside the results."""
+    """Measures every set-up, and draws a figure beside the results."""
     table = _table()
     slower = [name for name in table.jobs_of(table.kinds) if table.steps_s["v100"][name] < table.steps_s["p100"][name]]
     yield "K80, P100 and V100 as in Gavel's table of throughputs (26 jobs alone on a GPU; [data](../data/README.md));"
@@ -193,7 +191,7 @@ def _curves(file: str) -> tuple[Curve, ...]:
 
 
 def _of_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
-    """All policies of a set-up on the same trials and GPUs."""
+    """Runs all policies of a set-up on the same trials and GPUs."""
     curves = _curves(setup.curves)
     kinds = setup.kinds(_table().kinds, seed)
     trials = _draw_bin(curves, kinds, setup.models, seed)
@@ -208,7 +206,7 @@ def _of_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
 
 
 def _draw_bin(curves: Sequence[Curve], kinds: Sequence[str], models: Sequence[str], seed: int) -> Bin:
-    """Trials of which the only good ones are those that reach the lowest loss of all."""
+    """Draws trials; those that reach the lowest loss of all are the good ones."""
     count = TRIALS_PER_GPU * len(kinds)
     chosen = [curves[place] for place in np.random.default_rng(seed).choice(len(curves), count, replace=False)]
     lowest = min(curve.lowest_loss for curve in chosen)
@@ -217,10 +215,9 @@ def _draw_bin(curves: Sequence[Curve], kinds: Sequence[str], models: Sequence[st
 
 
 def goal(results: Sequence[Mapping[str, Sequence[Figures]]]) -> Iterator[str]:
-    """Lines of Markdown: where `hermes2` is within 5% of the limit, and whether `dike` is as good as `hermes2`.
+    """Reports where `hermes2` is within 5% of the limit, and whether `dike` is as good as `hermes2`.
 
-    Args:
-        results: of each set-up, figures seed by seed by the policy's name.
+    `results`: for each set-up, policy -> figures by seed.
     """
 
     def ratios(value: Callable[[Figures], float], policy: str = "hermes2", unit: str = "assignment") -> list[float]:
@@ -258,7 +255,7 @@ def _rows(setup: _Setup, results: Mapping[str, Sequence[Figures]]) -> Iterator[s
 
 
 def _against(times_s: Sequence[float], unit_s: Sequence[float]) -> str:
-    """The mean, and its ratio to another mean with the standard error of the ratio, seed by seed."""
+    """Formats the mean, and its ratio to another mean with the ratio's standard error over the seeds."""
     ratio = fmean(times_s) / fmean(unit_s)
     residuals = [time_s - ratio * unit for time_s, unit in zip(times_s, unit_s, strict=True)]
     error = stdev(residuals) / len(residuals) ** 0.5 / fmean(unit_s)

@@ -1,4 +1,4 @@
-"""The same 12 trials on three slots of really different speed, under several policies, on the embedded Mesos."""
+"""Runs the same 12 trials on three slots of different real speed, under several policies, on the embedded Mesos."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.search.slowed_search import SlowedSearch, search
 TITLE = "A search on slots of different speed"
 SPACE: Space = {"width": (64, 1024), "batch_size": (16, 64), "lr": (0.1, 0.03, 0.01)}
 WAITS = 64
-"""The width whose trials wait for their samples most of the time."""
+"""Width of the trials that wait for input most of the time."""
 SHARES = {"full": 1.0, "half": 0.5, "eighth": 0.125}
-"""Kind of slot -> the share of a CPU that a trial may use there."""
+"""Kind of slot -> share of a CPU that a trial may use."""
 SLOWEST = "eighth"
 POLICIES = ("fifo", "rr", "hermes", "hermes2")
 EPOCHS = 24
@@ -24,7 +24,7 @@ SEEDS = (0, 1)
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: times of each policy, and as multiples of FIFO's in the same order of trials."""
+    """Reports times of each policy, and as multiples of FIFO's with the same order of trials."""
     runs: dict[str, list[SlowedSearch]] = defaultdict(list)
     for seed in SEEDS:
         for policy in POLICIES:
@@ -87,7 +87,7 @@ def _waiting_share(run: SlowedSearch) -> float:
 
 
 def _speeds(runs: Sequence[SlowedSearch]) -> dict[tuple[object, object, str], list[float]]:
-    """(Width, batch size, kind of slot) -> samples a second of all slices there."""
+    """(Width, batch size, kind of slot) -> samples per second of all slices there."""
     speeds: dict[tuple[object, object, str], list[float]] = defaultdict(list)
     for run in runs:
         parameters = {trial.number: trial.parameters for trial in run.trials}

@@ -1,4 +1,4 @@
-"""The paper's integer program against ours: the same optimum, how many times faster."""
+"""Compares the solution times of the paper's integer program and the planner's formulations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TITLE = "The literal integer program against ours"
 LIMIT_S = 60.0
 TOTAL_BYTES = 85_200_000
 RUNS = 5
-"""Of what takes less than a second the median of so many runs counts."""
+"""Maximum runs of a median; repeated only while their sum is below a second."""
 LITERAL_SIZES = (
     *((5, 5, 1), (5, 10, 3), (5, 20, 5)),
     *((10, 10, 1), (10, 20, 5), (10, 40, 10)),
@@ -30,11 +30,11 @@ OURS = ("class counts", "unequal shards", "two-level racks", "node-to-node costs
 CLOSE = 1e-6
 
 Measured = tuple[Solution | None, float]
-"""An answer and the seconds it took; None and 0 for an instance that is refused."""
+"""Solution and seconds; None and 0 for a refused instance."""
 
 
 def measure() -> Iterator[str]:
-    """Lines of two Markdown tables: where the literal program can be run, and where only ours can."""
+    """Reports sizes at which the literal program can be run, and larger ones."""
     yield (
         f"Nodes of 8 CPUs, 4 GPUs and 32 GiB; {TOTAL_BYTES / 1e6:.1f} MB in equal shards, workers of 1 CPU and 1 GPU; "
         "any number of ps on a node, as in Eq. 1-6. Seconds to build and solve for the least Eq. 1 with proof, limit "
@@ -59,7 +59,7 @@ def measure() -> Iterator[str]:
 
 
 def _row(size: tuple[int, int, int], names: Sequence[str]) -> tuple[str, dict[str, Measured]]:
-    """The table's row up to the formulations' cells, and what was measured."""
+    """Returns the table row up to the formulations' cells, and the measurements."""
     case = _instance(*size)
     timed = {name: _timed(FORMULATIONS[name], case) for name in names}
     proven = [solution.traffic_bytes for solution, _ in timed.values() if solution is not None and solution.proven]
@@ -80,7 +80,7 @@ def _instance(nodes: int, workers: int, ps: int) -> Instance:
 
 
 def _timed(formulation: Formulation, case: Instance) -> Measured:
-    """The solution, None where there is none in time or the instance is refused, and the seconds."""
+    """Returns the solution and the seconds; the solution is None if refused or not found in time."""
     if formulation.refusal(case) is not None:
         return None, 0.0
     times_s: list[float] = []

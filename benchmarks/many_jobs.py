@@ -1,4 +1,4 @@
-"""How long many jobs take to plan together, and how near the joint optimum their plan is."""
+"""Measures how long many jobs take to plan together, and how close the plans are to the joint optimum."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ INSTANCES = 60
 MEGABYTE = 10**6
 
 Usage = tuple[Amounts, ...]
-"""What a job takes on each machine."""
+"""Resources that a job uses on each machine."""
 
 
 def measure() -> Iterator[str]:
-    """Lines of two Markdown tables: times, and ratios to the optimum of small cases."""
+    """Reports planning times, and ratios to the optimum of small cases."""
     yield (
         "Models are made up (10 to 60 variables of 0.2 to 8 MB, 0.3 to 10 GFLOPs forward, batches of 16 to 64, half of "
         f"them synchronous); a job has up to {WORKERS_PER_JOB} workers of one GPU. 'alike': machines of 16 CPUs and 4 "
@@ -59,7 +59,7 @@ def measure() -> Iterator[str]:
 
 
 def _round() -> Iterator[str]:
-    """One round of scheduling for so many jobs that they have 100,000 tasks."""
+    """One scheduling round of jobs with 100,000 tasks in all."""
     machines = 16_000
     yield f"One round of scheduling (order 'gain') for {ROUND_JOBS:,} jobs on {machines:,} machines:"
     yield ""
@@ -74,7 +74,7 @@ def _round() -> Iterator[str]:
 
 
 def _timed(jobs: Sequence[Job], cluster: Cluster, order: Order) -> tuple[JobsPlan, float]:
-    """A plan, and the median of the seconds it took."""
+    """Returns a plan and the median planning time in seconds."""
     times_s = []
     for _ in range(RUNS):
         start = time.perf_counter()
@@ -113,7 +113,7 @@ def _quality() -> Iterator[str]:
 
 
 def some_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
-    """A made-up model, as `dike profile` would describe it."""
+    """Draws a model profile."""
     sizes = [int(rng.uniform(0.2, 8) * MEGABYTE) for _ in range(int(rng.integers(10, 61)))]
     flops = 10 ** rng.uniform(8.5, 10)
     return ModelProfile(
@@ -134,7 +134,7 @@ def some_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
 
 
 def some_jobs(count: int, models: int, max_workers: int, rng: np.random.Generator) -> list[Job]:
-    """Jobs that take turns at the models, with 1,000 to 100,000 steps left."""
+    """Draws jobs that use the models in rotation and have 1,000 to 100,000 steps left."""
     profiles = [some_model(rng, synchronous=bool(index % 2)) for index in range(models)]
     return [
         Job(f"job-{i}", profiles[i % models], max_workers=max_workers, steps=int(rng.integers(1_000, 100_001)))
@@ -143,12 +143,10 @@ def some_jobs(count: int, models: int, max_workers: int, rng: np.random.Generato
 
 
 def alike(machines: int) -> Cluster:
-    """Machines that are all alike."""
     return Cluster((_machines("v100", machines, 16, 64, 4, "V100", 25),))
 
 
 def mixed(machines: int) -> Cluster:
-    """Five kinds of machines."""
     each = machines // 5
     return Cluster(
         (
@@ -179,7 +177,7 @@ MIXES = (("alike", alike, 1), ("varied", alike, MODELS), ("mixed", mixed, MODELS
 
 
 def small_case(rng: np.random.Generator) -> tuple[list[Job], Cluster]:
-    """A few jobs on a few machines of one or two kinds."""
+    """Draws two or three jobs and two or three machines."""
     machines = int(rng.integers(2, 4))
     kinds = [("V100", 25.0), ("K80", 10.0), ("V100", 10.0)]
     nodes = tuple(
@@ -191,12 +189,9 @@ def small_case(rng: np.random.Generator) -> tuple[list[Job], Cluster]:
 
 
 def least_total_s(jobs: Sequence[Job], cluster: Cluster, known_s: float) -> float:
-    """Least sum of the jobs' remaining times, by trying every placement of every job with every other's.
+    """Returns the minimum sum of remaining times by branch and bound over all placements of all jobs.
 
-    Args:
-        jobs: few, with few workers.
-        cluster: few machines.
-        known_s: a sum that is reached; what does not promise less is left out.
+    `known_s`: a feasible sum, the initial bound.
     """
     kinds = node_kinds(cluster)
     catalogue = FormCatalogue(jobs, cluster, kinds, known_hardware())
@@ -223,7 +218,7 @@ def least_total_s(jobs: Sequence[Job], cluster: Cluster, known_s: float) -> floa
 
 
 def _ways(job: Job, forms: Sequence[Form], machines: Sequence[int]) -> list[tuple[float, Usage]]:
-    """Remaining time and usage of every placement of one job, fastest first; one for each usage."""
+    """Returns (remaining time, usage) of every placement of a job, fastest first, one for each usage."""
     best: dict[Usage, float] = {}
     kinds = node_kinds(forms[0].scenario.cluster)
     for form in forms:

@@ -1,4 +1,4 @@
-"""Predictions against real TensorFlow training on hosts with slow network cards, made on this one machine."""
+"""Compares predictions with real TensorFlow training on hosts with slow network cards, emulated on one machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A layout and what came of it: seconds in which every worker made one step, on average."""
+    """A measured layout; `measured_s`: mean seconds in which every worker makes one step."""
 
     layout: Layout
     measured_s: float
@@ -68,8 +68,8 @@ class Experiment:
 
     Attributes:
         case: the case.
-        where: its hosts as the solver saw them.
-        outcomes: of every layout that was measured.
+        where: its hosts as the solver's cluster.
+        outcomes: one for each measured layout.
     """
 
     case: Case
@@ -83,32 +83,29 @@ class Experiment:
 
     @property
     def measured_s(self) -> NDArray[np.float64]:
-        """Measured seconds of the same."""
         return np.array([outcome.measured_s for outcome in self.outcomes])
 
     @property
     def workers(self) -> NDArray[np.int64]:
-        """Numbers of workers of the same."""
         return np.array([len(outcome.layout.assignment.workers) for outcome in self.outcomes])
 
     @property
     def best_steps_per_s(self) -> float:
-        """The fastest of all that were measured."""
         return max(outcome.steps_per_s for outcome in self.outcomes)
 
     def share(self, method: str) -> float:
-        """Measured speed of what a method chooses, as a share of the best measured."""
+        """Measured speed of a method's layout, relative to the best measured."""
         chosen = next(outcome for outcome in self.outcomes if method in outcome.layout.methods)
         return chosen.steps_per_s / self.best_steps_per_s
 
     def left_out_error(self) -> float | None:
-        """Mean relative error for each layout once the others have calibrated the model (`--measurements`)."""
+        """Mean relative error in leave-one-out calibration (`--measurements`)."""
         rows = [Measurement(SHAPE, outcome.layout.assignment, outcome.measured_s) for outcome in self.outcomes]
         return fit(rows, profile(self.case), self.where).left_out_error
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and a plot beside the results."""
+    """Runs the experiment, and draws a plot beside the results."""
     reason = why_not()
     if reason is not None:
         yield f"Not measured: {reason}"
@@ -143,7 +140,7 @@ def measure() -> Iterator[str]:
 
 
 def _run(cases: Sequence[Case]) -> tuple[dict[float, float], list[Experiment]]:
-    """Measures every case; also gives, for each shaped rate, the payload it carries, both in Mbit/s."""
+    """Measures every case; also returns nominal rate -> payload rate of a link, in Mbit/s."""
     count = max(len(case.rates_mbps) for case in cases)
     slots = [max(case.gpus[host] for case in cases if host < len(case.rates_mbps)) for host in range(count)]
     with ShapedHosts(UNEQUAL) as hosts:
@@ -164,7 +161,7 @@ def _run(cases: Sequence[Case]) -> tuple[dict[float, float], list[Experiment]]:
 
 
 def _payload_mbps(hosts: ShapedHosts, rate_mbps: float) -> float:
-    """What a link of that rate carries."""
+    """Measures the payload that a link of that rate carries."""
     for host in (0, 1):
         hosts.set_rate(host, rate_mbps)
     return hosts.transfer_mbps(0, 1, int(rate_mbps * 1e6 / 8 * TRANSFER_S))
@@ -216,7 +213,7 @@ def _table(experiment: Experiment) -> Iterator[str]:
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Spearman's rank correlation; equal values share the mean of their ranks."""
+    """Spearman's rank correlation; ties share their mean rank."""
     return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
 
 

@@ -1,4 +1,4 @@
-"""What the measured experiment measures: a small model, clusters of shaped hosts, and placements on them."""
+"""The model, clusters and placements of the measured experiment."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ GPU_MODEL = "K80"
 SHAPE = WorkerShape(gpus=1, cpus=1.0)
 ROOMY_BYTES = 32 * GIB
 ONE_TASK_BYTES = 3584 * MIB
-"""Room for a worker (3 GiB and what it holds) or for a ps (half a GiB and what it holds), not for both."""
+"""Memory for a worker (3 GiB and its variables) or a ps (half a GiB and its shard), not for both."""
 LONGEST_S = 3.0
-"""Of layouts that no method chooses, those predicted to take longer are left out: each would take a minute."""
+"""Layouts with longer predicted rounds are left out unless a method chooses them: each would take a minute."""
 WORKERS_PER_PS = 4
-"""The baseline's fixed ratio."""
+"""Fixed ratio of the round-robin baseline."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One cluster and one way to train on it.
+    """A cluster and a way to train on it.
 
     Attributes:
-        name: for the tables.
-        rates_mbps: for each host, the speed its network card is shaped to, in Mbit/s.
-        gpus: for each host, its accelerators, one for each worker it can have.
+        name: name in the tables.
+        rates_mbps: shaped speed of each host's network card, Mbit/s.
+        gpus: accelerators of each host, one for each possible worker.
         compute_s: seconds an accelerator takes for a step.
-        shared: whether workers and a ps fit one host together.
+        shared: whether a host has memory for workers and a ps together.
         synchronous: whether workers wait for each other.
-        most: how many layouts are measured.
-        uplink_mbps: the speed between the two racks of `shaped_hosts.RACKS`, in Mbit/s; None for a single switch.
+        most: number of layouts to measure.
+        uplink_mbps: speed between the racks of `shaped_hosts.RACKS`, Mbit/s; None for a single switch.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Case:
     uplink_mbps: float | None = None
 
     def rack(self, host: int) -> str | None:
-        """The host's rack; None where there are none."""
+        """The host's rack; None with a single switch."""
         return None if self.uplink_mbps is None else f"rack-{RACKS[host]}"
 
     def node(self, host: int) -> str:
@@ -65,7 +65,6 @@ class Case:
         return f"host-{host}"
 
     def host(self, node: str) -> int:
-        """The host of that name."""
         return int(node.removeprefix("host-"))
 
 
@@ -75,8 +74,8 @@ class Layout:
 
     Attributes:
         assignment: hosts of all tasks.
-        predicted_s: seconds in which every worker makes one step, by the solver's model.
-        methods: who would choose it.
+        predicted_s: predicted seconds in which every worker makes one step.
+        methods: methods that choose it.
     """
 
     assignment: Assignment
@@ -85,7 +84,7 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """For each host that has tasks, what they are: `p0` is ps 0, `2w` are two workers."""
+        """Tasks of each host: `p0` is ps 0, `2w` are two workers."""
         nodes = sorted({*self.assignment.ps, *self.assignment.workers})
         return " ".join(f"{node}:{self._tasks(node)}" for node in nodes)
 
@@ -101,7 +100,7 @@ class Layout:
 
 
 def profile(case: Case) -> ModelProfile:
-    """The chain of dense layers, with the FLOPs that keep the GPU busy as long as the stand-in waits."""
+    """The chain of dense layers, with FLOPs that keep a GPU busy for `compute_s`."""
     size = 4 * WIDTH * WIDTH
     arithmetic = 6.0 * LAYERS * WIDTH * WIDTH
     busy = case.compute_s * known_hardware().gpu(GPU_MODEL).training_flops_per_s / BATCH_SIZE
@@ -122,12 +121,12 @@ def profile(case: Case) -> ModelProfile:
 
 
 def cluster(case: Case, measured_mbps: Sequence[float], uplink_mbps: float | None = None) -> Cluster:
-    """The hosts as the solver sees them.
+    """The hosts as the solver's cluster.
 
     Args:
         case: the cluster.
-        measured_mbps: for each host, how fast its card carries payload.
-        uplink_mbps: how fast that between racks does, if there are racks.
+        measured_mbps: payload rate of each host's card.
+        uplink_mbps: payload rate between the racks, if any.
     """
     nodes = (
         NodeClass(
@@ -145,9 +144,9 @@ def cluster(case: Case, measured_mbps: Sequence[float], uplink_mbps: float | Non
 
 
 def layouts(case: Case, where: Cluster) -> list[Layout]:
-    """The layouts to measure: what each method chooses, the best predicted ones, and a sample of all others.
+    """Returns the layouts to measure: each method's choice, the best predicted ones, and a sample of the others.
 
-    Layouts that differ only in which of several equally fast hosts has which tasks count once.
+    Equivalent layouts count once.
     """
     scenario = Scenario.of(profile(case), where, known_hardware())
     found: dict[object, Layout] = {}
@@ -186,7 +185,7 @@ def _assignment(plan: Plan) -> Assignment:
 
 
 def _round_robin(case: Case) -> Assignment:
-    """As many workers as fit, one ps for every four; each task on the next host that has room, a ps first."""
+    """As many workers as fit, one ps for every four; each task on the next host with room, ps first."""
     hosts = range(len(case.rates_mbps))
     if case.shared:
         places = [case.node(host) for gpu in range(max(case.gpus)) for host in hosts if gpu < case.gpus[host]]
@@ -198,7 +197,7 @@ def _round_robin(case: Case) -> Assignment:
 
 
 def _assignments(case: Case) -> Iterator[Assignment]:
-    """Every placement with at most one ps on a host."""
+    """Yields every placement with at most one ps on a host."""
     hosts = range(len(case.rates_mbps))
     for count in range(1, len(hosts) + 1):
         for ps in itertools.permutations(hosts, count):
@@ -210,7 +209,7 @@ def _assignments(case: Case) -> Iterator[Assignment]:
 
 
 def _likeness(case: Case, scenario: Scenario, assignment: Assignment) -> object:
-    """Equal for layouts between which nothing but names differs."""
+    """Key that is equal for layouts that differ in host names only."""
     sizes = scenario.shards(len(assignment.ps)).sizes
     held = dict(zip(assignment.ps, sizes, strict=True))
     racks: dict[str | None, list[tuple[float, int, int, int]]] = {}

@@ -1,4 +1,4 @@
-"""How much of the best throughput each method of planning reaches: the paper's experiments and random clusters."""
+"""Measures the share of the best throughput that each planning method reaches, on the paper's and random clusters."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TITLE = "Per cent of the best throughput, by method"
 MODELS = {"R50": "ResNet50", "R152": "ResNet152", "IncV3": "InceptionV3"}
 INPUTS = ("Cifar10", "ImageNet")
 CIFAR10_SIDE = {"IncV3": 75}
-"""InceptionV3 takes no images below 75 x 75; 32 x 32 elsewhere."""
+"""Image side for models that do not take 32 x 32; InceptionV3 needs at least 75 x 75."""
 BATCH = 32
 ITERATIVE = "iterative"
 SHOWN = tuple(name for name in ALL_PLANNERS if name not in (ITERATIVE, "plain"))
-"""Several tasks are asked for."""
+"""Without `plain`: several tasks are requested."""
 IN_RULES = "best inside the paper's rules"
 MODES = ("sync", "async")
 NETWORKS_GBPS = (1, 10, 25)
@@ -57,11 +57,10 @@ class Case:
     """One job on one cluster.
 
     Attributes:
-        label: what it is.
-        shares: method -> speed over that of the fastest plan of all; with brute force also Iterative's and that of the
-            best that the paper's rules leave.
-        brute_force: whether Iterative, which refuses large clusters, is among the methods.
-        gap: by how much any placement could be faster than Dike's plan, at most.
+        label: training mode, model, input and cluster, as far as the case has them.
+        shares: method -> speed relative to the fastest plan; with brute force also `ITERATIVE` and `IN_RULES`.
+        brute_force: whether the iterative method, which refuses large clusters, has run.
+        gap: upper bound of the relative gain of any placement over Dike's plan.
     """
 
     label: tuple[str, ...]
@@ -71,7 +70,7 @@ class Case:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and two plots beside the results."""
+    """Reports the tables, and draws two plots beside the results."""
     profiles = {(model, images): _profile(model, images) for model in MODELS for images in INPUTS}
     yield "Speeds are predictions, and **the best is the step-time model's own opinion**: that Dike comes near the best"
     yield "of all placements is by construction; how far off the others are, under the same model, is the finding."
@@ -134,7 +133,7 @@ def measure() -> Iterator[str]:
 
 
 def _guarantee(cases: Sequence[Case]) -> str:
-    """How near the others come to Dike, and what is proven of its plans."""
+    """Describes how close the other methods come to `dike`, and the proven gaps of its plans."""
     others = [
         max(share for name, share in case.shares.items() if name != "dike") / case.shares["dike"] for case in cases
     ]
@@ -225,12 +224,11 @@ def _with(cases: Sequence[Case], *words: str) -> list[Case]:
 
 
 def _methods(cases: Sequence[Case]) -> tuple[str, ...]:
-    """Those that any case has."""
+    """The methods of the case that has most."""
     return max((tuple(case.shares) for case in cases), key=len)
 
 
 def _summary(groups: Mapping[str, Sequence[Case]]) -> Iterator[str]:
-    """Mean and worst of every method in every group."""
     yield f"| method | {' | '.join(f'{name}: mean, worst' for name in groups)} |"
     yield "|---" * (1 + len(groups)) + "|"
     for method in _methods([case for cases in groups.values() for case in cases]):
@@ -242,7 +240,6 @@ def _summary(groups: Mapping[str, Sequence[Case]]) -> Iterator[str]:
 
 
 def _table(columns: Sequence[str], cases: Sequence[Case]) -> Iterator[str]:
-    """Every case."""
     methods = _methods(cases)
     yield f"| {' | '.join((*columns, *methods))} |"
     yield "|---" * (len(columns) + len(methods)) + "|"
@@ -252,7 +249,6 @@ def _table(columns: Sequence[str], cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _distribution(cases: Sequence[Case]) -> Iterator[str]:
-    """Percentiles of every method."""
     yield f"| method | worst | 5th percentile | 25th | median | at least {GOOD:.0%} of the best |"
     yield "|---|---|---|---|---|---|"
     for method in cases[0].shares:
@@ -262,10 +258,10 @@ def _distribution(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def draw_cases(cases: Sequence[Case], path: Path) -> None:
-    """Grouped bars like the paper's Figure 4: a panel for each model, a group for each input and cluster.
+    """Draws grouped bars as in the paper's Figure 4: a panel for each model, a group for each input and cluster.
 
     Args:
-        cases: labelled by training, model, input and machines without GPUs.
+        cases: labelled by training mode, model, input and number of machines without GPUs.
         path: a .png or .svg file.
     """
     models = list(dict.fromkeys(case.label[1] for case in cases))
@@ -287,12 +283,7 @@ def draw_cases(cases: Sequence[Case], path: Path) -> None:
 
 
 def draw_distribution(cases: Sequence[Case], path: Path) -> None:
-    """For each method the share of clusters on which it stays below a share of the best.
-
-    Args:
-        cases: any.
-        path: a .png or .svg file.
-    """
+    """Draws each method's cumulative distribution of shares, into a .png or .svg file."""
     figure = new_figure(7.0, 4.2)
     axes = figure.add_subplot()
     clusters = 100 * np.arange(1, len(cases) + 1) / len(cases)

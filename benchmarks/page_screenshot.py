@@ -1,8 +1,8 @@
-"""Makes the pictures of the web page: `python -m benchmarks.page_screenshot [FOLDER]`, docs/ being the default.
+"""Takes the screenshots of the web page: `python -m benchmarks.page_screenshot [FOLDER]`, by default into docs/.
 
-Starts `dike serve` with a private Mesos of two agents, hands it a training job and a search of examples/, and takes
-`page.png` (the search) and `page-job.png` (the training job) with Chromium, once several trials have ended. Needs
-playwright, and a Chromium on the PATH.
+Starts `dike serve` with two embedded agents, submits a training job and a search of examples/, and takes `page.png`
+(the search) and `page-job.png` (the training job) once several trials have ended. Needs playwright, and Chromium on the
+PATH.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEADLINE_S = 300.0
 WIDTH = 1280
 SEARCH_HEIGHT = 1420
 JOB_HEIGHT = 892
-"""Of the parts that are seen without scrolling: the events below name folders of this machine."""
+"""Cuts off the events, which name folders of this machine."""
 SEARCH = "digits-search"
 TRAINING = "digits_v1"
 TRIALS_ENDED = 5
@@ -37,7 +37,7 @@ FEW_POINTS = 30
 
 @contextmanager
 def service(folder: Path) -> Iterator[str]:
-    """`dike serve` in a folder of its own; its address."""
+    """Runs `dike serve` in a folder; yields its URL."""
     log = folder / "log"
     agents = ["--agents", "2", "--resources", "cpus:3;mem:6144;disk:4096", "--attributes", "rack:r1"]
     command = [sys.executable, "-m", "framework", "serve", "--listen", "127.0.0.1:0", *agents]
@@ -62,7 +62,7 @@ def hand_in(folder: Path, url: str, *arguments: str) -> None:
 
 
 def take(url: str, token: str, folder: Path) -> None:
-    """Waits until there is something to be seen, and takes the pictures."""
+    """Waits until the page has content, and takes the screenshots."""
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
@@ -82,7 +82,6 @@ def take(url: str, token: str, folder: Path) -> None:
 
 
 def main(pictures: Path) -> None:
-    """Makes the pictures."""
     with tempfile.TemporaryDirectory() as name, service(Path(name)) as url:
         folder = Path(name)
         training = str(ROOT / "examples" / f"{TRAINING}.py")

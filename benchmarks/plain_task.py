@@ -1,4 +1,4 @@
-"""One plain task beside `python` and beside workers with a parameter server: steps a second, predicted and measured."""
+"""Compares one plain task with `python` and with workers and a ps: samples per second, predicted and measured."""
 
 from __future__ import annotations
 
@@ -28,13 +28,7 @@ TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class Model:
-    """What the script trains.
-
-    Attributes:
-        layers: hidden layers.
-        width: units of each.
-        epochs: of 63 steps.
-    """
+    """A model of the script: `layers` hidden layers of `width` units, trained for `epochs` of 63 steps."""
 
     layers: int
     width: int
@@ -51,12 +45,12 @@ WAYS: dict[str, tuple[str | Path, ...]] = {
     "plain": (DIKE, "run", "--format", "json"),
     "ps": (DIKE, "run", "--format", "json", "--min-workers", "1"),
 }
-"""How it is run; `ps` is the fastest with parameter servers that the planner knows."""
+"""How the script is run; `ps` is the fastest plan with parameter servers."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds in all, samples a second once it trains, and what the plan has predicted of them (0 without one)."""
+    """Wall time, measured and predicted samples per second (0 without a plan), and number of tasks."""
 
     wall_s: float
     rate: float
@@ -65,7 +59,6 @@ class Run:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     runs: dict[tuple[str, str], list[Run]] = {(model.name, way): [] for model in MODELS for way in WAYS}
     for _ in range(REPEATS):
         for model in MODELS:

@@ -1,4 +1,4 @@
-"""Policies on curves that they were not made on: made-up families and recorded sets, beside what the field does."""
+"""Compares policies, and methods from the literature, on curves that the policies were not designed on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from framework.policies.trials.interface import Decision, Policy, PolicySettings
 TITLE = "Policies on curves they were not made on"
 PROCESSES = 2
 SEEDS = range(300, 348)
-"""Bins that nothing was chosen on."""
+"""Seeds of bins that no choice was made on."""
 CHOICE_SEEDS = range(200, 208)
 FEW_SEEDS = range(300, 304)
 FAMILY_SEED, CHOICE_FAMILY_SEED, ASIDE_SEED, LIBRARY_SEED = 1, 0, 3, 99
@@ -50,7 +50,7 @@ TOLD = "told the family"
 LEARNED = "dike, --warm-start-from"
 DIKES = ("dike", WITHOUT_RUNGS)
 PATIENCE_BEFORE = 16
-"""Of the rule without rungs."""
+"""Patience of the former rule, without rungs."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class CurveSet:
     """Curves that bins are drawn from.
 
     Attributes:
-        name: for people.
-        file: where they are recorded; empty: a family.
-        family: its name.
-        seed: of the family's curves.
-        metric: which of the losses that are recorded; None: that of training.
-        target_share: how far a good trial comes.
-        is_aside: whether nobody looked at them before the policy was chosen.
+        name: name in the tables.
+        file: file of recorded curves; empty for a family.
+        family: name of the family.
+        seed: seed of the family's curves.
+        metric: recorded column; None: the training loss.
+        target_share: see `default_target`.
+        is_aside: whether the set was not looked at before the policy was chosen.
     """
 
     name: str
@@ -76,14 +76,14 @@ class CurveSet:
     is_aside: bool = False
 
     def curves(self, seed: int | None = None) -> tuple[Curve, ...]:
-        """All of them; of a family those of its seed, or of another."""
+        """All its curves; `seed` draws others of a family."""
         if self.file:
             return _recorded(self.file, self.metric)
         return draw_family(self.family, self.seed if seed is None else seed)
 
 
 _NEW = ("double-descent", "instabilities", "stages", "slow-and-close")
-"""Families that nobody had looked at."""
+"""Families that no choice was made on."""
 _LOOKED_AT = tuple(name for name in FAMILIES if name not in _NEW)
 SETS = (
     CurveSet("ImageNet, ResNet", "algoperf_imagenet_resnet.csv.gz"),
@@ -108,7 +108,7 @@ SETTINGS = {
 BUDGETS = (0.05, 0.1, 0.25, 0.5)
 """Shares of the time that training all trials takes."""
 PATIENCES, SHARES = (4.0, 6.0, 8.0, 16.0), (0.0, 0.1, 0.15)
-"""What was chosen between: patience, and the share of the quanta of which the rungs name the trial."""
+"""Candidate values of the patience, and of the share of quanta that rungs decide."""
 
 Times = dict[str, float]
 
@@ -119,11 +119,7 @@ def _recorded(file: str, metric: str | None) -> tuple[Curve, ...]:
 
 
 class _Watched:
-    """Notes when which loss was the lowest of all trials.
-
-    Args:
-        policy: what decides.
-    """
+    """A policy that records the lowest loss of all trials over time; `policy` decides."""
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
@@ -134,7 +130,6 @@ class _Watched:
         self.bests: list[tuple[float, float]] = []
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `Policy`."""
         # A trial's readings go on to be filled after it has left.
         self._reports |= {trial.id: trial.readings for trial in trials}
         for trial, readings in self._reports.items():
@@ -145,12 +140,11 @@ class _Watched:
         return self._policy.decide(now_s, trials, slots)
 
     def best_at(self, time_s: float) -> float:
-        """The lowest loss by then; infinite before the first."""
+        """Returns the lowest loss by then; infinity before the first."""
         return next((best for at_s, best in reversed(self.bests) if at_s <= time_s), math.inf)
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     with multiprocessing.get_context("fork").Pool(PROCESSES, threadpool_limits, (1,)) as pool:
         yield "Mean time for a good trial to reach the target as a multiple of the oracle's, which knows the curves. 16"
         yield f"trials, 4 of them good, on 4 GPUs, {len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}), as in"
@@ -247,7 +241,7 @@ def _cells(row: Times) -> str:
 
 
 def _contenders() -> dict[str, PolicyFactory]:
-    """Without those that take long or are told something."""
+    """The fast policies without prior knowledge."""
     return {
         **policies_named((*OTHERS, "dike")),
         WITHOUT_RUNGS: lambda _, settings: DikePolicy(settings, PATIENCE_BEFORE, rungs_share=0.0),
@@ -277,12 +271,12 @@ def _main_times(place: int) -> Times:
 
 
 def _earlier(curves: Sequence[Curve], seed: int) -> EarlierTrials:
-    """What there is of an earlier search: few curves of the family, others for each bin."""
+    """An earlier search of a few curves of the family, different for each bin."""
     return EarlierTrials(ended(random.Random(seed).sample(curves, EARLIER_TRIALS)))  # noqa: S311
 
 
 def _setting_times(setting: str, place: int) -> Times | None:
-    """None where the set has too few trials of a kind."""
+    """None if the set has too few good or bad trials."""
     one = SETS[place]
     curves = one.curves()
     changed = SETTINGS[setting]
@@ -297,7 +291,7 @@ def _setting_times(setting: str, place: int) -> Times | None:
 
 
 def _choice_times(place: int) -> dict[tuple[float, float], float]:
-    """Patience and share of the rungs -> time."""
+    """(Patience, share of the rungs) -> time."""
     one = SETS[place]
     curves = one.curves(CHOICE_FAMILY_SEED)
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share))

@@ -1,4 +1,4 @@
-"""How fast a parameter server serves its workers: by bytes, by requests, by its CPUs, alone and with others."""
+"""Measures the throughput of parameter servers by bytes, requests and CPUs, alone and together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Setup:
 
     Attributes:
         cpus: the cores of each ps.
-        variables: how many variables all ps hold.
+        variables: number of variables on all ps.
         megabytes: size of all variables.
         optimizer: `sgd` or `adam`.
     """
@@ -54,7 +54,6 @@ SETUPS = {
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     yield f"TensorFlow servers over loopback, {WORKERS} asynchronous workers on core 1, which is the second core of"
     yield "the ps where they have two; each pulls every variable and pushes a full gradient in every step. Median of"
     yield f"{ROUNDS} rounds, all set-ups in turn in each. *CPU*: milliseconds that all ps take for one worker's"
@@ -100,13 +99,11 @@ def _range(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class _Job:
-    """The processes of a set-up."""
-
     servers: tuple[subprocess.Popen[str], ...]
     workers: tuple[subprocess.Popen[str], ...]
 
     def milliseconds(self) -> tuple[float, float]:
-        """Of the servers' CPU, and of wall time, for each worker's step."""
+        """CPU time of all servers, and wall time, per worker step."""
         before, started = _cpu_s(self.servers), time.monotonic()
         for worker in self.workers:
             _pipe(worker.stdin).write(f"{SECONDS}\n")
@@ -117,7 +114,7 @@ class _Job:
 
 @contextlib.contextmanager
 def _started(setup: Setup) -> Iterator[_Job]:
-    """Runs until every worker has made its first step."""
+    """Starts the processes and waits for every worker's first step."""
     ports = _free_ports(len(setup.cpus) + WORKERS)
     spec = json.dumps({**asdict(setup), "ports": ports})
     servers = tuple(_start(cpus, "ps", index, spec) for index, cpus in enumerate(setup.cpus))

@@ -1,4 +1,4 @@
-"""Which form of a job's speed predicts best from a few observations: Optimus', the solver's, or both together."""
+"""Compares forms of a job's speed fitted to few observations: Optimus', the solver's, and both together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POLLUX_FORM = "bytes, sum"
 MADE_UP_JOBS = 40
 MADE_UP_WORKERS = 16
 OFF = 3.0
-"""Made-up hardware is up to so many times as fast or as slow as it is said to be."""
+"""Maximum ratio, either way, of the true to the estimated speed of synthetic hardware."""
 
 Counts = tuple[int, int]
 Predict = Callable[[Sequence[Counts]], Mapping[Counts, float]]
@@ -52,11 +52,11 @@ Predict = Callable[[Sequence[Counts]], Mapping[Counts, float]]
 
 @dataclass(frozen=True)
 class Point:
-    """One measured layout.
+    """A measured layout.
 
     Attributes:
         assignment: hosts of its tasks.
-        predicted: steps of all workers in a second, by the solver.
+        predicted: steps of all workers per second, by the solver.
         measured: the same, measured.
     """
 
@@ -66,7 +66,6 @@ class Point:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown tables."""
     yield (
         "*Optimus*: its form (section 3.2) fitted to the observations alone. *Solver*: the step-time model as it is; "
         "*scaled*: times one factor, the median of the observations'; *calibrated*: each of its terms times a factor "
@@ -176,7 +175,7 @@ def _terms(counts: Sequence[Counts]) -> Floats:
 
 
 def _optimus(observed: Sequence[Counts], speeds: Sequence[float]) -> Floats:
-    """Factors of Optimus' form."""
+    """Fits the factors of Optimus' form."""
     return nnls(_terms(observed) * np.array(speeds)[:, None], np.ones(len(speeds)))
 
 
@@ -188,7 +187,7 @@ def _where(case: Case) -> Cluster:
 
 
 def _points(case: Case) -> dict[Counts, Point]:
-    """The measured layouts, by their numbers of workers and parameter servers."""
+    """The measured layouts by numbers of workers and ps; of several, the one predicted to be fastest."""
     scenario = Scenario.of(profile(case), _where(case), known_hardware())
     points: dict[Counts, Point] = {}
     with (DATA / "steps.csv").open(encoding="utf-8", newline="") as lines:
@@ -203,7 +202,7 @@ def _points(case: Case) -> dict[Counts, Point]:
 
 
 def _assignment(layout: str) -> Assignment:
-    """From 'host-0:p0+1w host-1:1w'."""
+    """Parses 'host-0:p0+1w host-1:1w'."""
     ps: dict[int, str] = {}
     workers: list[str] = []
     for host in layout.split():
@@ -217,7 +216,7 @@ def _assignment(layout: str) -> Assignment:
 
 
 def _predicted(scenario: Scenario, assignment: Assignment) -> float:
-    """Steps of all workers in a second."""
+    """Steps of all workers per second."""
     shards = scenario.shards(len(assignment.ps))
     return len(assignment.workers) / evaluate(scenario, SHAPE, shards, assignment).step_time.total
 
@@ -268,7 +267,7 @@ def _error(predicted: Floats, true: Floats) -> float:
 
 
 def _true_and_told(random: np.random.Generator) -> tuple[Floats, Floats]:
-    """Speeds of a made-up job, and what the solver says of them."""
+    """Draws the true speeds of a synthetic job, and the solver's estimates."""
     model = some_model(random, synchronous=bool(random.integers(2)))
     gpu, card, update = OFF ** random.uniform(-1, 1, 3)
     hardware = known_hardware()
@@ -310,5 +309,5 @@ def _pollux() -> Iterator[str]:
 
 
 def _counted(trace: Trace, unit: float) -> Floats:
-    """Optimus' form where every worker is a parameter server too: a constant, the batch, and the workers."""
+    """Optimus' form if every worker is also a ps: a constant, the batch, and the number of workers."""
     return np.stack([np.ones(len(trace.gpus)), trace.batch / unit, trace.gpus], axis=1)

@@ -1,4 +1,4 @@
-"""Whether a service grows: its memory over an hour in which jobs come and go all the time."""
+"""Measures the growth of a service's memory during an hour of jobs that arrive and end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ TITLE = "A service under steady load"
 MINUTES = 60
 AGENTS = 4
 EVERY_S = 2.0
-"""A job is submitted so often, unless many wait."""
 MOST_OPEN = 8
 WARM_UP_MINUTES = 10
-"""What a process has not yet used by then is not growth: caches fill, and libraries are imported."""
+"""Earlier growth is not counted: caches fill, and libraries are imported."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Sample:
 
 
 def measure() -> Iterator[str]:
-    """Lines of a Markdown page."""
     with played_service(AGENTS, cpus_of_agent=8) as service:
         samples = list(_samples(service))
     late = [sample for sample in samples if sample.minute >= WARM_UP_MINUTES]
@@ -55,7 +53,7 @@ def measure() -> Iterator[str]:
 
 
 def halves(late: Sequence[Sample]) -> Iterator[str]:
-    """A line of Markdown: how much memory grew in the first half of the samples, and in the second."""
+    """Reports the memory growth in the first and second half of the samples."""
     first, middle, last = late[0], late[len(late) // 2], late[-1]
     yield (
         f"By the samples below: {middle.memory_mib - first.memory_mib:+.1f} MiB from minute {first.minute:.0f} to "
@@ -65,7 +63,7 @@ def halves(late: Sequence[Sample]) -> Iterator[str]:
 
 
 def _samples(service: PlayedService) -> Iterator[Sample]:
-    """One sample a minute."""
+    """Yields one sample a minute."""
     begun = time.monotonic()
     jobs = 0
     next_s = 0.0

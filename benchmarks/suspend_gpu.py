@@ -1,4 +1,4 @@
-"""What it costs to take a GPU from one trial and give it to another: its memory brought to the host, or a new process.
+"""Measures preemption on a GPU: its memory offloaded to the host, or a new process.
 
 It needs a GPU, PyTorch, JAX and the extra `cuda`.
 """
@@ -26,7 +26,7 @@ TRIALS = (
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: seconds to give a GPU back and to go on, in memory and by a new process."""
+    """Reports seconds to free a GPU and to resume, in memory and by a new process."""
     yield f"GPU: {gpu_models()[0]}, driver {_driver()}; *GiB*: what the trial holds on it."
     yield ""
     yield f"Medians of {REPETITIONS} (slowest in brackets), seconds. *give back*: from the request to suspend to the"

@@ -1,7 +1,7 @@
-"""Whether public scripts do under Dike what they do under `python`.
+"""Checks that public scripts do the same under Dike as under `python`.
 
-The scripts are not part of Dike. Each is copied to a folder of its name, with what it needs, in one of the folders that
-`--scripts` names. `KERAS_HOME` names a folder with `datasets/mnist.npz`.
+The scripts are not part of Dike. A copy of each, with its files, is in a folder of its name in one of the `--scripts`
+folders. `KERAS_HOME` names a folder with `datasets/mnist.npz`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from pathlib import Path
 
 TITLE = "Public scripts"
 LIMIT_S = 900.0
-"""How long a run may take."""
 ENDING_S = 60.0
-"""How long Dike then has to end what it has started."""
+"""Time for Dike to clean up after SIGTERM."""
 TOLERANCE = 0.1
-"""By how much results of scripts that differ from run to run may differ: that part of the greater one."""
+"""Maximum relative difference of results of scripts that are not deterministic."""
 METRICS = r"\b(?:loss|accuracy|acc|auc|cost|mae)\w*\b.*\d"
-"""What the line of a result looks like, where a script says nothing else."""
+"""Default pattern of the line of a result."""
 KERAS = "keras-team/keras v3.0.0 : examples/keras_io/"
 GUIDES = "keras-team/keras : guides/"
 EXAMPLES = "aymericdamien/TensorFlow-Examples : examples/3_NeuralNetworks/"
@@ -36,7 +35,7 @@ OWN = "written for this page"
 
 Changes = tuple[tuple[str, str], ...]
 SEEDED: Changes = ((r"(?m)^import keras$", "import keras; keras.utils.set_random_seed(1)"),)
-"""Without it each run has other numbers."""
+"""Makes runs deterministic."""
 SEEDED_LAYERS: Changes = (("(?m)^L=tf.keras.layers$", "tf.keras.utils.set_random_seed(1); L=tf.keras.layers"),)
 OLD_TENSORFLOW: Changes = (
     (
@@ -45,18 +44,18 @@ OLD_TENSORFLOW: Changes = (
     ),
     ("from tensorflow.examples.tutorials.mnist import", "import"),
 )
-"""What TensorFlow 2 has no more is written as TensorFlow 2 has it; `input_data` lies beside the copy."""
+"""Ports code from TensorFlow 1; a module `input_data` is beside the copy."""
 FEWER_DIGITS: Changes = (("60000, 784", "-1, 784"), ("10000, 784", "-1, 784"), (r"\b10000\b", "300"))
 """For a `mnist.npz` of 1,500 images for training."""
 
 
 class Wanted(enum.Enum):
-    """What is right for a script."""
+    """The correct behaviour for a script."""
 
     SAME = "same"
-    """It prints and writes what it does under `python`, or fails with the same error."""
+    """It prints and writes the same as under `python`, or fails with the same error."""
     REFUSED = "refused"
-    """Dike says in a sentence, before anything is trained, why it does not run it."""
+    """Dike explains in one sentence, before any training, why it does not run it."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +63,19 @@ class Script:
     """A script and how it is run.
 
     Attributes:
-        name: of its folder.
+        name: name of its folder.
         source: repository and path.
-        path: in its folder; a module's name if `is_module`.
-        arguments: of the script.
-        wanted: what is right.
-        says: pattern that is in the sentence of a refusal.
-        result: pattern of the line that is compared, the last such one.
-        is_exact: whether every run has the same numbers; they may then not differ in a digit.
-        changes: patterns and what replaces them in the script, where it cannot be run as it is.
-        parameter: a flag to search over, as `dike tune --param` has it; the script's result is then what it is to
-            minimize.
-        needs_cluster: it cannot be run by `python` alone.
+        path: path in its folder; a module's name if `is_module`.
+        arguments: its arguments.
+        wanted: the correct behaviour.
+        says: pattern of the sentence of a refusal.
+        result: pattern of the compared line; the last match counts.
+        is_exact: whether it is deterministic; then every digit must be the same.
+        changes: (pattern, replacement) for scripts that cannot be run unchanged.
+        parameter: a flag to search over, as in `dike tune --param`; the script's result is then the metric to minimise.
+        needs_cluster: whether it cannot be run by `python` alone.
         is_module: whether it is run by `-m`.
-        writes: files that it leaves in its working folder.
+        writes: files that it writes to its working folder.
     """
 
     name: str
@@ -248,15 +246,15 @@ SCRIPTS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
-        code: exit status; None if it did not end in time.
-        output: what it printed, both streams.
-        result: the line of the result; empty if it did not come to that.
-        error: the last line of an output that ends in an error.
-        missing: files that should have been written.
-        seconds: from the command to its end.
+        code: exit status; None after a timeout.
+        output: stdout and stderr.
+        result: the line of the result, or empty.
+        error: the last line that describes an error.
+        missing: expected files that were not written.
+        seconds: duration.
     """
 
     code: int | None
@@ -268,12 +266,7 @@ class Run:
 
 
 def measure(folders: Sequence[Path], only: Sequence[str] = ()) -> Iterator[str]:
-    """Lines of Markdown: a row a script.
-
-    Args:
-        folders: with the copies.
-        only: names of the scripts to run; all if empty.
-    """
+    """Runs the scripts, or only those named by `only`; reports a row for each."""
     yield (
         "Each script is run by `python` and by `dike run --min-workers 1 --max-workers 1`, in a new copy of its "
         "folder; where it has flags, also by `dike tune`, each of whose trials is compared with a run by `python` "
@@ -383,7 +376,7 @@ def _copy(script: Script, origin: Path, folder: Path) -> None:
 
 
 def _ended(command: Sequence[str], folder: Path) -> tuple[int | None, str, float]:
-    """Exit status (None if it did not end in time), output and seconds."""
+    """Runs a command; returns exit status (None after a timeout), output and seconds."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "MPLBACKEND": "agg"}
     start = time.monotonic()
     with (
@@ -404,7 +397,7 @@ def _ended(command: Sequence[str], folder: Path) -> tuple[int | None, str, float
 
 
 def _searched(script: Script, where: str, origin: Path) -> _Row:
-    """A search over a flag of the script, and the values of its trials beside the results of runs with the same."""
+    """Compares the values of a search over one flag with the results of plain runs."""
     name, _, values = script.parameter.partition("=")
     with tempfile.TemporaryDirectory(prefix=f"{script.name}-") as temporary:
         folder = Path(temporary) / script.name
@@ -440,14 +433,14 @@ def _result(script: Script, output: str) -> str:
 
 
 def _error(output: str) -> str:
-    """The last line that says what went wrong."""
+    """Returns the last line that describes an error."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     own = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     return (own or lines or [""])[-1]
 
 
 def _judge(script: Script, bare: Run | None, found: Run) -> tuple[str, bool]:
-    """The verdict, and whether it is what is wanted."""
+    """Returns the verdict, and whether the behaviour is correct."""
     if found.code is None:
         return f"not done in {LIMIT_S:.0f} s", False
     sentence = _refusal(found)
@@ -478,7 +471,7 @@ def _judge(script: Script, bare: Run | None, found: Run) -> tuple[str, bool]:
 
 
 def _refusal(run: Run) -> str:
-    """Dike's sentence, if that is how it ended: bad input."""
+    """Dike's error sentence if it ended with status 2 (bad input); empty otherwise."""
     lines = run.output.strip().splitlines()
     is_said = run.code == 2 and lines and lines[-1].startswith("dike: ")
     return lines[-1].removeprefix("dike: ") if is_said else ""

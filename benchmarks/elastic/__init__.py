@@ -1,4 +1,4 @@
-"""Three training jobs that come one after the other to four GPUs: sizes that stay against sizes that change."""
+"""Runs three training jobs that share four GPUs, with fixed and with elastic sizes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TIMEOUT_S = 600.0
 REPEATS = 3
 REFERENCE = "two workers each"
 K80_FLOPS_OF_A_STEP = 1.4e11
-"""So many the solver takes a K80 to compute in about the time of a step."""
+"""The solver estimates about `STEP_S` for this on a K80."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A job: when it is submitted, in seconds after the first, and its steps."""
+    """A job, submitted `at_s` seconds after the first."""
 
     name: str
     at_s: float
@@ -54,18 +54,14 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job went: seconds from its submission to its end, and its result."""
+    """Seconds from submission to end, and the result of a job."""
 
     seconds: float
     result: dict[str, Any]
 
 
 def measure(repeats: int = REPEATS) -> Iterator[str]:
-    """Lines of Markdown: completion times of the jobs in each mode.
-
-    Args:
-        repeats: how often all modes are run.
-    """
+    """Reports the jobs' completion times in each mode."""
     jobs = ", ".join(f"{job.name} at {job.at_s:g} s with {job.steps:,} steps" for job in ARRIVALS)
     yield f"Three asynchronous jobs - {jobs} -"
     yield f"on an embedded Mesos of {GPUS} agents with a GPU each. A step takes a worker {STEP_S * 1000:g} ms in which"
@@ -100,7 +96,7 @@ def measure(repeats: int = REPEATS) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Row:
-    """Seconds of each job, when the last ended, and what each change cost."""
+    """Seconds of each job, the last end, and the cost of each resize."""
 
     seconds: tuple[float, ...]
     last_s: float
@@ -120,18 +116,17 @@ def _row(ended: dict[str, Ended]) -> _Row:
 
 
 def ratios(values: Sequence[float]) -> str:
-    """Their mean, the least and the largest."""
+    """Formats mean, minimum and maximum."""
     return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def run_jobs(options: Sequence[str]) -> dict[str, Ended]:
-    """Submits all jobs in time and waits for their ends.
+    """Submits all jobs on time and waits for their ends.
 
-    Args:
-        options: of `dike run`.
+    `options`: of `dike run`.
 
     Raises:
-        RuntimeError: if a job fails or takes too long.
+        RuntimeError: if a job fails, or the jobs exceed `TIMEOUT_S`.
     """
     with tempfile.TemporaryDirectory() as folder, EmbeddedCluster([AGENT] * GPUS) as cluster:
         cluster.wait_for_agents(60)
@@ -174,7 +169,7 @@ def _result(job: Arrival, folder: Path, process: subprocess.Popen[bytes]) -> dic
 
 
 def paced_profile() -> ModelProfile:
-    """The script's model, with the FLOPs of one whose step takes a GPU that long."""
+    """The script's model, with FLOPs that take a K80 about `STEP_S` a step."""
     return ModelProfile(
         name=SCRIPT.name,
         api=Api.GRAPH,

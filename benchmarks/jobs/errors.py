@@ -1,4 +1,4 @@
-"""What wrong beliefs of convergence and speed cost."""
+"""The cost of wrong estimates of convergence and speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ SPEED = (0.1, 0.2, 0.4)
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     yield "Mean completion time as a multiple of what the policy does if it knows both exactly. Errors are put into the"
     yield "truth: a job's length is too long or too short by that share (less as the job goes on), each speed of each"
     yield "number of tasks is too high or too low by it. *Fitted*: from noisy losses and speeds, as in other tables."

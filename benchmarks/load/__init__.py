@@ -1,6 +1,6 @@
-"""What a service carries: 1,000 jobs at once on 100 agents, while clients look on; how long placement and answers take.
+"""Loads a service with 1,000 jobs on 100 agents while clients query it; measures placement and response times.
 
-Service, Mesos, database and HTTP are real. The tasks are not: their executor reports a few states and ends.
+Service, Mesos, database and HTTP are real. The executor is fake: it reports a few states and ends.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ DEADLINE_S = 3600.0
 
 @dataclass
 class Timings:
-    """Seconds that calls took, by what they were."""
+    """Kind of call -> durations in seconds."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def time(self, name: str, call: Callable[[], object]) -> None:
-        """Makes a call and notes how long it took."""
+        """Makes a call and records its duration."""
         begun = time.perf_counter()
         call()
         self.seconds.setdefault(name, []).append(time.perf_counter() - begun)
 
 
 def measure() -> Iterator[str]:
-    """Lines of a Markdown page."""
     with played_service(AGENTS, cpus_of_agent=8) as service:
         yield from _describe(service)
         yield ""
@@ -71,7 +70,7 @@ def _describe(service: PlayedService) -> Iterator[str]:
 
 
 def _burst(service: PlayedService) -> tuple[list[str], list[float]]:
-    """Lines on many jobs at once, and in how many seconds those of another user were placed meanwhile."""
+    """Submits many jobs at once; returns the report and the placement times of another user's jobs meanwhile."""
     before_updates, before_mib = _status_updates(service), service.memory_mib()
     timings = Timings()
     is_over = threading.Event()
@@ -144,7 +143,7 @@ def _place_others(service: PlayedService, is_over: threading.Event) -> list[floa
 
 
 def _placement(service: PlayedService, client: ServiceClient) -> float:
-    """Submits a job, waits for its end; returns the seconds until its tasks were launched."""
+    """Submits a job and waits for its end; returns the seconds from submission to launch."""
     job_id = service.submit(client)
     deadline = time.monotonic() + DEADLINE_S
     while not (job := client.job(job_id)).state.has_ended():

@@ -1,4 +1,4 @@
-"""Methods of planning that only evaluations need, beside those of `dike plan --method`."""
+"""Planning methods that only evaluations need, in addition to those of `dike plan --method`."""
 
 from __future__ import annotations
 

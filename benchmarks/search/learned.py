@@ -1,4 +1,4 @@
-"""Policies to compare with: what the field does, and one that is told the family of the curves."""
+"""Policies for comparison: a Gaussian process as in the literature, and one that knows the family of the curves."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ Array = NDArray[np.float64]
 Worths = dict[int, tuple[float, str]]
 
 FEWEST_PAIRS = 8
-"""Before that a Gaussian process is not fitted, and the lowest loss runs."""
+"""With fewer pairs the Gaussian process is not fitted, and the trial with the lowest loss runs."""
 NEW_PAIRS = 8
-"""Its kernel is fitted anew when there are so many more."""
+"""The kernel is refitted after this many new pairs."""
 
 NEIGHBOURS = 20
 _NORMAL = NormalDist()
 
 
 class GaussianProcessPolicy(DikePolicy):
-    """As DyHPO (Wistuba et al., NeurIPS 2022): the expected improvement at the next budget, by a Gaussian process.
+    """As DyHPO (Wistuba et al., NeurIPS 2022): expected improvement at the next budget, by a Gaussian process.
 
-    What there is of a trial at an age (the age, its lowest loss, and how far that fell since half the age) tells its
-    lowest loss at twice the age. DyHPO has a deep kernel over parameters and curve; recorded curves have no parameters
-    here, so the kernel is a plain one over the curve. Slots are given out as in `dike`.
+    It predicts a trial's lowest loss at twice its age from the age, the lowest loss, and its fall since half the age.
+    DyHPO has a deep kernel over parameters and curve; recorded curves have no parameters here, so the kernel is a plain
+    one over the curve. Slots are assigned as in `dike`.
 
-    Args:
-        settings: the length of a quantum.
+    `settings`: the quantum is the unit of age.
     """
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -55,7 +54,6 @@ class GaussianProcessPolicy(DikePolicy):
         self._fitted_pairs = 0
 
     def worths(self, trials: Sequence[TrialView]) -> Worths:
-        """See `DikePolicy`."""
         found: Worths = {}
         asked: list[tuple[int, list[float]]] = []
         for trial in trials:
@@ -79,7 +77,7 @@ class GaussianProcessPolicy(DikePolicy):
         return found
 
     def _follow(self, trial: TrialView) -> None:
-        """Notes the pairs that are new."""
+        """Records new pairs."""
         had_s = trial.readings[-1].train_s if trial.readings else 0.0
         while 2 * (age_s := self._next_s.setdefault(trial.id, self._unit_s)) <= had_s:
             before, now, later = (self._low(trial, age_s * factor) for factor in (0.5, 1, 2))
@@ -95,7 +93,7 @@ class GaussianProcessPolicy(DikePolicy):
         return min(sound, default=1e3)
 
     def _predict(self, features: Array) -> tuple[Array, Array]:
-        """How far the lowest losses fall until twice the age: means and deviations."""
+        """Predicts the falls of the lowest losses until twice the age: means and deviations."""
         pairs = self._pairs
         if len(pairs) < FEWEST_PAIRS:
             return np.zeros(len(features)), np.full(len(features), 1e-3)
@@ -117,18 +115,18 @@ class GaussianProcessPolicy(DikePolicy):
 
 
 def ended(curves: Sequence[Curve]) -> list[EarlierTrial]:
-    """Curves as the trials of an earlier search."""
+    """Returns curves as the trials of an earlier search."""
     return [EarlierTrial(*curve.points) for curve in curves]
 
 
 class ToldPolicy(DikePolicy):
-    """Knows many other curves of the same family and the target: the greatest chance per second to reach it.
+    """Runs the trial with the greatest chance per second to reach the target, by known curves of the family.
 
-    Slots are given out as in `dike`.
+    Slots are assigned as in `dike`.
 
     Args:
-        settings: the length of a quantum.
-        known: other curves.
+        settings: the quantum is the unit of age.
+        known: other curves of the family.
         target: the loss to reach.
     """
 
@@ -138,7 +136,6 @@ class ToldPolicy(DikePolicy):
         self._known = EarlierTrials(ended(known), target, NEIGHBOURS)
 
     def worths(self, trials: Sequence[TrialView]) -> Worths:
-        """See `DikePolicy`."""
         found: Worths = {}
         for trial in trials:
             if self.progress[trial.id].is_diverged:

@@ -1,9 +1,9 @@
-"""The trials of the measured searches under Optuna with a pruner, in as many processes as there are slots.
+"""Runs the trials of the measured searches under Optuna with a pruner, in one process for each slot.
 
-    python -m benchmarks.search.optuna_pruners PRUNER SCRIPT POINTS EPOCHS DIARIES
+    python -m benchmarks.search.optuna_pruners PRUNER SCRIPT POINTS EPOCHS LOGS
 
-SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints when the search
-has ended, in seconds since the epoch.
+SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints the end of the
+search, in seconds since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from optuna.trial import TrialState
 SLOTS = 2
 STUDY = "search"
 _ARGUMENTS = 6
-"""The program and what it is given; its processes get the journal besides."""
+"""The program and its arguments; worker processes get the journal as well."""
 
 
 def main() -> None:
-    """Makes the study, and runs the processes that work on it."""
+    """Creates the study, and runs the worker processes."""
     points, folder = Path(sys.argv[3]), Path(sys.argv[5]).parent
     journal = str(folder / "optuna.log")
     study = optuna.create_study(storage=_storage(journal), study_name=STUDY)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _storage(journal: str) -> JournalStorage:
-    """In a file; of the storages that need no server only this one never gives a queued trial to both processes."""
+    """The only storage without a server that never gives a queued trial to both processes."""
     return JournalStorage(JournalFileBackend(journal))
 
 

@@ -1,4 +1,4 @@
-"""Steps of a trial beside the same steps of plain TensorFlow: two processes that take turns on the machine."""
+"""Compares steps of a trial with the same steps of plain TensorFlow, in two processes that alternate."""
 
 from __future__ import annotations
 
@@ -19,39 +19,29 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PROCESSES = 3
 """Pairs of processes."""
 TURNS = 20
-"""Turns of each process; before them it has one to warm up."""
+"""Turns of each process, after one for warm-up."""
 STEPS = 250
-"""Steps in a turn: few, so that the machine is in the same state for both turns of a pair."""
+"""Steps of a turn: few, so that both turns of a pair find the machine in the same state."""
 _READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A stretch of steps.
-
-    Attributes:
-        clock_s: how long it took.
-        cpu_s: seconds of a CPU that the process has had in it, in all its threads.
-    """
+    """Wall time of a turn, and CPU seconds of all threads of the process."""
 
     clock_s: float
     cpu_s: float
 
 
 Pair = tuple[Turn, Turn]
-"""The same stretch twice, one right after the other: of plain TensorFlow, and of the trial."""
+"""Two consecutive turns: of plain TensorFlow, and of the trial."""
 
 
 def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Pair]:
-    """Runs a script of ours (see `scripts.turns`) as it is and as a trial.
-
-    Args:
-        folder: for checkpoints and output.
-        script: its name in our folder of scripts.
-        arguments: its arguments besides the length of a turn.
+    """Runs one of `SCRIPTS` (see `scripts.turns`) plainly and as a trial, in turns.
 
     Raises:
-        RuntimeError: if one of them ends before its time.
+        RuntimeError: if one of them ends early.
     """
     pairs = []
     command = [str(SCRIPTS / script), *arguments, "--turn-steps", str(STEPS)]
@@ -66,14 +56,14 @@ def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Pair
 
 
 class _Training:
-    """A process that trains when it is its turn."""
+    """A process that trains in turns."""
 
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self._process = process
         self._errors = errors
 
     def take(self) -> Turn:
-        """Gives it a turn.
+        """Runs one turn.
 
         Raises:
             RuntimeError: if the process has ended.

@@ -1,4 +1,4 @@
-"""What each policy does with one and the same bin of trials: who holds which GPU when, and how far the losses come."""
+"""Draws the schedules of all policies for the same bin of trials: GPUs and losses over time."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 TITLE = "What each policy does, drawn"
 PICTURES = Path(__file__).parents[2] / "docs" / "policies"
 SEED = 6
-"""Of the bin: one in which the policies' times are close to their means over many."""
+"""Seed of the bin; its times are close to the policies' means."""
 GOOD_COLOURS = ("#3f9b57", "#5b8fd6", "#e8a33d", "#b04fa0")
 OTHER_COLOURS = ("#b8bec6", "#cfd4da", "#dfe2e6")
 HOUR_S = 3600.0
 
 THROUGHPUTS = Path(__file__).parents[1] / "data" / "throughput" / "gavel_simulation_throughputs.json.gz"
 TYPED = ("hermes2", "assignment")
-"""Drawn on GPUs of these types: the one is `hermes` where all are alike, the other the limit where they are not."""
+"""Drawn on GPUs of `TYPES`: on equal ones `hermes2` is `hermes`, and `assignment` is no limit."""
 TYPES = ("k80", "p100", "v100", "v100")
 MODEL = "ResNet-50"
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A stretch of time in which a trial held a slot.
+    """A time slice of a trial in a slot.
 
     Attributes:
         slot, trial: their numbers.
-        start_s, end_s: on the clock of the search; starting or resuming the trial counts.
+        start_s, end_s: time of the search; start-up and resumption of the trial included.
     """
 
     slot: int
@@ -53,22 +53,20 @@ class Slice:
 
 
 class Recorder:
-    """A policy that lets another decide, and notes who holds which slot.
+    """A policy that delegates to another and records the time slices.
 
-    Args:
-        policy: the other.
+    `policy`: the other.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
         self.readings: dict[int, Sequence[Reading]] = {}
-        """Trial -> all it has reported, also after it has ended."""
+        """Trial -> all its reports, after its end too."""
         self._policy = policy
         self._slices: list[Slice] = []
         self._held: dict[int, SlotView] = {}
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         for trial in trials:
             self.readings[trial.id] = trial.readings
         for slot in slots:
@@ -82,7 +80,7 @@ class Recorder:
         return self._policy.decide(now_s, trials, slots)
 
     def slices(self, end_s: float) -> list[Slice]:
-        """All of them, in order of their ends; those that have not ended do so at `end_s`."""
+        """Returns all slices by end time; ends running ones at `end_s`."""
         for slot in self._held.values():
             self._close(slot, end_s)
         self._held.clear()
@@ -95,12 +93,12 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Run:
-    """One policy on the bin.
+    """Results of a policy.
 
     Attributes:
-        outcome: what came of it.
-        slices: who held which slot, until the last good trial had reached the target.
-        losses: trial -> points of time (seconds of the search) and loss.
+        outcome: its outcome.
+        slices: time slices until the last good trial reached the target.
+        losses: trial -> points of search time in seconds and loss.
     """
 
     outcome: Outcome
@@ -122,30 +120,23 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What the pictures of several policies have in common.
-
-    Attributes:
-        trials: the bin.
-        scenario: what is simulated.
-    """
+    """A bin and its scenario, shared by the pictures of several policies."""
 
     trials: Bin
     scenario: Scenario
 
     @cached_property
     def good(self) -> list[int]:
-        """The good trials by their numbers."""
+        """Numbers of the good trials."""
         return [trial for trial, target_s in enumerate(self.trials.target_s) if math.isfinite(target_s)]
 
     @cached_property
     def colours(self) -> dict[int, str]:
-        """Trial -> its colour."""
         others = [trial for trial in range(len(self.trials.curves)) if trial not in self.good]
         colours = dict(zip(self.good, GOOD_COLOURS, strict=True))
         return colours | {trial: OTHER_COLOURS[place % len(OTHER_COLOURS)] for place, trial in enumerate(others)}
 
     def run(self, name: str) -> _Run:
-        """Lets a policy play."""
         scenario = self.scenario
         settings = PolicySettings(
             quantum_s=scenario.quantum_s,
@@ -165,7 +156,7 @@ class _Stage:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown; the pictures go where docs/policies.md shows them."""
+    """Reports the figures, and draws the pictures of docs/policies.md."""
     one = SETS[0]
     curves = read_curves(DATA / one.file)
     alike = SimulationSettings(target_share=one.target_share)
@@ -206,16 +197,16 @@ def _stage(curves: Sequence[Curve], settings: SimulationSettings) -> _Stage:
 def losses_over_time(
     slices: Sequence[Slice], trial: int, readings: Sequence[Reading], overhead_s: float
 ) -> list[tuple[float, float]]:
-    """What a trial reported, on the clock of the search.
+    """Returns a trial's reports by search time.
 
     Args:
         slices: of all trials, each trial's in order.
-        trial: which.
-        readings: its own.
-        overhead_s: from the beginning of a slice to its first second of training.
+        trial: the trial's number.
+        readings: its reports.
+        overhead_s: from the start of a slice to its first second of training.
 
     Returns:
-        Seconds and loss; a NaN where it lost its slot, so that no line is drawn to where it got one again.
+        Seconds and loss; a NaN after each slice, so that no line is drawn across the gap.
     """
     points: list[tuple[float, float]] = []
     place, trained_s = 0, 0.0
@@ -281,7 +272,7 @@ def _draw_losses(axes: Axes, run: _Run, stage: _Stage) -> None:
 
 
 def _best_so_far(run: _Run) -> list[tuple[float, float]]:
-    """Hours and the lowest loss that any trial has reported by then."""
+    """Hours, and the lowest loss that any trial has reported by then."""
     best: list[tuple[float, float]] = []
     for time_s, loss in sorted(point for points in run.losses.values() for point in points):
         if math.isfinite(loss) and time_s <= run.end_s:

@@ -1,4 +1,4 @@
-"""What it costs to take a slot from one trial and give it to another, and to be a trial at all."""
+"""Measures the cost of preemption, and the overhead of being a trial."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @dataclass(frozen=True)
 class Script:
-    """A training that is suspended and resumed."""
-
     name: str
     path: Path
     arguments: tuple[str, ...] = ()
@@ -28,16 +26,16 @@ class Script:
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured of it, in seconds.
+    """Measured times in seconds.
 
     Attributes:
-        begin_s: from the request to the zygote to the first step of a trial that begins.
-        stay_s, suspend_s: from the request to suspend to the slot being free; where the process stays in memory, and
-            where it ends.
-        cold_s, zygote_s, memory_s: from the request to the first step of a trial that goes on.
+        begin_s: from the request to the zygote to the first step of a new trial.
+        stay_s, suspend_s: from the suspend request to the free slot, with the process paused and ended.
+        cold_s, zygote_s, memory_s: from the request to the first step of a resumed trial: in a new Python process,
+            forked from the zygote, and in the paused process.
         checkpoint_bytes: size of a checkpoint.
-        gpu_bytes: what the trial held on its GPUs.
-        refusals: what their driver has said when it could not move it.
+        gpu_bytes: GPU memory of the trial.
+        refusals: errors of the GPU driver that could not move its memory.
     """
 
     begin_s: list[float]
@@ -65,7 +63,7 @@ TURN_TAKERS = (
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: seconds to suspend and resume, then steps as a trial against the same steps without Dike."""
+    """Reports seconds to suspend and resume, then steps of a trial relative to the same steps without Dike."""
     yield f"Medians of {REPETITIONS} (slowest in brackets), one CPU, seconds. *suspend*: from the request to the slot"
     yield "being free, the checkpoint on the local disk and the process gone, or stopped. *resume*: from the request to"
     yield "start the process until a step is done; *memory*: continued where it was stopped, *zygote*: forked from a"
@@ -93,14 +91,14 @@ def measure() -> Iterator[str]:
 
 
 def interrupt(script: Script, folder: Path, repetitions: int, gpus: Sequence[int] = (), *, cold: bool = True) -> Costs:
-    """Begins a trial, suspends it, and resumes it in memory, by the zygote and cold, again and again.
+    """Repeatedly starts a trial, suspends it, and resumes it in memory, from the zygote and cold.
 
     Args:
-        script: the trial's.
-        folder: for its files; is made.
-        repetitions: how often.
-        gpus: those of its slot.
-        cold: whether it is resumed in a new Python, too.
+        script: the trial's script.
+        folder: for its files; is created.
+        repetitions: number of repetitions.
+        gpus: GPUs of the slot.
+        cold: whether to measure a new Python process too.
     """
     begin_s: list[float] = []
     stay_s: list[float] = []
@@ -153,7 +151,7 @@ def _overhead(folder: Path) -> Iterator[str]:
 
 
 def in_seconds(values: Sequence[float]) -> str:
-    """Median, and the greatest in brackets; of nothing `-`."""
+    """Formats the median, and the maximum in brackets; `-` without values."""
     if not values:
         return "-"
     return f"{statistics.median(values):.2f} ({max(values):.2f})"

@@ -1,9 +1,9 @@
-"""The trials of the measured searches under Ray Tune.
+"""Runs the trials of the measured searches under Ray Tune.
 
-    python -m benchmarks.search.ray_tune SCHEDULER SCRIPT POINTS EPOCHS DIARIES
+    python -m benchmarks.search.ray_tune SCHEDULER SCRIPT POINTS EPOCHS LOGS
 
-SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints when the search
-has ended, in seconds since the epoch.
+SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints the end of the
+search, in seconds since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
 SLOTS = 2
 SCHEDULERS = {"asha": ASHAScheduler, "hyperband": HyperBandScheduler}
 PAUSES = "hyperband"
-"""The scheduler whose trials have to go on from a checkpoint."""
+"""The scheduler whose trials resume from checkpoints."""
 MODEL = "model.keras"
 
 
 def main() -> None:
-    """Entry point."""
     scheduler, script = sys.argv[1:3]
     points, epochs, diaries = Path(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
     ray.init(num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, _temp_dir=str(diaries.parent / "ray"))

@@ -1,4 +1,4 @@
-"""The same 12 trials on two slots: by Dike's policies on an embedded Mesos, by Ray Tune and by Optuna."""
+"""Runs the same 12 trials on two slots by Dike's policies on an embedded Mesos, by Ray Tune and by Optuna."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFERENCE = "fifo"
 REPEATS = 5
 TARGET_SHARE = 0.9
 KEPT = RESULTS / "real.jsonl"
-"""What an interrupted measurement leaves, one search a line."""
+"""Results of an interrupted measurement, one search a line."""
 
 Runs = Mapping[str, Sequence[SearchRun]]
 """Kind of search -> its runs, one for each order of the trials."""
@@ -42,12 +42,12 @@ Runs = Mapping[str, Sequence[SearchRun]]
 
 @dataclass(frozen=True)
 class _Goal:
-    """What there is to find.
+    """What a search should find.
 
     Attributes:
-        best: the configuration whose loss is least after all epochs.
+        best: configuration with the lowest loss after all epochs.
         final: that loss.
-        target: the loss that counts as found.
+        target: loss that counts as found.
     """
 
     best: str
@@ -56,10 +56,9 @@ class _Goal:
 
 
 def measure(repeats: int = REPEATS) -> Iterator[str]:
-    """Lines of Markdown: the times of every policy and library, and as multiples of FIFO's in the same order of trials.
+    """Reports times of every policy and library, and as multiples of FIFO's with the same order of trials.
 
-    Args:
-        repeats: how many orders of the trials.
+    `repeats`: number of orders.
     """
     measured = _search_all(repeats)
     yield f"12 configurations each of two tasks, on {SLOTS} slots of one CPU; quantum {QUANTUM_S:g} s; {repeats}"
@@ -88,7 +87,7 @@ def measure(repeats: int = REPEATS) -> Iterator[str]:
 
 
 def _search_all(repeats: int) -> Mapping[str, Runs]:
-    """All searches by task; those that an interrupted measurement has kept are not run again."""
+    """Runs all searches that `KEPT` does not contain; returns them by task."""
     kept: dict[tuple[str, str, int], SearchRun] = {}
     if KEPT.exists():
         for line in KEPT.read_text(encoding="utf-8").splitlines():
@@ -137,7 +136,7 @@ def _table(task: Task, runs: Runs) -> Iterator[str]:
 
 
 def _goal(run: SearchRun) -> _Goal:
-    """From a search that has trained everything to its end."""
+    """Derives the goal from a search that has trained all trials to the end."""
     best = min(run.epochs, key=lambda configuration: run.epochs[configuration][-1][1])
     final = run.epochs[best][-1][1]
     first = statistics.median(done[0][1] for done in run.epochs.values())
@@ -150,7 +149,7 @@ def _cell(runs: Sequence[SearchRun], reference: Sequence[SearchRun], value: Call
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    """The median, the least and the greatest; one figure where all are printed alike."""
+    """Formats median, minimum and maximum; one figure if all are printed alike."""
     figures = (statistics.median(values), min(values), max(values))
     median, least, greatest = (f"{figure:{form}}" if math.isfinite(figure) else "never" for figure in figures)
     return median if least == greatest else f"{median}, {least}-{greatest}"
@@ -166,7 +165,7 @@ def _switches(runs: Sequence[SearchRun]) -> Iterator[str]:
 
 
 def _compared(tasks: Sequence[Runs]) -> Iterator[str]:
-    """Whether the same configuration has had the same losses everywhere, suspended or not."""
+    """Reports whether each configuration has the same losses in every search, suspended or not."""
     same, other = 0, dict.fromkeys(KINDS, 0)
     for runs in tasks:
         expected = runs[REFERENCE][0].epochs

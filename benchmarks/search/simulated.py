@@ -1,4 +1,4 @@
-"""Policies in virtual time on recorded learning curves, as `python -m benchmarks simulate` runs them."""
+"""Policies in virtual time on recorded learning curves, as in `python -m benchmarks simulate`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEEDS = range(30)
 
 @dataclass(frozen=True)
 class _Set:
-    """A file of curves, and how far a good trial of it comes."""
+    """A file of curves, and the target share of its good trials."""
 
     name: str
     file: str
@@ -50,12 +50,12 @@ SETS = (
 
 
 def _fixed_quantum(_: Bin, settings: PolicySettings) -> Policy:
-    """`hermes` without what the paper's section 4.1.2 says of the quantum."""
+    """`hermes` without the paper's changes of the quantum (section 4.1.2)."""
     return HermesPolicy(replace(settings, milestones=(), quantum_growth=0.0))
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and a figure for each set of curves beside the results."""
+    """Reports all sets, and draws a figure for each beside the results."""
     yield f"4 GPUs, bins of 16 trials that are all there at time 0, {len(SEEDS)} bins (the same for all policies), at"
     yield "most 4 trials bound to a GPU. A trial is *good* if it comes 90% of the way from the median first loss to the"
     yield "final loss of the best 2% (OGBG: 98%, as all of its trials come 90% of the way). Quantum: 1% of the median"

@@ -1,4 +1,4 @@
-"""A slot without Mesos: trials forked from a real zygote, or started cold, and watched as the executor watches them."""
+"""A slot without Mesos: trials forked from a real zygote or started cold, and monitored as in the executor."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from framework.search.slot_pool import GPU_GROWTH_ENVIRONMENT
 
 DEADLINE_S = 120.0
 STILL_S = 1.0
-"""How long a process stands still before it goes on: losses are told twice a second."""
+"""Time that a process stays paused before it resumes."""
 _POLL_S = 0.1
 _CLEAR_POLL_S = 0.01
 _OUT_OF_THE_WAY = 10
-"""File descriptors from here on are none that a trial expects to find."""
+"""First file descriptor that trials do not use."""
 
 
 def slot_environment(variables: Mapping[str, str] = MappingProxyType({}), gpus: Sequence[int] = ()) -> dict[str, str]:
-    """The environment of the processes of a slot with one CPU, for whatever is compared with it, too.
+    """The environment of processes in a slot with one CPU, also for plain processes to compare with.
 
     Args:
-        variables: besides.
-        gpus: the slot's.
+        variables: additional variables.
+        gpus: GPUs of the slot.
     """
     return process_environment(
         Setup(LAUNCHER, (), {**(GPU_GROWTH_ENVIRONMENT if gpus else {}), **variables}, gpu_devices=gpus)
@@ -52,7 +52,7 @@ def slot_environment(variables: Mapping[str, str] = MappingProxyType({}), gpus: 
 
 
 class NoDriver:
-    """Nobody hears of the slot."""
+    """An executor driver that sends nothing."""
 
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
         pass
@@ -68,17 +68,17 @@ class NoDriver:
 
 
 class BenchmarkSlot:
-    """Runs one trial of a script, again and again. Made by `slot_for`.
+    """Runs one trial of a script repeatedly; see `slot_for`.
 
     Args:
         script: the script.
         arguments: its arguments.
         folder: for checkpoints and output.
         zygote: has imported what the script needs.
-        gpus: the slot's.
+        gpus: GPUs of the slot.
 
     Attributes:
-        refusals: what the GPU's driver has said when it could not move a run's memory.
+        refusals: errors of the GPU driver that could not move a run's memory.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class BenchmarkSlot:
         self._runs = 0
 
     def start(self, checkpoint: str | None, *, cold: bool = False) -> tuple[SlotRun, float]:
-        """Starts a run of the trial, and waits until it has done a step; returns it, and the seconds that took.
+        """Starts a run of the trial; returns it and the seconds until its first step.
 
         Args:
-            checkpoint: what it goes on from; None to begin.
-            cold: whether Python starts anew, instead of a fork of the zygote.
+            checkpoint: resumes from it; None to start.
+            cold: starts a new Python process instead of a fork of the zygote.
 
         Raises:
-            RuntimeError: if it does not come that far.
+            RuntimeError: if it makes no step.
         """
         channel = TaskChannel(NoDriver(), "slot", self._folder)
         run = SlotRun(self._order(checkpoint), channel, RunMonitor(self._gpus))
@@ -116,13 +116,9 @@ class BenchmarkSlot:
         return run, time.monotonic() - begin_s
 
     def go_on(self, checkpoint: str | None) -> tuple[SlotRun, float] | None:
-        """As `start`, in the process that has stayed in memory; None if the driver has refused, and it is gone.
+        """As `start`, in the paused process; returns None if the driver refuses and the process is killed.
 
-        Args:
-            checkpoint: what it has written last.
-
-        Raises:
-            RuntimeError: as `start`.
+        `checkpoint`: the one written last.
         """
         order, monitor = self._order(checkpoint), RunMonitor(self._gpus)
         time.sleep(STILL_S)
@@ -143,11 +139,11 @@ class BenchmarkSlot:
         return TrialRun(spec, self._arguments)
 
     def suspend(self, run: SlotRun, *, stays: bool = False) -> RunEnd:
-        """Has a run suspended after some more steps, and waits until the slot is free.
+        """Suspends a run after some more steps, and waits until the slot is free.
 
         Args:
-            run: which.
-            stays: whether its process stays in memory, if the driver can bring what it holds on GPUs to the host.
+            run: the run.
+            stays: keeps its process paused, if the driver can offload its GPU memory.
 
         Raises:
             RuntimeError: if it ends in another way.
@@ -177,12 +173,12 @@ class BenchmarkSlot:
         return end
 
     def _is_still(self, run: SlotRun) -> bool:
-        """Whether the processes of a suspended run stand still, and what they held on GPUs is on the host."""
+        """Freezes a suspended run once its GPU memory is on the host; returns whether it is done."""
         is_off_gpus = run.offload is None or run.offload.is_done()
         return is_off_gpus and run.freeze()
 
     def gpu_bytes(self, run: SlotRun) -> int:
-        """What a run holds on the slot's GPUs."""
+        """Memory that a run uses on the slot's GPUs."""
         return run.monitor.measure_gpu_bytes(run.processes)
 
     def _is_clear(self) -> bool:
@@ -228,7 +224,7 @@ def _has_died(run: SlotRun) -> bool:
 
 @contextlib.contextmanager
 def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequence[int] = ()) -> Iterator[BenchmarkSlot]:
-    """A slot whose zygote is ready for a script. This process becomes the parent of its orphans, as executors do."""
+    """Yields a slot whose zygote is ready for a script. Makes this process a subreaper, as executors are."""
     process.adopt_orphans()
     folder.mkdir()
     preload = script_facts(EntryPoint(script, script.parent)).preload
@@ -244,7 +240,7 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequenc
 
 
 def _spawn(request: ForkRequest, descriptors: Sequence[int], gpus: Sequence[int]) -> int:
-    """Starts what a zygote would fork as a process of its own; returns its id."""
+    """Starts a request for the zygote as a new process; returns its id."""
     changes = {name: value for name, value in request.environment.items() if value is not None}
     targets = (1, 2, REPORT_FD, CONTROL_FD)
     # The numbers may be each other's.

@@ -1,4 +1,4 @@
-"""Runs one search on slots that are held back to shares of a CPU, and reads what became of it."""
+"""Runs one search on slots with shares of a CPU, and reads its results."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ NAME = "readers"
 CLOSE = 1.01
 """A loss within this factor of the lowest counts as the lowest."""
 TAIL = 20
-"""Steps over which losses are averaged."""
+"""Losses are averaged over this many steps."""
 TIMEOUT_S = 300.0
 READY_S = 60.0
 
 
 @dataclass(frozen=True)
 class SlowedSearch:
-    """A search that has run to its end.
+    """A finished search.
 
     Attributes:
-        begin_s, end_s: when its command was started and had ended, seconds since the epoch.
-        trials, slices: what the database says of it.
+        begin_s, end_s: start and end of its command, seconds since the Unix epoch.
+        trials, slices: records of the database.
         curves: for each trial the times and losses of its steps.
     """
 
@@ -51,28 +51,26 @@ class SlowedSearch:
 
     @property
     def whole_s(self) -> float:
-        """How long the command took."""
         return self.end_s - self.begin_s
 
     @property
     def lowest_s(self) -> float:
-        """When a trial came close to the lowest loss that any ends with, seconds since the command was started."""
+        """Seconds until a trial came close to the lowest final loss of all."""
         lowest = min(curve[-1][1] for curve in self.curves)
         return min(at_s for curve in self.curves for at_s, loss in curve if loss <= CLOSE * lowest) - self.begin_s
 
     @property
     def completion_s(self) -> float:
-        """When a trial had ended, the mean over the trials."""
+        """Mean seconds until a trial ended."""
         return statistics.fmean((trial.ended_s or self.end_s) - self.begin_s for trial in self.trials)
 
     @property
     def suspensions(self) -> int:
-        """How often a trial was suspended."""
         return sum(piece.outcome == "suspended" for piece in self.slices)
 
     @property
     def moves(self) -> int:
-        """How often a trial went on in another slot than before."""
+        """How often a trial was resumed in another slot."""
         by_trial = sorted(self.slices, key=lambda piece: (piece.trial, piece.run))
         pairs = itertools.pairwise(by_trial)
         return sum(before.trial == after.trial and before.slot != after.slot for before, after in pairs)
@@ -85,11 +83,11 @@ def search(
 
     Args:
         policy: its policy.
-        space: the trials.
-        epochs: of each trial.
+        space: the trials' parameters.
+        epochs: epochs of a trial.
         quantum_s: seconds between two decisions on a slot.
-        seed: of the policy.
-        shares: kind of slot -> the share of a CPU that a trial may use there.
+        seed: seed of the policy.
+        shares: kind of slot -> share of a CPU that a trial may use there.
 
     Raises:
         RuntimeError: if the search fails.
@@ -136,7 +134,7 @@ def search(
 
 
 def _curve(diary: Path) -> list[tuple[float, float]]:
-    """Times and smoothed losses of a trial's steps; what was trained twice counts once."""
+    """Times and smoothed losses of a trial's steps; repeated steps count once."""
     lines: dict[int, tuple[float, float]] = {}
     for line in map(json.loads, diary.read_text(encoding="utf-8").splitlines()):
         lines.setdefault(line["step"], (line["time"], line["loss"]))

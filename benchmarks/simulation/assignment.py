@@ -1,4 +1,4 @@
-"""The limit on GPUs that differ: at every event the best assignment of trials to slots, speeds known."""
+"""The limit on GPUs of different types: the optimal assignment of trials to slots at every event, with known speeds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from benchmarks.simulation.bins import Bin
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 
 STAYS = 0.02
-"""What it counts for a trial to stay where it is, as a share of its mean speed: changes that gain less are not made."""
+"""Bonus for keeping a trial in its slot, as a share of its mean speed: smaller gains are not worth a move."""
 
 
 class AssignmentPolicy:
-    """At every event the trials that run, and where, are those with the greatest sum of speeds.
+    """Runs the trials, in the slots, with the greatest sum of speeds at every event.
 
-    Speeds are the true ones, as multiples of the trial's mean over the types, whoever has run where. Which trials go
-    first it decides by nothing else: it knows nothing of the curves.
+    Speeds are the true ones, relative to the trial's mean over the types. Losses are ignored.
 
     Args:
-        trials: the bin that it will be asked about, with the speeds of its jobs.
-        settings: what the search tells its policy.
+        trials: the bin to run, with the speeds of its jobs.
+        settings: the policy's settings.
     """
 
     name = "assignment"
@@ -32,7 +31,6 @@ class AssignmentPolicy:
         self._jobs = trials.jobs
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         open_slots = [slot for slot in slots if not slot.busy]
         home = {slot.trial: slot for slot in open_slots if slot.trial is not None}
         candidates = [trial for trial in trials if trial.runnable or trial.id in home]
@@ -62,16 +60,16 @@ class AssignmentPolicy:
 
 
 def best_assignment(worths: np.ndarray, places: Sequence[int]) -> list[int | None]:
-    """Assigns each row to one column at most so that the sum of the worths is the greatest there is.
+    """Assigns each row to at most one column, with the maximum sum of worths.
 
-    The linear program of an assignment problem, whose vertices are integral, solved by HiGHS.
+    Solves the linear program of the assignment problem, whose vertices are integral, by HiGHS.
 
     Args:
         worths: rows x columns; not negative.
-        places: how many rows each column takes at most.
+        places: maximum number of rows of each column.
 
     Returns:
-        The column of each row; None for those that have none.
+        The column of each row, or None.
     """
     rows, columns = worths.shape
     count = rows * columns

@@ -1,4 +1,4 @@
-"""Pictures of comparisons: a row of three panels for each."""
+"""Figures of comparisons: a row of three panels for each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 NAMES_LENGTH = 40
-"""So many letters fit below a panel, side by side."""
+"""Maximum number of characters side by side below a panel."""
 
 
 class Named(Protocol):
-    """A result with a name."""
-
     @property
     def name(self) -> str: ...
 
@@ -49,6 +47,6 @@ def draw_rows(
 
 
 def turn_names(axes: Axes, results: Sequence[Named]) -> None:
-    """Turns the names below the bars where they would cover each other: all bars are equally wide."""
+    """Rotates the names below the bars if they would overlap."""
     if max(len(result.name) for result in results) * len(results) > NAMES_LENGTH:
         axes.tick_params(axis="x", labelrotation=30, labelsize=9)

@@ -1,4 +1,4 @@
-"""Draws how policies compare, after Figures 5 and 6 of the paper 'Hermes'."""
+"""Draws comparisons of policies, as Figures 5 and 6 of the paper 'Hermes'."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _OTHER = "#d6604d"
 def plot_comparison(rows: Sequence[tuple[str, Sequence[PolicyResult]]], path: Path) -> None:
     """Draws one row of three panels for each comparison into a PNG, SVG or PDF file.
 
-    The mean time for a good trial to reach the target; the time until one and until four have reached it (both as
-    multiples of `reference`); and how many have reached it over time.
+    The mean time for a good trial to reach the target, the time until one and until four have reached it (all relative
+    to `reference`), and how many have reached it over time.
 
     Args:
         rows: title and results of each comparison.

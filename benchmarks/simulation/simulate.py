@@ -1,4 +1,4 @@
-"""`python -m benchmarks simulate`: policies compared on recorded learning curves."""
+"""`python -m benchmarks simulate`: compares policies on recorded learning curves."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Mode(enum.StrEnum):
-    """Which values of the metric are good."""
+    """Whether to minimise or maximise the metric."""
 
     MIN = "min"
     MAX = "max"
 
 
 class Until(enum.StrEnum):
-    """When a trial leaves."""
+    """When trials leave."""
 
     TARGET = "target"
     END = "end"
@@ -186,7 +186,7 @@ def simulate_policies(
 
 
 def _curves(path: Path | None, family: str, seed: int, metric: str | None, mode: Mode) -> tuple[tuple[Curve, ...], str]:
-    """The curves, and what they are called."""
+    """The curves and their name."""
     from benchmarks.simulation.curves import read_curves
     from benchmarks.simulation.families import FAMILIES, draw_family
 
@@ -210,7 +210,7 @@ def _names(text: str) -> list[str]:
 def _kinds_and_jobs(
     gpus: int | None, gpu_types: str, throughputs: Path | None, models: str
 ) -> tuple[tuple[str, ...], ThroughputTable | None, tuple[Job, ...]]:
-    """The type of each slot, the table, and its jobs that trials are drawn from; nothing where GPUs are alike."""
+    """The type of each slot, the table, and its jobs to draw trials from; empty if GPUs are alike."""
     from benchmarks.simulation.throughputs import gpu_types_of, read_throughputs
 
     if not gpu_types:

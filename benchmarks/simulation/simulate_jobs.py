@@ -1,4 +1,4 @@
-"""`python -m benchmarks simulate-jobs`: schedulers compared on many training jobs in virtual time."""
+"""`python -m benchmarks simulate-jobs`: compares schedulers on many training jobs in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual time: trials follow recorded curves in slots that a policy gives out."""
+"""Virtual time: trials follow recorded curves in slots that a policy assigns."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from framework.policies.trials.interface import Choice, Policy, TrialView
 Until = Literal["end", "target"]
 
 _ROUNDING = 1e-6
-"""Sums of times may be wrong by this share of the time between two reports."""
+"""Tolerance of sums of times, relative to the time between two reports."""
 
 
 class PolicyViolationError(Exception):
-    """A policy has broken a rule of `framework.policies.trials.interface.Policy`; the message says which."""
+    """A policy has broken a rule of `framework.policies.trials.interface.Policy`; the message names it."""
 
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """What does not depend on the policy.
+    """Settings independent of the policy.
 
     Attributes:
-        slots: how many there are.
-        overhead_s: seconds for which a slot does not train when a trial is put into it, whether it suspends another
-            before or not, and whether the trial is new or resumes.
-        report_s: seconds of training from one reading to the next; what is left is reported at a suspension.
-        arrival_s: seconds from the arrival of a trial to that of the next; 0: all arrive at time 0.
-        until: whether trials leave at the end of their curve, or as soon as they have reached the target.
-        kinds: the GPU type of each slot; empty if they are alike. With types the simulation goes on until all trials
+        slots: number of slots.
+        overhead_s: seconds without training when a trial is put into a slot, new or resumed, the suspension of the
+            previous trial included.
+        report_s: seconds of training from one reading to the next; the rest is reported at a suspension.
+        arrival_s: seconds from one trial's arrival to the next; 0: all arrive at time 0.
+        until: whether trials leave at the end of their curve or at the target.
+        kinds: the GPU type of each slot; empty if they are alike. With types the simulation continues until all trials
             have left.
-        move_s: seconds that it takes on top of `overhead_s` if the trial ran in another slot before.
+        move_s: seconds in addition to `overhead_s` if the trial ran in another slot before.
     """
 
     slots: int
@@ -50,16 +50,16 @@ class WorldSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a policy has made of a bin.
+    """Outcome of one policy on a bin.
 
     Attributes:
         reached_s: when the good trials reached the target, ascending.
-        preemptions: how often a trial had to make place for another, or for none, until then.
-        decisions: how often the policy was asked.
-        completion_s: from each trial's arrival until it left, by number; empty where slots are alike.
-        speed: what a slot achieved on average, as long as there were trials for all of them (or, of fewer trials than
-            slots, all): the speed of its trial as a multiple of the trial's mean over the GPU types, 0 while it was
-            empty or busy. 1 where slots are alike and never idle.
+        preemptions: number of preemptions until then.
+        decisions: number of calls of the policy.
+        completion_s: seconds from each trial's arrival until it left, by number; empty if slots are alike.
+        speed: mean relative speed of a slot while there were trials for all slots (or, with fewer trials than slots,
+            while all were there): its trial's speed relative to the trial's mean over the GPU types, 0 while empty or
+            busy. 1 if slots are alike and never idle.
     """
 
     reached_s: tuple[float, ...]
@@ -70,7 +70,7 @@ class Outcome:
 
 
 class _Event(Enum):
-    """FILLED: what was to be put into a slot is there, even if it is nothing."""
+    """FILLED: a slot has been filled or emptied."""
 
     ARRIVAL = auto()
     FILLED = auto()
@@ -78,18 +78,18 @@ class _Event(Enum):
 
 
 class World:
-    """One policy on one bin, from the first arrival until all good trials have reached the target.
+    """Runs one policy on one bin, from the first arrival until all good trials have reached the target.
 
-    A decision takes effect at once: the trial that has to make place reports what it has not yet reported, and for
-    `overhead_s` neither it nor the one that takes its place can be run elsewhere; then the new one trains, one second
-    of its curve in a second, or as many as the slot's GPU type is faster than the one the curve stands for. To empty a
-    slot takes as long. The policy is asked when trials arrive or end, when a slot is filled or emptied, and when it
-    wants.
+    A decision takes effect immediately: the victim reports the rest of its training, and for `overhead_s` neither it
+        nor
+    its successor can run elsewhere; then the successor trains, one second of its curve per second, scaled by the speed
+    of the slot's GPU type relative to the curve's. Emptying a slot takes as long. The policy is called when trials
+    arrive or end, when a slot has been filled or emptied, and at the times it requests.
 
     Args:
         trials: the bin.
         policy: a new policy.
-        settings: see there.
+        settings: independent of the policy.
     """
 
     def __init__(self, trials: Bin, policy: Policy, settings: WorldSettings) -> None:
@@ -122,7 +122,7 @@ class World:
         self._decisions = 0
 
     def run(self) -> Outcome:
-        """Runs it.
+        """Runs the bin.
 
         Raises:
             PolicyViolationError: if the policy breaks a rule.
@@ -159,7 +159,7 @@ class World:
         heapq.heappush(self._events, (time_s, next(self._counter), event, number, fills))
 
     def _take(self, event: _Event, number: int, fills: int) -> bool:
-        """Makes an event happen; whether it did."""
+        """Applies an event; returns whether it was still valid."""
         if event is _Event.ARRIVAL:
             self._trial_views[number] = self._trials[number].view(self._now_s, runnable=True)
             return True
@@ -190,7 +190,7 @@ class World:
         slot.trial = None
 
     def _train(self, slot: PlayedSlot, *, ends: bool = False) -> None:
-        """Lets the trial of a slot come to where it is now; `ends` says that this is its end, rounding or not."""
+        """Advances the trial of a slot to now; `ends` sets it to its end in spite of rounding."""
         trial = slot.trial
         if trial is None or slot.busy:
             return
@@ -208,7 +208,7 @@ class World:
             trial.report(min(trial.reported_s + every_s, trial.trained_s), slot.kind)
 
     def _decide(self) -> float:
-        """Asks the policy, does what it says, and returns when to ask again."""
+        """Calls the policy and applies its decision; returns when to call it again."""
         self._decisions += 1
         decision = self._policy.decide(self._now_s, list(self._trial_views.values()), list(self._slot_views))
         taken = {slot.trial.id: slot.id for slot in self._slots if slot.trial is not None}
@@ -252,7 +252,7 @@ class World:
             )
 
     def _fill(self, slot: PlayedSlot, trial: PlayedTrial | None) -> None:
-        """Puts a trial into a slot, or none, after the one that is there."""
+        """Replaces the trial of a slot, by another or by none."""
         slot.leaving = slot.trial
         if slot.leaving is not None:
             self._preemptions += 1

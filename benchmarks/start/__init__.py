@@ -1,4 +1,4 @@
-"""How long it takes from a command to the first step of its training, and from the last step to the prompt."""
+"""Measures the time from a command to the first training step, and from the last step to the prompt."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ CLUSTER = ROOT / "examples" / "clusters" / "laptop.yaml"
 DIKE = Path(sys.executable).with_name("dike")
 KERAS, SESSION = "two_epochs.py", "session_steps.py"
 STEPS = 126
-"""Of each script; a trial makes as many."""
+"""Steps of each script, and of each trial."""
 LIMIT_S = 300
-"""How long a command may take."""
 MANY_WORKERS = 4
 MANY_RESOURCES = "cpus:8;mem:6144;disk:8192"
-"""What is declared so that so many workers find room on any machine."""
+"""Declared resources, so that `MANY_WORKERS` fit on any machine."""
 MANY_FLOPS = 1e9
-"""So many the script's model would need per sample to be worth so many workers."""
+"""FLOPs per sample at which the planner chooses `MANY_WORKERS`."""
 FLOPS = ("flops_forward_per_sample", "flops_step_per_sample", "longest_path_flops")
 """Fields of a profile."""
 
@@ -43,26 +42,26 @@ END_LIMIT_S = 1.0
 PLAN_LIMIT_S = 1.0
 CPU_LIMIT = 1.5
 LIMITED_TASKS = 4
-"""So many tasks of one machine, at most, have limits."""
+"""Jobs with more tasks on one machine have no limits."""
 STANDSTILL_LIMITS_S = {REJOINS: 1.5, REJOINS_ELASTIC: 1.5, RESTARTS: 1.5, GROWS: 1.5, SHRINKS: None}
-"""None: new offers are waited for."""
+"""None: includes the wait for new offers."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command that is measured.
+    """A measured command.
 
     Attributes:
-        name: as the tables have it.
-        command: what is run, in the project's folder.
-        bare: the same script's case without Dike; empty for that itself, and for what trains nothing.
-        is_cold: whether its cache folder holds nothing but Mesos.
-        tasks: how many it must have launched; 0 if it launches none.
-        steps: how many it must make.
-        start_limit_s: by how much the first step may come later than without Dike.
-        end_limit_s: most seconds from the last step to the prompt.
-        cpu_limit: most CPU seconds, as a multiple of those without Dike.
-        wall_limit_s: most seconds in all.
+        name: name in the tables.
+        command: run in the project's folder.
+        bare: the case of the same script without Dike; empty for that case itself, and for commands that do not train.
+        is_cold: whether its cache folder contains only Mesos.
+        tasks: number of tasks it must launch.
+        steps: number of steps it must make.
+        start_limit_s: maximum delay of the first step relative to `bare`.
+        end_limit_s: maximum seconds from the last step to the prompt.
+        cpu_limit: maximum CPU seconds, as a multiple of `bare`'s.
+        wall_limit_s: maximum seconds in all.
     """
 
     name: str
@@ -79,14 +78,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """How a command went. One that trains nothing has no steps.
+    """Times of a command.
 
     Attributes:
         wall_s: seconds from its start to its end.
-        cpu_s: CPU seconds of it and of all that it has started.
-        gone_s: from its end to that of the last process that it has started.
-        start_s: from its start to its first step.
-        end_s: from its last step to its end.
+        cpu_s: CPU seconds, all its child processes included.
+        gone_s: seconds from its end to that of its last child process.
+        start_s: seconds from its start to its first step; 0 without training.
+        end_s: seconds from its last step to its end; 0 without training.
     """
 
     wall_s: float
@@ -98,12 +97,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Figure:
-    """Something that has a limit, or none.
+    """Measurements of one quantity, one for each round.
 
     Attributes:
-        what: for people.
-        values: measured, each in another round.
-        limit: most that their median may be.
+        what: name in the table.
+        values: the measurements.
+        limit: maximum of their median, if any.
     """
 
     what: str
@@ -112,20 +111,19 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the limit holds; None where there is none."""
+        """Whether the limit holds; None without a limit."""
         return None if self.limit is None else bool(np.median(self.values) <= self.limit)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Figures of one kind; `measure` says what they are, with the unit."""
+    """Figures of one kind; `measure` names the quantity and its unit."""
 
     title: str
     measure: str
     figures: Sequence[Figure]
 
     def lines(self) -> Iterator[str]:
-        """Of Markdown."""
         yield f"## {self.title}"
         yield ""
         yield f"| | {self.measure} | wanted | holds |"
@@ -137,11 +135,7 @@ class Table:
 
 
 def measure(repeats: int) -> Iterator[str]:
-    """Lines of Markdown.
-
-    Args:
-        repeats: runs of each command, which take turns.
-    """
+    """Runs all commands in rotation, `repeats` times."""
     with tempfile.TemporaryDirectory(prefix="dike-start-") as made:
         stage = Stage(Path(made))
         cases = stage.cases()
@@ -156,11 +150,7 @@ def measure(repeats: int) -> Iterator[str]:
 
 
 class Stage:
-    """The folders in which the commands are run.
-
-    Args:
-        folder: for all of them.
-    """
+    """The folders that the commands run in, below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -174,7 +164,7 @@ class Stage:
         self._kept = self._cache("kept")
 
     def cases(self) -> list[Case]:
-        """All that is measured, in the order of a round."""
+        """All measured commands, in the order of a round."""
         python: tuple[str | Path, ...] = (sys.executable,)
         run: tuple[str | Path, ...] = (DIKE, "run")
         # Tasks -> how they are asked for; beside the workers Keras has a ps and a chief.
@@ -224,7 +214,7 @@ class Stage:
         ]
 
     def prepare(self, cases: Sequence[Case]) -> None:
-        """Leaves kept profiles, compiled modules and the plan for many workers behind."""
+        """Creates cached profiles, compiled modules and the plan for many workers."""
         planned = (DIKE, "run", "--min-workers", "1", "--plan-only", "--format", "json", "--resources", MANY_RESOURCES)
         plan = json.loads(self._timed((*planned, KERAS, self._marks), self._kept)[1])
         heavy = self._folder / "heavy.json"
@@ -239,7 +229,7 @@ class Stage:
         """Runs a command to its end.
 
         Raises:
-            RuntimeError: it has failed, or has not started or made what it was to.
+            RuntimeError: if it fails, or its steps or tasks differ from the case's.
         """
         self._marks.unlink(missing_ok=True)
         cache = self._cache("cold") if case.is_cold else self._kept
@@ -257,14 +247,14 @@ class Stage:
         return Run(*in_all, steps[0].at_s - begun_s, ended_s - steps[-1].at_s) if steps else Run(*in_all)
 
     def _cache(self, name: str) -> Path:
-        """A cache folder in which there is Mesos alone."""
+        """Creates a cache folder that contains only Mesos."""
         cache = self._folder / name
         cache.mkdir()
         (cache / self._mesos.name).symlink_to(self._mesos)
         return cache
 
     def _timed(self, command: Sequence[str | Path], cache: Path) -> tuple[Mapping[str, float], str]:
-        """What `timed.py` writes of a command that succeeds, and what the command says."""
+        """Runs a command successfully; returns the output of `timed.py` and that of the command."""
         result = self._folder / "timed.json"
         timed = [sys.executable, TIMED, result, LIMIT_S, *command]
         # Compiled modules are left beside their sources, as an installed package has them.
@@ -290,12 +280,12 @@ class Stage:
 def report(
     cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], standstill: Mapping[str, Sequence[float]]
 ) -> Iterator[str]:
-    """Lines of Markdown.
+    """Reports all measurements.
 
     Args:
-        cases: what was measured.
-        runs: of each case, by its name, in the order of the rounds.
-        standstill: see `benchmarks.start.standstill`.
+        cases: the measured commands.
+        runs: case name -> its runs, in the order of the rounds.
+        standstill: see `benchmarks.start.interruptions`.
     """
     later, ends, cpu, walls = [], [], [], []
     for case in cases:
@@ -354,6 +344,6 @@ def report(
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, and the quartiles of several values."""
+    """Formats the median, and the quartiles of several values."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return f"{median:.2f} ({low:.2f} to {high:.2f})" if len(values) > 1 else f"{median:.2f}"

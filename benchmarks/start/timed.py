@@ -1,11 +1,11 @@
-"""Runs a command and says when it began and ended, and how much it and everything that it has started computed.
+"""Runs a command; measures its start and end, and the CPU time of it and all its descendants.
 
     python timed.py RESULT LIMIT_S COMMAND...
 
 Writes `{"begun_s", "ended_s", "gone_s", "cpu_s", "exit_code"}` into the file RESULT; times are those of
-`time.monotonic`, which all processes of a machine share. Processes whose parent has ended become children of this one
-(PR_SET_CHILD_SUBREAPER), so none gets away by a double fork: it waits for all of them (`gone_s`). After LIMIT_S seconds
-it ends the command by SIGTERM; it fails if anything is left a minute after the command's end.
+`time.monotonic`, which all processes of a machine share. It is a subreaper (PR_SET_CHILD_SUBREAPER), so that it can
+wait for daemonised descendants too (`gone_s`). It sends SIGTERM after LIMIT_S seconds, and fails if a process is left a
+minute after the command's end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ LEAVING_S = 60
 
 
 def main() -> None:
-    """Entry point."""
     result, limit_s, *command = sys.argv[1:]
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError("this system has no PR_SET_CHILD_SUBREAPER")

@@ -1,6 +1,6 @@
-"""A trial of the measured searches: the CNN of `examples/digits_cnn.py`, with a diary of its epochs.
+"""A trial of the measured searches: the CNN of `examples/digits_cnn.py`, with a log of its epochs.
 
-It is an ordinary Keras script. Dike runs it as it is; Ray Tune and Optuna call `train`.
+It is an ordinary Keras script. Dike runs it unchanged; Ray Tune and Optuna call `train`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def train(
         lr: learning rate.
         optimizer: `adam` or `sgd`.
         batch_size: images in a batch.
-        epochs: epochs to train, those before included.
-        diaries: folder for the diary.
+        epochs: total epochs, earlier ones included.
+        diaries: folder of the logs.
         tell: see `Diary`.
-        saved: the model to go on with; None to begin.
-        initial_epoch: epochs that it was trained for.
+        saved: model to resume from; None to start.
+        initial_epoch: epochs of that model.
     """
     keras.utils.set_random_seed(SEED)
     digits = load_digits()
@@ -81,7 +81,6 @@ def _build(lr: float, optimizer: str) -> keras.Model:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description="Trains a small CNN on scikit-learn's handwritten digits.")
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--optimizer", choices=("adam", "sgd"), required=True)

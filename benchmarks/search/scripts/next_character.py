@@ -1,8 +1,8 @@
-"""A trial of the measured searches: a neural language model of characters (Bengio et al., 2003), with a diary.
+"""A trial of the measured searches: a neural language model of characters (Bengio et al., 2003), with a log.
 
-It reads Python's language reference, which comes with Python, and says which character follows on the last few.
+It predicts the next character of Python's language reference, which comes with Python.
 
-It is an ordinary Keras script. Dike runs it as it is; Ray Tune and Optuna call `train`.
+It is an ordinary Keras script. Dike runs it unchanged; Ray Tune and Optuna call `train`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from diary import Diary, Tell
 
 SEED = 7
 TRAINED = 8_000
-"""Characters to train on, and"""
 TESTED = 2_000
-"""to test with."""
 
 
 def train(
@@ -37,13 +35,13 @@ def train(
 
     Args:
         lr: learning rate of Adam.
-        context: characters that the next one is told from.
+        context: length of the context in characters.
         batch_size: characters in a batch.
-        epochs: epochs to train, those before included.
-        diaries: folder for the diary.
+        epochs: total epochs, earlier ones included.
+        diaries: folder of the logs.
         tell: see `Diary`.
-        saved: the model to go on with; None to begin.
-        initial_epoch: epochs that it was trained for.
+        saved: model to resume from; None to start.
+        initial_epoch: epochs of that model.
     """
     keras.utils.set_random_seed(SEED)
     text = "".join(topics[name] for name in sorted(topics))[: context + TRAINED + TESTED]
@@ -82,7 +80,6 @@ def _build(lr: float, context: int, characters: int) -> keras.Model:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description="Trains a small language model on Python's language reference.")
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--context", type=int, required=True)

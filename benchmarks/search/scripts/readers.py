@@ -1,7 +1,7 @@
-"""A trial of the search on different slots: a network in NumPy that reads scikit-learn's handwritten digits slowly.
+"""A trial of the search on different slots: a NumPy network on scikit-learn's digits with slow input.
 
-Every sample takes 50 microseconds to read, as from a distant store. A narrow network spends its time waiting
-for samples, a wide one computing.
+Reading a sample takes 50 microseconds, as from remote storage. A narrow network mostly waits for samples, a wide one
+mostly computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 import dike
 
 READ_S = 5e-5
-"""What it takes to read a sample."""
+"""Time to read a sample."""
 SEED = 7
 CLASSES = 10
 
@@ -48,7 +48,7 @@ class Network:
         self.velocities = [np.zeros_like(weights) for weights in self.weights]
 
     def train(self, samples: Array, labels: Array) -> float:
-        """One step; returns the mean cross-entropy before it."""
+        """Makes one step; returns the mean cross-entropy before it."""
         layers = [samples]
         for weights in self.weights[:-1]:
             layers.append(np.maximum(layers[-1] @ weights, 0))
@@ -71,7 +71,7 @@ class Network:
 def batches(
     samples: Array, labels: Array, size: int, from_step: int, epochs: int
 ) -> Iterator[tuple[int, Array, Array]]:
-    """Step, samples and labels from the first step that has not been done to the end."""
+    """Yields step, samples and labels of the steps after `from_step`."""
     per_epoch = len(samples) // size
     for epoch in range(from_step // per_epoch, epochs):
         order = np.random.default_rng([SEED, epoch]).permutation(len(samples))
@@ -84,7 +84,6 @@ def batches(
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description="Trains a small network on scikit-learn's handwritten digits.")
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--width", type=int, required=True)

@@ -14,7 +14,7 @@ EPOCHS = 1_000_000
 
 
 class TakeTurns(keras.callbacks.Callback):
-    """Takes a turn every so many epochs."""
+    """Makes a turn of several epochs."""
 
     def __init__(self, epochs: int) -> None:
         super().__init__()
@@ -27,7 +27,6 @@ class TakeTurns(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epoch-steps", type=int, required=True)
     parser.add_argument("--turn-steps", type=int, required=True)

@@ -1,4 +1,4 @@
-"""The machines that simulated jobs share, and the tasks of a job on them."""
+"""The machines that simulated jobs share, and a job's tasks on them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Hosts = tuple[Host, ...]
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines that are all alike.
+    """Identical machines.
 
     Attributes:
-        count: how many.
+        count: number of machines.
         gpus: GPUs of each.
         cpus: CPU cores of each.
         mem_gib: memory of each.
-        network_gbps: speed of each one's network card, each way.
+        network_gbps: speed of each network card, each way.
         gpu_model: model of the GPUs.
     """
 
@@ -58,11 +58,7 @@ class Machines:
                 raise BadInputError(f"Machines with {value:g} {what} cannot be; give more than 0.")
 
     def cluster(self, network_factor: float = 1.0) -> Cluster:
-        """The machines as the planner knows them.
-
-        Args:
-            network_factor: their network cards are faster by this.
-        """
+        """The machines as a cluster of the planner; `network_factor` scales the speed of the network cards."""
         return Cluster(
             (
                 NodeClass(
@@ -80,12 +76,12 @@ class Machines:
 
     @property
     def capacity(self) -> Amounts:
-        """What one machine has."""
+        """Resources of one machine."""
         return capacity(node_kinds(self.cluster())[0])
 
     @property
     def total(self) -> Amounts:
-        """What all of them have."""
+        """Resources of all machines."""
         return plus(NOTHING, self.capacity, self.count)
 
 
@@ -96,18 +92,17 @@ def counts_of(hosts: Iterable[Host]) -> Counts:
 
 
 def layout_of(hosts: Iterable[Host]) -> Layout:
-    """The same without the machines' numbers."""
     return tuple(sorted(((host.workers, host.ps) for host in hosts), reverse=True))
 
 
 @functools.cache
 def even_layout(needs: TaskNeeds, counts: Counts, machine: Amounts) -> Layout | None:
-    """The fewest empty machines that hold a job in equal parts; None where no number of them does.
+    """The fewest empty machines that hold a job in equal parts; None if no number of machines does.
 
     Args:
-        needs: what the tasks take.
-        counts: how many there are.
-        machine: what each machine has.
+        needs: resources of the tasks.
+        counts: number of workers and ps.
+        machine: resources of each machine.
     """
     workers, ps = counts
     for machines in range(1, workers + ps + 1):

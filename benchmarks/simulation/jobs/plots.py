@@ -1,4 +1,4 @@
-"""Draws how schedulers compare."""
+"""Draws comparisons of schedulers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _OTHERS = ("#c98bb9", "#8c6d5a", "#d6604d", "#76b7b2")
 def plot_comparison(rows: Sequence[tuple[str, Sequence[SchedulerResult]]], path: Path) -> None:
     """Draws one row of three panels for each comparison into a PNG, SVG or PDF file.
 
-    The mean completion time and the makespan, as multiples of `reference`, and the share of jobs that took no longer
-    than so many hours.
+    Mean completion time and makespan relative to `reference`, and the distribution of completion times.
 
     Args:
         rows: title and results of each comparison.

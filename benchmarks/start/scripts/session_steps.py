@@ -1,4 +1,4 @@
-"""Steps of a TensorFlow 1 session; each leaves a line in a file: when it ended, in which process, of which task."""
+"""Steps of a TensorFlow 1 session; each logs its end, process and task to a file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ BATCH_SIZE = 32
 
 
 def task() -> str:
-    """The task of a job that this process is, such as `worker:1`; `-` where there is none."""
+    """The job's task that this process is, such as `worker:1`; `-` outside of a job."""
     # Not of TensorFlow's own variable: a script that names one is taken to set it, and nothing is imported before it.
     task = json.loads(os.environ.get("DIKE_TASK", "{}"))
     return f"{task['role']}:{task['index']}" if task else "-"
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("marks", type=Path, help="the file; training stops where there is one with '.stop' behind it")
     parser.add_argument("--steps", type=int, default=126, help="of all workers together")

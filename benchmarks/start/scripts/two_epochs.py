@@ -1,4 +1,4 @@
-"""Two short epochs of Keras; each step leaves a line in a file: when it ended, in which process, of which task."""
+"""Two short epochs of Keras; each step logs its end, process and task to a file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ BATCH_SIZE = 32
 
 
 class Marks(keras.callbacks.Callback):
-    """Writes the lines."""
-
     def __init__(self, path: Path, pause_s: float, stop: Path) -> None:
         super().__init__()
         self._path = path
@@ -25,7 +23,6 @@ class Marks(keras.callbacks.Callback):
         self._stop = stop
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Of Keras."""
         with self._path.open("a") as marks:
             marks.write(f"{time.monotonic()} {os.getpid()} {task()}\n")
         time.sleep(self._pause_s)
@@ -33,14 +30,13 @@ class Marks(keras.callbacks.Callback):
 
 
 def task() -> str:
-    """The task of a job that this process is, such as `worker:1`; `-` where there is none."""
+    """The job's task that this process is, such as `worker:1`; `-` outside of a job."""
     # Not of TensorFlow's own variable: a script that names one is taken to set it, and nothing is imported before it.
     task = json.loads(os.environ.get("DIKE_TASK", "{}"))
     return f"{task['role']}:{task['index']}" if task else "-"
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("marks", type=Path, help="the file; training stops where there is one with '.stop' behind it")
     parser.add_argument("--lr", type=float, default=0.01)

@@ -1,4 +1,4 @@
-"""A real service on a real Mesos whose tasks are over at once."""
+"""A real service on a real Mesos, with tasks that end immediately."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from framework.service.requests import TrainingRequest
 STARTED_S = 60.0
 LOOK_S = 0.05
 USERS = {"load": "for-the-load-test-only", "other": "for-another-user-of-it"}
-"""Name -> token, of a service of our own."""
+"""User -> token."""
 PROFILE = ModelProfile(
     name="train.py",
     api=Api.GRAPH,
@@ -43,13 +43,13 @@ PROFILE = ModelProfile(
 
 @dataclass(frozen=True)
 class PlayedService:
-    """A service under load.
+    """A running service.
 
     Attributes:
-        client: signed in as the user `load`.
+        client: authenticated as the user `load`.
         process: the service's process.
-        cluster: the Mesos it is on.
-        bundle: the folder of a script, packed.
+        cluster: the Mesos it uses.
+        bundle: the packed script folder.
     """
 
     client: ServiceClient
@@ -58,27 +58,26 @@ class PlayedService:
     bundle: bytes
 
     def another_client(self, user: str) -> ServiceClient:
-        """Signed in as that user."""
         return ServiceClient(self.client.url, USERS[user])
 
     def submit(self, client: ServiceClient | None = None) -> str:
-        """Submits a job of one worker and one parameter server, by another client if one is given; returns its id."""
+        """Submits a job of one worker and one ps; returns its id."""
         request = TrainingRequest(script="train.py", profile=PROFILE.to_json(), max_workers=1)
         return (client or self.client).submit_request(request, self.bundle).id
 
     def open_jobs(self) -> int:
-        """How many jobs of the user `load` have not ended."""
+        """Returns the number of unfinished jobs of the user `load`."""
         states = tuple(state for state in JobState if not state.has_ended())
         return sum(1 for _ in self.client.jobs(user="load", states=states))
 
     def memory_mib(self) -> float:
-        """The service's resident memory."""
+        """Returns the service's resident memory."""
         return float(self.process.memory_info().rss) / 2**20
 
 
 @contextlib.contextmanager
 def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]:
-    """Starts cluster and service; ends both."""
+    """Runs a cluster and a service."""
     with contextlib.ExitStack() as stack:
         # What is started here ends with us.
         stack.enter_context(sigterm_as_interrupt())

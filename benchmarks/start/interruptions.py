@@ -1,4 +1,4 @@
-"""How long a training job makes no step when one of its processes is killed, an agent leaves, or its size changes."""
+"""Measures how long a job makes no step when a process is killed, an agent leaves, or its size changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROFILES = {
     SESSION: made_up_profile({"w": (64, 1)}, api=Api.GRAPH, flops=1e9),
     KERAS: made_up_profile({"dense/kernel": (64, 64), "dense_1/kernel": (64, 2)}, api=Api.KERAS, flops=1e9),
 }
-"""Made up: the models are tiny ones, of which no second worker would be worth anything."""
+"""Synthetic: no second worker would pay for models this small."""
 PAUSE_S = 0.02
 ENDLESS = 10**6
 AGENT = AgentSpec(resources="cpus:2;mem:1900;disk:4096")
@@ -38,11 +38,11 @@ GROWS = "the agent is back: from the last step of one worker to the first of two
 
 
 class Job:
-    """A `dike run` whose steps are looked at; ended with its context.
+    """A `dike run` whose steps are observed.
 
     Args:
         folder: its own.
-        script: what it trains.
+        script: the script.
         options: of `dike run`.
     """
 
@@ -61,16 +61,16 @@ class Job:
         )
 
     def end(self) -> None:
-        """Has the script end, and waits for it."""
+        """Makes the script stop, and waits for it."""
         self._marks.with_suffix(".stop").touch()
         self._run.result()
 
     def wait_for_step(self, what: str, is_meant: Callable[[Step], bool]) -> Step:
-        """The first step that is meant, as soon as it has been made."""
+        """Waits for the first matching step."""
         return self._run.wait_for(lambda: next(filter(is_meant, steps_in(self._marks)), None), what)
 
     def settle(self, tasks: Sequence[str] = ()) -> None:
-        """Waits until these tasks have made a step and the job has saved, both from now on."""
+        """Waits until each of these tasks has made another step and the job has saved another checkpoint."""
         now_s, saved = time.monotonic(), self._newest_checkpoint_ns()
 
         def steps(task: str) -> Callable[[Step], bool]:
@@ -81,7 +81,7 @@ class Job:
         self._run.wait_for(lambda: self._newest_checkpoint_ns() > saved, "a checkpoint")
 
     def kill(self, task: str) -> float:
-        """Kills the process of a task; seconds from then to the first step of the one that takes its place."""
+        """Kills a task's process; returns the seconds until the first step of its replacement."""
         victim = [step for step in steps_in(self._marks) if step.task == task][-1].pid
         killed_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
@@ -94,7 +94,7 @@ class Job:
         )
 
     def changes(self, what: str, change: Callable[[], None]) -> float:
-        """Seconds from the last step of the processes that there are to the first of others, which follow a change."""
+        """Returns the seconds from the last step of the current processes to the first of new ones, after `change`."""
         old = {step.pid for step in steps_in(self._marks)}
         change()
         first = self.wait_for_step(what, lambda step: step.pid not in old)
@@ -116,11 +116,7 @@ def _job(folder: Path, script: Path, *options: str | Path) -> Iterator[Job]:
 
 
 def standstills(repeats: int) -> dict[str, list[float]]:
-    """What happens to a job -> seconds in which it, or the task that is meant, makes no step, each time.
-
-    Args:
-        repeats: how often each is measured, in the same job.
-    """
+    """Measures each kind of interruption `repeats` times in the same job; returns kind -> seconds without a step."""
     found: dict[str, list[float]] = {name: [] for name in (REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, GROWS)}
 
     def note(name: str, seconds: float) -> None:

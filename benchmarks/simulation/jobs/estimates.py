@@ -1,6 +1,6 @@
-"""What a scheduler believes of a job: the steps it has left, and its speed with every number of tasks.
+"""A scheduler's estimates of a job: the remaining samples, and the speed with each number of tasks.
 
-Both come either from Optimus' models, which see losses and speeds with noise, or from the truth with an error.
+They come either from Optimus' models, fitted to noisy losses and speeds, or from the true values with an error.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ REPORTS = 10
 SPEED_NOISE = 0.02
 """Standard deviation of measured speeds."""
 ENOUGH = 5
-"""So often a speed is measured; after that its noise no longer matters."""
+"""Observations of a speed that are used; their noise then averages out."""
 REFIT = 1.05
-"""A curve is fitted again when the job has made so many times the steps."""
+"""A curve is fitted again after this relative increase of the job's steps."""
 SAMPLE_RUNS = 5
-"""Short runs with which the speed is learned before the job begins (Optimus, section 3.2)."""
+"""Short runs that measure the speed before the job starts (Optimus, section 3.2)."""
 
 
 @dataclass(frozen=True)
 class BeliefSettings:
-    """Where beliefs come from.
+    """Sources of the estimates.
 
     Attributes:
-        convergence_error: the samples left are the true ones, too many or too few by this share, less as the job goes
-            on; None for those of the convergence model.
-        speed_error: each speed is the true one, too high or too low by this share; None for those of the speed model.
+        convergence_error: relative error of the true remaining samples, which shrinks with the job's progress; None for
+            the convergence model's estimate.
+        speed_error: relative error of each true speed; None for the speed model's estimates.
     """
 
     convergence_error: float | None = None
@@ -48,26 +48,21 @@ class BeliefSettings:
 
 
 class Progress(Protocol):
-    """Beliefs of how far a job has to go."""
+    """Estimates of a job's remaining work."""
 
     @property
     def young(self) -> bool:
-        """Whether little is known yet."""
+        """Whether the estimate is still unreliable."""
 
     def see(self, before: float, after: float) -> None:
-        """The job has come from one share of its steps to another."""
+        """Observes the training from one share of the job's steps to another."""
 
     def samples_left(self, done: float) -> float:
-        """Samples until it has converged, when that share of its steps is done."""
+        """Samples until convergence when `done`, a share of the steps, is done."""
 
 
 class FittedProgress:
-    """The convergence model's; where it does not know, the user's limit.
-
-    Args:
-        job: the job.
-        rng: draws the losses' noise.
-    """
+    """The convergence model's estimate or, while it has none, the user's limit; `rng` draws the noise of the losses."""
 
     def __init__(self, job: SimulatedJob, rng: np.random.Generator) -> None:
         self._job, self._rng = job, rng
@@ -103,12 +98,12 @@ class FittedProgress:
 
 
 class ErringProgress:
-    """The truth with an error, which becomes smaller as the job goes on, as a fitted curve's does.
+    """The true value with a relative error, which shrinks with the job's progress as a fitted curve's does.
 
     Args:
         job: the job.
-        error: too many or too few by this share, when the job begins.
-        rng: draws which of the two.
+        error: absolute relative error at the start.
+        rng: draws its sign.
     """
 
     young = False
@@ -118,41 +113,41 @@ class ErringProgress:
         self._error = error * float(rng.choice((-1, 1)))
 
     def see(self, before: float, after: float) -> None:
-        """The truth needs no losses."""
+        ...
 
     def samples_left(self, done: float) -> float:
         return self._job.samples * (1 - done) * max(0.01, 1 + self._error * (1 - done))
 
 
 class NoProgress:
-    """For schedulers that do not ask."""
+    """For schedulers that do not use it."""
 
     young = False
 
     def see(self, before: float, after: float) -> None:
-        """Nothing is learned."""
+        ...
 
     def samples_left(self, done: float) -> float:
         return math.inf
 
 
 class Speeds(Protocol):
-    """Beliefs of how fast a job is."""
+    """Estimates of a job's speed."""
 
     def observe(self, counts: Counts, samples_per_s: float) -> None:
-        """It was so fast with these tasks."""
+        """Observes a speed with these tasks."""
 
     def table(self) -> Floats:
-        """Samples a second: [ps - 1, workers - 1]; one line where there are no parameter servers."""
+        """Samples per second: [ps - 1, workers - 1]; one row without parameter servers."""
 
 
 class FittedSpeeds:
-    """The speed model's, after a few short runs.
+    """The speed model's estimates, after several short runs.
 
     Args:
         job: the job.
-        machine: what one machine has.
-        sharding: how its variables are dealt out to parameter servers.
+        machine: resources of one machine.
+        sharding: distribution of the variables over parameter servers.
         rng: draws the noise.
     """
 
@@ -180,14 +175,14 @@ class FittedSpeeds:
 
 
 class ErringSpeeds:
-    """The truth on the fewest machines, with errors.
+    """The true speeds on the fewest machines, with errors.
 
     Args:
         job: the job.
-        machine: what one machine has.
-        error: each speed is too high or too low by this share.
-        sharding: how its variables are dealt out to parameter servers.
-        rng: draws which of the two.
+        machine: resources of one machine.
+        error: absolute relative error of each speed.
+        sharding: distribution of the variables over parameter servers.
+        rng: draws the signs.
     """
 
     def __init__(
@@ -204,31 +199,26 @@ class ErringSpeeds:
         self._table = np.array(true) * (1 + error * rng.choice((-1, 1), size=np.shape(true)))
 
     def observe(self, counts: Counts, samples_per_s: float) -> None:
-        """The truth needs no measurements."""
+        ...
 
     def table(self) -> Floats:
         return self._table
 
 
 class NoSpeeds:
-    """For schedulers that do not ask.
-
-    Args:
-        job: the job.
-    """
+    """For schedulers that do not use them."""
 
     def __init__(self, job: SimulatedJob) -> None:
         self._table = np.ones((max(1, job.model.max_ps), job.max_workers))
 
     def observe(self, counts: Counts, samples_per_s: float) -> None:
-        """Nothing is learned."""
+        ...
 
     def table(self) -> Floats:
         return self._table
 
 
 def make_progress(job: SimulatedJob, settings: BeliefSettings, rng: np.random.Generator) -> Progress:
-    """What is believed of a new job's convergence."""
     if settings.convergence_error is None:
         return FittedProgress(job, rng)
     return ErringProgress(job, settings.convergence_error, rng)
@@ -237,7 +227,6 @@ def make_progress(job: SimulatedJob, settings: BeliefSettings, rng: np.random.Ge
 def make_speeds(
     job: SimulatedJob, machine: Amounts, settings: BeliefSettings, rng: np.random.Generator, *, sharding: Sharding
 ) -> Speeds:
-    """What is believed of a new job's speed."""
     if settings.speed_error is None:
         return FittedSpeeds(job, machine, rng, sharding=sharding)
     return ErringSpeeds(job, machine, settings.speed_error, rng, sharding=sharding)

@@ -1,4 +1,4 @@
-"""What the trials of the measured searches write down."""
+"""The log that trials of the measured searches write."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import keras
 
 Tell = Callable[[int, float, keras.Model], object]
-"""Is told the epochs done, the loss and the model, and may raise an exception to stop the training."""
+"""Callback with epochs done, loss and model; may raise an exception to stop the training."""
 
 
 class Diary(keras.callbacks.Callback):
-    """Writes a line when training begins and at the end of each epoch: the time, the epochs done, and the loss.
+    """Logs time, epochs done and loss at the start of training and after each epoch.
 
     Args:
-        folder: holds a file for each configuration, to append to.
-        configuration: the trial's parameters; the file's name says them.
-        tell: is told the same at the end of each epoch.
+        folder: has a file for each configuration, to append to.
+        configuration: the trial's parameters, which name the file.
+        tell: called after each epoch.
         initial_epoch: epochs that the model was trained for before.
     """
 

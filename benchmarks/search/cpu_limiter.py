@@ -1,4 +1,4 @@
-"""Holds trials on some agents back to a share of a CPU, so that slots of one machine are of really different speed."""
+"""Limits trials on some agents to a share of a CPU, so that one machine has slots of different real speed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import psutil
 
 PERIOD_S = 0.01
 MOST_SAVED_S = 0.05
-"""CPU time that a process which has waited may use at once."""
+"""CPU time that a process can save up while it waits."""
 
 
 class CpuShares:
-    """Stops and continues processes (SIGSTOP, SIGCONT) so that none uses more than its share of a CPU.
+    """Stops and continues processes (SIGSTOP, SIGCONT) so that each uses at most its share of a CPU.
 
-    What waits for something else than the CPU is not held back, as under the kernel's own limit of CPU time. A process
-    is one that has put a file `PID.pid` into the folder, and that descends from an agent.
+    Like the kernel's CPU quota, it does not delay processes that wait for something else. It limits the descendants of
+    agents that have created a file `PID.pid` in the folder.
 
     Args:
-        folder: where processes make themselves known.
-        shares: process id of an agent -> the share of a CPU that each such process there may use, at most 1.
+        folder: of the `.pid` files.
+        shares: process id of an agent -> maximum share of a CPU of each such process there, up to 1.
     """
 
     def __init__(self, folder: Path, shares: Mapping[int, float]) -> None:
@@ -62,7 +62,7 @@ class CpuShares:
                         self._held[pid] = None
 
     def _held_for(self, pid: int) -> _Held | None:
-        """None for a process that is gone, or on an agent without a limit."""
+        """None for a process that has ended, or that no limit applies to."""
         try:
             process = psutil.Process(pid)
             share = next((self._shares[parent.pid] for parent in process.parents() if parent.pid in self._shares), 1.0)
@@ -83,7 +83,7 @@ class _Held:
         self._is_stopped = False
 
     def look(self, now_s: float) -> None:
-        """Stops it if it has used more than its share, continues it if not."""
+        """Stops the process if it has used more than its share; continues it otherwise."""
         used_s = _cpu_s(self.process)
         earned_s = self._share * (now_s - self._looked_s)
         self._credit_s = min(MOST_SAVED_S, self._credit_s + earned_s - (used_s - self._used_s))
