@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic import AGENT, GPUS, SCRIPT, STEP_S, TIMEOUT_S, paced_profile, ratios
-from benchmarks.simulation.jobs.beliefs import BeliefSettings
+from benchmarks.simulation.jobs.estimates import EstimateSettings
 from benchmarks.simulation.jobs.losses import TrueCurve
 from benchmarks.simulation.jobs.machines import Layout, Machines
 from benchmarks.simulation.jobs.scheduler import scheduler_named
@@ -36,11 +36,11 @@ TITLE = "Jobs that share a cluster"
 REPEATS = 3
 STEPS = (600, 2400, 1200, 1800, 600, 2400, 1200, 1800)
 """Steps of each job, in order of arrival."""
-EVERY_S = 5.0
+ARRIVAL_INTERVAL_S = 5.0
 ROUND_S = 10.0
 RESIZE_INTERVAL_S = 5.0
 CHECKPOINT_S = 2.0
-MOST_WORKERS = GPUS
+MAX_WORKERS = GPUS
 BATCH_SIZE = 32
 TOKEN = "for-this-benchmark-only"  # noqa: S105
 REFERENCE = "dike"
@@ -71,9 +71,9 @@ class Measured:
 
 def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[str]:
     """Measures every allocation policy."""
-    yield f"{len(steps)} asynchronous jobs of 1 to {MOST_WORKERS} workers, of {', '.join(map(str, steps))} steps, one"
-    yield f"every {EVERY_S:g} s, on an embedded Mesos of {GPUS} agents with a GPU each: {GPUS} jobs run at a time. A"
-    yield f"step takes a worker {STEP_S * 1000:g} ms in which it waits: the machine plays the GPUs. All else is real -"
+    yield f"{len(steps)} asynchronous jobs of 1 to {MAX_WORKERS} workers, of {', '.join(map(str, steps))} steps, one"
+    yield f"every {ARRIVAL_INTERVAL_S:g} s, on an embedded Mesos of {GPUS} agents with a GPU each: {GPUS} jobs run at"
+    yield f"a time. A step takes a worker {STEP_S * 1000:g} ms of waiting instead of a GPU. All else is real -"
     yield f"`dike serve --allocation`, Mesos, TensorFlow, checkpoints. Rounds come every {ROUND_S:g} s, and when a job"
     yield f"comes or ends. Each cell is the mean of {repeats} run{'' if repeats == 1 else 's'}, each of which has all"
     yield f"allocations one after the other; *x* is the mean of the runs' ratios to `{REFERENCE}`, with the least and"
@@ -91,7 +91,7 @@ def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[st
         mean_s, makespan_s = (
             statistics.fmean(values) for values in zip(*((o.mean_s, o.makespan_s) for o in ones), strict=True)
         )
-        played_mean_s, played_makespan_s = simulated(name, steps, pause_s)
+        simulated_mean_s, simulated_makespan_s = simulated(name, steps, pause_s)
         costs = [one.change_s for one in ones if one.changes]
         cells = (
             f"{mean_s:.0f} s",
@@ -100,10 +100,10 @@ def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[st
             ratios([run[name].makespan_s / run[REFERENCE].makespan_s for run in runs]),
             f"{statistics.fmean(one.changes for one in ones):.1f}",
             f"{statistics.fmean(costs):.1f} s" if costs else "-",
-            f"{played_mean_s:.0f} s",
-            f"{played_mean_s / mean_s - 1:+.0%}",
-            f"{played_makespan_s:.0f} s",
-            f"{played_makespan_s / makespan_s - 1:+.0%}",
+            f"{simulated_mean_s:.0f} s",
+            f"{simulated_mean_s / mean_s - 1:+.0%}",
+            f"{simulated_makespan_s:.0f} s",
+            f"{simulated_makespan_s / makespan_s - 1:+.0%}",
         )
         yield f"| `{name}` | {' | '.join(cells)} |"
 
@@ -124,7 +124,7 @@ def run_jobs(allocation: str, steps: Sequence[int]) -> Measured:
         ids: list[str] = []
         while True:
             now_s = time.monotonic() - begun_s
-            if len(ids) < len(steps) and now_s >= len(ids) * EVERY_S:
+            if len(ids) < len(steps) and now_s >= len(ids) * ARRIVAL_INTERVAL_S:
                 ids.append(client.submit_request(request(steps[len(ids)]), packed).id)
                 continue
             jobs = {one: client.job(one) for one in ids}
@@ -170,7 +170,7 @@ def serving(folder: Path, master: str, allocation: str) -> Iterator[ServiceClien
                         client.me()
                         break
                     if process.poll() is not None:
-                        raise RuntimeError(f"the service did not come up:\n{log.read_text()}")
+                        raise RuntimeError(f"the service does not start:\n{log.read_text()}")
                     time.sleep(0.1)
                 yield client
         finally:
@@ -183,7 +183,7 @@ def request(steps: int) -> TrainingRequest:
         script=SCRIPT.name,
         arguments=[str(steps)],
         profile=paced_profile().to_json(),
-        elastic=f"1:{MOST_WORKERS}",
+        elastic=f"1:{MAX_WORKERS}",
         resize_interval_s=RESIZE_INTERVAL_S,
         checkpoint_interval_s=CHECKPOINT_S,
     )
@@ -200,7 +200,7 @@ class PacedModel:
     batch_sizes: tuple[int, ...] = (BATCH_SIZE,)
 
     def max_workers(self, batch_size: int) -> int:
-        return MOST_WORKERS
+        return MAX_WORKERS
 
     def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
         return sum(workers for workers, _ in layout) * batch_size / STEP_S
@@ -219,18 +219,18 @@ def simulated(allocation: str, steps: Sequence[int], pause_s: float) -> tuple[fl
         SimulatedJob(
             number,
             PacedModel(),
-            number * EVERY_S,
+            number * ARRIVAL_INTERVAL_S,
             BATCH_SIZE,
             float(count * BATCH_SIZE),
             float(count * BATCH_SIZE),
-            requested=MOST_WORKERS,
-            max_workers=MOST_WORKERS,
+            requested=MAX_WORKERS,
+            max_workers=MAX_WORKERS,
             curve=curve,
         )
         for number, count in enumerate(steps)
     ]
-    known = BeliefSettings(convergence_error=0.0, speed_error=0.0)
-    settings = JobsSettings(interval_s=ROUND_S, resize_s=pause_s, beliefs=known)
+    known = EstimateSettings(convergence_error=0.0, speed_error=0.0)
+    settings = JobsSettings(interval_s=ROUND_S, resize_s=pause_s, estimates=known)
     machines = Machines(count=GPUS, gpus=1, cpus=0.9, mem_gib=3.7)
     outcome = JobsWorld(jobs, machines, scheduler_named(allocation), settings, seed=0).run()
     return outcome.mean_completion_s, outcome.makespan_s

@@ -42,7 +42,7 @@ EARLY = 1 / 3
 REPEATS = 5
 SEARCHES = 3
 TRIALS_S = (2.0, 3.0, 10.0)
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 AGENT = AgentSpec(resources="cpus:1;mem:2048;disk:4096;gpus:1")
 TRIAL = """
 import time
@@ -361,7 +361,7 @@ def _free_gpus() -> Finding:
         f"{len(TRIALS_S)} trials of {min(TRIALS_S):g} to {max(TRIALS_S):g} s on 2 GPUs that Mesos counts, median of "
         f"{SEARCHES} searches; the starts of slots and trials are in it"
     )
-    # A GPU that was kept to the end of the search would have idled for as long as the longest trial takes longer.
+    # Idle time of a GPU that would be kept until the end of the search.
     kept_s = max(TRIALS_S) - min(TRIALS_S)
     return Finding(figure, Verdict.REPRODUCED if statistics.median(idle_s) < kept_s else Verdict.REFUTED, reason)
 
@@ -382,7 +382,7 @@ def _gpu_seconds_of_a_search() -> float:
                 assert metrics is not None, "the master does not answer"
                 now_s = time.monotonic()
                 held, last_s = held + metrics["master/gpus_used"] * (now_s - last_s), now_s
-                time.sleep(LOOK_S)
+                time.sleep(POLL_INTERVAL_S)
             if search.returncode:
                 log.seek(0)
                 raise RuntimeError(f"the search failed:\n{log.read()}")

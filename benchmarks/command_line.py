@@ -15,7 +15,7 @@ from pathlib import Path
 
 import framework
 import solver
-from benchmarks.load.played_service import USERS, played_service
+from benchmarks.load.service import USERS, service_under_load
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
 from framework.search.store import Store
 
@@ -50,12 +50,15 @@ class Command:
 def measure() -> Iterator[str]:
     yield (
         f"CPU seconds of the process and of those that it starts, user and system: median of {RUNS}, after one that is "
-        "not counted and leaves compiled modules and kept profiles behind."
+        "not counted and leaves compiled modules and cached profiles behind."
     )
     yield ""
     yield "| command | CPU seconds | wanted |"
     yield "|---|---|---|"
-    with tempfile.TemporaryDirectory(prefix="dike-commands-") as made, played_service(1, cpus_of_agent=8) as service:
+    with (
+        tempfile.TemporaryDirectory(prefix="dike-commands-") as made,
+        service_under_load(1, cpus_of_agent=8) as service,
+    ):
         folder = Path(made)
         cache = {"DIKE_CACHE": str(folder / "cache")}
         for _ in range(JOBS):
@@ -123,13 +126,13 @@ def _median_cpu_s(command: Sequence[str | Path], environment: Mapping[str, str],
 def _cpu_s(command: Sequence[str | Path], environment: Mapping[str, str], folder: Path) -> float:
     """Returns the CPU seconds of a successful command and of the processes that it waited for."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    # Modules are compiled once, as an installed package's are, and not beside their sources.
+    # Like an installed package's, modules are compiled once, here outside of the source tree.
     everything = {**own, "PYTHONPYCACHEPREFIX": str(folder / "compiled"), **environment}
-    with (folder / "said").open("w+b") as said:
-        process = subprocess.Popen(list(map(str, command)), cwd=folder, env=everything, stdout=said, stderr=said)
+    with (folder / "said").open("w+b") as output:
+        process = subprocess.Popen(list(map(str, command)), cwd=folder, env=everything, stdout=output, stderr=output)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            said.seek(0)
-            raise RuntimeError(f"{' '.join(map(str, command))} has failed:\n{said.read().decode()}")
+            output.seek(0)
+            raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{output.read().decode()}")
     return usage.ru_utime + usage.ru_stime

@@ -27,7 +27,7 @@ RECORDED_THRESHOLD = 0.02
 RECORDS_PER_EPOCH = 5
 PATIENCE = 3
 PROGRESS = (0.2, 0.4, 0.6, 0.8, 0.95)
-EVENED = 2
+SMOOTHING_RADIUS = 2
 """Recorded losses are smoothed by the median of a window of this radius."""
 
 Values = Callable[[Floats, np.random.Generator], Floats]
@@ -80,7 +80,7 @@ def measure() -> Iterator[str]:
     yield ""
     yield f"Made-up losses, {CURVES} trainings each, a report every {REPORT_STEPS} steps, epochs of {EPOCH_STEPS}:"
     yield ""
-    yield from _table({name: _of_the_form(noise) for name, noise in (("2% noise", 0.02), ("10% noise", 0.1))})
+    yield from _table({name: _model_curves(noise) for name, noise in (("2% noise", 0.02), ("10% noise", 0.1))})
     yield ""
     yield (
         f"Made-up losses that are not so ({STEPS:,} steps, 2% noise), at these shares of all steps: known, and in "
@@ -88,7 +88,7 @@ def measure() -> Iterator[str]:
         "undisturbed:"
     )
     yield ""
-    yield from _known_table({name: _not_of_the_form(values) for name, values in DISTURBED.items()})
+    yield from _known_table({name: _disturbed_curves(values) for name, values in DISTURBED.items()})
     yield ""
     yield (
         f"Recorded training losses (`benchmarks/data/learning_curves`), epochs of {RECORDS_PER_EPOCH} records, "
@@ -160,7 +160,7 @@ def _predicted(model: ConvergenceModel, step: int, curve: Curve) -> Prediction:
     return Prediction(left.known, early, abs(end - curve.end) / curve.end, seconds)
 
 
-def _of_the_form(noise: float) -> list[Curve]:
+def _model_curves(noise: float) -> list[Curve]:
     """Draws losses that follow the model's form and converge after 2,000 to 20,000 steps."""
     random = np.random.default_rng(SEED)
     curves: list[Curve] = []
@@ -215,7 +215,7 @@ DISTURBED: dict[str, Values] = {
 }
 
 
-def _not_of_the_form(values: Values) -> list[Curve]:
+def _disturbed_curves(values: Values) -> list[Curve]:
     random = np.random.default_rng(SEED)
     steps = np.arange(0.0, STEPS, REPORT_STEPS)
     return [
@@ -248,9 +248,11 @@ def _recorded_end(steps: Floats, losses: Floats, epoch_steps: int) -> float | No
     """Returns the first epoch at whose end the smoothed loss has been flat for `PATIENCE` epochs."""
     if not np.isfinite(losses).all():
         return None
-    evened = [np.median(losses[max(0, at - EVENED) : at + EVENED + 1]) for at in range(len(losses))]
+    smoothed = [
+        np.median(losses[max(0, at - SMOOTHING_RADIUS) : at + SMOOTHING_RADIUS + 1]) for at in range(len(losses))
+    ]
     epochs = np.arange(steps[0], steps[-1] + 1, epoch_steps)
-    at_epoch = np.interp(epochs, steps, evened)
+    at_epoch = np.interp(epochs, steps, smoothed)
     flat = np.diff(at_epoch) > -RECORDED_THRESHOLD * at_epoch[:-1]
     for first in range(len(flat) - PATIENCE + 1):
         if flat[first : first + PATIENCE].all():

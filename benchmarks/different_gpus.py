@@ -36,7 +36,7 @@ GOAL = 0.05
 PolicyMaker = Callable[[Bin, PolicySettings], Policy]
 
 
-class ToldPolicy:
+class KnownSpeedsPolicy:
     """`hermes2` with all speeds given from the start: shows the cost of measuring them."""
 
     name = "hermes2, told"
@@ -46,11 +46,11 @@ class ToldPolicy:
         self._jobs = trials.jobs
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        told = [replace(trial, speeds=self._jobs[trial.id].speeds) for trial in trials]
-        return self._policy.decide(now_s, told, slots)
+        informed = [replace(trial, speeds=self._jobs[trial.id].speeds) for trial in trials]
+        return self._policy.decide(now_s, informed, slots)
 
 
-class BlindPolicy:
+class TypeBlindPolicy:
     """`dike` without the slots' GPU types: shows the gain of using them."""
 
     name = "dike, types unknown"
@@ -72,10 +72,10 @@ def _ruled(rules: MetaRules) -> PolicyMaker:
 
 POLICIES: Mapping[str, PolicyMaker] = {
     **{name: _named(name) for name in ("fifo", "rr", "hermes")},
-    BlindPolicy.name: BlindPolicy,
+    TypeBlindPolicy.name: TypeBlindPolicy,
     "Eq. 1 and 2": _ruled(PAPER),
     "hermes2": _named("hermes2"),
-    ToldPolicy.name: ToldPolicy,
+    KnownSpeedsPolicy.name: KnownSpeedsPolicy,
     "dike": _named("dike"),
     "assignment": AssignmentPolicy,
 }
@@ -153,9 +153,9 @@ def measure() -> Iterator[str]:
     yield "exact assignment problem, solved by HiGHS; it knows nothing of losses)."
     yield ""
     yield "`dike, types unknown`: `dike` that does not look at the GPUs' types, as it would decide if all were alike."
-    yield "`Eq. 1 and 2`: the meta scheduler of the paper 'Hermes-v2' and nothing else. `hermes2, told`: `hermes2` that"
-    yield "knows all speeds from the start. Between the two lie *relative speeds* (Eq. 2 on multiples of a trial's mean"
-    yield "speed instead of samples/s), *rings* (more than two change places at once), and *explores* (what was not"
+    yield "`Eq. 1 and 2`: the meta scheduler of the paper 'Hermes-v2' and nothing else. `hermes2, told`: `hermes2` with"
+    yield "all speeds given from the start. Between the two lie *relative speeds* (Eq. 2 on multiples of a trial's mean"
+    yield "speed instead of samples/s), *rings* (cyclic exchanges of more than two), and *explores* (what was not"
     yield "measured counts as faster, by its doubt)."
     yield ""
     results = {}
@@ -165,7 +165,7 @@ def measure() -> Iterator[str]:
             results[setup.name] = {name: [figures[name] for figures in by_seed] for name in setup.policies}
     yield from goal(list(results.values()))
     yield "The first set-up is the paper's, but for its Table 1 (MobileNet and ResNet56 on its three GPUs), which could"
-    yield "not be found: ResNet-18 and ResNet-50 of Gavel's table, batches of 16 to 256, stand in its place."
+    yield "not be found: ResNet-18 and ResNet-50 of Gavel's table, batches of 16 to 256, replace it."
     yield ""
     for setup in SETUPS:
         yield from _rows(setup, results[setup.name])

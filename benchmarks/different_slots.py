@@ -32,7 +32,7 @@ def measure() -> Iterator[str]:
     shares = ", ".join(f"`{kind}` {share:g}" for kind, share in SHARES.items())
     count = math.prod(map(len, SPACE.values()))
     yield f"{count} trials of `benchmarks/search/scripts/readers.py`, {EPOCHS} epochs each, on one machine: three"
-    yield "agents of one slot, told apart by the attribute `slot_kind`. A trial may use this share of a CPU:"
+    yield "agents of one slot, distinguished by the attribute `slot_kind`. A trial may use this share of a CPU:"
     yield f"{shares}. The limit is the benchmark's own: it looks every 10 ms what a trial's"
     yield "process has used, and stops it (SIGSTOP) until it has its share again. Mesos, executors and zygotes are not"
     yield f"held back, nor is a trial that waits for its samples. Half of the trials (width {WAITS}) mostly wait and"
@@ -40,9 +40,9 @@ def measure() -> Iterator[str]:
     yield ""
     yield f"Quantum {QUANTUM_S:g} s; {len(SEEDS)} searches of each policy, each with another order of the trials (the"
     yield "same for all policies); medians, and in brackets the median of the ratios to fifo with the same order."
-    yield "Seconds from the start of the command, on a Mesos that is up. *lowest loss*: one trial has come to within 1%"
-    yield "of the lowest loss that any ends with. *on the slowest*: the share that waiting trials had of the time of"
-    yield f"the slot `{SLOWEST}`. *moves*: a trial went on in another slot than before."
+    yield "Seconds from the start of the command, on a Mesos that is up. *lowest loss*: one trial is within 1% of the"
+    yield "lowest final loss. *on the slowest*: the share that waiting trials had of the time of"
+    yield f"the slot `{SLOWEST}`. *moves*: a trial resumed in another slot."
     yield ""
     yield "| policy | lowest loss, s | mean completion, s | whole search, s | on the slowest | suspensions | moves |"
     yield "|---|---|---|---|---|---|---|"

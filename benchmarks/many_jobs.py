@@ -46,7 +46,7 @@ def measure() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for order, (mix, make_cluster, models), machines in itertools.product(get_args(Order), MIXES, (1_000, 16_000)):
         cluster = make_cluster(machines)
-        jobs = some_jobs(machines // MACHINES_PER_JOB, models, WORKERS_PER_JOB, np.random.default_rng(1))
+        jobs = random_jobs(machines // MACHINES_PER_JOB, models, WORKERS_PER_JOB, np.random.default_rng(1))
         plan, seconds = _timed(jobs, cluster, order)
         yield (
             f"| {order} | {mix} | {machines:,} | {len(jobs):,} | {len(plan.unplaced):,} | {plan.tasks:,} "
@@ -66,7 +66,7 @@ def _round() -> Iterator[str]:
     yield "| mix | waiting | tasks placed | GPUs used | seconds |"
     yield "|---|---|---|---|---|"
     for mix, make_cluster, models in MIXES:
-        jobs = some_jobs(ROUND_JOBS, models, WORKERS_PER_JOB, np.random.default_rng(1))
+        jobs = random_jobs(ROUND_JOBS, models, WORKERS_PER_JOB, np.random.default_rng(1))
         plan, seconds = _timed(jobs, make_cluster(machines), "gain")
         yield (
             f"| {mix} | {len(plan.unplaced):,} | {plan.tasks:,} | {plan.gpus_used / plan.gpus:.0%} | {seconds:.2f} |"
@@ -99,7 +99,7 @@ def _quality() -> Iterator[str]:
     yield (
         "Sum of the remaining times over the least possible one (all counts and all placements tried), on "
         f"{len(ratios['gain'])} random cases of 2 or 3 jobs on 2 or 3 machines that hold the minimum of all. 'given' "
-        "counts only where it leaves no job waiting; it plans each of so few jobs exactly."
+        "counts only where it leaves no job waiting; it plans each job exactly, as there are few."
     )
     yield ""
     yield "| order | cases | mean | median | worst | within 5% |"
@@ -112,7 +112,7 @@ def _quality() -> Iterator[str]:
         )
 
 
-def some_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
+def random_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
     """Draws a model profile."""
     sizes = [int(rng.uniform(0.2, 8) * MEGABYTE) for _ in range(int(rng.integers(10, 61)))]
     flops = 10 ** rng.uniform(8.5, 10)
@@ -133,20 +133,20 @@ def some_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
     )
 
 
-def some_jobs(count: int, models: int, max_workers: int, rng: np.random.Generator) -> list[Job]:
+def random_jobs(count: int, models: int, max_workers: int, rng: np.random.Generator) -> list[Job]:
     """Draws jobs that use the models in rotation and have 1,000 to 100,000 steps left."""
-    profiles = [some_model(rng, synchronous=bool(index % 2)) for index in range(models)]
+    profiles = [random_model(rng, synchronous=bool(index % 2)) for index in range(models)]
     return [
         Job(f"job-{i}", profiles[i % models], max_workers=max_workers, steps=int(rng.integers(1_000, 100_001)))
         for i in range(count)
     ]
 
 
-def alike(machines: int) -> Cluster:
+def uniform_cluster(machines: int) -> Cluster:
     return Cluster((_machines("v100", machines, 16, 64, 4, "V100", 25),))
 
 
-def mixed(machines: int) -> Cluster:
+def mixed_cluster(machines: int) -> Cluster:
     each = machines // 5
     return Cluster(
         (
@@ -172,7 +172,7 @@ def _machines(name: str, count: int, cpus: float, mem_gib: int, gpus: int, model
     )
 
 
-MIXES = (("alike", alike, 1), ("varied", alike, MODELS), ("mixed", mixed, MODELS))
+MIXES = (("alike", uniform_cluster, 1), ("varied", uniform_cluster, MODELS), ("mixed", mixed_cluster, MODELS))
 """Name, cluster and number of models."""
 
 
@@ -184,22 +184,22 @@ def small_case(rng: np.random.Generator) -> tuple[list[Job], Cluster]:
         _machines(f"m{index}", 1, int(rng.choice([8, 16])), 32, int(rng.choice([1, 2, 4])), *kinds[rng.integers(3)])
         for index in range(machines)
     )
-    jobs = some_jobs(int(rng.integers(2, 4)), 2, 4, rng)
+    jobs = random_jobs(int(rng.integers(2, 4)), 2, 4, rng)
     return jobs, Cluster(nodes)
 
 
-def least_total_s(jobs: Sequence[Job], cluster: Cluster, known_s: float) -> float:
+def least_total_s(jobs: Sequence[Job], cluster: Cluster, bound_s: float) -> float:
     """Returns the minimum sum of remaining times by branch and bound over all placements of all jobs.
 
-    `known_s`: a feasible sum, the initial bound.
+    `bound_s`: a feasible sum, the initial bound.
     """
     kinds = node_kinds(cluster)
     catalogue = FormCatalogue(jobs, cluster, kinds, known_hardware())
     machines = [index for index, kind in enumerate(kinds) for _ in range(kind.count)]
     ways = [_ways(job, catalogue.forms(job), machines) for job in jobs]
-    # At best each job is alone: what the jobs from here on take at least.
+    # Lower bounds: sums of the fastest placements of the remaining jobs, each alone.
     rest = [sum(way[0][0] for way in ways[index:]) for index in range(len(ways) + 1)]
-    least = known_s
+    least = bound_s
 
     def try_from(index: int, spent_s: float, free: Usage) -> None:
         nonlocal least

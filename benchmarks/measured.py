@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.measured_fleet import Fleet
 from benchmarks.measured_layouts import LAYERS, SHAPE, WIDTH, Case, Layout, cluster, layouts, profile
 from benchmarks.measured_task import Training
-from benchmarks.shaped_hosts import UNSHAPED_MBPS, ShapedHosts, why_not
+from benchmarks.shaped_hosts import UNSHAPED_MBPS, ShapedHosts, unsupported_reason
 from solver import Cluster
 from solver.calibration import fit
 from solver.calibration.measured_rows import Measurement
@@ -22,17 +22,17 @@ from solver.drawing.figure_files import new_figure, save_figure
 TITLE = "Measured, not modelled: parameter servers on shaped links"
 PLOT = Path(__file__).parent / "results" / "measured.svg"
 COMPUTE_S = 0.4
-SHORTEST_S = 5.0
+MIN_DURATION_S = 5.0
 TRANSFER_S = 2.0
 STEPS = 5
 METHODS = ("Dike", "least traffic", "round robin")
 UNEQUAL = (500.0, 500.0, 200.0, 100.0, 50.0)
 FOUR, ALIKE, FIVE = (1,) * 4, (100.0,) * 4, (1,) * 5
 CASES = (
-    Case("2 hosts", (100.0,) * 2, (1, 1), COMPUTE_S, shared=True, synchronous=False, most=5),
-    Case("4 hosts", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, most=9),
-    Case("4 hosts, synchronous", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=True, most=8),
-    Case("4 hosts, network alone", ALIKE, FOUR, 0.0, shared=False, synchronous=False, most=6),
+    Case("2 hosts", (100.0,) * 2, (1, 1), COMPUTE_S, shared=True, synchronous=False, max_layouts=5),
+    Case("4 hosts", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, max_layouts=9),
+    Case("4 hosts, synchronous", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=True, max_layouts=8),
+    Case("4 hosts, network alone", ALIKE, FOUR, 0.0, shared=False, synchronous=False, max_layouts=6),
     Case(
         "4 hosts, one without a GPU",
         (500.0, *ALIKE[1:]),
@@ -40,12 +40,16 @@ CASES = (
         COMPUTE_S,
         shared=True,
         synchronous=False,
-        most=9,
+        max_layouts=9,
     ),
-    Case("4 hosts, two racks", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, most=10, uplink_mbps=50.0),
-    Case("3 unequal hosts of 2 GPUs", (500.0, 200.0, 50.0), (2,) * 3, COMPUTE_S, True, False, most=10),
-    Case("5 unequal hosts", UNEQUAL, FIVE, COMPUTE_S, shared=True, synchronous=False, most=11),
-    Case("5 unequal hosts, network alone, synchronous", UNEQUAL, FIVE, 0.0, shared=False, synchronous=True, most=9),
+    Case(
+        "4 hosts, two racks", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, max_layouts=10, uplink_mbps=50.0
+    ),
+    Case("3 unequal hosts of 2 GPUs", (500.0, 200.0, 50.0), (2,) * 3, COMPUTE_S, True, False, max_layouts=10),
+    Case("5 unequal hosts", UNEQUAL, FIVE, COMPUTE_S, shared=True, synchronous=False, max_layouts=11),
+    Case(
+        "5 unequal hosts, network alone, synchronous", UNEQUAL, FIVE, 0.0, shared=False, synchronous=True, max_layouts=9
+    ),
 )
 
 
@@ -106,7 +110,7 @@ class Experiment:
 
 def measure() -> Iterator[str]:
     """Runs the experiment, and draws a plot beside the results."""
-    reason = why_not()
+    reason = unsupported_reason()
     if reason is not None:
         yield f"Not measured: {reason}"
         return
@@ -176,13 +180,13 @@ def _measured(fleet: Fleet, case: Case, layout: Layout) -> Outcome:
         used[node] = used.get(node, 0) + 1
     training = Training(
         width=WIDTH,
-        # Equal variables: dealt out in turn, ps 0 has the largest shard, as in a plan.
+        # Round-robin over equal variables gives ps 0 the largest shard, as in a plan.
         ps_of_layer=tuple(servers[layer % len(servers)] for layer in range(LAYERS)),
         workers=tuple(workers),
         compute_s=case.compute_s,
         synchronous=case.synchronous,
     )
-    return Outcome(layout, fleet.round_s(training, max(SHORTEST_S, STEPS * layout.predicted_s)))
+    return Outcome(layout, fleet.round_s(training, max(MIN_DURATION_S, STEPS * layout.predicted_s)))
 
 
 def _summary(experiment: Experiment) -> str:
@@ -218,7 +222,7 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Predictions that are equal but for rounding tie.
+    # Values equal up to rounding tie.
     _, position, counts = np.unique(values.round(9), return_inverse=True, return_counts=True)
     ranks: NDArray[np.float64] = (counts.cumsum() - (counts - 1) / 2)[position]
     return ranks

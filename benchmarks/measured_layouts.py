@@ -23,10 +23,10 @@ LAYERS = 12
 WIDTH = 330
 GPU_MODEL = "K80"
 SHAPE = WorkerShape(gpus=1, cpus=1.0)
-ROOMY_BYTES = 32 * GIB
+SHARED_HOST_BYTES = 32 * GIB
 ONE_TASK_BYTES = 3584 * MIB
 """Memory for a worker (3 GiB and its variables) or a ps (half a GiB and its shard), not for both."""
-LONGEST_S = 3.0
+MAX_ROUND_S = 3.0
 """Layouts with longer predicted rounds are left out unless a method chooses them: each would take a minute."""
 WORKERS_PER_PS = 4
 """Fixed ratio of the round-robin baseline."""
@@ -43,7 +43,7 @@ class Case:
         compute_s: seconds an accelerator takes for a step.
         shared: whether a host has memory for workers and a ps together.
         synchronous: whether workers wait for each other.
-        most: number of layouts to measure.
+        max_layouts: number of layouts to measure.
         uplink_mbps: speed between the racks of `shaped_hosts.RACKS`, Mbit/s; None for a single switch.
     """
 
@@ -53,7 +53,7 @@ class Case:
     compute_s: float
     shared: bool
     synchronous: bool
-    most: int
+    max_layouts: int
     uplink_mbps: float | None = None
 
     def rack(self, host: int) -> str | None:
@@ -132,7 +132,7 @@ def cluster(case: Case, measured_mbps: Sequence[float], uplink_mbps: float | Non
         NodeClass(
             name=case.node(host),
             cpus=8.0,
-            mem_bytes=ROOMY_BYTES if case.shared else ONE_TASK_BYTES,
+            mem_bytes=SHARED_HOST_BYTES if case.shared else ONE_TASK_BYTES,
             gpus=case.gpus[host],
             gpu_model=GPU_MODEL,
             network_gbps=mbps / 1e3,
@@ -154,15 +154,15 @@ def layouts(case: Case, where: Cluster) -> list[Layout]:
         layout = Layout(
             assignment, evaluate(scenario, SHAPE, scenario.shards(len(assignment.ps)), assignment).step_time.total
         )
-        found.setdefault(_likeness(case, scenario, assignment), layout)
+        found.setdefault(_equivalence_class(case, scenario, assignment), layout)
     chosen: dict[object, Layout] = {}
     for method, assignment in _methods(case, scenario):
-        key = _likeness(case, scenario, assignment)
+        key = _equivalence_class(case, scenario, assignment)
         layout = chosen.get(key, found[key])
         chosen[key] = Layout(layout.assignment, layout.predicted_s, (*layout.methods, method))
-    rest = [key for key, layout in found.items() if key not in chosen and layout.predicted_s <= LONGEST_S]
+    rest = [key for key, layout in found.items() if key not in chosen and layout.predicted_s <= MAX_ROUND_S]
     rest.sort(key=lambda key: -found[key].steps_per_s)
-    wanted = max(0, case.most - len(chosen))
+    wanted = max(0, case.max_layouts - len(chosen))
     best = rest[: wanted // 3]
     others = rest[len(best) :]
     count = min(len(others), wanted - len(best))
@@ -171,7 +171,7 @@ def layouts(case: Case, where: Cluster) -> list[Layout]:
 
 
 def _methods(case: Case, scenario: Scenario) -> Iterator[tuple[str, Assignment]]:
-    # The hosts share this machine's cores: several ps on one of them would not have CPUs of their own.
+    # The hosts share this machine's cores, so several ps on one host would compete for CPUs.
     plan = PlanRequest(scenario.profile, scenario.cluster, max_gpus_per_worker=1, rules=PAPER)
     yield "Dike", _assignment(make_plan(plan))
     traffic = PlanRequest(scenario.profile, scenario.cluster, objective="traffic", max_gpus_per_worker=1)
@@ -190,7 +190,7 @@ def _round_robin(case: Case) -> Assignment:
     if case.shared:
         places = [case.node(host) for gpu in range(max(case.gpus)) for host in hosts if gpu < case.gpus[host]]
         ps = math.ceil(len(places) / WORKERS_PER_PS)
-        # The workers go on where the last ps was put.
+        # Workers follow the last ps.
         return Assignment(tuple(map(case.node, hosts[:ps])), tuple(places[ps:] + places[:ps]), None)
     ps = math.ceil(len(hosts) / (WORKERS_PER_PS + 1))
     return Assignment(tuple(map(case.node, hosts[:ps])), tuple(map(case.node, hosts[ps:])), None)
@@ -208,7 +208,7 @@ def _assignments(case: Case) -> Iterator[Assignment]:
                     yield Assignment(tuple(map(case.node, ps)), placed, None)
 
 
-def _likeness(case: Case, scenario: Scenario, assignment: Assignment) -> object:
+def _equivalence_class(case: Case, scenario: Scenario, assignment: Assignment) -> object:
     """Key that is equal for layouts that differ in host names only."""
     sizes = scenario.shards(len(assignment.ps)).sizes
     held = dict(zip(assignment.ps, sizes, strict=True))

@@ -60,18 +60,18 @@ def main() -> None:
     tf.disable_v2_behavior()
     addresses, index = sys.argv[1].split(","), int(sys.argv[2])
     server = tf.train.Server({JOB: addresses}, job_name=JOB, task_index=index, config=_config(tf))
-    _answer("started")
+    _send("started")
     for line in sys.stdin:
         training = Training.loads(line)
         session, step = _prepare(tf, server.target, training, index, initialize=index == training.workers[0])
         with session:
-            _answer("ready")
-            _answer(_steps(tf, session, step, float(sys.stdin.readline())))
+            _send("ready")
+            _send(_steps(tf, session, step, float(sys.stdin.readline())))
     # TensorFlow's servers cannot be stopped.
     os._exit(0)
 
 
-def _answer(value: object) -> None:
+def _send(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -82,7 +82,7 @@ def _config(tf: Any, tasks: Iterable[int] = ()) -> Any:
         inter_op_parallelism_threads=2,
         device_filters=[f"/job:{JOB}/task:{task}" for task in tasks],
     )
-    # Grappler must not move the wait to before the pull.
+    # Keeps Grappler from moving the wait before the pull.
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config
 
@@ -108,7 +108,7 @@ def _prepare(tf: Any, target: str, training: Training, worker: int, *, initializ
 
 def _variable(tf: Any, width: int, layer: int, ps: int) -> Any:
     with tf.device(_device(ps)):
-        # The servers keep variables from training to training, so those of other widths have other names.
+        # Variables survive on the servers between trainings, so the width is part of the name.
         name, initializer = f"layer_{layer}_{width}", tf.glorot_uniform_initializer(seed=layer)
         return tf.get_variable(name, (width, width), initializer=initializer, use_resource=True)
 

@@ -37,7 +37,7 @@ MODES = ("sync", "async")
 NETWORKS_GBPS = (1, 10, 25)
 RANDOM_CLUSTERS = 300
 SEED = 2024
-GOOD = 0.95
+HIGH_SHARE = 0.95
 RESULTS = Path(__file__).parent / "results"
 CASES_PLOT, RANDOM_PLOT = RESULTS / "optimum_share.svg", RESULTS / "optimum_share_random.svg"
 COLOURS = {
@@ -249,12 +249,12 @@ def _table(columns: Sequence[str], cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _distribution(cases: Sequence[Case]) -> Iterator[str]:
-    yield f"| method | worst | 5th percentile | 25th | median | at least {GOOD:.0%} of the best |"
+    yield f"| method | worst | 5th percentile | 25th | median | at least {HIGH_SHARE:.0%} of the best |"
     yield "|---|---|---|---|---|---|"
     for method in cases[0].shares:
         shares = np.array([case.shares[method] for case in cases])
         cells = [f"{value:.1%}" for value in np.percentile(shares, [0, 5, 25, 50])]
-        yield f"| {method} | {' | '.join(cells)} | {np.mean(shares >= GOOD):.0%} of the clusters |"
+        yield f"| {method} | {' | '.join(cells)} | {np.mean(shares >= HIGH_SHARE):.0%} of the clusters |"
 
 
 def draw_cases(cases: Sequence[Case], path: Path) -> None:

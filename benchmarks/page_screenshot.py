@@ -47,7 +47,7 @@ def service(folder: Path) -> Iterator[str]:
         deadline = time.monotonic() + DEADLINE_S
         while not (found := re.search(r"listening at (http\S+)", log.read_text())):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise DikeError(f"The service did not start:\n{log.read_text()}")
+                raise DikeError(f"The service does not start:\n{log.read_text()}")
             time.sleep(0.1)
         yield found[1]
     finally:
@@ -55,13 +55,13 @@ def service(folder: Path) -> Iterator[str]:
         process.wait(DEADLINE_S)
 
 
-def hand_in(folder: Path, url: str, *arguments: str) -> None:
+def run_dike(folder: Path, url: str, *arguments: str) -> None:
     """Runs `dike` with these arguments against the service."""
     environment = {**_environment(folder), "DIKE_SERVICE": url}
     subprocess.run([sys.executable, "-m", "framework", *arguments], cwd=folder, env=environment, check=True)
 
 
-def take(url: str, token: str, folder: Path) -> None:
+def take_screenshots(url: str, token: str, folder: Path) -> None:
     """Waits until the page has content, and takes the screenshots."""
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -75,8 +75,8 @@ def take(url: str, token: str, folder: Path) -> None:
         page.set_viewport_size({"width": WIDTH, "height": SEARCH_HEIGHT})
         page.get_by_role("link", name="All jobs").click()
         page.get_by_role("link", name=SEARCH).click()
-        enough = "ended => document.querySelectorAll('.trials .state-finished').length >= ended"
-        page.wait_for_function(enough, arg=TRIALS_ENDED)
+        has_ended = "ended => document.querySelectorAll('.trials .state-finished').length >= ended"
+        page.wait_for_function(has_ended, arg=TRIALS_ENDED)
         page.screenshot(path=folder / "page.png")
         browser.close()
 
@@ -85,11 +85,11 @@ def main(pictures: Path) -> None:
     with tempfile.TemporaryDirectory() as name, service(Path(name)) as url:
         folder = Path(name)
         training = str(ROOT / "examples" / f"{TRAINING}.py")
-        hand_in(folder, url, "submit", "--min-workers", "1", "--max-workers", "1", training, "--steps", "1000000")
+        run_dike(folder, url, "submit", "--min-workers", "1", "--max-workers", "1", training, "--steps", "1000000")
         space = ["--param", "lr=0.1,0.03,0.01,0.001", "--param", "batch_size=16,32", "--param", "optimizer=sgd,adam"]
         search = ["--name", SEARCH, "--slots", "2", "--metric", "loss", "--detach"]
-        hand_in(folder, url, "tune", str(ROOT / "examples/digits_cnn.py"), *space, *search)
-        take(url, (folder / "dike/service-token").read_text(), pictures)
+        run_dike(folder, url, "tune", str(ROOT / "examples/digits_cnn.py"), *space, *search)
+        take_screenshots(url, (folder / "dike/service-token").read_text(), pictures)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ from statistics import fmean, geometric_mean, median
 
 from threadpoolctl import threadpool_limits
 
-from benchmarks.search.learned import GaussianProcessPolicy, ToldPolicy, ended
+from benchmarks.search.learned import GaussianProcessPolicy, KnownFamilyPolicy, as_earlier_trials
 from benchmarks.search.simulated import DATA
 from benchmarks.simulation.bins import TARGET_SHARE, Bin, draw_bin
 from benchmarks.simulation.comparison import (
@@ -39,17 +39,17 @@ SEEDS = range(300, 348)
 """Seeds of bins that no choice was made on."""
 CHOICE_SEEDS = range(200, 208)
 FEW_SEEDS = range(300, 304)
-FAMILY_SEED, CHOICE_FAMILY_SEED, ASIDE_SEED, LIBRARY_SEED = 1, 0, 3, 99
+FAMILY_SEED, CHOICE_FAMILY_SEED, HELD_OUT_SEED, LIBRARY_SEED = 1, 0, 3, 99
 LIBRARY_TRIALS = 1000
 EARLIER_TRIALS = 32
 
 OTHERS = ("fifo", "asha", "hermes")
 GP = "GP, as DyHPO"
 WITHOUT_RUNGS = "dike, without rungs"
-TOLD = "told the family"
+KNOWN_FAMILY = "told the family"
 LEARNED = "dike, --warm-start-from"
 DIKES = ("dike", WITHOUT_RUNGS)
-PATIENCE_BEFORE = 16
+FORMER_PATIENCE = 16
 """Patience of the former rule, without rungs."""
 
 
@@ -64,7 +64,7 @@ class CurveSet:
         seed: seed of the family's curves.
         metric: recorded column; None: the training loss.
         target_share: see `default_target`.
-        is_aside: whether the set was not looked at before the policy was chosen.
+        is_held_out: whether the set was not looked at before the policy was chosen.
     """
 
     name: str
@@ -73,7 +73,7 @@ class CurveSet:
     seed: int = FAMILY_SEED
     metric: str | None = None
     target_share: float = TARGET_SHARE
-    is_aside: bool = False
+    is_held_out: bool = False
 
     def curves(self, seed: int | None = None) -> tuple[Curve, ...]:
         """All its curves; `seed` draws others of a family."""
@@ -82,9 +82,9 @@ class CurveSet:
         return draw_family(self.family, self.seed if seed is None else seed)
 
 
-_NEW = ("double-descent", "instabilities", "stages", "slow-and-close")
+_HELD_OUT = ("double-descent", "instabilities", "stages", "slow-and-close")
 """Families that no choice was made on."""
-_LOOKED_AT = tuple(name for name in FAMILIES if name not in _NEW)
+_TUNED_ON = tuple(name for name in FAMILIES if name not in _HELD_OUT)
 SETS = (
     CurveSet("ImageNet, ResNet", "algoperf_imagenet_resnet.csv.gz"),
     CurveSet("OGBG", "algoperf_ogbg.csv.gz", target_share=0.98),
@@ -93,9 +93,9 @@ SETS = (
     CurveSet("photo", "photo_mlp.csv.gz"),
     CurveSet("diabetes", "diabetes_mlp.csv.gz"),
     CurveSet("boosted trees", "boosting_trees.csv.gz", metric="validation_loss"),
-    *(CurveSet(name, family=name) for name in _LOOKED_AT),
-    *(CurveSet(name, family=name, is_aside=True) for name in _NEW),
-    *(CurveSet(f"{name}, anew", family=name, seed=ASIDE_SEED, is_aside=True) for name in _LOOKED_AT),
+    *(CurveSet(name, family=name) for name in _TUNED_ON),
+    *(CurveSet(name, family=name, is_held_out=True) for name in _HELD_OUT),
+    *(CurveSet(f"{name}, anew", family=name, seed=HELD_OUT_SEED, is_held_out=True) for name in _TUNED_ON),
 )
 
 SETTINGS = {
@@ -118,7 +118,7 @@ def _recorded(file: str, metric: str | None) -> tuple[Curve, ...]:
     return read_curves(DATA / file, metric)
 
 
-class _Watched:
+class _BestLossRecorder:
     """A policy that records the lowest loss of all trials over time; `policy` decides."""
 
     def __init__(self, policy: Policy) -> None:
@@ -130,7 +130,7 @@ class _Watched:
         self.bests: list[tuple[float, float]] = []
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        # A trial's readings go on to be filled after it has left.
+        # The list of readings of a trial still grows after it has left.
         self._reports |= {trial.id: trial.readings for trial in trials}
         for trial, readings in self._reports.items():
             new = readings[self._seen.get(trial, 0) :]
@@ -148,18 +148,18 @@ def measure() -> Iterator[str]:
     with multiprocessing.get_context("fork").Pool(PROCESSES, threadpool_limits, (1,)) as pool:
         yield "Mean time for a good trial to reach the target as a multiple of the oracle's, which knows the curves. 16"
         yield f"trials, 4 of them good, on 4 GPUs, {len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}), as in"
-        yield f"[search.md](search.md). *{WITHOUT_RUNGS}*: as it was, with a patience of {PATIENCE_BEFORE}."
+        yield f"[search.md](search.md). *{WITHOUT_RUNGS}*: the former rule, with a patience of {FORMER_PATIENCE}."
         yield "*GP, as DyHPO*: by a Gaussian process over the curves of this search. *Told the family*: knows the"
         yield f"target and {LIBRARY_TRIALS:,} other curves of the family, so it is the price of not knowing."
         yield f"*{LEARNED}*: knows {EARLIER_TRIALS} of these, others for each bin, and not the target."
         yield "*By the best*: a time by that of the best of fifo, asha and hermes."
         yield ""
         yield "Families: `benchmarks/simulation/families.py`; choices were made on seeds 0 to 2, here it is seed 1."
-        yield f"*Anew*: the same by seed {ASIDE_SEED}. Sets: [what they are](../data/learning_curves/README.md)."
+        yield f"*Anew*: the same by seed {HELD_OUT_SEED}. Sets: [what they are](../data/learning_curves/README.md)."
         yield ""
         times = pool.map(_main_times, range(len(SETS)), chunksize=1)
-        for is_aside, title in ((False, "Curves that choices were made on"), (True, "Curves kept aside")):
-            chosen = [(one, row) for one, row in zip(SETS, times, strict=True) if one.is_aside is is_aside]
+        for is_held_out, title in ((False, "Curves that choices were made on"), (True, "Curves kept aside")):
+            chosen = [(one, row) for one, row in zip(SETS, times, strict=True) if one.is_held_out is is_held_out]
             yield from _table(title, {one.name: row for one, row in chosen})
         yield "## Other settings"
         yield ""
@@ -170,26 +170,26 @@ def measure() -> Iterator[str]:
         yield f"| setting | {' | '.join(names)} |"
         yield f"|---|{'---|' * len(names)}"
         for setting in SETTINGS:
-            found = pool.map(partial(_setting_times, setting), _places(is_aside=True), chunksize=1)
+            found = pool.map(partial(_setting_times, setting), _indices(is_held_out=True), chunksize=1)
             each = [row for row in found if row]
             means = {name: geometric_mean(row[name] for row in each) for name in names}
             yield f"| {setting} ({len(each)} sets) | {_cells(means)} |"
         yield ""
         yield "## Regret over time"
         yield ""
-        yield "How far the lowest loss of the search is above the lowest that its trials come to,"
-        yield "by how far they come down from the median first loss; when so much of the time has passed that training"
-        yield "all of them takes. Trials are trained to the end. Means over the sets kept aside,"
+        yield "How far the lowest loss of the search is above the lowest final loss of its trials,"
+        yield "relative to the fall from the median first loss; by share of the time that training all of them takes."
+        yield "Trials are trained to the end. Means over the sets kept aside,"
         yield f"{len(FEW_SEEDS)} bins each."
         yield ""
-        regrets = pool.map(_regrets, _places(is_aside=True), chunksize=1)
+        regrets = pool.map(_regrets, _indices(is_held_out=True), chunksize=1)
         yield f"| policy | {' | '.join(f'{budget:.0%}' for budget in BUDGETS)} |"
         yield f"|---|{'---|' * len(BUDGETS)}"
         for name in (*OTHERS, *DIKES):
             cells = " | ".join(f"{fmean(of[name][place] for of in regrets):.3f}" for place in range(len(BUDGETS)))
             yield f"| {name} | {cells} |"
         yield ""
-        yield from _left_out(pool.map(_choice_times, _places(is_aside=False), chunksize=1))
+        yield from _left_out(pool.map(_choice_times, _indices(is_held_out=False), chunksize=1))
 
 
 def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
@@ -205,11 +205,11 @@ def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
 
 
 def _left_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[str]:
-    names = [SETS[place].name for place in _places(is_aside=False)]
+    names = [SETS[place].name for place in _indices(is_held_out=False)]
     yield "## Leave one set out"
     yield ""
     yield "Which patience, and which share of the quanta for the rungs, would be chosen on all other sets (geometric"
-    yield f"mean of the times, {len(CHOICE_SEEDS)} bins, families by seed {CHOICE_FAMILY_SEED}), and what they come to"
+    yield f"mean of the times, {len(CHOICE_SEEDS)} bins, families by seed {CHOICE_FAMILY_SEED}), and the result"
     yield f"on the one left out. `dike` has {STALLED_PATIENCE:g} and {RUNGS_SHARE:.0%}."
     yield ""
     yield "| left out | chosen on the others: patience, rungs | its time | the best of all |"
@@ -228,8 +228,8 @@ def _left_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[
     yield ""
 
 
-def _places(*, is_aside: bool) -> list[int]:
-    return [place for place, one in enumerate(SETS) if one.is_aside is is_aside]
+def _indices(*, is_held_out: bool) -> list[int]:
+    return [place for place, one in enumerate(SETS) if one.is_held_out is is_held_out]
 
 
 def _best(row: Times) -> float:
@@ -244,7 +244,7 @@ def _contenders() -> dict[str, PolicyFactory]:
     """The fast policies without prior knowledge."""
     return {
         **policies_named((*OTHERS, "dike")),
-        WITHOUT_RUNGS: lambda _, settings: DikePolicy(settings, PATIENCE_BEFORE, rungs_share=0.0),
+        WITHOUT_RUNGS: lambda _, settings: DikePolicy(settings, FORMER_PATIENCE, rungs_share=0.0),
     }
 
 
@@ -262,17 +262,17 @@ def _main_times(place: int) -> Times:
     curves = one.curves()
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share))
     policies = _contenders()
-    if one.is_aside:
+    if one.is_held_out:
         others = draw_family(one.family, LIBRARY_SEED, LIBRARY_TRIALS)
         policies[GP] = lambda _, settings: GaussianProcessPolicy(settings)
-        policies[TOLD] = lambda _, settings: ToldPolicy(settings, others, scenario.target)
+        policies[KNOWN_FAMILY] = lambda _, settings: KnownFamilyPolicy(settings, others, scenario.target)
         policies[LEARNED] = lambda _, settings: DikePolicy(settings, earlier=_earlier(others, settings.seed))
     return _times(curves, scenario, policies, SEEDS)
 
 
 def _earlier(curves: Sequence[Curve], seed: int) -> EarlierTrials:
     """An earlier search of a few curves of the family, different for each bin."""
-    return EarlierTrials(ended(random.Random(seed).sample(curves, EARLIER_TRIALS)))  # noqa: S311
+    return EarlierTrials(as_earlier_trials(random.Random(seed).sample(curves, EARLIER_TRIALS)))  # noqa: S311
 
 
 def _setting_times(setting: str, place: int) -> Times | None:
@@ -314,15 +314,15 @@ def _regrets(place: int) -> dict[str, list[float]]:
     found: dict[str, list[list[float]]] = {name: [] for name in policies}
     for seed in FEW_SEEDS:
         trials = draw_bin(curves, scenario.target, scenario.jobs, scenario.good, seed)
-        # Goes on until each trial is at its end.
+        # Trains every trial to its end.
         trials = replace(trials, target_s=tuple(curve.length_s for curve in trials.curves))
         all_s = sum(trials.target_s) / scenario.world.slots
         first = median(curve.first_loss for curve in trials.curves if math.isfinite(curve.first_loss))
         lowest = min(curve.lowest_loss for curve in trials.curves)
         settings = PolicySettings(quantum_s=scenario.quantum_s, switch_s=scenario.world.overhead_s, seed=seed)
         for name, make in policies.items():
-            watched = _Watched(make(trials, settings))
-            World(trials, watched, scenario.world).run()
-            bests = (min(watched.best_at(budget * all_s), first) for budget in BUDGETS)
+            recorder = _BestLossRecorder(make(trials, settings))
+            World(trials, recorder, scenario.world).run()
+            bests = (min(recorder.best_at(budget * all_s), first) for budget in BUDGETS)
             found[name].append([max(best - lowest, 0.0) / (first - lowest) for best in bests])
     return {name: [fmean(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}

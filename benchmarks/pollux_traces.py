@@ -137,7 +137,7 @@ class Form:
         factors = np.ones(computing.shape[1])
         best: Fit | None = None
         for shape in self.shapes:
-            # Each shape begins where the last one ended.
+            # Warm start from the previous shape.
             found = fit_factors(_gradients(computing, network, shape), trace.seconds, factors)
             factors = found.factors
             if best is None or found.squared_error < best.squared_error:

@@ -60,7 +60,7 @@ def measure() -> Iterator[str]:
     yield "step. *Wall*: the time of a step, workers included: compare set-ups with as many CPUs."
     yield ""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in SETUPS}
-    # TensorFlow takes long to start: every set-up is started once, and those whose turn it is not are idle.
+    # TensorFlow starts slowly: every set-up is started once, and idles outside of its turn.
     with contextlib.ExitStack() as stack:
         running = {name: stack.enter_context(_started(setup)) for name, setup in SETUPS.items()}
         for _ in range(ROUNDS):
@@ -89,8 +89,8 @@ def measure() -> Iterator[str]:
         walls = [there[1] / here[1] for here, there in zip(seen[first], seen[second], strict=True)]
         yield f"{second} against {first}: CPU x {_range(ratios)}, wall x {_range(walls)}."
     yield "Servers that share the work take as much CPU time as one that does all of it. So the planner gives each ps"
-    yield "its CPUs and counts these; wall times, workers included, scatter too much to tell two ps from one with two"
-    yield "CPUs."
+    yield "its CPUs and counts these; wall times, workers included, scatter too much to distinguish two ps from one"
+    yield "with two CPUs."
 
 
 def _range(values: Sequence[float]) -> str:
@@ -108,7 +108,7 @@ class _Job:
         for worker in self.workers:
             _pipe(worker.stdin).write(f"{SECONDS}\n")
             _pipe(worker.stdin).flush()
-        steps = sum(int(_answer(worker)) for worker in self.workers)
+        steps = sum(int(_receive(worker)) for worker in self.workers)
         return 1000 * (_cpu_s(self.servers) - before) / steps, 1000 * (time.monotonic() - started) / steps
 
 
@@ -121,7 +121,7 @@ def _started(setup: Setup) -> Iterator[_Job]:
     workers = tuple(_start("1", "worker", index, spec) for index in range(WORKERS))
     try:
         for worker in workers:
-            assert _answer(worker) == "ready"
+            assert _receive(worker) == "ready"
         yield _Job(servers, workers)
     finally:
         for process in (*servers, *workers):
@@ -149,7 +149,7 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def _answer(process: subprocess.Popen[str]) -> str:
+def _receive(process: subprocess.Popen[str]) -> str:
     line = _pipe(process.stdout).readline().strip()
     assert line, f"{process.args!r} ended"
     return line
@@ -166,7 +166,7 @@ def main() -> None:
 
     tf.disable_v2_behavior()
     role, index, spec = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[4])
-    # Not before: while they start, all may use all cores.
+    # After the imports, which may use all cores.
     os.sched_setaffinity(0, [int(cpu) for cpu in sys.argv[3].split(",")])
     addresses = [f"127.0.0.1:{port}" for port in spec["ports"]]
     count = len(spec["cpus"])

@@ -19,7 +19,7 @@ from solver.units import GIB
 TITLE = "What the rules cost"
 MODELS = ("ResNet50", "VGG16")
 SPEEDS_GBPS = (1.0, 10.0)
-LIMIT_S = 20.0
+TIME_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def explore(request: PlanRequest) -> Exploration:
     """
     started = time.monotonic()
     check_request(request)
-    # The rules are about jobs with parameter servers.
+    # The rules apply to jobs with parameter servers only.
     request = dataclasses.replace(request, plain=False)
     rules = default_rules(request.objective) if request.rules is None else request.rules
     limit_s = DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s
@@ -105,7 +105,7 @@ def explore(request: PlanRequest) -> Exploration:
 def _price(rule: str, inside: Plan, outside: Plan, *, applied: bool = True) -> RulePrice:
     """Compares the best plan that keeps the rule with the best plan without it."""
     if rule not in inside.options.pruned:
-        reason = "No plan keeps it: the other tasks fit nowhere beside so many workers."
+        reason = "No plan keeps it: the other tasks do not fit beside the workers."
         return RulePrice(rule, applied, None, _worth(outside), None, proven=False, reason=reason)
     kept, free = _worth(inside), _worth(outside)
     cost = kept / free - 1 if inside.objective == "traffic" else 1 - kept / free
@@ -124,7 +124,7 @@ def _rank(plan: Plan) -> float:
 def measure() -> Iterator[str]:
     """Reports one row for each case, one column for each rule."""
     yield "Five machines of 8 CPUs, 4 K80 and 32 GiB, batch 32 a GPU. Each figure is the share of the speed that the"
-    yield f"rule costs, or would cost where it is off by default, found in {LIMIT_S:.0f} s; *so far*:"
+    yield f"rule costs, or would cost where it is off by default, found in {TIME_LIMIT_S:.0f} s; *so far*:"
     yield "not proven in that time."
     yield ""
     yield f"| model | training | network | {' | '.join(RULES)} |"
@@ -144,7 +144,7 @@ def measure() -> Iterator[str]:
                     network_gbps=gbps,
                 )
                 model = dataclasses.replace(profile, synchronous=synchronous)
-                found = explore(PlanRequest(model, Cluster((node,)), time_limit_s=LIMIT_S))
+                found = explore(PlanRequest(model, Cluster((node,)), time_limit_s=TIME_LIMIT_S))
                 prices = {price.rule: _shown(price) for price in found.prices}
                 how = "synchronous" if synchronous else "asynchronous"
                 yield f"| {name} | {how} | {gbps:g} Gb/s | {' | '.join(prices[rule] for rule in RULES)} |"

@@ -34,7 +34,7 @@ UNSHAPED_MBPS = 10_000.0
 """Rate between the racks of a single switch: more than all cards of one rack together."""
 COMMAND_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 60.0
-GONE_TIMEOUT_S = 10.0
+REMOVE_TIMEOUT_S = 10.0
 _NAME = re.compile(rf"{PREFIX}-(\d+)-\d+-\w+")
 """Process id, number of the `ShapedHosts` in that process, and name of the host."""
 _made = itertools.count()
@@ -65,11 +65,11 @@ class HostsError(Exception):
     """The hosts could not be made or used; the message has the command and its output."""
 
 
-def why_not() -> str | None:
+def unsupported_reason() -> str | None:
     """Returns why this machine cannot make such hosts, in one sentence; None if it can."""
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if missing:
-        return f"There is no '{missing[0]}' command: install the package iproute2."
+        return f"The command '{missing[0]}' is missing: install the package iproute2."
     if os.geteuid() != 0:
         return "Network namespaces need root: run this as root."
     try:
@@ -189,7 +189,7 @@ class ShapedHosts:
 
     def _remove(self) -> None:
         for process in self._started:
-            process.kill()  # one that is not on its host yet would be missed there, and live on
+            process.kill()  # not yet in its namespace, it would survive the removal
         existing = _namespaces()
         for name in (*self._names, self._switch):
             if name in existing:
@@ -208,7 +208,7 @@ def _remove_stale() -> None:
             try:
                 _remove_namespace(name)
             except HostsError:
-                # Another process may have been quicker.
+                # Another process may have removed it.
                 if name in _namespaces():
                     raise
 
@@ -219,7 +219,7 @@ def _namespaces() -> list[str]:
 
 def _remove_namespace(name: str) -> None:
     """Kills the processes on a host, then removes it; its links go with it."""
-    deadline = time.monotonic() + GONE_TIMEOUT_S
+    deadline = time.monotonic() + REMOVE_TIMEOUT_S
     while (pids := _run("ip", "netns", "pids", name).split()) and time.monotonic() < deadline:
         for pid in pids:
             try:

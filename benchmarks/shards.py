@@ -95,7 +95,7 @@ def _in_order_of_creation(model: str) -> ModelProfile:
     import keras
 
     profile = load_profile(f"keras:{model}", batch_size=32)
-    # Names that Keras makes up count on from model to model.
+    # Resets Keras' counters of generated names.
     keras.utils.clear_session()
     created = named_variables(getattr(keras.applications, model)(weights=None))
     position = {name: index for index, (name, _) in enumerate(created)}

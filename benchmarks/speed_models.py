@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.many_jobs import alike, some_model
+from benchmarks.many_jobs import random_model, uniform_cluster
 from benchmarks.measured import CASES
 from benchmarks.measured_layouts import SHAPE, Case, cluster, profile
 from benchmarks.pollux_traces import FORMS, MODELS, Trace, large_placements, small_placements
@@ -42,7 +42,7 @@ POLLUX_DRAWS = 5
 POLLUX_FORM = "bytes, sum"
 MADE_UP_JOBS = 40
 MADE_UP_WORKERS = 16
-OFF = 3.0
+MAX_HARDWARE_RATIO = 3.0
 """Maximum ratio, either way, of the true to the estimated speed of synthetic hardware."""
 
 Counts = tuple[int, int]
@@ -67,10 +67,10 @@ class Point:
 
 def measure() -> Iterator[str]:
     yield (
-        "*Optimus*: its form (section 3.2) fitted to the observations alone. *Solver*: the step-time model as it is; "
+        "*Optimus*: its form (section 3.2) fitted to the observations alone. *Solver*: the step-time model unchanged; "
         "*scaled*: times one factor, the median of the observations'; *calibrated*: each of its terms times a factor "
         "(`solver.calibration`). *Both*: `solver.online.SpeedModel`, the solver's predictions corrected by Optimus' "
-        "form. Mean relative error of the speeds at counts that were not observed, from so many observations."
+        "form. Mean relative error of the speeds at counts that were not observed, by number of observations."
     )
     yield ""
     yield (
@@ -82,8 +82,9 @@ def measure() -> Iterator[str]:
     yield ""
     yield (
         f"Made-up jobs: {MADE_UP_JOBS} models (`many_jobs`), up to {MADE_UP_WORKERS} workers. The true speed is the "
-        f"step-time model's; the solver is told GPUs, network cards and updates that are 1/{OFF:g} to {OFF:g} times as "
-        "fast. The structure is the truth's, so this favours the solver; observations have 5% noise. At random counts, "
+        f"step-time model's; the solver gets GPUs, network cards and updates that are 1/{MAX_HARDWARE_RATIO:g} to "
+        f"{MAX_HARDWARE_RATIO:g} times as fast. The structure is the truth's, so this favours the solver; "
+        "observations have 5% noise. At random counts, "
         "and, *sample runs*, at those that `sample_sizes` chooses:"
     )
     yield ""
@@ -154,7 +155,7 @@ def _methods(case: Case, points: Mapping[Counts, Point]) -> dict[str, Predict]:
             point = points.get((workers, ps))
             return 0.0 if point is None else point.predicted
 
-        # Each worker's batch stays the same, which gives asynchronous training's form to synchronous training too.
+        # With a constant batch per worker, synchronous training has the form of asynchronous training.
         model = SpeedModel(prior, synchronous=False, max_workers=most_workers, max_ps=most_ps)
         for at in observed:
             model.observe(*at, points[at].measured)
@@ -226,17 +227,17 @@ def _made_up() -> Iterator[str]:
     yield f"| observations | {' | '.join(methods)} |"
     yield f"|---|{'---|' * len(methods)}"
     random = np.random.default_rng(SEED)
-    jobs = [_true_and_told(random) for _ in range(MADE_UP_JOBS)]
+    jobs = [_true_and_estimated(random) for _ in range(MADE_UP_JOBS)]
     for count in OBSERVATIONS:
         errors: dict[str, list[float]] = {name: [] for name in methods}
-        for true, told in jobs:
+        for true, estimated in jobs:
             ps, workers = np.unravel_index(random.permutation(true.size)[:count], true.shape)
-            model = _told(told)
+            model = _speed_model(estimated)
             for name, counts in (
                 ("", [(int(w) + 1, int(p) + 1) for w, p in zip(workers, ps, strict=True)]),
                 (", sample runs", sample_sizes(model, count)),
             ):
-                learned = _told(told)
+                learned = _speed_model(estimated)
                 noisy = [true[p - 1, w - 1] * float(1 + 0.05 * random.standard_normal()) for w, p in counts]
                 for at, speed in zip(counts, noisy, strict=True):
                     learned.observe(*at, speed)
@@ -245,14 +246,14 @@ def _made_up() -> Iterator[str]:
                     form = 1 / (model.terms @ _optimus(counts, noisy))
                     errors[f"Optimus{name}"].append(_error(form, true))
                 if not name:
-                    ratios = [speed / told[p - 1, w - 1] for (w, p), speed in zip(counts, noisy, strict=True)]
-                    errors["solver"].append(_error(told, true))
-                    errors["scaled"].append(_error(told * (statistics.median(ratios) if ratios else 1), true))
+                    ratios = [speed / estimated[p - 1, w - 1] for (w, p), speed in zip(counts, noisy, strict=True)]
+                    errors["solver"].append(_error(estimated, true))
+                    errors["scaled"].append(_error(estimated * (statistics.median(ratios) if ratios else 1), true))
         cells = [f"{statistics.mean(errors[name]):.0%}" if errors[name] else "-" for name in methods]
         yield f"| {count} | {' | '.join(cells)} |"
 
 
-def _told(speeds: Floats) -> SpeedModel:
+def _speed_model(speeds: Floats) -> SpeedModel:
     most_ps, most_workers = speeds.shape
     return SpeedModel(
         lambda workers, ps: float(speeds[ps - 1, workers - 1]),
@@ -266,21 +267,21 @@ def _error(predicted: Floats, true: Floats) -> float:
     return float(np.abs(predicted / true - 1).mean())
 
 
-def _true_and_told(random: np.random.Generator) -> tuple[Floats, Floats]:
+def _true_and_estimated(random: np.random.Generator) -> tuple[Floats, Floats]:
     """Draws the true speeds of a synthetic job, and the solver's estimates."""
-    model = some_model(random, synchronous=bool(random.integers(2)))
-    gpu, card, update = OFF ** random.uniform(-1, 1, 3)
+    model = random_model(random, synchronous=bool(random.integers(2)))
+    gpu, card, update = MAX_HARDWARE_RATIO ** random.uniform(-1, 1, 3)
     hardware = known_hardware()
     gpus = {
         name: dataclasses.replace(one, training_flops_per_s=one.training_flops_per_s * gpu)
         for name, one in hardware.gpus.items()
     }
-    really = dataclasses.replace(hardware, gpus=gpus, ps_bytes_per_s=hardware.ps_bytes_per_s * update)
-    return _speeds(model, really, card), _speeds(model, hardware, 1.0)
+    true_hardware = dataclasses.replace(hardware, gpus=gpus, ps_bytes_per_s=hardware.ps_bytes_per_s * update)
+    return _speeds(model, true_hardware, card), _speeds(model, hardware, 1.0)
 
 
 def _speeds(model: ModelProfile, hardware: Hardware, card: float) -> Floats:
-    nodes = alike(MADE_UP_WORKERS).nodes
+    nodes = uniform_cluster(MADE_UP_WORKERS).nodes
     where = Cluster(tuple(dataclasses.replace(node, network_gbps=node.network_gbps * card) for node in nodes))
     job = Job("made up", model, max_workers=MADE_UP_WORKERS)
     table = FormCatalogue([job], where, node_kinds(where), hardware).forms(job)[0].table

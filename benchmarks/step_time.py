@@ -144,7 +144,7 @@ def _rank_correlation(first: Floats, second: Floats) -> float:
 
 
 def _ranks(values: Floats) -> Floats:
-    # What differs by rounding alone is equal.
+    # Values equal up to rounding tie.
     _, inverse, counts = np.unique(np.round(values, 12), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     middle: Floats = ((last - counts + 1 + last) / 2)[inverse]
@@ -223,12 +223,12 @@ def _shared_batches() -> Iterator[str]:
     for row in SHARED:
         alone: tuple[float, float] | None = None
         for gpus, samples in zip(SHARING_GPUS, row, strict=True):
-            is_it = (trace.nodes == 1) & (trace.gpus == gpus) & (trace.batch == samples)
-            recorded = gpus * samples / float(np.mean(trace.seconds[is_it]))
+            is_case = (trace.nodes == 1) & (trace.gpus == gpus) & (trace.batch == samples)
+            recorded = gpus * samples / float(np.mean(trace.seconds[is_case]))
             model = resnet50.with_batch_size(gpus * samples)
             settings = PlanSettings(gpus_per_task=gpus)
             plan = make_plan(settings.request(model, Cluster((machine,)), plain=True))
-            assert [task.gpus for task in plan.tasks] == [gpus], "all of them pay"
+            assert [task.gpus for task in plan.tasks] == [gpus], "the plan uses all of them"
             speeds = recorded, plan.samples_per_s
             alone = alone or speeds
             errors.append(abs(speeds[1] / speeds[0] - 1))

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TITLE = "Public scripts"
-LIMIT_S = 900.0
-ENDING_S = 60.0
+RUN_TIMEOUT_S = 900.0
+TERMINATE_TIMEOUT_S = 60.0
 """Time for Dike to clean up after SIGTERM."""
 TOLERANCE = 0.1
 """Maximum relative difference of results of scripts that are not deterministic."""
@@ -49,7 +49,7 @@ FEWER_DIGITS: Changes = (("60000, 784", "-1, 784"), ("10000, 784", "-1, 784"), (
 """For a `mnist.npz` of 1,500 images for training."""
 
 
-class Wanted(enum.Enum):
+class Expected(enum.Enum):
     """The correct behaviour for a script."""
 
     SAME = "same"
@@ -67,8 +67,8 @@ class Script:
         source: repository and path.
         path: path in its folder; a module's name if `is_module`.
         arguments: its arguments.
-        wanted: the correct behaviour.
-        says: pattern of the sentence of a refusal.
+        expected: the correct behaviour.
+        message: pattern of the sentence of a refusal.
         result: pattern of the compared line; the last match counts.
         is_exact: whether it is deterministic; then every digit must be the same.
         changes: (pattern, replacement) for scripts that cannot be run unchanged.
@@ -82,8 +82,8 @@ class Script:
     source: str
     path: str
     arguments: tuple[str, ...] = ()
-    wanted: Wanted = Wanted.SAME
-    says: str = ""
+    expected: Expected = Expected.SAME
+    message: str = ""
     result: str = METRICS
     is_exact: bool = True
     changes: Changes = ()
@@ -129,7 +129,7 @@ SCRIPTS = (
         "writing_a_custom_training_loop_in_tensorflow",
         GUIDES,
         "writing_a_custom_training_loop_in_tensorflow.py",
-        wanted=Wanted.REFUSED,
+        expected=Expected.REFUSED,
         result=r"^Training loss",
         changes=FEWER_DIGITS[2:],
     ),
@@ -137,7 +137,7 @@ SCRIPTS = (
         "distributed_training_with_tensorflow",
         GUIDES,
         "distributed_training_with_tensorflow.py",
-        wanted=Wanted.REFUSED,
+        expected=Expected.REFUSED,
         changes=FEWER_DIGITS[2:],
     ),
     Script(
@@ -150,15 +150,15 @@ SCRIPTS = (
         "mnist_estimator_distributed",
         "tony-framework/TonY : tony-examples/mnist-tensorflow/",
         "mnist_estimator_distributed.py",
-        wanted=Wanted.REFUSED,
-        says=r"2\.16",
+        expected=Expected.REFUSED,
+        message=r"2\.16",
     ),
     Script(
         "hogwild",
         "tmulc18/Distributed-TensorFlow-Guide : Hogwild/",
         "Hogwild.py",
         ("--job_name", "worker"),
-        Wanted.REFUSED,
+        Expected.REFUSED,
         "MonitoredTrainingSession",
         r"^\[",
         changes=OLD_TENSORFLOW[:1],
@@ -182,8 +182,8 @@ SCRIPTS = (
             name,
             TUTORIALS,
             f"{name}.py",
-            wanted=Wanted.REFUSED,
-            says="TF_USE_LEGACY_KERAS|keras.layers",
+            expected=Expected.REFUSED,
+            message="TF_USE_LEGACY_KERAS|keras.layers",
             changes=OLD_TENSORFLOW[:1],
         )
         for name in ("302_simple_classification", "306_dataset")
@@ -192,8 +192,8 @@ SCRIPTS = (
         "mnist_acgan",
         "keras-team/keras 2.3.1 : examples/",
         "mnist_acgan.py",
-        wanted=Wanted.REFUSED,
-        says="train_on_batch",
+        expected=Expected.REFUSED,
+        message="train_on_batch",
         result=r"^discriminator \(test\)",
         changes=(
             (r"(?m)^from keras(?!\.datasets)", "from tf_keras"),
@@ -239,7 +239,7 @@ SCRIPTS = (
     Script("names", OWN, "train.py", result="^own modules"),
     Script("print", OWN, "t.py", result="^THE END"),
     Script("root", OWN, "src/train.py", result="^ok", writes=("models_out.keras",)),
-    Script("tape", OWN, "t.py", wanted=Wanted.REFUSED, says="apply_gradients", result="^step"),
+    Script("tape", OWN, "t.py", expected=Expected.REFUSED, message="apply_gradients", result="^step"),
     Script("text", OWN, "t.py", result=r"^p "),
 )
 
@@ -291,7 +291,7 @@ def measure(folders: Sequence[Path], only: Sequence[str] = ()) -> Iterator[str]:
     yield ""
     yield f"{right} of {rows} are as wanted."
     yield ""
-    yield "What was replaced in the copies, where they could not be run as they are:"
+    yield "Replacements in copies that cannot be run unchanged:"
     yield ""
     for script in chosen:
         if script.changes:
@@ -316,7 +316,7 @@ def _rows(script: Script, folders: Sequence[Path]) -> Iterator[_Row]:
     verdict, is_right = _judge(script, bare, found)
     yield _row(script.name, where, bare, found, verdict, is_right)
     if script.parameter:
-        yield _searched(script, where, origin)
+        yield _compare_search(script, where, origin)
 
 
 def _row(name: str, where: str, bare: Run | None, found: Run, verdict: str, is_right: bool) -> _Row:
@@ -340,14 +340,14 @@ _FRAMEWORK = (sys.executable, "-P", "-m", "framework")
 
 
 def _python(script: Script) -> list[str]:
-    return [sys.executable, *_called(script), *script.arguments]
+    return [sys.executable, *_target(script), *script.arguments]
 
 
 def _dike(script: Script) -> list[str]:
-    return [*_FRAMEWORK, "run", "--min-workers", "1", "--max-workers", "1", *_called(script), *script.arguments]
+    return [*_FRAMEWORK, "run", "--min-workers", "1", "--max-workers", "1", *_target(script), *script.arguments]
 
 
-def _called(script: Script) -> list[str]:
+def _target(script: Script) -> list[str]:
     return ["-m", script.path] if script.is_module else [script.path]
 
 
@@ -356,7 +356,7 @@ def _run(script: Script, origin: Path, command: Sequence[str]) -> Run:
         folder = Path(temporary) / script.name
         _copy(script, origin, folder)
         is_ours = "framework" in command
-        code, output, seconds = _ended(command, folder)
+        code, output, seconds = _run_command(command, folder)
         written = folder.glob("dike-runs/*/outputs") if is_ours else [folder]
         outputs = list(written)
         missing = tuple(name for name in script.writes if not any((one / name).exists() for one in outputs))
@@ -375,7 +375,7 @@ def _copy(script: Script, origin: Path, folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _ended(command: Sequence[str], folder: Path) -> tuple[int | None, str, float]:
+def _run_command(command: Sequence[str], folder: Path) -> tuple[int | None, str, float]:
     """Runs a command; returns exit status (None after a timeout), output and seconds."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "MPLBACKEND": "agg"}
     start = time.monotonic()
@@ -384,26 +384,26 @@ def _ended(command: Sequence[str], folder: Path) -> tuple[int | None, str, float
         subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT) as process,
     ):
         try:
-            code: int | None = process.wait(LIMIT_S)
+            code: int | None = process.wait(RUN_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = None
             process.terminate()
             try:
-                process.wait(ENDING_S)
+                process.wait(TERMINATE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
         output.seek(0)
         return code, output.read(), time.monotonic() - start
 
 
-def _searched(script: Script, where: str, origin: Path) -> _Row:
+def _compare_search(script: Script, where: str, origin: Path) -> _Row:
     """Compares the values of a search over one flag with the results of plain runs."""
     name, _, values = script.parameter.partition("=")
     with tempfile.TemporaryDirectory(prefix=f"{script.name}-") as temporary:
         folder = Path(temporary) / script.name
         _copy(script, origin, folder)
         tune = [*_FRAMEWORK, "tune", "--name", "wild", "--param", script.parameter, script.path]
-        code, output, seconds = _ended([*tune, "--", *script.arguments], folder)
+        code, output, seconds = _run_command([*tune, "--", *script.arguments], folder)
         shown = subprocess.run(
             [*_FRAMEWORK, "trials", "wild", "--format", "json"], cwd=folder, capture_output=True, text=True, check=False
         ).stdout
@@ -427,7 +427,7 @@ def _searched(script: Script, where: str, origin: Path) -> _Row:
 def _result(script: Script, output: str) -> str:
     lines = re.sub(r"\x1b\[[0-9;]*m|\x08", "", output).splitlines()
     found = [line for line in lines if re.search(script.result, line) and not line.startswith("dike: ")]
-    # The progress bar and the times of Keras differ from run to run.
+    # Strips Keras' progress bar and times, which vary.
     line = re.sub(r"^\s*\d+/\d+ .*?\d+(us|ms|s)/(step|epoch) - ", "", found[-1]) if found else ""
     return line.strip()
 
@@ -442,15 +442,15 @@ def _error(output: str) -> str:
 def _judge(script: Script, bare: Run | None, found: Run) -> tuple[str, bool]:
     """Returns the verdict, and whether the behaviour is correct."""
     if found.code is None:
-        return f"not done in {LIMIT_S:.0f} s", False
+        return f"not done in {RUN_TIMEOUT_S:.0f} s", False
     sentence = _refusal(found)
-    if script.wanted is Wanted.REFUSED:
+    if script.expected is Expected.REFUSED:
         if not sentence:
             return f"not refused: {found.error}", False
         if found.result:
             return f"refused after it was trained: {sentence}", False
-        is_said = bool(re.search(script.says, sentence))
-        return f"refused{'' if is_said else f', but says nothing of {script.says}'}: {sentence}", is_said
+        is_said = bool(re.search(script.message, sentence))
+        return f"refused{'' if is_said else f', but says nothing of {script.message}'}: {sentence}", is_said
     if bare is not None and bare.code != 0:
         is_same = found.code != 0 and bare.error in found.output
         status = "" if found.code == bare.code else f", status {found.code} for {bare.code}"

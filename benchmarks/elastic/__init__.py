@@ -22,13 +22,13 @@ SCRIPT = Path(__file__).parent / "scripts" / "paced.py"
 STEP_S = 0.05
 """As in the script."""
 GPUS = 4
-# Beside a worker with the GPU there is room for a ps, but for no worker without one.
+# Room for a worker with the GPU and a ps, not for a second worker.
 AGENT = AgentSpec(resources="cpus:0.9;mem:3700;disk:4096;gpus:1", attributes="gpu_model:k80")
 RESIZE_INTERVAL_S = 5.0
 TIMEOUT_S = 600.0
 REPEATS = 3
 REFERENCE = "two workers each"
-K80_FLOPS_OF_A_STEP = 1.4e11
+K80_STEP_FLOPS = 1.4e11
 """The solver estimates about `STEP_S` for this on a K80."""
 
 
@@ -53,7 +53,7 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobResult:
     """Seconds from submission to end, and the result of a job."""
 
     seconds: float
@@ -107,7 +107,7 @@ class _Row:
         return sum(self.seconds)
 
 
-def _row(ended: dict[str, Ended]) -> _Row:
+def _row(ended: dict[str, JobResult]) -> _Row:
     return _Row(
         tuple(ended[job.name].seconds for job in ARRIVALS),
         max(job.at_s + ended[job.name].seconds for job in ARRIVALS),
@@ -120,7 +120,7 @@ def ratios(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def run_jobs(options: Sequence[str]) -> dict[str, Ended]:
+def run_jobs(options: Sequence[str]) -> dict[str, JobResult]:
     """Submits all jobs on time and waits for their ends.
 
     `options`: of `dike run`.
@@ -132,7 +132,7 @@ def run_jobs(options: Sequence[str]) -> dict[str, Ended]:
         cluster.wait_for_agents(60)
         begun_s = time.monotonic()
         running: dict[str, subprocess.Popen[bytes]] = {}
-        ended: dict[str, Ended] = {}
+        ended: dict[str, JobResult] = {}
         try:
             while len(ended) < len(ARRIVALS):
                 now_s = time.monotonic() - begun_s
@@ -140,9 +140,9 @@ def run_jobs(options: Sequence[str]) -> dict[str, Ended]:
                     if job.name not in running and now_s >= job.at_s:
                         running[job.name] = _submit(job, Path(folder), cluster.master, options)
                     elif job.name in running and job.name not in ended and running[job.name].poll() is not None:
-                        ended[job.name] = Ended(now_s - job.at_s, _result(job, Path(folder), running[job.name]))
+                        ended[job.name] = JobResult(now_s - job.at_s, _result(job, Path(folder), running[job.name]))
                 if now_s > TIMEOUT_S:
-                    raise RuntimeError(f"the jobs did not end within {TIMEOUT_S:g} s")
+                    raise RuntimeError(f"the jobs do not end within {TIMEOUT_S:g} s")
                 time.sleep(0.05)
         finally:
             for process in running.values():
@@ -176,8 +176,8 @@ def paced_profile() -> ModelProfile:
         parameters=8,
         parameter_bytes=32,
         variables=(VariableSpec("w", (8, 1), "float32", 32),),
-        flops_forward_per_sample=K80_FLOPS_OF_A_STEP / 96,
-        flops_step_per_sample=K80_FLOPS_OF_A_STEP / 32,
-        longest_path_flops=K80_FLOPS_OF_A_STEP / 96,
+        flops_forward_per_sample=K80_STEP_FLOPS / 96,
+        flops_step_per_sample=K80_STEP_FLOPS / 32,
+        longest_path_flops=K80_STEP_FLOPS / 96,
         batch_size=32,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.jobs import contenders, errors, job_plots, parts
 from benchmarks.jobs.cases import CASES, SEEDS
-from benchmarks.simulation.jobs.beliefs import SAMPLE_RUNS
+from benchmarks.simulation.jobs.estimates import SAMPLE_RUNS
 from benchmarks.simulation.jobs.world import SAMPLE_RUN_S, JobsSettings
 
 TITLE = "Many training jobs on one cluster, simulated"

@@ -11,8 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 
-from benchmarks.simulation.jobs.beliefs import BeliefSettings
 from benchmarks.simulation.jobs.comparison import SchedulerResult, Sources, Workload, compare
+from benchmarks.simulation.jobs.estimates import EstimateSettings
 from benchmarks.simulation.jobs.machines import Machines
 from benchmarks.simulation.jobs.workload import read_trace
 from benchmarks.simulation.jobs.world import JobsSettings
@@ -102,10 +102,12 @@ COMPARED = ("all-reduce", "ps", "trace")
 
 
 def run(
-    case: str, policies: Sequence[str], beliefs: BeliefSettings | None = None, seeds: Sequence[int] = SEEDS
+    case: str, policies: Sequence[str], estimates: EstimateSettings | None = None, seeds: Sequence[int] = SEEDS
 ) -> tuple[SchedulerResult, ...]:
     """Runs the policies on a case, one seed at a time on each core."""
-    of_seeds = list(_pool().map(_one, [(case, tuple(policies), beliefs or BeliefSettings(), seed) for seed in seeds]))
+    of_seeds = list(
+        _pool().map(_one, [(case, tuple(policies), estimates or EstimateSettings(), seed) for seed in seeds])
+    )
     return tuple(
         SchedulerResult(name, tuple(of_seed[place].outcomes[0] for of_seed in of_seeds))
         for place, name in enumerate(policies)
@@ -132,11 +134,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 @functools.cache
 def _pool() -> ProcessPoolExecutor:
-    # Processes that keep their models from one comparison to the next.
+    # Reused, as the processes cache their models.
     return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
 
 
-def _one(task: tuple[str, tuple[str, ...], BeliefSettings, int]) -> tuple[SchedulerResult, ...]:
-    case, policies, beliefs, seed = task
+def _one(task: tuple[str, tuple[str, ...], EstimateSettings, int]) -> tuple[SchedulerResult, ...]:
+    case, policies, estimates, seed = task
     found = CASES[case]
-    return compare(found.sources, found.workload, policies, JobsSettings(beliefs=beliefs), [seed])
+    return compare(found.sources, found.workload, policies, JobsSettings(estimates=estimates), [seed])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-from benchmarks.load.played_service import PlayedService, played_service
+from benchmarks.load.service import ServiceUnderLoad, service_under_load
 from framework.service.api.client import ServiceClient
 
 TITLE = "A service under load"
@@ -22,7 +22,7 @@ AGENTS = 100
 JOBS = 1000
 SINGLE_JOBS = 20
 SUBMITTERS = 4
-LOOK_EVERY_S = 0.05
+POLL_INTERVAL_S = 0.05
 DEADLINE_S = 3600.0
 
 
@@ -40,7 +40,7 @@ class Timings:
 
 
 def measure() -> Iterator[str]:
-    with played_service(AGENTS, cpus_of_agent=8) as service:
+    with service_under_load(AGENTS, cpus_of_agent=8) as service:
         yield from _describe(service)
         yield ""
         alone = [_placement(service, service.client) for _ in range(SINGLE_JOBS)]
@@ -61,7 +61,7 @@ def measure() -> Iterator[str]:
         yield from burst
 
 
-def _describe(service: PlayedService) -> Iterator[str]:
+def _describe(service: ServiceUnderLoad) -> Iterator[str]:
     daemons = [service.cluster.master_pid, *(agent.pid for agent in service.cluster.agents)]
     yield (
         f"{len(daemons) - 1} agents of 8 CPUs each on this one machine, so that Mesos itself and the jobs' executors "
@@ -69,13 +69,13 @@ def _describe(service: PlayedService) -> Iterator[str]:
     )
 
 
-def _burst(service: PlayedService) -> tuple[list[str], list[float]]:
+def _burst(service: ServiceUnderLoad) -> tuple[list[str], list[float]]:
     """Submits many jobs at once; returns the report and the placement times of another user's jobs meanwhile."""
     before_updates, before_mib = _status_updates(service), service.memory_mib()
     timings = Timings()
     is_over = threading.Event()
     with ThreadPoolExecutor() as pool:
-        looking = pool.submit(_look_on, service, timings, is_over)
+        querying = pool.submit(_query, service, timings, is_over)
         begun = time.perf_counter()
         try:
             ids = _submit_all(service, timings)
@@ -85,7 +85,7 @@ def _burst(service: PlayedService) -> tuple[list[str], list[float]]:
             all_s = time.perf_counter() - begun
         finally:
             is_over.set()
-        looking.result()
+        querying.result()
         among_others = placing.result()
     lines = [
         f"## {len(ids)} jobs at once",
@@ -107,7 +107,7 @@ def _burst(service: PlayedService) -> tuple[list[str], list[float]]:
     return lines, among_others
 
 
-def _submit_all(service: PlayedService, timings: Timings) -> list[str]:
+def _submit_all(service: ServiceUnderLoad, timings: Timings) -> list[str]:
     with ThreadPoolExecutor(SUBMITTERS) as pool:
 
         def submit(number: int) -> str:
@@ -118,9 +118,9 @@ def _submit_all(service: PlayedService, timings: Timings) -> list[str]:
         return list(pool.map(submit, range(JOBS)))
 
 
-def _look_on(service: PlayedService, timings: Timings, is_over: threading.Event) -> None:
+def _query(service: ServiceUnderLoad, timings: Timings, is_over: threading.Event) -> None:
     with service.another_client("load") as client:
-        while not is_over.wait(LOOK_EVERY_S):
+        while not is_over.wait(POLL_INTERVAL_S):
             page: list[str] = []
             timings.time("GET /jobs?limit=200", lambda page=page: page.extend(_first_page(client)))  # type: ignore[misc]
             if page:
@@ -134,7 +134,7 @@ def _first_page(client: ServiceClient) -> list[str]:
     return [] if first is None else [first.id]
 
 
-def _place_others(service: PlayedService, is_over: threading.Event) -> list[float]:
+def _place_others(service: ServiceUnderLoad, is_over: threading.Event) -> list[float]:
     placements = []
     with service.another_client("other") as client:
         while not is_over.is_set():
@@ -142,22 +142,22 @@ def _place_others(service: PlayedService, is_over: threading.Event) -> list[floa
     return placements
 
 
-def _placement(service: PlayedService, client: ServiceClient) -> float:
+def _placement(service: ServiceUnderLoad, client: ServiceClient) -> float:
     """Submits a job and waits for its end; returns the seconds from submission to launch."""
     job_id = service.submit(client)
     deadline = time.monotonic() + DEADLINE_S
     while not (job := client.job(job_id)).state.has_ended():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"job {job_id} has not ended: {job}")
-        time.sleep(LOOK_EVERY_S)
+            raise RuntimeError(f"job {job_id} does not end: {job}")
+        time.sleep(POLL_INTERVAL_S)
     return min(task.launched_s for task in client.tasks(job_id)) - job.submitted_s
 
 
-def _wait_for_all(service: PlayedService) -> dict[str, int]:
+def _wait_for_all(service: ServiceUnderLoad) -> dict[str, int]:
     deadline = time.monotonic() + DEADLINE_S
     while service.open_jobs():
         if time.monotonic() > deadline:
-            raise RuntimeError("the jobs have not ended")
+            raise RuntimeError("the jobs do not end")
         time.sleep(1)
     states: dict[str, int] = {}
     for job in service.client.jobs(user="load"):
@@ -166,7 +166,7 @@ def _wait_for_all(service: PlayedService) -> dict[str, int]:
     return states
 
 
-def _status_updates(service: PlayedService) -> int:
+def _status_updates(service: ServiceUnderLoad) -> int:
     answer = httpx.get(
         f"http://{service.cluster.master}/metrics/snapshot", auth=service.cluster.access.credentials, trust_env=False
     ).json()

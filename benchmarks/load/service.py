@@ -24,8 +24,8 @@ from framework.scheduler.session import sigterm_as_interrupt
 from framework.service.api.client import ServiceClient
 from framework.service.requests import TrainingRequest
 
-STARTED_S = 60.0
-LOOK_S = 0.05
+START_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.05
 USERS = {"load": "for-the-load-test-only", "other": "for-another-user-of-it"}
 """User -> token."""
 PROFILE = ModelProfile(
@@ -42,7 +42,7 @@ PROFILE = ModelProfile(
 
 
 @dataclass(frozen=True)
-class PlayedService:
+class ServiceUnderLoad:
     """A running service.
 
     Attributes:
@@ -76,10 +76,9 @@ class PlayedService:
 
 
 @contextlib.contextmanager
-def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]:
+def service_under_load(agents: int, cpus_of_agent: float) -> Iterator[ServiceUnderLoad]:
     """Runs a cluster and a service."""
     with contextlib.ExitStack() as stack:
-        # What is started here ends with us.
         stack.enter_context(sigterm_as_interrupt())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dike-load-")))
         python = folder / "python"
@@ -90,7 +89,7 @@ def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]
         (folder / "project" / "train.py").write_text("print('never run')\n")
         (folder / "users.yaml").write_text("".join(f"{name}: {{token: {token}}}\n" for name, token in USERS.items()))
         (folder / "users.yaml").chmod(0o600)
-        # Nobody listens on the tasks' ports, so all agents may offer the same.
+        # Tasks do not listen on their ports, so all agents may offer the same.
         spec = AgentSpec(resources=f"cpus:{cpus_of_agent:g};mem:65536;disk:100000;ports:[40000-49999]")
         cluster = stack.enter_context(EmbeddedCluster([spec] * agents))
         (block,) = reserve_blocks(1)
@@ -109,17 +108,18 @@ def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]
         stack.callback(process.terminate)
         client = stack.enter_context(ServiceClient(f"http://127.0.0.1:{block.first}", USERS["load"]))
         _wait_until_up(client, process, folder / "service.log")
-        yield PlayedService(client, psutil.Process(process.pid), cluster, bundle.pack(folder / "project" / "train.py"))
+        packed = bundle.pack(folder / "project" / "train.py")
+        yield ServiceUnderLoad(client, psutil.Process(process.pid), cluster, packed)
 
 
 def _wait_until_up(client: ServiceClient, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + STARTED_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
             client.me()
         except DikeError:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the service did not come up:\n{log.read_text()}") from None
-            time.sleep(LOOK_S)
+                raise RuntimeError(f"the service does not start:\n{log.read_text()}") from None
+            time.sleep(POLL_INTERVAL_S)
         else:
             return

@@ -30,14 +30,14 @@ from solver.shards import Shards
 from solver.traffic import weighted_traffic
 from solver.units import BYTES_PER_S_PER_GBPS
 
-MOST_PLACEMENTS = 200_000_000
+MAX_PLACEMENTS = 200_000_000
 """More take minutes."""
-MOST_LAYOUTS = 200_000
+MAX_LAYOUTS = 200_000
 """Maximum number of ps placements, which are listed one by one."""
-ROWS = 4096
-CELLS = 1 << 19
+ROWS_PER_CHUNK = 4096
+CELLS_PER_CHUNK = 1 << 19
 """Rows, and cells of rows x layouts, evaluated at a time: their arrays fit a processor's cache."""
-BATCH = 1 << 15
+PLACEMENTS_PER_CHUNK = 1 << 15
 """Asynchronous placements evaluated at a time."""
 
 
@@ -51,7 +51,7 @@ def iterative(setting: Setting) -> Choice:
     machines. Ties are broken by least traffic (Eq. 1), then fewest tasks. 'Best' is by the step-time model.
 
     Raises:
-        BadInputError: if there are more than `MOST_PLACEMENTS`, or more than `MOST_LAYOUTS` placements of the ps.
+        BadInputError: if there are more than `MAX_PLACEMENTS`, or more than `MAX_LAYOUTS` placements of the ps.
         InfeasibleError: if not even one worker fits.
     """
     return exhaust(setting)
@@ -64,11 +64,11 @@ def exhaust(setting: Setting, *, inside_rules: bool = False) -> Choice:
     rooms = [[_room(setting, kind, shape, ()) for kind in kinds] for shape in shapes]
     machines = [kind.count for kind in kinds]
     magnitude = log10_placements(machines, rooms, setting.most_ps)
-    if magnitude > math.log10(MOST_PLACEMENTS):
-        raise _too_many(f"about 10^{magnitude:.0f} placements", MOST_PLACEMENTS)
+    if magnitude > math.log10(MAX_PLACEMENTS):
+        raise _too_many(f"about 10^{magnitude:.0f} placements", MAX_PLACEMENTS)
     of_ps = layout_count(machines, setting.most_ps)
-    if of_ps > MOST_LAYOUTS:
-        raise _too_many(f"about 10^{math.log10(of_ps):.0f} placements of the parameter servers alone", MOST_LAYOUTS)
+    if of_ps > MAX_LAYOUTS:
+        raise _too_many(f"about 10^{math.log10(of_ps):.0f} placements of the parameter servers alone", MAX_LAYOUTS)
     layouts = [
         shard_layouts(kinds, sizes, setting.scenario.shards(ps).sizes, ps_may_share=not inside_rules)
         for ps in range(1, setting.most_ps + 1)
@@ -79,8 +79,8 @@ def exhaust(setting: Setting, *, inside_rules: bool = False) -> Choice:
         for runs, alike in by_runs.items()
         for of_shape in rooms
     )
-    if placements > MOST_PLACEMENTS:
-        raise _too_many(f"{placements:,} placements", MOST_PLACEMENTS)
+    if placements > MAX_PLACEMENTS:
+        raise _too_many(f"{placements:,} placements", MAX_PLACEMENTS)
     best: _Found | None = None
     for ps, by_runs in enumerate(layouts, 1):
         for shape, of_shape in zip(shapes, rooms, strict=True):
@@ -97,7 +97,7 @@ def exhaust(setting: Setting, *, inside_rules: bool = False) -> Choice:
 
 
 def _too_many(count: str, most: int) -> BadInputError:
-    return BadInputError(f"iterative would have to try {count}, and {most:,} are the most; take dike.")
+    return BadInputError(f"iterative would have to try {count}, more than its limit of {most:,}; use dike.")
 
 
 def _room(setting: Setting, kind: NodeKind, shape: WorkerShape, shelf: Shelf, *, with_chief: bool = False) -> int:
@@ -156,7 +156,7 @@ class _Block:
         self._kind_of = [number for number, kind in enumerate(kinds) for _ in kind.names]
         self._layouts = [tuple(shelf for of_kind in layout for shelf in of_kind) for layout in layouts]
         seen: list[dict[Shelf, int]] = [{} for _ in kinds]
-        # For each layout and machine, which of the shelves of its kind it has.
+        # [layout, machine] -> index of its shelf among those of its kind.
         self._shelf_of = np.array(
             [
                 [seen[kind].setdefault(shelf, len(seen[kind])) for kind, shelf in zip(self._kind_of, row, strict=True)]
@@ -165,7 +165,7 @@ class _Block:
         )
         self._local = [np.array([float(sum(shelf)) for shelf in shelves]) for shelves in seen]
         self._cards = np.array([kinds[number].network_bytes_per_s for number in self._kind_of])
-        # Of each layout, how long the slowest machine takes to send what it holds (solver.async_rates).
+        # For each layout, the longest time of a machine to send its shards (solver.async_rates).
         self._slowest_s = np.max(
             [
                 self._local[number][self._shelf_of[:, machine]] / self._cards[machine]
@@ -183,9 +183,9 @@ class _Block:
         """
         counts = rows.sum(axis=1)
         rows = rows[(counts > 0) & (counts <= self._setting.at_most(int(counts.max(initial=0))))]
-        for start in range(0, len(rows), ROWS):
-            part = rows[start : start + ROWS]
-            step = max(1, CELLS // len(part))
+        for start in range(0, len(rows), ROWS_PER_CHUNK):
+            part = rows[start : start + ROWS_PER_CHUNK]
+            step = max(1, CELLS_PER_CHUNK // len(part))
             for first in range(0, len(self._layouts), step):
                 layouts = np.arange(first, min(first + step, len(self._layouts)))
                 speeds = self._speeds(layouts, part, 0.0 if best is None else best.samples_per_s)
@@ -246,10 +246,10 @@ class _Block:
         steps = np.minimum(rates, shared.most_steps)
         wanted = least / model.samples_per_step * (1 - 2 * EQUAL)
         at, row = np.nonzero((steps > 0) & (steps >= wanted))
-        # Promising ones first: those left when none can be faster keep the rate that they cannot exceed.
+        # By descending bound; the loop stops where no bound beats the best rate.
         order = np.argsort(-steps[at, row])
-        for start in range(0, len(order), BATCH):
-            some = order[start : start + BATCH]
+        for start in range(0, len(order), PLACEMENTS_PER_CHUNK):
+            some = order[start : start + PLACEMENTS_PER_CHUNK]
             here, beside = layouts[at[some]], rows[row[some]]
             if steps[at[some[0]], row[some[0]]] < wanted:
                 break
@@ -298,7 +298,7 @@ class _Block:
         for machine, number in enumerate(self._kind_of):
             local += self._local[number][self._shelf_of[first + at, machine]] * rows[row, machine]
         workers = rows[row].sum(axis=1)
-        # Eq. 1 is linear in the workers and in the local bytes; in whole models, so that rounding makes no difference.
+        # Eq. 1 is linear in workers and local bytes; in units of the model, so that rounding does not matter.
         traffic = workers * weighted_traffic(1, 1, 0.0) + local / total * weighted_traffic(0, 0, 1.0)
         ranks = np.round(traffic, 6)
         index = int(np.lexsort((workers, ranks))[0])

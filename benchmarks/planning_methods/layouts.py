@@ -48,7 +48,7 @@ def shard_layouts(
 
 def layout_count(machines: Sequence[int], ps: int) -> int:
     """Counts the layouts of `ps` distinct shards, ignoring capacity; `machines`: number of each kind."""
-    # Ways to part i shards among j machines that are alike and none of them empty: Stirling numbers.
+    # Stirling numbers: partitions of i shards into j nonempty machines.
     stirling = [[0] * (ps + 1) for _ in range(ps + 1)]
     stirling[0][0] = 1
     for i, j in itertools.product(range(1, ps + 1), repeat=2):
@@ -101,7 +101,7 @@ def log10_placements(machines: Sequence[int], rooms: Sequence[Sequence[int]], mo
     largest = max(per_shape)
     shapes = largest + math.log10(sum(10 ** (value - largest) for value in per_shape))
     permutations = sum(math.lgamma(count + 1) for count in machines) / math.log(10)
-    # The last term of the sum over numbers of parameter servers outweighs the others.
+    # The last term of the sum over numbers of ps dominates.
     return most_ps * math.log10(sum(machines)) + shapes - permutations
 
 

@@ -88,7 +88,7 @@ class PrefixSpeeds(Speeds):
         )
         most: Ints = np.zeros(int(alike.max()) + 1, dtype=np.int64)
         np.maximum.at(most, alike[workers_on], here)
-        # A column for each number of workers that machines of a class have at some time.
+        # A column for each class of machines and number of workers on them.
         first = np.cumsum(most + 1) - most - 1
         columns = first[alike]
         held: Ints = np.bincount(columns, minlength=int(first[-1] + most[-1]) + 1)

@@ -67,7 +67,7 @@ class MinMaxCounts:
         ]
 
         def place(limit_s: float, value: float) -> tuple[Assignment | None, bool]:
-            limits = [_fewest_and_most(card, limit_s) for card in cards]
+            limits = [_worker_range(card, limit_s) for card in cards]
             found, result = configurations.solve(lambda entry: value * entry.stored_bytes, limits, deadline)
             return found, result.proven
 
@@ -84,14 +84,14 @@ class MinMaxCounts:
                     low = middle + 1
                 else:
                     best = found
-            calmest, proven = place(times[high], programs.saving(instance) / instance.total_bytes)
+            least_traffic, proven = place(times[high], programs.saving(instance) / instance.total_bytes)
         except OutOfTimeError:
             return programs.checked(instance, best, self.objective, proven=False, bound=times[low])
-        assert calmest is not None, "what fitted a moment ago fits"
-        return programs.checked(instance, calmest, self.objective, proven, bound=times[low])
+        assert least_traffic is not None, "the limit was feasible in the bisection"
+        return programs.checked(instance, least_traffic, self.objective, proven, bound=times[low])
 
 
-def _fewest_and_most(card: list[float], limit_s: float) -> tuple[int, int] | None:
+def _worker_range(card: list[float], limit_s: float) -> tuple[int, int] | None:
     """Minimum and maximum number of workers within the limit; None if there is none."""
     fitting = [workers for workers, time_s in enumerate(card) if time_s <= limit_s]
     return (fitting[0], fitting[-1]) if fitting else None
@@ -111,7 +111,7 @@ class MinMaxShards:
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
         """Raises OutOfTimeError if the time limit passes without a solution."""
         deadline = programs.deadline_after(time_limit_s)
-        # One unit is what the fastest card takes for all M bytes both ways.
+        # Unit: time of the fastest card for all M bytes both ways.
         unit_s = 2 * instance.total_bytes / max(kind.network_bytes_per_s for kind in instance.kinds)
         program = CountedWorkers.of(instance)
         local = add_local_workers(program, instance, 0.0)
@@ -133,9 +133,9 @@ class MinMaxShards:
             result = programs.run(program.builder.build(), deadline)
         except OutOfTimeError:
             return programs.checked(instance, quickest, self.objective, proven=False, bound=bound)
-        # Where rounding inside the solver leaves nothing within the limit, what is there is the best.
-        calmest = quickest if result.values is None else program.assignment(result.values)
-        return programs.checked(instance, calmest, self.objective, result.proven, bound)
+        # Rounding in the solver may leave no solution within the limit.
+        least_traffic = quickest if result.values is None else program.assignment(result.values)
+        return programs.checked(instance, least_traffic, self.objective, result.proven, bound)
 
 
 def _limit_cards(

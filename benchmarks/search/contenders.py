@@ -44,7 +44,7 @@ KINDS = (*OWN, *OTHERS)
 SLOTS = 2
 QUANTUM_S = 3.0
 TIMEOUT_S = 600.0
-DIARIES = "diaries"
+LOGS = "logs"
 
 Space = Mapping[str, Sequence[Any]]
 Epoch = tuple[float, float]
@@ -119,7 +119,7 @@ def run_search(kind: str, task: Task, seed: int) -> SearchRun:
     space = shuffled(task.space, seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / DIARIES).mkdir()
+        (folder / LOGS).mkdir()
         busy_s = _busy_s()
         run = _run_dike(kind, task, space, seed, folder) if kind in OWN else _run_other(kind, task, space, folder)
         return replace(run, cpu_s=_busy_s() - busy_s)
@@ -156,7 +156,7 @@ def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> S
         *(f"--param={name}={','.join(map(str, values))}" for name, values in space.items()),
         *(f"--{name}={value}" for name, value in options.items()),
     ]
-    own = ["--", "--epochs", str(task.epochs), "--diaries", str(folder / DIARIES)]
+    own = ["--", "--epochs", str(task.epochs), "--logs", str(folder / LOGS)]
     begin_s = time.time()
     output = _run(["framework", "tune", str(SCRIPTS / f"{task.script}.py"), *flags, *own], folder)
     ended_s = time.time()
@@ -180,7 +180,7 @@ def _run_other(kind: str, task: Task, space: Space, folder: Path) -> SearchRun:
     rows = (json.dumps(dict(zip(space, point, strict=True))) for point in itertools.product(*space.values()))
     points.write_text("\n".join(rows) + "\n", encoding="utf-8")
     module, choice = OTHERS[kind]
-    arguments = [choice, task.script, str(points), str(task.epochs), str(folder / DIARIES)]
+    arguments = [choice, task.script, str(points), str(task.epochs), str(folder / LOGS)]
     begin_s = time.time()
     output = _run([f"benchmarks.search.{module}", *arguments], ROOT)
     return _read(folder, begin_s, float(output.split()[-1]))
@@ -199,7 +199,7 @@ def _run(arguments: Sequence[str], folder: Path) -> str:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments[:2])} has failed:\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"{' '.join(arguments[:2])} failed:\n{done.stderr[-4000:]}")
     return done.stdout
 
 
@@ -208,7 +208,7 @@ def _read(
 ) -> SearchRun:
     epochs: dict[str, list[Epoch]] = {}
     begun_s = math.inf
-    for path in sorted((folder / DIARIES).iterdir()):
+    for path in sorted((folder / LOGS).iterdir()):
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         begun_s = min(begun_s, lines[0]["time"] - begin_s)
         ends = [line for line in lines if "loss" in line]

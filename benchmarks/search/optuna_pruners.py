@@ -54,7 +54,7 @@ def _pruner(name: str, epochs: int) -> optuna.pruners.BasePruner:
     return optuna.pruners.MedianPruner()
 
 
-def work(pruner: str, script: str, points: Path, epochs: int, diaries: Path, journal: str) -> None:
+def work(pruner: str, script: str, points: Path, epochs: int, logs: Path, journal: str) -> None:
     """Runs trials until none is left."""
     train = importlib.import_module(script).train
     configurations = [json.loads(line) for line in points.read_text(encoding="utf-8").splitlines()]
@@ -63,10 +63,10 @@ def work(pruner: str, script: str, points: Path, epochs: int, diaries: Path, jou
 
     def objective(trial: optuna.Trial) -> float:
         if trial.number >= count:
-            raise optuna.TrialPruned  # both processes have asked for the last one
+            raise optuna.TrialPruned  # both processes requested the last trial
         last = float("nan")
 
-        def tell(done: int, loss: float, _: Any) -> None:
+        def on_epoch(done: int, loss: float, _: Any) -> None:
             nonlocal last
             last = loss
             trial.report(loss, done)
@@ -74,7 +74,7 @@ def work(pruner: str, script: str, points: Path, epochs: int, diaries: Path, jou
                 raise optuna.TrialPruned
 
         number = trial.suggest_categorical("point", range(count))
-        train(**configurations[number], epochs=epochs, diaries=diaries, tell=tell)
+        train(**configurations[number], epochs=epochs, logs=logs, on_epoch=on_epoch)
         return last
 
     begun = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)

@@ -47,10 +47,10 @@ def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Pair
     command = [str(SCRIPTS / script), *arguments, "--turn-steps", str(STEPS)]
     for number in range(PROCESSES):
         with _plain(command, folder / f"plain-{number}.err") as plain, _trial(command, folder, number) as dike:
-            plain.take()
-            dike.take()
+            plain.run_turn()
+            dike.run_turn()
             for turn in range(TURNS):
-                first, second = (dike.take(), plain.take()) if turn % 2 else (plain.take(), dike.take())
+                first, second = (dike.run_turn(), plain.run_turn()) if turn % 2 else (plain.run_turn(), dike.run_turn())
                 pairs.append((second, first) if turn % 2 else (first, second))
     return pairs
 
@@ -62,7 +62,7 @@ class _Training:
         self._process = process
         self._errors = errors
 
-    def take(self) -> Turn:
+    def run_turn(self) -> Turn:
         """Runs one turn.
 
         Raises:
@@ -75,7 +75,7 @@ class _Training:
             self._process.stdin.flush()
             clock_s, cpu_s = map(float, self._process.stdout.readline().split())
         except (BrokenPipeError, ValueError):
-            raise RuntimeError(f"the training has ended:\n{self._errors.read_text()[-4000:]}") from None
+            raise RuntimeError(f"the training ended early:\n{self._errors.read_text()[-4000:]}") from None
         return Turn(clock_s, cpu_s)
 
 

@@ -74,7 +74,7 @@ class Recorder:
             if held is not None and (held.trial, held.since_s) == (slot.trial, slot.since_s):
                 continue
             if held is not None:
-                # A trial that has ended leaves the time at which its slice began.
+                # After the end of a trial, `since_s` is unchanged.
                 self._close(held, slot.since_s if slot.since_s > held.since_s else now_s)
             self._held[slot.id] = slot
         return self._policy.decide(now_s, trials, slots)
@@ -119,7 +119,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Setup:
     """A bin and its scenario, shared by the pictures of several policies."""
 
     trials: Bin
@@ -161,10 +161,10 @@ def measure() -> Iterator[str]:
     curves = read_curves(DATA / one.file)
     alike = SimulationSettings(target_share=one.target_share)
     jobs = read_throughputs(THROUGHPUTS).jobs(TYPES, [MODEL])
-    stages = [_stage(curves, alike), _stage(curves, replace(alike, gpu_types=TYPES, table_jobs=jobs))]
-    runs = {name: stages[0].run(name) for name in POLICY_NAMES if name not in TYPED}
-    typed = {name: stages[1].run(name) for name in (*TYPED, "hermes")}
-    scenario = stages[0].scenario
+    setups = [_make_setup(curves, alike), _make_setup(curves, replace(alike, gpu_types=TYPES, table_jobs=jobs))]
+    runs = {name: setups[0].run(name) for name in POLICY_NAMES if name not in TYPED}
+    typed = {name: setups[1].run(name) for name in (*TYPED, "hermes")}
+    scenario = setups[0].scenario
     yield f"{one.name}: one bin of {scenario.jobs} trials (seed {SEED}), {scenario.good} of them good, on"
     yield f"{scenario.world.slots} GPUs that are alike, or on GPUs {', '.join(TYPES)}: there the trials are"
     yield f"as fast as {MODEL} with batches of different sizes, and the bad ones run to the end of their curve."
@@ -176,22 +176,22 @@ def measure() -> Iterator[str]:
     for name, run in typed.items():
         yield f"| {name} | types | {_hours(run)} | {run.completion_s / HOUR_S:.1f} | {run.outcome.preemptions} |"
     PICTURES.mkdir(exist_ok=True)
-    for stage, drawn in ((stages[0], runs), (stages[1], {name: typed[name] for name in TYPED})):
+    for setup, drawn in ((setups[0], runs), (setups[1], {name: typed[name] for name in TYPED})):
         end_s = max(run.end_s for run in drawn.values())
         for name, run in drawn.items():
-            _draw(name, run, stage, end_s)
+            _draw(name, run, setup, end_s)
 
 
 def _hours(run: _Run) -> str:
     return f"{run.mean_s / HOUR_S:.1f} | {run.end_s / HOUR_S:.1f}"
 
 
-def _stage(curves: Sequence[Curve], settings: SimulationSettings) -> _Stage:
+def _make_setup(curves: Sequence[Curve], settings: SimulationSettings) -> _Setup:
     scenario = resolve(curves, settings)
     trials = draw_bin(curves, scenario.target, scenario.jobs, scenario.good, SEED)
     if settings.table_jobs:
         trials = replace(trials, jobs=draw_jobs(settings.table_jobs, scenario.jobs, SEED))
-    return _Stage(trials, scenario)
+    return _Setup(trials, scenario)
 
 
 def losses_over_time(
@@ -215,7 +215,7 @@ def losses_over_time(
             continue
         trains_from_s = piece.start_s + overhead_s
         before_s, trained_s = trained_s, trained_s + max(piece.end_s - trains_from_s, 0.0)
-        # A report at the very end of a slice may lie beyond it by rounding.
+        # Tolerance: rounding may put the last report after the end of its slice.
         until_s = trained_s * (1 + 1e-9)
         while place < len(readings) and readings[place].train_s <= until_s:
             points.append((trains_from_s + readings[place].train_s - before_s, readings[place].loss))
@@ -224,14 +224,14 @@ def losses_over_time(
     return points
 
 
-def _draw(name: str, run: _Run, stage: _Stage, end_s: float) -> None:
+def _draw(name: str, run: _Run, setup: _Setup, end_s: float) -> None:
     figure = new_figure(9, 4.6)
     timeline, losses = figure.subplots(2, height_ratios=(1, 1.5), sharex=True)
-    _draw_slices(timeline, run, stage)
-    _draw_losses(losses, run, stage)
+    _draw_slices(timeline, run, setup)
+    _draw_losses(losses, run, setup)
     mean_h = run.mean_s / HOUR_S
     title = f"{name}: the good trials (coloured) are there after {mean_h:.1f} h in the mean"
-    if stage.scenario.world.kinds:
+    if setup.scenario.world.kinds:
         whole_h = run.completion_s / HOUR_S
         title = f"{name}: mean time to the target (coloured trials) {mean_h:.1f} h, to the end (all) {whole_h:.1f} h"
     timeline.set_title(title, loc="left")
@@ -241,33 +241,33 @@ def _draw(name: str, run: _Run, stage: _Stage, end_s: float) -> None:
     save_figure(figure, PICTURES / f"{name}.png")
 
 
-def _draw_slices(axes: Axes, run: _Run, stage: _Stage) -> None:
-    world = stage.scenario.world
+def _draw_slices(axes: Axes, run: _Run, setup: _Setup) -> None:
+    world = setup.scenario.world
     for slot in range(world.slots):
         held = [piece for piece in run.slices if piece.slot == slot and piece.start_s < run.end_s]
         axes.broken_barh(
             [(piece.start_s / HOUR_S, (min(piece.end_s, run.end_s) - piece.start_s) / HOUR_S) for piece in held],
             (slot - 0.42, 0.84),
-            facecolors=[stage.colours[piece.trial] for piece in held],
+            facecolors=[setup.colours[piece.trial] for piece in held],
         )
     axes.set_yticks(range(world.slots), world.kinds or [f"GPU {slot}" for slot in range(world.slots)])
     axes.invert_yaxis()
 
 
-def _draw_losses(axes: Axes, run: _Run, stage: _Stage) -> None:
-    # The good ones last, so that they lie above the others.
-    for trial in sorted(run.losses, key=lambda trial: trial in stage.good):
+def _draw_losses(axes: Axes, run: _Run, setup: _Setup) -> None:
+    # Good trials last, on top.
+    for trial in sorted(run.losses, key=lambda trial: trial in setup.good):
         points = [(time_s / HOUR_S, loss) for time_s, loss in run.losses[trial] if time_s <= run.end_s]
-        width = 1.6 if trial in stage.good else 0.9
-        axes.plot(*zip(*points, strict=True), color=stage.colours[trial], linewidth=width)
-    target = stage.scenario.target
+        width = 1.6 if trial in setup.good else 0.9
+        axes.plot(*zip(*points, strict=True), color=setup.colours[trial], linewidth=width)
+    target = setup.scenario.target
     axes.plot(*zip(*_best_so_far(run), strict=True), color="black", linewidth=0.9, linestyle=":", label="best so far")
     axes.axhline(target, color="#d6604d", linewidth=0.8, label="target")
-    for trial in stage.good:
+    for trial in setup.good:
         there_s = max(piece.end_s for piece in run.slices if piece.trial == trial)
-        axes.plot(there_s / HOUR_S, target, marker="v", color=stage.colours[trial], markersize=8, clip_on=False)
+        axes.plot(there_s / HOUR_S, target, marker="v", color=setup.colours[trial], markersize=8, clip_on=False)
     axes.set_ylabel("training loss")
-    axes.set_ylim(0, 1.05 * max(run.losses[trial][0][1] for trial in stage.good))
+    axes.set_ylim(0, 1.05 * max(run.losses[trial][0][1] for trial in setup.good))
     axes.legend(fontsize=8, loc="upper right")
 
 

@@ -29,8 +29,8 @@ MODEL = "model.keras"
 
 def main() -> None:
     scheduler, script = sys.argv[1:3]
-    points, epochs, diaries = Path(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
-    ray.init(num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, _temp_dir=str(diaries.parent / "ray"))
+    points, epochs, logs = Path(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
+    ray.init(num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, _temp_dir=str(logs.parent / "ray"))
 
     def report(_: int, loss: float, __: Any) -> None:
         tune.report({"loss": loss})
@@ -44,14 +44,14 @@ def main() -> None:
 
     def run(config: dict[str, Any]) -> None:
         train = importlib.import_module(script).train
-        options = {**config["point"], "epochs": epochs, "diaries": diaries}
+        options = {**config["point"], "epochs": epochs, "logs": logs}
         checkpoint = tune.get_checkpoint()
         if checkpoint is not None:
             with checkpoint.as_directory() as folder:
                 done = checkpoint.get_metadata()["epochs"]
-                train(**options, tell=save_and_report, saved=Path(folder) / MODEL, initial_epoch=done)
+                train(**options, on_epoch=save_and_report, saved=Path(folder) / MODEL, initial_epoch=done)
         else:
-            train(**options, tell=save_and_report if scheduler == PAUSES else report)
+            train(**options, on_epoch=save_and_report if scheduler == PAUSES else report)
 
     results = tune.Tuner(
         tune.with_resources(run, {"cpu": 1}),
@@ -62,9 +62,9 @@ def main() -> None:
             scheduler=SCHEDULERS[scheduler](time_attr="training_iteration", max_t=epochs),
             reuse_actors=True,
         ),
-        run_config=tune.RunConfig(storage_path=str(diaries.parent / "results"), verbose=0),
+        run_config=tune.RunConfig(storage_path=str(logs.parent / "results"), verbose=0),
     ).fit()
-    # The end of Ray's own processes is no part of the search, but the next one has to find the machine without them.
+    # Before Ray's own processes end, which is not part of the search.
     print(time.time())
     if results.errors:
         raise results.errors[0]

@@ -184,7 +184,7 @@ def main() -> None:
             except ValueError as error:
                 if not any(word in str(error) for word in ("finite", "NaN", "infinity")):
                     raise
-                # scikit-learn refuses to go on with weights that are not finite.
+                # scikit-learn refuses weights that are not finite: the trial diverged.
                 writer.writerow([number, epoch + 1, f"{seconds * 1.02:.4f}", "nan", "nan", *shown])
             print(number, parameters, flush=True)
 

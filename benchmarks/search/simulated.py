@@ -67,7 +67,7 @@ def measure() -> Iterator[str]:
     yield ""
     yield "Times are from the start of the search until a good trial reaches the target: the mean over the good ones,"
     yield f"the first, and the first {TOP}; in brackets as a multiple of the oracle's. *To the end*: the mean if trials"
-    yield "do not leave at the target but at the end of their curve, so that only the oracle gives way in time."
+    yield "do not leave at the target but at the end of their curve, so that only the oracle frees slots in time."
     yield ""
     for one in SETS:
         curves = read_curves(DATA / one.file)

@@ -31,11 +31,11 @@ from framework.project.script_facts import script_facts
 from framework.search.slot_pool import GPU_GROWTH_ENVIRONMENT
 
 DEADLINE_S = 120.0
-STILL_S = 1.0
+PAUSE_S = 1.0
 """Time that a process stays paused before it resumes."""
 _POLL_S = 0.1
 _CLEAR_POLL_S = 0.01
-_OUT_OF_THE_WAY = 10
+_FIRST_FREE_FD = 10
 """First file descriptor that trials do not use."""
 
 
@@ -115,20 +115,20 @@ class BenchmarkSlot:
         self._wait(run, lambda: run.reports.last)
         return run, time.monotonic() - begin_s
 
-    def go_on(self, checkpoint: str | None) -> tuple[SlotRun, float] | None:
+    def resume(self, checkpoint: str | None) -> tuple[SlotRun, float] | None:
         """As `start`, in the paused process; returns None if the driver refuses and the process is killed.
 
         `checkpoint`: the one written last.
         """
         order, monitor = self._order(checkpoint), RunMonitor(self._gpus)
-        time.sleep(STILL_S)
+        time.sleep(PAUSE_S)
         begin_s = time.monotonic()
-        was_kept = bool(self._paused)
+        was_paused = bool(self._paused)
         run = self._paused.resume(order, monitor)
         if run is None:
-            if was_kept:
-                self.refusals.append("it does not get its GPU memory back")
-            self._wait(None, self._is_clear)
+            if was_paused:
+                self.refusals.append("its GPU memory cannot be restored")
+            self._wait(None, self._reap_rest)
             return None
         self._wait(run, lambda: run.reports.last)
         return run, time.monotonic() - begin_s
@@ -138,41 +138,41 @@ class BenchmarkSlot:
         self._runs += 1
         return TrialRun(spec, self._arguments)
 
-    def suspend(self, run: SlotRun, *, stays: bool = False) -> RunEnd:
+    def suspend(self, run: SlotRun, *, pause: bool = False) -> RunEnd:
         """Suspends a run after some more steps, and waits until the slot is free.
 
         Args:
             run: the run.
-            stays: keeps its process paused, if the driver can offload its GPU memory.
+            pause: keeps its process paused, if the driver can offload its GPU memory.
 
         Raises:
             RuntimeError: if it ends in another way.
         """
         first = run.reports.step
         self._wait(run, lambda: run.reports.step > first)
-        run.suspend(DEADLINE_S, pause=stays)
+        run.suspend(DEADLINE_S, pause=pause)
         self._wait(run, lambda: run.has_ended)
-        if stays and self._gpus:
+        if pause and self._gpus:
             run.offload_gpus(self._gpus.bytes_by_process())
         try:
-            self._until(lambda: not stays or self._is_still(run))
+            self._wait_until_free(lambda: not pause or self._try_freeze(run))
         except CudaCheckpointError as error:
             self.refusals.append(str(error))
             run.evict()
             run.kill_if_due()
-            stays = False
-        self._until(lambda: stays or _has_died(run))
-        self._until(lambda: stays or self._is_clear())
-        self._until(run.monitor.gpus_free)
-        self._until(run.save_outputs)
+            pause = False
+        self._wait_until_free(lambda: pause or _has_died(run))
+        self._wait_until_free(lambda: pause or self._reap_rest())
+        self._wait_until_free(run.monitor.gpus_free)
+        self._wait_until_free(run.save_outputs)
         end = run.finish()
-        if stays:
+        if pause:
             self._paused.add(run, run.process_tree)
         if end.outcome != "suspended":
-            raise RuntimeError(f"a run of {self._script.name} has {end.outcome}: {end.message}\n{end.tail}")
+            raise RuntimeError(f"a run of {self._script.name} ended as {end.outcome}: {end.message}\n{end.tail}")
         return end
 
-    def _is_still(self, run: SlotRun) -> bool:
+    def _try_freeze(self, run: SlotRun) -> bool:
         """Freezes a suspended run once its GPU memory is on the host; returns whether it is done."""
         is_off_gpus = run.offload is None or run.offload.is_done()
         return is_off_gpus and run.freeze()
@@ -181,7 +181,7 @@ class BenchmarkSlot:
         """Memory that a run uses on the slot's GPUs."""
         return run.monitor.measure_gpu_bytes(run.processes)
 
-    def _is_clear(self) -> bool:
+    def _reap_rest(self) -> bool:
         self._paused.poll()
         return descendants.kill_and_reap((self._zygote.pid, *self._paused.pids))
 
@@ -194,10 +194,10 @@ class BenchmarkSlot:
         self._wait(None, lambda: not self._zygote.is_forking)
         answer = self._zygote.take_answer()
         if not isinstance(answer, int):
-            raise RuntimeError(f"the zygote has forked nothing: {answer}")
+            raise RuntimeError(f"the zygote did not fork: {answer}")
         return answer
 
-    def _until(self, condition: Callable[[], object]) -> None:
+    def _wait_until_free(self, condition: Callable[[], object]) -> None:
         end_s = time.monotonic() + DEADLINE_S
         while not condition():
             if time.monotonic() > end_s:
@@ -208,9 +208,9 @@ class BenchmarkSlot:
         end_s = time.monotonic() + DEADLINE_S
         while not condition():
             if self._zygote.failure or time.monotonic() > end_s:
-                raise RuntimeError(f"{self._script.name} does not get on: {self._zygote.failure or 'too slow'}")
+                raise RuntimeError(f"{self._script.name} makes no progress: {self._zygote.failure or 'timeout'}")
             if run is not None and run.has_ended:
-                raise RuntimeError(f"a run of {self._script.name} has ended: {run.finish()}")
+                raise RuntimeError(f"a run of {self._script.name} ended: {run.finish()}")
             wait_readable((*self._zygote.watched_fds, *(run.watched_fds if run else ())), _POLL_S)
             self._zygote.poll()
             if run is not None:
@@ -243,8 +243,8 @@ def _spawn(request: ForkRequest, descriptors: Sequence[int], gpus: Sequence[int]
     """Starts a request for the zygote as a new process; returns its id."""
     changes = {name: value for name, value in request.environment.items() if value is not None}
     targets = (1, 2, REPORT_FD, CONTROL_FD)
-    # The numbers may be each other's.
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for descriptor in descriptors]
+    # Moved out of the way first: a source may be another's target.
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for descriptor in descriptors]
     try:
         return os.posix_spawn(
             sys.executable,

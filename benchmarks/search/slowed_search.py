@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.search.contenders import Space
-from benchmarks.search.cpu_shares import CpuShares
+from benchmarks.search.cpu_limiter import CpuLimiter
 from benchmarks.search.slot import slot_environment
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
@@ -25,12 +25,12 @@ from framework.search.store import Store
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "readers.py"
 NAME = "readers"
-CLOSE = 1.01
+CLOSE_FACTOR = 1.01
 """A loss within this factor of the lowest counts as the lowest."""
-TAIL = 20
+SMOOTHING_STEPS = 20
 """Losses are averaged over this many steps."""
 TIMEOUT_S = 300.0
-READY_S = 60.0
+READY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class SlowedSearch:
     def lowest_s(self) -> float:
         """Seconds until a trial came close to the lowest final loss of all."""
         lowest = min(curve[-1][1] for curve in self.curves)
-        return min(at_s for curve in self.curves for at_s, loss in curve if loss <= CLOSE * lowest) - self.begin_s
+        return (
+            min(at_s for curve in self.curves for at_s, loss in curve if loss <= CLOSE_FACTOR * lowest) - self.begin_s
+        )
 
     @property
     def completion_s(self) -> float:
@@ -94,13 +96,13 @@ def search(
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        diaries = folder / "diaries"
-        diaries.mkdir()
+        logs = folder / "logs"
+        logs.mkdir()
         cluster = EmbeddedCluster([AgentSpec("cpus:1;mem:1024", f"slot_kind:{kind}") for kind in shares])
         stack.enter_context(cluster)
-        cluster.wait_for_agents(READY_S)
+        cluster.wait_for_agents(READY_TIMEOUT_S)
         limits = {agent.pid: share for agent, share in zip(cluster.agents, shares.values(), strict=True)}
-        stack.enter_context(CpuShares(diaries, limits))
+        stack.enter_context(CpuLimiter(logs, limits))
         storage = f"sqlite:///{folder / 'searches.db'}"
         options = {
             "master": cluster.master,
@@ -117,7 +119,7 @@ def search(
             *(sys.executable, "-m", "framework", "tune", str(SCRIPT)),
             *(f"--param={name}={','.join(map(str, values))}" for name, values in space.items()),
             *(f"--{name}={value}" for name, value in options.items()),
-            *("--", "--epochs", str(epochs), "--diaries", str(diaries)),
+            *("--", "--epochs", str(epochs), "--logs", str(logs)),
         ]
         begin_s = time.time()
         environment = {**slot_environment(), "PYTHONPATH": str(ROOT)}
@@ -126,20 +128,20 @@ def search(
         )
         end_s = time.time()
         if done.returncode or not json.loads(done.stdout)["complete"]:
-            raise RuntimeError(f"the search under {policy} has failed:\n{done.stderr[-4000:]}")
+            raise RuntimeError(f"the search under {policy} failed:\n{done.stderr[-4000:]}")
         with contextlib.closing(Store(storage, must_exist=True)) as store:
             store.open_search(NAME)
             trials, slices = store.load_trials(readings=False), store.load_slices()
-        return SlowedSearch(begin_s, end_s, trials, slices, [_curve(path) for path in diaries.glob("*.jsonl")])
+        return SlowedSearch(begin_s, end_s, trials, slices, [_curve(path) for path in logs.glob("*.jsonl")])
 
 
-def _curve(diary: Path) -> list[tuple[float, float]]:
+def _curve(epoch_log: Path) -> list[tuple[float, float]]:
     """Times and smoothed losses of a trial's steps; repeated steps count once."""
     lines: dict[int, tuple[float, float]] = {}
-    for line in map(json.loads, diary.read_text(encoding="utf-8").splitlines()):
+    for line in map(json.loads, epoch_log.read_text(encoding="utf-8").splitlines()):
         lines.setdefault(line["step"], (line["time"], line["loss"]))
     steps = [lines[step] for step in sorted(lines)]
     return [
-        (at_s, statistics.fmean(loss for _, loss in steps[max(0, end - TAIL) : end]))
+        (at_s, statistics.fmean(loss for _, loss in steps[max(0, end - SMOOTHING_STEPS) : end]))
         for end, (at_s, _) in enumerate(steps, 1)
     ]

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.simulation.bins import Bin
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 
-STAYS = 0.02
+STAY_BONUS = 0.02
 """Bonus for keeping a trial in its slot, as a share of its mean speed: smaller gains are not worth a move."""
 
 
@@ -32,31 +32,31 @@ class AssignmentPolicy:
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         open_slots = [slot for slot in slots if not slot.busy]
-        home = {slot.trial: slot for slot in open_slots if slot.trial is not None}
-        candidates = [trial for trial in trials if trial.runnable or trial.id in home]
+        running_in = {slot.trial: slot for slot in open_slots if slot.trial is not None}
+        candidates = [trial for trial in trials if trial.runnable or trial.id in running_in]
         places = Counter(slot.kind for slot in open_slots)
         if not candidates or not places:
             return Decision()
-        worths = np.array([[self._worth(trial, kind, home) for kind in places] for trial in candidates])
+        worths = np.array([[self._worth(trial, kind, running_in) for kind in places] for trial in candidates])
         chosen = best_assignment(worths, list(places.values()))
         kinds = list(places)
         kind_of = {trial.id: kinds[place] for trial, place in zip(candidates, chosen, strict=True) if place is not None}
-        staying = {slot.id for trial, slot in home.items() if kind_of.get(trial) == slot.kind}
+        staying = {slot.id for trial, slot in running_in.items() if kind_of.get(trial) == slot.kind}
         runs: dict[int, Choice] = {}
         suspends = set()
         for kind in kinds:
-            coming = [trial for trial, its in kind_of.items() if its == kind and trial not in home]
+            coming = [trial for trial, its in kind_of.items() if its == kind and trial not in running_in]
             free = [slot for slot in open_slots if slot.kind == kind and slot.id not in staying]
-            # Empty slots first; who runs in one of the others and is to run elsewhere has to make place.
+            # Empty slots first; trials in the others are preempted.
             free.sort(key=lambda slot: (slot.trial is not None, slot.id))
             for slot, trial in zip(free, coming, strict=False):
                 runs[slot.id] = Choice(trial, "best assignment")
             suspends |= {slot.id for slot in free if slot.id not in runs and slot.trial in kind_of}
         return Decision(runs, suspends=frozenset(suspends))
 
-    def _worth(self, trial: TrialView, kind: str, home: Mapping[int, SlotView]) -> float:
-        stays = trial.id in home and home[trial.id].kind == kind
-        return self._jobs[trial.id].relative(kind) + (STAYS if stays else 0.0)
+    def _worth(self, trial: TrialView, kind: str, running_in: Mapping[int, SlotView]) -> float:
+        stays = trial.id in running_in and running_in[trial.id].kind == kind
+        return self._jobs[trial.id].relative(kind) + (STAY_BONUS if stays else 0.0)
 
 
 def best_assignment(worths: np.ndarray, places: Sequence[int]) -> list[int | None]:

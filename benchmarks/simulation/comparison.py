@@ -178,28 +178,27 @@ def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
 def _check(settings: SimulationSettings) -> None:
     if not 1 <= settings.good <= settings.jobs:
         raise BadInputError(
-            f"--good {settings.good} of --jobs {settings.jobs} cannot be; of the trials of a bin one at least is good, "
-            "and at most all are."
+            f"--good must be at least 1 and at most --jobs, which is {settings.jobs}, not {settings.good}."
         )
     for option, count in (("--gpus", settings.gpus), ("--trials-per-slot", settings.trials_per_slot)):
         if count < 1:
-            raise BadInputError(f"{option} {count} cannot be; give 1 or more.")
+            raise BadInputError(f"{option} must be at least 1, not {count}.")
     for option, seconds in (("--quantum", settings.quantum_s), ("--report-every", settings.report_s)):
         if seconds is not None and not 0 < seconds < math.inf:
-            raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, more than 0.")
+            raise BadInputError(f"{option} must be more than 0 seconds, not {seconds:g}.")
     for option, seconds in (
         ("--overhead", settings.overhead_s),
         ("--move-overhead", settings.move_s),
         ("--arrival-every", settings.arrival_s),
     ):
         if seconds is not None and not 0 <= seconds < math.inf:
-            raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, 0 or more.")
+            raise BadInputError(f"{option} must be finite and at least 0 seconds, not {seconds:g}.")
     if not 0 <= settings.quantum_growth < math.inf:
-        raise BadInputError(f"--quantum-growth {settings.quantum_growth:g} cannot be; give a number, 0 or more.")
+        raise BadInputError(f"--quantum-growth must be finite and at least 0, not {settings.quantum_growth:g}.")
     if settings.target is not None and not math.isfinite(settings.target):
-        raise BadInputError(f"--target {settings.target:g} cannot be; give a finite number.")
+        raise BadInputError(f"--target must be a finite number, not {settings.target:g}.")
     if not 0 < settings.target_share < 1:
-        raise BadInputError(f"--target-share {settings.target_share:g} cannot be; give a share between 0 and 1.")
+        raise BadInputError(f"--target-share must be between 0 and 1, not {settings.target_share:g}.")
 
 
 def simulate(
@@ -266,7 +265,7 @@ def policies_named(names: Sequence[str], *, typed: bool = False) -> dict[str, Po
             near = difflib.get_close_matches(name.lower(), known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             where = (" with --gpu-types" if typed else " without --gpu-types") if name in _LIMITS else ""
-            raise BadInputError(f"There is no policy '{name}'{where}; {hint}choose of {', '.join(known)}.")
+            raise BadInputError(f"There is no policy '{name}'{where}; {hint}choose one of {', '.join(known)}.")
     return {name: _LIMITS.get(name) or _registered(name) for name in names}
 
 

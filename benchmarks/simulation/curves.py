@@ -42,7 +42,7 @@ class Curve:
         self._times_s = list(times_s)
         self._steps = list(steps)
         self._losses = list(losses)
-        # A stretch from one point to the next ends at the loss it leads to, unless one of the two is no number.
+        # The loss at the end of each interval: the next point, or constant if either is not finite.
         self._ends = [
             following if math.isfinite(loss) and math.isfinite(following) else loss
             for loss, following in pairwise(self._losses)
@@ -156,7 +156,7 @@ def read_curves(path: Path, metric: str | None = None, mode: Mode = "min") -> tu
             else:
                 curves = tuple(_read_long(path, rows, columns, metric or LONG_METRIC, mode))
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no CSV text"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not CSV text"
         raise BadInputError(f"The curves in {path} cannot be read: {reason}.") from error
     if not curves:
         raise BadInputError(f"There is no trial in {path}; give a file of recorded learning curves.")
@@ -204,7 +204,7 @@ def _read_wide(
         while values and not row[evaluations[len(values) - 1]]:
             values.pop()
         if not values:
-            raise BadInputError(f"Line {rows.line_num} of {path} holds no evaluation; leave it out.")
+            raise BadInputError(f"Line {rows.line_num} of {path} has no evaluation; leave it out.")
         losses = (
             [1 - value for value in values] if metric is None else values if mode == "min" else [-v for v in values]
         )
@@ -224,4 +224,4 @@ def _number(path: Path, line: int, column: str, text: str | None, empty: float |
     try:
         return float(text or "")
     except ValueError:
-        raise BadInputError(f"Line {line} of {path}: '{text or ''}' in column {column} is no number.") from None
+        raise BadInputError(f"Line {line} of {path}: '{text or ''}' in column {column} is not a number.") from None

@@ -198,9 +198,9 @@ FAMILIES: dict[str, tuple[Shape, ...]] = {
 }
 """Name -> shapes of its trials. Each trial has one of several shapes, scaled to start at about 1."""
 
-_UNEQUAL = {"step-lengths": 8.0, "mixed": 3.0}
+_STEP_TIME_RATIOS = {"step-lengths": 8.0, "mixed": 3.0}
 """Maximum ratio of step times between trials of a family; 1.5 by default."""
-_SLOW_STARTS = {"slow-start": 0.15}
+_FIRST_STEP_SHARES = {"slow-start": 0.15}
 """Maximum duration of the first step as a share of all others; elsewhere the same as any step."""
 
 
@@ -213,7 +213,7 @@ def draw_family(name: str, seed: int = 0, trials: int = TRIALS) -> tuple[Curve, 
     if name not in FAMILIES:
         near = difflib.get_close_matches(name.lower(), FAMILIES, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise BadInputError(f"There is no family of curves '{name}'; {hint}choose of {', '.join(FAMILIES)}.")
+        raise BadInputError(f"There is no family of curves '{name}'; {hint}choose one of {', '.join(FAMILIES)}.")
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
     return tuple(_draw(name, FAMILIES[name], rng, number) for number in range(trials))
 
@@ -223,10 +223,10 @@ def _draw(name: str, shapes: Sequence[Shape], rng: np.random.Generator, number: 
     shape = shapes[int(rng.integers(len(shapes)))]
     losses = shape(rng, done)
     if len(shapes) > 1:
-        # All begin at about 1, so that one target serves them all.
+        # Scaled to start at about 1, so that one target fits all shapes.
         losses = losses / losses[0] * rng.normal(1.0, 0.02)
     spread = 10 ** rng.uniform(-3.0, -1.5)
     losses = losses * np.exp(spread * rng.standard_normal(EVALUATIONS))
-    length_s = LENGTH_S * _UNEQUAL.get(name, 1.5) ** rng.uniform(-0.5, 0.5)
-    start_s = length_s * rng.uniform(0.0, _SLOW_STARTS[name]) if name in _SLOW_STARTS else 0.0
+    length_s = LENGTH_S * _STEP_TIME_RATIOS.get(name, 1.5) ** rng.uniform(-0.5, 0.5)
+    start_s = length_s * rng.uniform(0.0, _FIRST_STEP_SHARES[name]) if name in _FIRST_STEP_SHARES else 0.0
     return Curve(f"{name}-{number}", (start_s + done * length_s).tolist(), (done * STEPS).tolist(), losses.tolist())

@@ -28,7 +28,7 @@ class OraclePolicy:
         self._switch_s = settings.switch_s
         self._reaches_s: dict[tuple[int, float], float] = {}
         """Trial and beginning of its slice -> when it reaches the target."""
-        self._there: set[int] = set()
+        self._reached: set[int] = set()
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         by_id = {trial.id: trial for trial in trials}
@@ -39,7 +39,7 @@ class OraclePolicy:
             if slot.trial is not None:
                 running.add(slot.trial)
                 reaches_s[slot.trial] = self._running_reaches_s(now_s, slot, by_id[slot.trial])
-        # To the trials that will not reach the target, nothing is worth a preemption: those that run come first.
+        # Ties (trials that never reach the target) keep running trials: no preemption is worth it.
         chosen = sorted(reaches_s, key=lambda trial: (reaches_s[trial], trial not in running, trial))[: len(free)]
         coming = (trial for trial in chosen if trial not in running)
         runs = {
@@ -51,7 +51,7 @@ class OraclePolicy:
 
     def _left_s(self, trial: TrialView) -> float:
         """Remaining seconds of training until the target; infinity once it is reached."""
-        if trial.id in self._there:
+        if trial.id in self._reached:
             return math.inf
         return self._target_s[trial.id] - (trial.readings[-1].train_s if trial.readings else 0.0)
 
@@ -61,5 +61,5 @@ class OraclePolicy:
         if key not in self._reaches_s:
             self._reaches_s[key] = now_s + self._left_s(trial)
         if now_s >= self._reaches_s[key]:
-            self._there.add(trial.id)
-        return math.inf if trial.id in self._there else self._reaches_s[key]
+            self._reached.add(trial.id)
+        return math.inf if trial.id in self._reached else self._reaches_s[key]

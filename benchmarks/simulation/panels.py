@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Result = TypeVar("Result")
-NAMES_LENGTH = 40
+MAX_NAME_CHARS = 40
 """Maximum number of characters side by side below a panel."""
 
 
@@ -34,7 +34,7 @@ def draw_rows(
     Raises:
         BadInputError: if the file cannot be written.
     """
-    # matplotlib takes a while to load, and a table needs none.
+    # matplotlib loads slowly, and tables do not need it.
     from solver.drawing.figure_files import check_picture_path, new_figure, save_figure
 
     check_picture_path(path)
@@ -46,7 +46,7 @@ def draw_rows(
     save_figure(figure, path)
 
 
-def turn_names(axes: Axes, results: Sequence[Named]) -> None:
+def rotate_names(axes: Axes, results: Sequence[Named]) -> None:
     """Rotates the names below the bars if they would overlap."""
-    if max(len(result.name) for result in results) * len(results) > NAMES_LENGTH:
+    if max(len(result.name) for result in results) * len(results) > MAX_NAME_CHARS:
         axes.tick_params(axis="x", labelrotation=30, labelsize=9)

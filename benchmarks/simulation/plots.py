@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.simulation.comparison import TOP, PolicyResult, reference
-from benchmarks.simulation.panels import draw_rows, turn_names
+from benchmarks.simulation.panels import draw_rows, rotate_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ def _draw_means(axes: Axes, results: Sequence[PolicyResult]) -> None:
     values = [result.mean_time_good_s / unit.mean_time_good_s for result in results]
     bars = axes.bar([result.name for result in results], values, color=[_colour(result.name) for result in results])
     axes.bar_label(bars, fmt="%.2f", fontsize=8)
-    turn_names(axes, results)
+    rotate_names(axes, results)
     axes.margins(y=0.1)
     axes.set_ylabel(f"mean time to target, {unit.name} = 1")
 
@@ -71,7 +71,7 @@ def _draw_tops(axes: Axes, results: Sequence[PolicyResult]) -> None:
     axes.bar_label(of_top, fmt="%.1f", fontsize=6)
     axes.margins(y=0.1)
     axes.set_xticks(places, [result.name for result in results])
-    turn_names(axes, results)
+    rotate_names(axes, results)
     axes.set_ylabel(f"time of first, of top {TOP} (pale)")
 
 

@@ -12,5 +12,5 @@ def seed_range(first: int, count: int) -> range:
         BadInputError: if it is empty, or a seed is negative.
     """
     if count < 1 or first < 0:
-        raise BadInputError(f"--seeds {count} from --first-seed {first} cannot be; give 1 or more, from 0 or more.")
+        raise BadInputError(f"--seeds must be at least 1, not {count}, and --first-seed at least 0, not {first}.")
     return range(first, first + count)

@@ -96,7 +96,7 @@ def simulate_policies(
         float | None,
         typer.Option(help="Seconds of training between two reports.", show_default="a quarter of --quantum"),
     ] = None,
-    arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0 means all at once.")] = 0.0,
+    arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0: all at the start.")] = 0.0,
     trials_per_slot: Annotated[
         int, typer.Option(help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
     ] = 4,
@@ -105,7 +105,7 @@ def simulate_policies(
         typer.Option(help="Longer quanta for trials that have come far (hermes, hermes2): 50%:2x or 50%:20s, or none."),
     ] = ",".join(map(str, MILESTONES)),
     quantum_growth: Annotated[
-        float, typer.Option(help="With each preemption a trial's quantum grows by so much (hermes, hermes2).")
+        float, typer.Option(help="Relative growth of a trial's quantum with each preemption (hermes, hermes2).")
     ] = QUANTUM_GROWTH,
     metric: Annotated[
         str | None, typer.Option(help="Column of the file; train_loss, or acc where columns are acc_0, acc_1, ...")
@@ -145,7 +145,7 @@ def simulate_policies(
     known = TYPED_POLICY_NAMES if kinds else POLICY_NAMES
     chosen = policies_named(_names(policies) if policies else known, typed=bool(kinds))
     if not chosen:
-        raise BadInputError(f"--policies names none; choose of {', '.join(known)}.")
+        raise BadInputError(f"--policies is empty; choose from {', '.join(known)}.")
     recorded, source = _curves(curves, family, family_seed, metric, mode)
     sign = -1 if mode is Mode.MAX else 1
     settings = SimulationSettings(
@@ -199,7 +199,7 @@ def _curves(path: Path | None, family: str, seed: int, metric: str | None, mode:
     if metric is not None or mode is not Mode.MIN:
         raise BadInputError("--metric and --mode say what a column of --curves is; leave them out with --family.")
     if seed < 0:
-        raise BadInputError(f"--family-seed {seed} cannot be; give 0 or more.")
+        raise BadInputError(f"--family-seed must be at least 0, not {seed}.")
     return draw_family(family, seed), f"{family}, seed {seed}"
 
 
@@ -216,10 +216,10 @@ def _kinds_and_jobs(
     if not gpu_types:
         for option, value in (("--throughputs", throughputs), ("--models", models)):
             if value:
-                raise BadInputError(f"{option} is for GPUs that differ; say which there are by --gpu-types.")
+                raise BadInputError(f"{option} is for GPUs that differ; name the types by --gpu-types.")
         return (), None, ()
     if throughputs is None:
-        raise BadInputError("--gpu-types needs --throughputs, a file that tells how fast jobs run on each type.")
+        raise BadInputError("--gpu-types needs --throughputs, a file of the speeds of jobs on each type.")
     if gpus is not None:
         raise BadInputError("--gpu-types says how many GPUs there are; leave --gpus out.")
     kinds = gpu_types_of(gpu_types)

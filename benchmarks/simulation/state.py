@@ -11,7 +11,7 @@ from framework.policies.trials.interface import Reading, SlotView, TrialView
 
 
 @dataclass(slots=True)
-class PlayedTrial:
+class SimulatedTrial:
     """A trial.
 
     Attributes:
@@ -65,7 +65,7 @@ class PlayedTrial:
 
 
 @dataclass(slots=True)
-class PlayedSlot:
+class SimulatedSlot:
     """A slot.
 
     Attributes:
@@ -83,8 +83,8 @@ class PlayedSlot:
 
     id: int
     kind: str = ""
-    trial: PlayedTrial | None = None
-    leaving: PlayedTrial | None = None
+    trial: SimulatedTrial | None = None
+    leaving: SimulatedTrial | None = None
     pace: float = 1.0
     relative: float = 1.0
     since_s: float = 0.0
@@ -98,7 +98,7 @@ class PlayedSlot:
         return SlotView(self.id, None if self.trial is None else self.trial.id, self.since_s, self.busy, self.kind)
 
 
-class UseOfSlots:
+class SlotUtilization:
     """Mean relative speed of the slots while there is a trial for each.
 
     Args:
@@ -117,15 +117,15 @@ class UseOfSlots:
         """See `Outcome.speed`; NaN until the first trial leaves that no other replaces."""
         return self._sum_s / (self._needed * self._ended_s) if self._ended_s else math.nan
 
-    def add(self, slot: PlayedSlot, curve_s: float) -> None:
+    def add(self, slot: SimulatedSlot, curve_s: float) -> None:
         """Adds progress of a slot's trial, in seconds of its curve."""
         if self._ended_s is None:
             self._sum_s += curve_s / slot.pace * slot.relative
 
-    def left(self) -> None:
+    def trial_left(self) -> None:
         self._left -= 1
 
-    def follow(self, now_s: float) -> None:
+    def advance(self, now_s: float) -> None:
         """Ends the measurement at `now_s` if there are fewer trials than slots."""
         if self._ended_s is None and self._left < self._needed:
             self._ended_s = now_s

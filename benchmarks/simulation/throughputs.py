@@ -19,7 +19,7 @@ import numpy as np
 from dike.exceptions import BadInputError
 
 _BATCH_SIZE = re.compile(r" \(batch size (\d+)\)$")
-_MOST_SLOTS = 100_000
+_MAX_SLOTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ def read_throughputs(path: Path) -> ThroughputTable:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         tables = json.loads(text)
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no JSON"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not JSON"
         raise BadInputError(f"The throughputs in {path} cannot be read: {reason}.") from error
     try:
         steps_s = {kind: dict(_alone(table)) for kind, table in tables.items() if not kind.endswith("_unconsolidated")}
     except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
         raise BadInputError(
-            f"{path} is no table of throughputs: it must hold {{TYPE: {{\"('MODEL (batch size N)', 1)\": "
+            f"{path} is not a table of throughputs: it must hold {{TYPE: {{\"('MODEL (batch size N)', 1)\": "
             '{"null": STEPS_PER_SECOND}}}.'
         ) from error
     steps_s = {kind: jobs for kind, jobs in steps_s.items() if jobs}
@@ -177,9 +177,9 @@ def gpu_types_of(text: str) -> tuple[str, ...]:
     kinds: list[str] = []
     for part in text.split(","):
         kind, _, count = part.strip().partition(":")
-        if not kind or not count.isdecimal() or not 1 <= int(count) <= _MOST_SLOTS:
+        if not kind or not count.isdecimal() or not 1 <= int(count) <= _MAX_SLOTS:
             raise BadInputError(
-                f"'{part.strip()}' in --gpu-types is no number of GPUs of a type; write TYPE:COUNT,TYPE:COUNT, such as "
+                f"'{part.strip()}' in --gpu-types is not a type and a count; write TYPE:COUNT,TYPE:COUNT, such as "
                 "k80:2,v100:1."
             )
         kinds += [kind] * int(count)

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Literal
 
 from benchmarks.simulation.bins import Bin
-from benchmarks.simulation.played import PlayedSlot, PlayedTrial, UseOfSlots
+from benchmarks.simulation.state import SimulatedSlot, SimulatedTrial, SlotUtilization
 from framework.policies.trials.interface import Choice, Policy, TrialView
 
 Until = Literal["end", "target"]
@@ -99,7 +99,7 @@ class World:
         self._now_s = 0.0
         jobs = trials.jobs or (None,) * len(trials.curves)
         self._trials = [
-            PlayedTrial(
+            SimulatedTrial(
                 number,
                 curve,
                 target_s,
@@ -109,15 +109,15 @@ class World:
             for number, (curve, target_s, job) in enumerate(zip(trials.curves, trials.target_s, jobs, strict=True))
         ]
         kinds = settings.kinds or ("",) * settings.slots
-        self._slots = [PlayedSlot(number, kind) for number, kind in enumerate(kinds)]
+        self._slots = [SimulatedSlot(number, kind) for number, kind in enumerate(kinds)]
         self._trial_views: dict[int, TrialView] = {}
         self._slot_views = [slot.view() for slot in self._slots]
         self._events: list[tuple[float, int, _Event, int, int]] = []
         self._counter = itertools.count()
-        self._missing = trials.good
+        self._unreached = trials.good
         self._reached_s: list[float] = []
         self._completion_s: dict[int, float] = {}
-        self._use = UseOfSlots(len(self._slots), len(self._trials))
+        self._utilization = SlotUtilization(len(self._slots), len(self._trials))
         self._preemptions = 0
         self._decisions = 0
 
@@ -138,27 +138,29 @@ class World:
             something_happened = self._now_s == wake_s
             while self._events and self._events[0][0] <= self._now_s:
                 _, _, event, number, fills = heapq.heappop(self._events)
-                something_happened |= self._take(event, number, fills)
+                something_happened |= self._apply(event, number, fills)
             if not something_happened:
                 continue
             for slot in self._slots:
                 self._train(slot)
-            self._use.follow(self._now_s)
+            self._utilization.advance(self._now_s)
             if not self._is_over:
                 wake_s = self._decide()
-            if self._missing:
+            if self._unreached:
                 preemptions = self._preemptions
         completion_s = tuple(self._completion_s[trial.id] for trial in self._trials) if self._settings.kinds else ()
-        return Outcome(tuple(sorted(self._reached_s)), preemptions, self._decisions, completion_s, self._use.speed)
+        return Outcome(
+            tuple(sorted(self._reached_s)), preemptions, self._decisions, completion_s, self._utilization.speed
+        )
 
     @property
     def _is_over(self) -> bool:
-        return not self._missing and (not self._settings.kinds or len(self._completion_s) == len(self._trials))
+        return not self._unreached and (not self._settings.kinds or len(self._completion_s) == len(self._trials))
 
     def _push(self, time_s: float, event: _Event, number: int, fills: int = 0) -> None:
         heapq.heappush(self._events, (time_s, next(self._counter), event, number, fills))
 
-    def _take(self, event: _Event, number: int, fills: int) -> bool:
+    def _apply(self, event: _Event, number: int, fills: int) -> bool:
         """Applies an event; returns whether it was still valid."""
         if event is _Event.ARRIVAL:
             self._trial_views[number] = self._trials[number].view(self._now_s, runnable=True)
@@ -170,26 +172,26 @@ class World:
             self._end(slot)
         else:
             if slot.leaving is not None:
-                self._see_trial(slot.leaving, runnable=True)
+                self._update_trial_view(slot.leaving, runnable=True)
                 slot.leaving = None
             slot.busy = False
             if slot.trial is not None:
                 slot.trains_from_s, slot.trained_before_s = self._now_s, slot.trial.trained_s
                 ends_s = self._now_s + slot.trial.ends_s / slot.pace - slot.trial.trained_s / slot.pace
                 self._push(ends_s, _Event.END, number, fills)
-        self._see_slot(slot)
+        self._update_slot_view(slot)
         return True
 
-    def _end(self, slot: PlayedSlot) -> None:
+    def _end(self, slot: SimulatedSlot) -> None:
         trial = slot.trial
         if trial is None:
             return
         self._train(slot, ends=True)
         self._completion_s[trial.id] = self._now_s - self._trial_views.pop(trial.id).arrived_s
-        self._use.left()
+        self._utilization.trial_left()
         slot.trial = None
 
-    def _train(self, slot: PlayedSlot, *, ends: bool = False) -> None:
+    def _train(self, slot: SimulatedSlot, *, ends: bool = False) -> None:
         """Advances the trial of a slot to now; `ends` sets it to its end in spite of rounding."""
         trial = slot.trial
         if trial is None or slot.busy:
@@ -197,11 +199,11 @@ class World:
         passed_s = (self._now_s - slot.trains_from_s) * slot.pace
         before_s = trial.trained_s
         trial.trained_s = trial.ends_s if ends else min(slot.trained_before_s + passed_s, trial.ends_s)
-        self._use.add(slot, trial.trained_s - before_s)
+        self._utilization.add(slot, trial.trained_s - before_s)
         rounding_s = self._rounding_s * slot.pace
         if not trial.reached and trial.trained_s >= trial.target_s - rounding_s:
             trial.reached = True
-            self._missing -= 1
+            self._unreached -= 1
             self._reached_s.append(slot.trains_from_s + trial.target_s / slot.pace - slot.trained_before_s / slot.pace)
         every_s = self._settings.report_s * slot.pace
         while trial.trained_s - trial.reported_s >= every_s - rounding_s:
@@ -218,7 +220,8 @@ class World:
         for slot_id in decision.suspends:
             if slot_id in decision.runs or slot_id not in taken.values() or self._slots[slot_id].busy:
                 raise PolicyViolationError(
-                    f"{self._policy.name} suspends the trial of slot {slot_id}, which is not its to suspend"
+                    f"{self._policy.name} suspends the trial of slot {slot_id}, "
+                    "which is empty, busy or about to be filled"
                 )
         for slot_id, choice in sorted(decision.runs.items()):
             slot = self._slots[slot_id]
@@ -230,7 +233,8 @@ class World:
             return math.inf
         if not decision.wake_at_s > self._now_s:
             raise PolicyViolationError(
-                f"{self._policy.name} wants to be asked at {decision.wake_at_s} s, and it is {self._now_s} s"
+                f"{self._policy.name} requests its next call at {decision.wake_at_s} s, "
+                f"but it is already {self._now_s} s"
             )
         return decision.wake_at_s
 
@@ -251,7 +255,7 @@ class World:
                 f"{self._policy.name} gives slot {slot_id} to trial {choice.trial} at {self._now_s} s, but {wrong}"
             )
 
-    def _fill(self, slot: PlayedSlot, trial: PlayedTrial | None) -> None:
+    def _fill(self, slot: SimulatedSlot, trial: SimulatedTrial | None) -> None:
         """Replaces the trial of a slot, by another or by none."""
         slot.leaving = slot.trial
         if slot.leaving is not None:
@@ -268,13 +272,13 @@ class World:
                 slot.pace, slot.relative = trial.job.pace(slot.kind), trial.job.relative(slot.kind)
             trial.slot = slot.id
             trial.slices.append(len(trial.readings))
-            self._see_trial(trial, runnable=False)
-        self._see_slot(slot)
+            self._update_trial_view(trial, runnable=False)
+        self._update_slot_view(slot)
         self._push(ready_s, _Event.FILLED, slot.id, slot.fills)
 
-    def _see_trial(self, trial: PlayedTrial, *, runnable: bool) -> None:
+    def _update_trial_view(self, trial: SimulatedTrial, *, runnable: bool) -> None:
         arrived_s = self._trial_views[trial.id].arrived_s
         self._trial_views[trial.id] = trial.view(arrived_s, runnable=runnable)
 
-    def _see_slot(self, slot: PlayedSlot) -> None:
+    def _update_slot_view(self, slot: SimulatedSlot) -> None:
         self._slot_views[slot.id] = slot.view()

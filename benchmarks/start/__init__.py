@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.start.marks import steps_in
-from benchmarks.start.standstill import GROWS, REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, standstills
+from benchmarks.start.interruptions import GROWS, REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, measure_interruptions
+from benchmarks.start.step_log import read_steps
 from framework.embedded.library import ensure_library
 
 TITLE = "From the command to the first step"
@@ -28,7 +28,7 @@ DIKE = Path(sys.executable).with_name("dike")
 KERAS, SESSION = "two_epochs.py", "session_steps.py"
 STEPS = 126
 """Steps of each script, and of each trial."""
-LIMIT_S = 300
+COMMAND_TIMEOUT_S = 300
 MANY_WORKERS = 4
 MANY_RESOURCES = "cpus:8;mem:6144;disk:8192"
 """Declared resources, so that `MANY_WORKERS` fit on any machine."""
@@ -37,13 +37,13 @@ MANY_FLOPS = 1e9
 FLOPS = ("flops_forward_per_sample", "flops_step_per_sample", "longest_path_flops")
 """Fields of a profile."""
 
-KEPT_LIMIT_S, COLD_LIMIT_S = 1.5, 3.0
+WARM_LIMIT_S, COLD_LIMIT_S = 1.5, 3.0
 END_LIMIT_S = 1.0
 PLAN_LIMIT_S = 1.0
 CPU_LIMIT = 1.5
-LIMITED_TASKS = 4
+MAX_LIMITED_TASKS = 4
 """Jobs with more tasks on one machine have no limits."""
-STANDSTILL_LIMITS_S = {REJOINS: 1.5, REJOINS_ELASTIC: 1.5, RESTARTS: 1.5, GROWS: 1.5, SHRINKS: None}
+INTERRUPTION_LIMITS_S = {REJOINS: 1.5, REJOINS_ELASTIC: 1.5, RESTARTS: 1.5, GROWS: 1.5, SHRINKS: None}
 """None: includes the wait for new offers."""
 
 
@@ -137,27 +137,27 @@ class Table:
 def measure(repeats: int) -> Iterator[str]:
     """Runs all commands in rotation, `repeats` times."""
     with tempfile.TemporaryDirectory(prefix="dike-start-") as made:
-        stage = Stage(Path(made))
-        cases = stage.cases()
-        stage.prepare(cases)
+        workspace = Workspace(Path(made))
+        cases = workspace.cases()
+        workspace.prepare(cases)
         runs: dict[str, list[Run]] = {case.name: [] for case in cases}
         for number in range(repeats):
             for case in cases:
-                run = stage.run(case)
+                run = workspace.run(case)
                 runs[case.name].append(run)
                 print(f"{number + 1}/{repeats} {case.name}: {run}", file=sys.stderr, flush=True)
-    yield from report(cases, runs, standstills(repeats))
+    yield from report(cases, runs, measure_interruptions(repeats))
 
 
-class Stage:
+class Workspace:
     """The folders that the commands run in, below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._project = folder / "project"
         shutil.copytree(SCRIPTS, self._project, ignore=shutil.ignore_patterns("__pycache__"))
-        # Outside of the project: what lies there travels with a job.
-        self._marks = folder / "marks"
+        # Outside of the project, which is packed into the bundle of a job.
+        self._step_log = folder / "step_log"
         self._log = folder / "stderr"
         self._plan = folder / "plan.json"
         self._mesos = ensure_library().parent
@@ -167,7 +167,7 @@ class Stage:
         """All measured commands, in the order of a round."""
         python: tuple[str | Path, ...] = (sys.executable,)
         run: tuple[str | Path, ...] = (DIKE, "run")
-        # Tasks -> how they are asked for; beside the workers Keras has a ps and a chief.
+        # Number of tasks -> command; Keras adds a ps and a chief to the workers.
         sizes: dict[int, tuple[str | Path, ...]] = {
             1: run,
             3: (*run, "--min-workers", "1", "--max-workers", "1"),
@@ -175,37 +175,37 @@ class Stage:
             MANY_WORKERS + 2: (*run, "--plan", self._plan, "--resources", MANY_RESOURCES),
         }
         bare, bare_session = "`python two_epochs.py`", "`python session_steps.py`"
-        found = [Case(bare, (*python, KERAS, self._marks))]
+        found = [Case(bare, (*python, KERAS, self._step_log))]
         for is_cold in (True, False):
             profile = "no profile kept" if is_cold else "profile kept"
             for tasks, chosen in sizes.items():
-                # Three times as many as there are cores are for information.
-                limited = tasks <= LIMITED_TASKS
+                # Many more tasks than cores: for information.
+                limited = tasks <= MAX_LIMITED_TASKS
                 found.append(
                     Case(
                         f"`dike run two_epochs.py`, tasks: {tasks}, {profile}",
-                        (*chosen, KERAS, self._marks),
+                        (*chosen, KERAS, self._step_log),
                         bare=bare,
                         is_cold=is_cold,
                         tasks=tasks,
-                        start_limit_s=(COLD_LIMIT_S if is_cold else KEPT_LIMIT_S) if limited else None,
+                        start_limit_s=(COLD_LIMIT_S if is_cold else WARM_LIMIT_S) if limited else None,
                         end_limit_s=END_LIMIT_S if limited else None,
                         cpu_limit=CPU_LIMIT if tasks in (1, 3) else None,
                     )
                 )
-        session = (*run, "--min-workers", "1", "--max-workers", "1", SESSION, self._marks)
-        tune = (DIKE, "tune", KERAS, "--param", "lr=0.1,0.01", "--slots", "2", "--", self._marks)
-        plan = (DIKE, "plan", KERAS, "--cluster", CLUSTER, "--", self._marks)
+        session = (*run, "--min-workers", "1", "--max-workers", "1", SESSION, self._step_log)
+        tune = (DIKE, "tune", KERAS, "--param", "lr=0.1,0.01", "--slots", "2", "--", self._step_log)
+        plan = (DIKE, "plan", KERAS, "--cluster", CLUSTER, "--", self._step_log)
         return [
             *found,
-            Case("`dike tune two_epochs.py`, trials: 2", tune, bare, steps=2 * STEPS, start_limit_s=KEPT_LIMIT_S),
-            Case(bare_session, (*python, SESSION, self._marks)),
+            Case("`dike tune two_epochs.py`, trials: 2", tune, bare, steps=2 * STEPS, start_limit_s=WARM_LIMIT_S),
+            Case(bare_session, (*python, SESSION, self._step_log)),
             Case(
                 "`dike run session_steps.py`, tasks: 2, profile kept",
                 session,
                 bare_session,
                 tasks=2,
-                start_limit_s=KEPT_LIMIT_S,
+                start_limit_s=WARM_LIMIT_S,
                 end_limit_s=END_LIMIT_S,
                 cpu_limit=CPU_LIMIT,
             ),
@@ -216,11 +216,11 @@ class Stage:
     def prepare(self, cases: Sequence[Case]) -> None:
         """Creates cached profiles, compiled modules and the plan for many workers."""
         planned = (DIKE, "run", "--min-workers", "1", "--plan-only", "--format", "json", "--resources", MANY_RESOURCES)
-        plan = json.loads(self._timed((*planned, KERAS, self._marks), self._kept)[1])
+        plan = json.loads(self._timed((*planned, KERAS, self._step_log), self._kept)[1])
         heavy = self._folder / "heavy.json"
         heavy.write_text(json.dumps(plan["profile"] | dict.fromkeys(FLOPS, MANY_FLOPS)), encoding="utf-8")
         many = ("--max-workers", str(MANY_WORKERS), "--profile", heavy)
-        self._plan.write_text(self._timed((*planned, *many, KERAS, self._marks), self._kept)[1], encoding="utf-8")
+        self._plan.write_text(self._timed((*planned, *many, KERAS, self._step_log), self._kept)[1], encoding="utf-8")
         for case in cases:
             if not case.is_cold:
                 self.run(case)
@@ -231,17 +231,17 @@ class Stage:
         Raises:
             RuntimeError: if it fails, or its steps or tasks differ from the case's.
         """
-        self._marks.unlink(missing_ok=True)
+        self._step_log.unlink(missing_ok=True)
         cache = self._cache("cold") if case.is_cold else self._kept
         times, printed = self._timed(case.command, cache)
-        said = printed + self._log.read_text(encoding="utf-8")
+        output_text = printed + self._log.read_text(encoding="utf-8")
         if case.is_cold:
             shutil.rmtree(cache)
         shutil.rmtree(self._project / "dike-runs", ignore_errors=True)
-        steps = steps_in(self._marks)
-        tasks = len(set(re.findall(r"((?:ps|worker|chief):\d+)\s+on\s", said)))
+        steps = read_steps(self._step_log)
+        tasks = len(set(re.findall(r"((?:ps|worker|chief):\d+)\s+on\s", output_text)))
         if (len(steps), tasks) != (case.steps, case.tasks):
-            raise RuntimeError(f"{case.name} has made {len(steps)} steps with {tasks} tasks:\n{said}")
+            raise RuntimeError(f"{case.name} made {len(steps)} steps with {tasks} tasks:\n{output_text}")
         begun_s, ended_s = times["begun_s"], times["ended_s"]
         in_all = (ended_s - begun_s, times["cpu_s"], times["gone_s"] - ended_s)
         return Run(*in_all, steps[0].at_s - begun_s, ended_s - steps[-1].at_s) if steps else Run(*in_all)
@@ -256,8 +256,8 @@ class Stage:
     def _timed(self, command: Sequence[str | Path], cache: Path) -> tuple[Mapping[str, float], str]:
         """Runs a command successfully; returns the output of `timed.py` and that of the command."""
         result = self._folder / "timed.json"
-        timed = [sys.executable, TIMED, result, LIMIT_S, *command]
-        # Compiled modules are left beside their sources, as an installed package has them.
+        timed = [sys.executable, TIMED, result, COMMAND_TIMEOUT_S, *command]
+        # Modules are compiled once, as those of an installed package.
         own = {name: value for name, value in os.environ.items() if not name.startswith("DIKE_")}
         own.pop("PYTHONDONTWRITEBYTECODE", None)
         output = self._folder / "output"
@@ -273,19 +273,19 @@ class Stage:
             )
         times = json.loads(result.read_text(encoding="utf-8"))
         if times["exit_code"]:
-            raise RuntimeError(f"{' '.join(map(str, command))} has failed:\n{self._log.read_text()}")
+            raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{self._log.read_text()}")
         return times, output.read_text(encoding="utf-8")
 
 
 def report(
-    cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], standstill: Mapping[str, Sequence[float]]
+    cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], interruptions: Mapping[str, Sequence[float]]
 ) -> Iterator[str]:
     """Reports all measurements.
 
     Args:
         cases: the measured commands.
         runs: case name -> its runs, in the order of the rounds.
-        standstill: see `benchmarks.start.interruptions`.
+        interruptions: see `benchmarks.start.interruptions`.
     """
     later, ends, cpu, walls = [], [], [], []
     for case in cases:
@@ -298,7 +298,7 @@ def report(
             pairs = list(zip(own, runs[case.bare], strict=True))
             later.append(Figure(case.name, [run.start_s - bare.start_s for run, bare in pairs], case.start_limit_s))
             cpu.append(Figure(case.name, [run.cpu_s / bare.cpu_s for run, bare in pairs], case.cpu_limit))
-    still = [Figure(name, values, STANDSTILL_LIMITS_S[name]) for name, values in standstill.items()]
+    still = [Figure(name, values, INTERRUPTION_LIMITS_S[name]) for name, values in interruptions.items()]
     tables = (
         Table("The first step", "later than without Dike, s", later),
         Table("The end", "from the last step to the prompt, s", ends),
@@ -316,8 +316,8 @@ def report(
     if missed:
         yield ""
     rounds = len(next(iter(runs.values())))
-    yield f"The commands take turns; rounds: {rounds}. Medians, in brackets the quartiles. Differences and ratios are"
-    yield "those of each round. `two_epochs.py` is two epochs of 63 steps of a small Keras"
+    yield f"The commands run in rotation; rounds: {rounds}. Medians, in brackets the quartiles. Differences and ratios"
+    yield "are those of each round. `two_epochs.py` is two epochs of 63 steps of a small Keras"
     yield "model, `session_steps.py` 126 steps of a TensorFlow 1 session ([scripts](../start/scripts)). They write down"
     yield "when each step ends, in the same way with and without Dike. CPU seconds are those of all processes that a"
     yield "command starts, the Mesos daemons included. All commands use the private Mesos of this machine. One task is"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.start.marks import Step, steps_in
+from benchmarks.start.step_log import Step, read_steps
 from dike.profile import Api
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
@@ -49,7 +49,7 @@ class Job:
     def __init__(self, folder: Path, script: Path, *options: str | Path) -> None:
         folder.mkdir()
         self._folder = folder
-        self._marks = folder / "marks"
+        self._step_log = folder / "step_log"
         profile = folder / "profile.json"
         profile.write_text(PROFILES[script].dumps(), encoding="utf-8")
         steps = ("--epochs" if script == KERAS else "--steps", str(ENDLESS))
@@ -57,17 +57,17 @@ class Job:
         self._run = Running(
             folder,
             *("run", "--format", "json", *options, *saves, "--profile", profile),
-            *(script, self._marks, *steps, "--pause", str(PAUSE_S)),
+            *(script, self._step_log, *steps, "--pause", str(PAUSE_S)),
         )
 
     def end(self) -> None:
         """Makes the script stop, and waits for it."""
-        self._marks.with_suffix(".stop").touch()
+        self._step_log.with_suffix(".stop").touch()
         self._run.result()
 
     def wait_for_step(self, what: str, is_meant: Callable[[Step], bool]) -> Step:
         """Waits for the first matching step."""
-        return self._run.wait_for(lambda: next(filter(is_meant, steps_in(self._marks)), None), what)
+        return self._run.wait_for(lambda: next(filter(is_meant, read_steps(self._step_log)), None), what)
 
     def settle(self, tasks: Sequence[str] = ()) -> None:
         """Waits until each of these tasks has made another step and the job has saved another checkpoint."""
@@ -82,7 +82,7 @@ class Job:
 
     def kill(self, task: str) -> float:
         """Kills a task's process; returns the seconds until the first step of its replacement."""
-        victim = [step for step in steps_in(self._marks) if step.task == task][-1].pid
+        victim = [step for step in read_steps(self._step_log) if step.task == task][-1].pid
         killed_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         return (
@@ -95,10 +95,10 @@ class Job:
 
     def changes(self, what: str, change: Callable[[], None]) -> float:
         """Returns the seconds from the last step of the current processes to the first of new ones, after `change`."""
-        old = {step.pid for step in steps_in(self._marks)}
+        old = {step.pid for step in read_steps(self._step_log)}
         change()
         first = self.wait_for_step(what, lambda step: step.pid not in old)
-        return first.at_s - max(step.at_s for step in steps_in(self._marks) if step.pid in old)
+        return first.at_s - max(step.at_s for step in read_steps(self._step_log) if step.pid in old)
 
     def _newest_checkpoint_ns(self) -> int:
         paths = (self._folder / "checkpoints").rglob("*.index")
@@ -115,7 +115,7 @@ def _job(folder: Path, script: Path, *options: str | Path) -> Iterator[Job]:
         Running.end_all()
 
 
-def standstills(repeats: int) -> dict[str, list[float]]:
+def measure_interruptions(repeats: int) -> dict[str, list[float]]:
     """Measures each kind of interruption `repeats` times in the same job; returns kind -> seconds without a step."""
     found: dict[str, list[float]] = {name: [] for name in (REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, GROWS)}
 

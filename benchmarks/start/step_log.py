@@ -21,8 +21,8 @@ class Step:
     task: str
 
 
-def steps_in(marks: Path) -> list[Step]:
+def read_steps(step_log: Path) -> list[Step]:
     """Reads the steps so far, in the order of their ends."""
-    lines = marks.read_text(encoding="utf-8").splitlines(keepends=True) if marks.exists() else []
+    lines = step_log.read_text(encoding="utf-8").splitlines(keepends=True) if step_log.exists() else []
     words = [line.split() for line in lines if line.endswith("\n")]
     return sorted((Step(float(at_s), int(pid), task) for at_s, pid, task in words), key=lambda step: step.at_s)

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import NoReturn
 
 PR_SET_CHILD_SUBREAPER = 36
-LEAVING_S = 60
+EXIT_TIMEOUT_S = 60
 
 
 def main() -> None:
     result, limit_s, *command = sys.argv[1:]
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError("this system has no PR_SET_CHILD_SUBREAPER")
+        raise OSError("this system does not support PR_SET_CHILD_SUBREAPER")
     begun_s = time.monotonic()
     process = subprocess.Popen(command)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(process.pid, signal.SIGTERM))
@@ -42,7 +42,7 @@ def main() -> None:
         if pid == process.pid:
             ended_s, exit_code = time.monotonic(), os.waitstatus_to_exitcode(status)
             signal.signal(signal.SIGALRM, _give_up)
-            signal.alarm(LEAVING_S)
+            signal.alarm(EXIT_TIMEOUT_S)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     figures = {
         "begun_s": begun_s,
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _give_up(number: int, frame: object) -> NoReturn:
-    raise TimeoutError(f"processes of the command still run {LEAVING_S} s after its end")
+    raise TimeoutError(f"processes of the command still run {EXIT_TIMEOUT_S} s after its end")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def _all_speeds(setting: Setting, *, inside_rules: bool) -> Iterator[float]:
 def test_iterative_finds_the_best_of_all_placements(
     seed: int, inside_rules: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exhaustive, "BATCH", 64)
+    monkeypatch.setattr(exhaustive, "PLACEMENTS_PER_CHUNK", 64)
     setting = Setting.of(_random_request(seed, most_gpus=seed % 3))
     expected = max(_all_speeds(setting, inside_rules=inside_rules), default=None)
     if expected is None:

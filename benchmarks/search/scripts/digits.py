@@ -10,7 +10,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from diary import Diary, Tell
+from epoch_log import EpochLog, OnEpoch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -23,8 +23,8 @@ def train(
     batch_size: int,
     *,
     epochs: int,
-    diaries: Path,
-    tell: Tell | None = None,
+    logs: Path,
+    on_epoch: OnEpoch | None = None,
     saved: Path | None = None,
     initial_epoch: int = 0,
 ) -> None:
@@ -35,8 +35,8 @@ def train(
         optimizer: `adam` or `sgd`.
         batch_size: images in a batch.
         epochs: total epochs, earlier ones included.
-        diaries: folder of the logs.
-        tell: see `Diary`.
+        logs: folder of the logs.
+        on_epoch: see `EpochLog`.
         saved: model to resume from; None to start.
         initial_epoch: epochs of that model.
     """
@@ -56,7 +56,7 @@ def train(
         initial_epoch=initial_epoch,
         validation_data=(test_x, test_y),
         verbose=0,
-        callbacks=[Diary(diaries, configuration, tell, initial_epoch)],
+        callbacks=[EpochLog(logs, configuration, on_epoch, initial_epoch)],
     )
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adam", "sgd"), required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--diaries", type=Path, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
     train(**vars(parser.parse_args()))
 
 

@@ -10,26 +10,26 @@ from typing import Any
 
 import keras
 
-Tell = Callable[[int, float, keras.Model], object]
+OnEpoch = Callable[[int, float, keras.Model], object]
 """Callback with epochs done, loss and model; may raise an exception to stop the training."""
 
 
-class Diary(keras.callbacks.Callback):
+class EpochLog(keras.callbacks.Callback):
     """Logs time, epochs done and loss at the start of training and after each epoch.
 
     Args:
         folder: has a file for each configuration, to append to.
         configuration: the trial's parameters, which name the file.
-        tell: called after each epoch.
+        on_epoch: called after each epoch.
         initial_epoch: epochs that the model was trained for before.
     """
 
     def __init__(
-        self, folder: Path, configuration: Mapping[str, Any], tell: Tell | None = None, initial_epoch: int = 0
+        self, folder: Path, configuration: Mapping[str, Any], on_epoch: OnEpoch | None = None, initial_epoch: int = 0
     ) -> None:
         super().__init__()
         self._path = folder / f"{','.join(f'{name}={value}' for name, value in configuration.items())}.jsonl"
-        self._tell = tell
+        self._on_epoch = on_epoch
         self._initial_epoch = initial_epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -38,9 +38,9 @@ class Diary(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         loss = float(logs["loss"])
         self._write({"epochs": epoch + 1, "loss": loss})
-        if self._tell is not None:
-            self._tell(epoch + 1, loss, self.model)
+        if self._on_epoch is not None:
+            self._on_epoch(epoch + 1, loss, self.model)
 
     def _write(self, line: dict[str, float]) -> None:
-        with self._path.open("a", encoding="utf-8") as diary:
-            diary.write(json.dumps({"time": time.time(), **line}) + "\n")
+        with self._path.open("a", encoding="utf-8") as epoch_log:
+            epoch_log.write(json.dumps({"time": time.time(), **line}) + "\n")

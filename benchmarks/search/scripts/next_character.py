@@ -13,11 +13,11 @@ from pydoc_data.topics import topics
 
 import keras
 import numpy as np
-from diary import Diary, Tell
+from epoch_log import EpochLog, OnEpoch
 
 SEED = 7
-TRAINED = 8_000
-TESTED = 2_000
+TRAIN_CHARACTERS = 8_000
+TEST_CHARACTERS = 2_000
 
 
 def train(
@@ -26,8 +26,8 @@ def train(
     batch_size: int,
     *,
     epochs: int,
-    diaries: Path,
-    tell: Tell | None = None,
+    logs: Path,
+    on_epoch: OnEpoch | None = None,
     saved: Path | None = None,
     initial_epoch: int = 0,
 ) -> None:
@@ -38,27 +38,27 @@ def train(
         context: length of the context in characters.
         batch_size: characters in a batch.
         epochs: total epochs, earlier ones included.
-        diaries: folder of the logs.
-        tell: see `Diary`.
+        logs: folder of the logs.
+        on_epoch: see `EpochLog`.
         saved: model to resume from; None to start.
         initial_epoch: epochs of that model.
     """
     keras.utils.set_random_seed(SEED)
-    text = "".join(topics[name] for name in sorted(topics))[: context + TRAINED + TESTED]
+    text = "".join(topics[name] for name in sorted(topics))[: context + TRAIN_CHARACTERS + TEST_CHARACTERS]
     characters, numbers = np.unique(list(text), return_inverse=True)
     before = np.lib.stride_tricks.sliding_window_view(numbers[:-1], context)
     after = numbers[context:]
     model = _build(lr, context, len(characters)) if saved is None else keras.saving.load_model(saved)
     configuration = {"lr": lr, "context": context, "batch_size": batch_size}
     model.fit(
-        before[:TRAINED],
-        after[:TRAINED],
+        before[:TRAIN_CHARACTERS],
+        after[:TRAIN_CHARACTERS],
         batch_size=batch_size,
         epochs=epochs,
         initial_epoch=initial_epoch,
-        validation_data=(before[TRAINED:], after[TRAINED:]),
+        validation_data=(before[TRAIN_CHARACTERS:], after[TRAIN_CHARACTERS:]),
         verbose=0,
-        callbacks=[Diary(diaries, configuration, tell, initial_epoch)],
+        callbacks=[EpochLog(logs, configuration, on_epoch, initial_epoch)],
     )
 
 
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--diaries", type=Path, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
     train(**vars(parser.parse_args()))
 
 

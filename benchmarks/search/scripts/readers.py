@@ -89,10 +89,10 @@ def main() -> None:
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--diaries", type=Path, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
     arguments = parser.parse_args()
-    # Who holds slots back looks here for the processes that train.
-    (arguments.diaries / f"{os.getpid()}.pid").touch()
+    # `CpuLimiter` finds the processes to limit here.
+    (arguments.logs / f"{os.getpid()}.pid").touch()
     digits = load_digits()
     network = Network(digits.data.shape[1], arguments.width, arguments.lr)
 
@@ -108,10 +108,10 @@ def main() -> None:
     name = f"lr={arguments.lr:g},width={arguments.width},batch_size={arguments.batch_size}"
     samples, labels = (digits.data / 16).astype(np.float32), digits.target
     start = dike.checkpoint(save, restore)
-    with (arguments.diaries / f"{name}.jsonl").open("a", encoding="utf-8", buffering=1) as diary:
+    with (arguments.logs / f"{name}.jsonl").open("a", encoding="utf-8", buffering=1) as epoch_log:
         for step, some, of_them in batches(samples, labels, arguments.batch_size, start, arguments.epochs):
             loss = network.train(some, of_them)
-            diary.write(json.dumps({"time": time.time(), "step": step, "loss": loss}) + "\n")
+            epoch_log.write(json.dumps({"time": time.time(), "step": step, "loss": loss}) + "\n")
             dike.report(step, loss=loss)
 
 

@@ -93,13 +93,13 @@ class Workload:
         jobs: number of jobs.
         per_hour: mean arrivals per hour; None: arrivals of the trace.
         trace: recorded requests.
-        most_workers: maximum number of workers of a job.
+        max_workers: maximum number of workers of a job.
     """
 
     jobs: int = 40
     per_hour: float | None = None
     trace: tuple[Request, ...] = ()
-    most_workers: int = 16
+    max_workers: int = 16
 
     def draw(self, models: Mapping[str, JobModel], machines: Machines, seed: int) -> tuple[SimulatedJob, ...]:
         """Draws the jobs of a seed.
@@ -112,7 +112,7 @@ class Workload:
             requests = window(self.trace, self.jobs, rng)
         else:
             requests = poisson_requests(self.jobs, self.per_hour, list(models), rng)
-        return make_jobs(requests, models, machines, self.most_workers, rng)
+        return make_jobs(requests, models, machines, self.max_workers, rng)
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,16 @@ REPORTS = 10
 """Losses that a job reports in a round."""
 SPEED_NOISE = 0.02
 """Standard deviation of measured speeds."""
-ENOUGH = 5
+MAX_OBSERVATIONS = 5
 """Observations of a speed that are used; their noise then averages out."""
-REFIT = 1.05
+REFIT_FACTOR = 1.05
 """A curve is fitted again after this relative increase of the job's steps."""
 SAMPLE_RUNS = 5
 """Short runs that measure the speed before the job starts (Optimus, section 3.2)."""
 
 
 @dataclass(frozen=True)
-class BeliefSettings:
+class EstimateSettings:
     """Sources of the estimates.
 
     Attributes:
@@ -47,14 +47,14 @@ class BeliefSettings:
     speed_error: float | None = None
 
 
-class Progress(Protocol):
+class ProgressEstimate(Protocol):
     """Estimates of a job's remaining work."""
 
     @property
     def young(self) -> bool:
         """Whether the estimate is still unreliable."""
 
-    def see(self, before: float, after: float) -> None:
+    def observe(self, before: float, after: float) -> None:
         """Observes the training from one share of the job's steps to another."""
 
     def samples_left(self, done: float) -> float:
@@ -78,11 +78,11 @@ class FittedProgress:
     def young(self) -> bool:
         return self._ends_at is None
 
-    def see(self, before: float, after: float) -> None:
+    def observe(self, before: float, after: float) -> None:
         for done in np.linspace(before, after, REPORTS + 1)[1:].tolist():
             loss = self._job.curve.loss(done) * (1 + self._rng.normal(0, self._job.curve.noise))
             self._model.add(round(done * self._job.steps), loss)
-        if after >= self._fitted_at * REFIT:
+        if after >= self._fitted_at * REFIT_FACTOR:
             found = self._model.steps_left()
             self._ends_at = after * self._job.steps + found.steps if found.known else None
             self._fitted_at = after
@@ -93,11 +93,11 @@ class FittedProgress:
         if self._ends_at is None:
             return limit
         left = (self._ends_at - done * job.steps) * job.batch_size
-        # A job that ought to have ended goes on for an epoch at least.
+        # An active job has at least one more epoch.
         return min(limit, max(left, job.samples / job.curve.epochs))
 
 
-class ErringProgress:
+class PerturbedProgress:
     """The true value with a relative error, which shrinks with the job's progress as a fitted curve's does.
 
     Args:
@@ -112,8 +112,7 @@ class ErringProgress:
         self._job = job
         self._error = error * float(rng.choice((-1, 1)))
 
-    def see(self, before: float, after: float) -> None:
-        ...
+    def observe(self, before: float, after: float) -> None: ...
 
     def samples_left(self, done: float) -> float:
         return self._job.samples * (1 - done) * max(0.01, 1 + self._error * (1 - done))
@@ -124,14 +123,13 @@ class NoProgress:
 
     young = False
 
-    def see(self, before: float, after: float) -> None:
-        ...
+    def observe(self, before: float, after: float) -> None: ...
 
     def samples_left(self, done: float) -> float:
         return math.inf
 
 
-class Speeds(Protocol):
+class SpeedEstimate(Protocol):
     """Estimates of a job's speed."""
 
     def observe(self, counts: Counts, samples_per_s: float) -> None:
@@ -166,7 +164,7 @@ class FittedSpeeds:
 
     def observe(self, counts: Counts, samples_per_s: float) -> None:
         self._seen[counts] += 1
-        if self._seen[counts] <= ENOUGH:
+        if self._seen[counts] <= MAX_OBSERVATIONS:
             workers, ps = counts
             self._model.observe(workers, max(1, ps), samples_per_s * (1 + self._rng.normal(0, SPEED_NOISE)))
 
@@ -174,7 +172,7 @@ class FittedSpeeds:
         return self._model.table()
 
 
-class ErringSpeeds:
+class PerturbedSpeeds:
     """The true speeds on the fewest machines, with errors.
 
     Args:
@@ -198,8 +196,7 @@ class ErringSpeeds:
         ]
         self._table = np.array(true) * (1 + error * rng.choice((-1, 1), size=np.shape(true)))
 
-    def observe(self, counts: Counts, samples_per_s: float) -> None:
-        ...
+    def observe(self, counts: Counts, samples_per_s: float) -> None: ...
 
     def table(self) -> Floats:
         return self._table
@@ -211,25 +208,24 @@ class NoSpeeds:
     def __init__(self, job: SimulatedJob) -> None:
         self._table = np.ones((max(1, job.model.max_ps), job.max_workers))
 
-    def observe(self, counts: Counts, samples_per_s: float) -> None:
-        ...
+    def observe(self, counts: Counts, samples_per_s: float) -> None: ...
 
     def table(self) -> Floats:
         return self._table
 
 
-def make_progress(job: SimulatedJob, settings: BeliefSettings, rng: np.random.Generator) -> Progress:
+def make_progress(job: SimulatedJob, settings: EstimateSettings, rng: np.random.Generator) -> ProgressEstimate:
     if settings.convergence_error is None:
         return FittedProgress(job, rng)
-    return ErringProgress(job, settings.convergence_error, rng)
+    return PerturbedProgress(job, settings.convergence_error, rng)
 
 
 def make_speeds(
-    job: SimulatedJob, machine: Amounts, settings: BeliefSettings, rng: np.random.Generator, *, sharding: Sharding
-) -> Speeds:
+    job: SimulatedJob, machine: Amounts, settings: EstimateSettings, rng: np.random.Generator, *, sharding: Sharding
+) -> SpeedEstimate:
     if settings.speed_error is None:
         return FittedSpeeds(job, machine, rng, sharding=sharding)
-    return ErringSpeeds(job, machine, settings.speed_error, rng, sharding=sharding)
+    return PerturbedSpeeds(job, machine, settings.speed_error, rng, sharding=sharding)
 
 
 def _true_speed(job: SimulatedJob, counts: Counts, machine: Amounts, *, sharding: Sharding) -> float:

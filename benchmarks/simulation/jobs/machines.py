@@ -52,10 +52,12 @@ class Machines:
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.gpus < 1:
-            raise BadInputError(f"{self.count} machines with {self.gpus} GPUs each cannot be; both must be 1 or more.")
+            raise BadInputError(
+                f"There must be at least 1 machine with 1 GPU, not {self.count} machines with {self.gpus} GPUs each."
+            )
         for what, value in (("CPUs", self.cpus), ("GiB of memory", self.mem_gib), ("Gb/s", self.network_gbps)):
             if not 0 < value < float("inf"):
-                raise BadInputError(f"Machines with {value:g} {what} cannot be; give more than 0.")
+                raise BadInputError(f"A machine must have more than 0 {what}, not {value:g}.")
 
     def cluster(self, network_factor: float = 1.0) -> Cluster:
         """The machines as a cluster of the planner; `network_factor` scales the speed of the network cards."""

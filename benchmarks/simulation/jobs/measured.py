@@ -73,8 +73,8 @@ class MeasuredModel:
         most = max(max(placement) for placement in self._by_placement)
         if machines.gpus > most:
             raise BadInputError(
-                f"The table of '{self.name}' knows up to {most} GPUs on a machine, not {machines.gpus}; give machines "
-                "of fewer GPUs or another table."
+                f"The table of '{self.name}' has at most {most} GPUs on a machine, not {machines.gpus}; use machines "
+                "with fewer GPUs or another table."
             )
         batches = [batch for rows in self._by_placement.values() for batch, _, _ in rows]
         self._least_batch, self._largest_batch = min(batches), max(batches)
@@ -159,7 +159,7 @@ def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
     except OSError as error:
         raise BadInputError(f"The table {path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInputError(f"The table {path} is no CSV file in UTF-8; see benchmarks/simulate-jobs.md.") from error
+        raise BadInputError(f"The table {path} is not a CSV file in UTF-8; see benchmarks/simulate-jobs.md.") from error
     for line, row in enumerate(rows, 2):
         wrong = [name for name in columns if not _is_count(row.get(name))]
         wrong += [name for name in ("local_bsz", "step_time") if not _is_number(row.get(name), above_0=True)]

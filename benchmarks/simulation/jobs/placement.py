@@ -54,7 +54,7 @@ def _one_by_one(
     left = list(free)
     placed: dict[str, Counter[int]] = {"worker": Counter(), "ps": Counter()}
     workers, ps = counts
-    # A ps after each worker, as long as there are any.
+    # Workers and ps alternate.
     roles = [role for turn in range(max(counts)) for role, most in (("worker", workers), ("ps", ps)) if turn < most]
     for role in roles:
         need = needs.worker if role == "worker" else needs.ps

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.simulation.jobs.comparison import SchedulerResult, reference
-from benchmarks.simulation.panels import draw_rows, turn_names
+from benchmarks.simulation.panels import draw_rows, rotate_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def _colours(results: Sequence[SchedulerResult]) -> list[str]:
 
 def _bars(axes: Axes, results: Sequence[SchedulerResult], colours: Sequence[str], values: Sequence[float]) -> None:
     axes.bar_label(axes.bar([result.name for result in results], values, color=colours), fmt="%.2f", fontsize=8)
-    turn_names(axes, results)
+    rotate_names(axes, results)
     axes.margins(y=0.1)
 
 

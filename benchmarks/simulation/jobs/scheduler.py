@@ -27,7 +27,7 @@ SHARDINGS: dict[str, Sharding] = {"balanced": "greedy", "paa": "optimus", "in-tu
 LEARNING = ("gain", "relative-gain", "tetris")
 """Allocations that use estimates of a job's speed and remaining work."""
 REFERENCE = "optimus"
-WORTH_MOVING = 20
+CONSOLIDATION_FACTOR = 20
 """A job moves to fewer machines if its remaining time is at least this multiple of the cost of a move."""
 
 
@@ -74,14 +74,14 @@ class Scheduler:
                 _take(by_id[id_], hosts[id_], free)
         for id_, counts in wanted.items():
             if id_ not in hosts:
-                found = self._most(by_id[id_], counts, free)
+                found = self._place_most(by_id[id_], counts, free)
                 if found is not None:
                     hosts[id_] = found
                     _take(by_id[id_], found, free)
         if self.consolidates:
             for id_, there in sorted(hosts.items(), key=lambda item: -len(item[1])):
                 job = by_id[id_]
-                if len(there) > 1 and job.seconds_left(counts_of(there)) > WORTH_MOVING * job.change_s:
+                if len(there) > 1 and job.seconds_left(counts_of(there)) > CONSOLIDATION_FACTOR * job.change_s:
                     hosts[id_] = self._on_fewer(job, there, free)
         return hosts
 
@@ -93,7 +93,7 @@ class Scheduler:
         _take(job, chosen, free)
         return chosen
 
-    def _most(self, job: JobView, counts: Counts, free: Sequence[Amounts]) -> Hosts | None:
+    def _place_most(self, job: JobView, counts: Counts, free: Sequence[Amounts]) -> Hosts | None:
         workers, ps = counts
         for fewer in range(workers, 0, -1):
             found = self.place(job.needs, (fewer, min(ps, fewer) if fewer < workers else ps), free)
@@ -113,12 +113,13 @@ def scheduler_named(name: str) -> Scheduler:
         near = difflib.get_close_matches(name.lower(), SCHEDULERS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise BadInputError(
-            f"There is no policy '{name}'; {hint}choose of {', '.join(SCHEDULERS)}, or make one as {SCHEDULERS['drf']}."
+            f"There is no policy '{name}'; {hint}choose one of {', '.join(SCHEDULERS)}, "
+            f"or combine rules, as in {SCHEDULERS['drf']}."
         )
     rules: tuple[Collection[str], ...] = (ALLOCATIONS, PLACEMENTS, SHARDINGS)
     for part, known in zip(parts, rules, strict=True):
         if part not in known:
-            raise BadInputError(f"'{part}' in the policy '{name}' is not known; choose of {', '.join(known)}.")
+            raise BadInputError(f"'{part}' in the policy '{name}' is unknown; choose one of {', '.join(known)}.")
     allocation, placement, sharding = parts
     return Scheduler(
         name,

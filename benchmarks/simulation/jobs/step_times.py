@@ -83,7 +83,7 @@ class StepTimes:
     def _scenario(self, batch_size: int, sharding: Sharding) -> Scenario:
         if sharding not in self._scenarios:
             self._scenarios[sharding] = Scenario.of(self._profile, self._cluster, self._hardware, sharding)
-        # Shards, which do not depend on the batch, are kept.
+        # Reuses the shards, which do not depend on the batch.
         return dataclasses.replace(self._scenarios[sharding], profile=self._profile.with_batch_size(batch_size))
 
 
@@ -112,7 +112,7 @@ class PsModel:
         self.synchronous = profile.synchronous
         self._machine, self._gpus = machines.capacity, machines.count * machines.gpus
         self._expected = expected
-        self._true = StepTimes(profile, machines, *_really(known_hardware(), machines.gpu_model, rng))
+        self._true = StepTimes(profile, machines, *_draw_hardware(known_hardware(), machines.gpu_model, rng))
         self.needs = expected.needs
         self.max_ps = useful_ps_count(profile, machines.count)
         self.batch_sizes = (
@@ -135,7 +135,7 @@ class PsModel:
         return 0.0 if layout is None else self._expected.samples_per_s(layout, batch_size, sharding=DEFAULT_SHARDING)
 
 
-def _really(known: Hardware, gpu_model: str, rng: np.random.Generator) -> tuple[Hardware, float]:
+def _draw_hardware(known: Hardware, gpu_model: str, rng: np.random.Generator) -> tuple[Hardware, float]:
     """Draws the true hardware, and the factor of the network speed."""
     gpu_factor, ps_factor, network_factor = np.exp(rng.normal(0, HIDDEN_SIGMA, 3)).tolist()
     gpu = known.gpu(gpu_model)

@@ -23,7 +23,7 @@ REQUESTS = (1, 2, 4, 8)
 """Numbers of workers that users request, equally likely."""
 WORK_HOURS = (0.5, 10.0)
 """Range of the hours that a drawn job takes with one worker, log-uniform."""
-MOST_EPOCHS = 3.0
+MAX_LIMIT_FACTOR = 3.0
 """Maximum ratio of the user's limit of epochs to those needed."""
 LOSS_NOISE = 0.01
 
@@ -162,7 +162,7 @@ def _request(row: Mapping[str, str | None], where: str) -> Request:
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf or (value == 0 and column != "arrival_s"):
-            raise BadInputError(f"{where}: '{text}' in column '{column}' cannot be; give a number above 0.")
+            raise BadInputError(f"{where}: '{text}' in column '{column}' must be a number above 0.")
         return value
 
     arrival_s, model = number("arrival_s"), row.get("model")
@@ -182,7 +182,7 @@ def make_jobs(
     requests: Sequence[Request],
     models: Mapping[str, JobModel],
     machines: Machines,
-    most_workers: int,
+    max_workers: int,
     rng: np.random.Generator,
 ) -> tuple[SimulatedJob, ...]:
     """Draws what the requests leave open; `requests`: in order of arrival, `models`: by name.
@@ -198,7 +198,7 @@ def make_jobs(
                 f"There is no table or profile of the model '{request.model}'; {hint}known are {', '.join(models)}."
             )
     return tuple(
-        _job(number, request, models[request.model], machines, most_workers, rng)
+        _job(number, request, models[request.model], machines, max_workers, rng)
         for number, request in enumerate(requests)
     )
 
@@ -208,23 +208,23 @@ def _job(
     request: Request,
     model: JobModel,
     machines: Machines,
-    most_workers: int,
+    max_workers: int,
     rng: np.random.Generator,
 ) -> SimulatedJob:
-    # Everything is drawn, needed or not, so that what one line says changes no other job.
+    # Draws every value, needed or not, so that a field of one line does not change other jobs.
     batch_size = int(rng.choice(model.batch_sizes))
     hours = float(np.exp(rng.uniform(*np.log(WORK_HOURS))))
     requested = int(rng.choice(REQUESTS))
-    beyond = float(rng.uniform(1, MOST_EPOCHS))
+    beyond = float(rng.uniform(1, MAX_LIMIT_FACTOR))
     curve = TrueCurve.draw(rng, LOSS_NOISE)
     batch_size = request.batch_size or batch_size
     smallest = even_layout(model.needs, (1, min(1, model.max_ps)), machines.capacity)
     if smallest is None:
         raise BadInputError(f"No machine holds a worker of '{model.name}'; give the machines more memory or CPUs.")
     samples = request.samples or hours * 3600 * model.samples_per_s(smallest, batch_size)
-    most = min(most_workers, model.max_workers(batch_size), machines.count * machines.gpus)
+    most = min(max_workers, model.max_workers(batch_size), machines.count * machines.gpus)
     requested = min(request.workers or requested, most)
-    # Nobody asks for more than all machines hold.
+    # Users request at most what the cluster holds.
     while requested > 1 and not _is_room(model, machines, requested):
         requested -= 1
     return SimulatedJob(

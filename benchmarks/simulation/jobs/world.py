@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.simulation.jobs.beliefs import (
+from benchmarks.simulation.jobs.estimates import (
     SAMPLE_RUNS,
-    BeliefSettings,
+    EstimateSettings,
     NoProgress,
     NoSpeeds,
-    Progress,
-    Speeds,
+    ProgressEstimate,
+    SpeedEstimate,
     make_progress,
     make_speeds,
 )
@@ -39,12 +39,12 @@ class JobsSettings:
     Attributes:
         interval_s: seconds from one round to the next (Optimus: 600).
         resize_s: seconds without training when a job starts or its tasks or machines change.
-        beliefs: sources of the schedulers' estimates.
+        estimates: sources of the schedulers' estimates.
     """
 
     interval_s: float = 600.0
     resize_s: float = 30.0
-    beliefs: BeliefSettings = field(default_factory=BeliefSettings)
+    estimates: EstimateSettings = field(default_factory=EstimateSettings)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Running:
     Attributes:
         job: the job.
         progress, speeds: estimates.
-        done: samples so far.
+        done: trained samples.
         hosts: its machines.
         trains_from_s: when it starts or resumes training.
         waited: consecutive rounds without machines.
@@ -103,8 +103,8 @@ class _Running:
     """
 
     job: SimulatedJob
-    progress: Progress
-    speeds: Speeds
+    progress: ProgressEstimate
+    speeds: SpeedEstimate
     done: float = 0.0
     hosts: Hosts = ()
     trains_from_s: float = 0.0
@@ -182,9 +182,9 @@ class JobsWorld:
         )
 
     def _arrive(self, job: SimulatedJob) -> None:
-        # The same for every scheduler that asks.
+        # The same draws for every scheduler.
         rng = np.random.default_rng((self._seed, job.id))
-        settings, scheduler = self._settings.beliefs, self._scheduler
+        settings, scheduler = self._settings.estimates, self._scheduler
         if scheduler.learns:
             progress = make_progress(job, settings, rng)
             speeds = make_speeds(job, self._machines.capacity, settings, rng, sharding=scheduler.sharding)
@@ -233,7 +233,7 @@ class JobsWorld:
         free = [self._machines.capacity] * self._machines.count
         for id_, hosts in decided.items():
             if id_ not in self._active:
-                raise refuse(f"gives machines to job {id_}, which is not there,")
+                raise refuse(f"gives machines to job {id_}, which is not active,")
             job = self._active[id_].job
             workers, ps = counts_of(hosts)
             if not 1 <= workers <= job.max_workers or not min(1, job.model.max_ps) <= ps <= job.model.max_ps:
@@ -260,5 +260,5 @@ class JobsWorld:
         before, trained_s = running.done, until_s - max(running.trains_from_s, now_s)
         if trained_s > 0:
             running.done += speed * trained_s
-            running.progress.see(before / job.samples, running.done / job.samples)
+            running.progress.observe(before / job.samples, running.done / job.samples)
             running.speeds.observe(counts, speed)
