@@ -54,8 +54,6 @@ class Measured:
 
     Attributes:
         completion_s: seconds from submission to end, one for each job.
-        makespan_s: seconds from the first submission to the last end.
-        changes: number of resizes.
         change_s: mean seconds a resize costs; 0 without resizes.
     """
 

@@ -78,9 +78,6 @@ class Claim:
     """A claim of a paper.
 
     Attributes:
-        paper: short name of the paper.
-        words: the claim.
-        figure: the paper's figure.
         command: benchmark that measures ours.
         find: reads or measures ours.
     """

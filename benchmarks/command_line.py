@@ -36,9 +36,7 @@ class Command:
 
     Attributes:
         shown: its name in the table.
-        arguments: arguments of `dike`.
         limit_s: maximum CPU seconds; None without a limit.
-        environment: additional environment variables.
     """
 
     shown: str

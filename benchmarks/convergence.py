@@ -1,4 +1,4 @@
-"""Measures how well `ConvergenceModel` predicts the end of a training from its losses so far."""
+"""Measures how well `ConvergenceModel` predicts the end of a training from its first losses."""
 
 from __future__ import annotations
 
@@ -39,9 +39,6 @@ class Curve:
     """Losses of one training.
 
     Attributes:
-        steps: steps of the reports.
-        losses: reported losses.
-        epoch_steps: steps of an epoch.
         threshold: a smaller relative fall per epoch counts as none.
         end: step of convergence; None if it never converges.
     """
@@ -61,7 +58,6 @@ class Prediction:
         known: whether the model trusts its curve.
         early: whether it is trusted and predicts an end before the last loss.
         error: relative error of the predicted end; None without a true end or a curve.
-        seconds: duration of the prediction.
     """
 
     known: bool

@@ -93,11 +93,9 @@ class _Setup:
     """A simulated set-up.
 
     Attributes:
-        name: name in the report.
         gpus: type -> number of GPUs; None: 1 to 8 of each type, drawn by seed.
         models: models that trials are drawn from; empty: all jobs of the table.
         policies: names of `POLICIES` and `RULES`.
-        curves: file of recorded curves.
     """
 
     name: str

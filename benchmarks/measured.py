@@ -71,9 +71,7 @@ class Experiment:
     """All outcomes of a case.
 
     Attributes:
-        case: the case.
         where: its hosts as the solver's cluster.
-        outcomes: one for each measured layout.
     """
 
     case: Case

@@ -33,7 +33,6 @@ class Fleet:
     The trained model, the tasks used and the hosts' rates can change while the servers run.
 
     Args:
-        hosts: the hosts.
         worker_slots: maximum number of workers of each host.
 
     Raises:

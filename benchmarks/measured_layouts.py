@@ -37,12 +37,10 @@ class Case:
     """A cluster and a way to train on it.
 
     Attributes:
-        name: name in the tables.
         rates_mbps: shaped speed of each host's network card, Mbit/s.
         gpus: accelerators of each host, one for each possible worker.
         compute_s: seconds an accelerator takes for a step.
         shared: whether a host has memory for workers and a ps together.
-        synchronous: whether workers wait for each other.
         max_layouts: number of layouts to measure.
         uplink_mbps: speed between the racks of `shaped_hosts.RACKS`, Mbit/s; None for a single switch.
     """
@@ -73,9 +71,7 @@ class Layout:
     """A placement to measure.
 
     Attributes:
-        assignment: hosts of all tasks.
         predicted_s: predicted seconds in which every worker makes one step.
-        methods: methods that choose it.
     """
 
     assignment: Assignment

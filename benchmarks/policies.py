@@ -58,12 +58,8 @@ class CurveSet:
     """Curves that bins are drawn from.
 
     Attributes:
-        name: name in the tables.
         file: file of recorded curves; empty for a family.
-        family: name of the family.
-        seed: seed of the family's curves.
         metric: recorded column; None: the training loss.
-        target_share: see `default_target`.
         is_held_out: whether the set was not looked at before the policy was chosen.
     """
 

@@ -24,11 +24,7 @@ class Trace:
     """Measurements of one model; arrays have one entry for each row.
 
     Attributes:
-        nodes: number of machines.
-        gpus: number of GPUs on all machines.
         batch: samples per GPU and step.
-        seconds: step time.
-        placement: number of the placement.
     """
 
     nodes: NDArray[np.int64]
@@ -121,8 +117,6 @@ class Form:
     """A step time made of computing (a constant and a time per sample) and the network.
 
     Attributes:
-        name: name in the tables.
-        terms: the network's terms.
         shapes: ways to combine the two; the best fit is used.
     """
 

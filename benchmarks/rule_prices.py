@@ -27,7 +27,6 @@ class RulePrice:
     """The cost of one rule.
 
     Attributes:
-        rule: its name.
         applied: whether the request's plan keeps it.
         inside: speed (objective `traffic`: weighted bytes) of the best plan that keeps it; None if there is none.
         outside: the same without the rule.
@@ -50,11 +49,9 @@ class Exploration:
     """Plans inside and outside the rules.
 
     Attributes:
-        inside: the plan with the request's rules.
         best: the best plan found under any rules.
         best_rules: the rules of that plan.
         prices: the cost of each rule, in the order of `RULES`.
-        time_s: total planning time.
     """
 
     inside: Plan

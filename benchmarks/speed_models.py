@@ -55,7 +55,6 @@ class Point:
     """A measured layout.
 
     Attributes:
-        assignment: hosts of its tasks.
         predicted: steps of all workers per second, by the solver.
         measured: the same, measured.
     """

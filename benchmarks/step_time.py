@@ -46,8 +46,6 @@ class Score:
     """Accuracy of predictions.
 
     Attributes:
-        mean: mean relative error.
-        median: median relative error.
         rank: Spearman's rank correlation of predicted and recorded step times.
         rank_of_placements: the same among placements with the same batch, mean over the batches.
     """

@@ -17,7 +17,6 @@ class Table:
 
     Attributes:
         heading: the heading, or line in bold, above it.
-        columns: their names.
         rows: the cells, as text.
     """
 

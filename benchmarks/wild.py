@@ -63,10 +63,8 @@ class Script:
     """A script and how it is run.
 
     Attributes:
-        name: name of its folder.
         source: repository and path.
         path: path in its folder; a module's name if `is_module`.
-        arguments: its arguments.
         expected: the correct behaviour.
         message: pattern of the sentence of a refusal.
         result: pattern of the compared line; the last match counts.
@@ -74,7 +72,6 @@ class Script:
         changes: (pattern, replacement) for scripts that cannot be run unchanged.
         parameter: a flag to search over, as in `dike tune --param`; the script's result is then the metric to minimise.
         needs_cluster: whether it cannot be run by `python` alone.
-        is_module: whether it is run by `-m`.
         writes: files that it writes to its working folder.
     """
 
@@ -250,11 +247,9 @@ class Run:
 
     Attributes:
         code: exit status; None after a timeout.
-        output: stdout and stderr.
         result: the line of the result, or empty.
         error: the last line that describes an error.
         missing: expected files that were not written.
-        seconds: duration.
     """
 
     code: int | None

@@ -27,13 +27,9 @@ class Case:
     """A workload on a cluster.
 
     Attributes:
-        name: name in the tables.
-        text: description, one sentence.
         measured: includes the models with measured speeds.
         profiles: includes the models with parameter servers.
-        jobs: number of jobs.
         per_hour: mean arrivals per hour; None: arrivals of the trace.
-        network_gbps: speed of each network card.
     """
 
     name: str

@@ -47,8 +47,6 @@ class ServiceUnderLoad:
 
     Attributes:
         client: authenticated as the user `load`.
-        process: the service's process.
-        cluster: the Mesos it uses.
         bundle: the packed script folder.
     """
 

@@ -56,10 +56,7 @@ class Task:
     """A search task.
 
     Attributes:
-        script: name of the trial's script.
-        words: what it trains.
         space: parameter -> its values.
-        epochs: epochs of a trial.
     """
 
     script: str
@@ -74,7 +71,6 @@ class SearchRun:
 
     Attributes:
         begun_s: start of the first trial's training.
-        ended_s: end of the search.
         epochs: configuration -> its epochs, in order.
         suspend_s: seconds from each suspend request to the slot being free.
         resume_s: seconds from each decision to resume a trial to its first step.

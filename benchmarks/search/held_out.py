@@ -23,11 +23,9 @@ class _Setting:
     """Differences from bins of 16 with 4 good trials on 4 GPUs.
 
     Attributes:
-        text: name in the table.
         changed: the simulation; its target share is replaced by that of the set.
         sets: indices of the sets of curves in `SETS`.
         target_share: overrides the set's.
-        metric: another column of the file.
     """
 
     text: str

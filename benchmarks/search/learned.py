@@ -127,7 +127,6 @@ class KnownFamilyPolicy(DikePolicy):
     Args:
         settings: the quantum is the unit of age.
         known: other curves of the family.
-        target: the loss to reach.
     """
 
     def __init__(self, settings: PolicySettings, known: Sequence[Curve], target: float) -> None:

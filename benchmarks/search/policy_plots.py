@@ -42,7 +42,6 @@ class Slice:
     """A time slice of a trial in a slot.
 
     Attributes:
-        slot, trial: their numbers.
         start_s, end_s: time of the search; start-up and resumption of the trial included.
     """
 
@@ -96,7 +95,6 @@ class _Run:
     """Results of a policy.
 
     Attributes:
-        outcome: its outcome.
         slices: time slices until the last good trial reached the target.
         losses: trial -> points of search time in seconds and loss.
     """

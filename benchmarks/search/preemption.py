@@ -33,8 +33,6 @@ class Costs:
         pause_s, suspend_s: from the suspend request to the free slot, with the process paused and ended.
         cold_s, zygote_s, memory_s: from the request to the first step of a resumed trial: in a new Python process,
             forked from the zygote, and in the paused process.
-        checkpoint_bytes: size of a checkpoint.
-        gpu_bytes: GPU memory of the trial.
         refusals: errors of the GPU driver that could not move its memory.
     """
 
@@ -91,14 +89,9 @@ def measure() -> Iterator[str]:
 
 
 def interrupt(script: Script, folder: Path, repetitions: int, gpus: Sequence[int] = (), *, cold: bool = True) -> Costs:
-    """Repeatedly starts a trial, suspends it, and resumes it in memory, from the zygote and cold.
+    """Repeatedly starts a trial, suspends it, and resumes it in memory, from the zygote and, if `cold`, in a new Python.
 
-    Args:
-        script: the trial's script.
-        folder: for its files; is created.
-        repetitions: number of repetitions.
-        gpus: GPUs of the slot.
-        cold: whether to measure a new Python process too.
+    Creates `folder` for its files.
     """
     begin_s: list[float] = []
     pause_s: list[float] = []

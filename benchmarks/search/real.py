@@ -46,7 +46,6 @@ class _Goal:
 
     Attributes:
         best: configuration with the lowest loss after all epochs.
-        final: that loss.
         target: loss that counts as found.
     """
 

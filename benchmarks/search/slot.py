@@ -40,12 +40,7 @@ _FIRST_FREE_FD = 10
 
 
 def slot_environment(variables: Mapping[str, str] = MappingProxyType({}), gpus: Sequence[int] = ()) -> dict[str, str]:
-    """The environment of processes in a slot with one CPU, also for plain processes to compare with.
-
-    Args:
-        variables: additional variables.
-        gpus: GPUs of the slot.
-    """
+    """The environment of processes in a slot with one CPU, also for plain processes to compare with."""
     return process_environment(
         Setup(LAUNCHER, (), {**(GPU_GROWTH_ENVIRONMENT if gpus else {}), **variables}, gpu_devices=gpus)
     )
@@ -70,13 +65,6 @@ class NoDriver:
 class BenchmarkSlot:
     """Runs one trial of a script repeatedly; see `slot_for`.
 
-    Args:
-        script: the script.
-        arguments: its arguments.
-        folder: for checkpoints and output.
-        zygote: has imported what the script needs.
-        gpus: GPUs of the slot.
-
     Attributes:
         refusals: errors of the GPU driver that could not move a run's memory.
     """
@@ -97,9 +85,7 @@ class BenchmarkSlot:
     def start(self, checkpoint: str | None, *, cold: bool = False) -> tuple[SlotRun, float]:
         """Starts a run of the trial; returns it and the seconds until its first step.
 
-        Args:
-            checkpoint: resumes from it; None to start.
-            cold: starts a new Python process instead of a fork of the zygote.
+        `cold`: in a new Python process instead of a fork of the zygote.
 
         Raises:
             RuntimeError: if it makes no step.
@@ -141,9 +127,7 @@ class BenchmarkSlot:
     def suspend(self, run: SlotRun, *, pause: bool = False) -> RunEnd:
         """Suspends a run after some more steps, and waits until the slot is free.
 
-        Args:
-            run: the run.
-            pause: keeps its process paused, if the driver can offload its GPU memory.
+        `pause` keeps its process paused, if the driver can offload its GPU memory.
 
         Raises:
             RuntimeError: if it ends in another way.

@@ -39,7 +39,6 @@ class SlowedSearch:
 
     Attributes:
         begin_s, end_s: start and end of its command, seconds since the Unix epoch.
-        trials, slices: records of the database.
         curves: for each trial the times and losses of its steps.
     """
 
@@ -81,15 +80,7 @@ class SlowedSearch:
 def search(
     policy: str, space: Space, epochs: int, quantum_s: float, seed: int, shares: Mapping[str, float]
 ) -> SlowedSearch:
-    """Runs `dike tune` on an embedded Mesos with a slot for each share.
-
-    Args:
-        policy: its policy.
-        space: the trials' parameters.
-        epochs: epochs of a trial.
-        quantum_s: seconds between two decisions on a slot.
-        seed: seed of the policy.
-        shares: kind of slot -> share of a CPU that a trial may use there.
+    """Runs `dike tune` on an embedded Mesos with a slot for each of `shares`: kind of slot -> share of a CPU.
 
     Raises:
         RuntimeError: if the search fails.

@@ -19,10 +19,6 @@ class AssignmentPolicy:
     """Runs the trials, in the slots, with the greatest sum of speeds at every event.
 
     Speeds are the true ones, relative to the trial's mean over the types. Losses are ignored.
-
-    Args:
-        trials: the bin to run, with the speeds of its jobs.
-        settings: the policy's settings.
     """
 
     name = "assignment"

@@ -38,11 +38,7 @@ class Bin:
 
 
 def default_target(curves: Sequence[Curve], share: float = TARGET_SHARE) -> float:
-    """The loss at 90% of the way from the median first loss to the final loss that the best 2% reach.
-
-    Args:
-        curves: all recorded trials.
-        share: another share than 90%.
+    """The loss at `share` of the way from the median first loss to the final loss that the best 2% reach.
 
     Raises:
         BadInputError: if the best do not end below the median first loss.

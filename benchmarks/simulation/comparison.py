@@ -40,15 +40,12 @@ class SimulationSettings:
         gpus: number of slots.
         jobs: trials of a bin.
         good: trials of a bin that reach the target.
-        target: the loss to reach.
         target_share: position of the default target; see `default_target`.
         quantum_s: the policies' quantum, in seconds of the curves.
         overhead_s: seconds to put a trial into a slot.
         report_s: seconds of training between two readings.
-        trials_per_slot: maximum number of trials bound to one slot.
         milestones: longer quanta for trials with much progress.
         quantum_growth: relative growth of a trial's quantum with each preemption.
-        arrival_s: seconds from one trial's arrival to the next.
         until: whether trials leave at the end of their curve or at the target.
         gpu_types: the type of each slot, instead of `gpus`; empty: slots are alike.
         table_jobs: speeds by type; each trial is one of these jobs.
@@ -78,11 +75,9 @@ class Scenario:
     """Settings with all defaults resolved.
 
     Attributes:
-        target: the loss to reach.
         recorded: number of recorded trials.
         recorded_good: number of these that reach the target.
         quantum_s, jobs, good, trials_per_slot, milestones, quantum_growth, table_jobs: as in `SimulationSettings`.
-        world: settings of the simulated cluster.
     """
 
     target: float
@@ -208,14 +203,7 @@ def simulate(
     seeds: Sequence[int],
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[PolicyResult, ...]:
-    """Runs every policy on the same bins, one bin for each seed.
-
-    Args:
-        curves: recorded trials.
-        policies: name -> factory; see `policies_named`.
-        scenario: see `resolve`.
-        seeds: of the bins and the policies.
-        progress: called after each policy on each bin.
+    """Runs every policy on the same bins, one for each seed; calls `progress` after each policy on each bin.
 
     Raises:
         BadInputError: if there are too few good or other trials.
@@ -250,11 +238,7 @@ def reference(results: Sequence[PolicyResult]) -> PolicyResult:
 
 
 def policies_named(names: Sequence[str], *, typed: bool = False) -> dict[str, PolicyFactory]:
-    """The policies of these names, limits included.
-
-    Args:
-        names: their names.
-        typed: whether GPUs differ; then the limit is `assignment`, otherwise `oracle`.
+    """The policies of these names. The limit is `assignment` if GPUs differ (`typed`), otherwise `oracle`.
 
     Raises:
         BadInputError: if a name is unknown.

@@ -29,10 +29,7 @@ class Curve:
     or infinite loss lasts until the next point.
 
     Args:
-        name: the trial's name.
         times_s: seconds of training, ascending; the last is above 0.
-        steps: training steps done by then.
-        losses: losses, to be minimised.
     """
 
     def __init__(self, name: str, times_s: Sequence[float], steps: Sequence[float], losses: Sequence[float]) -> None:

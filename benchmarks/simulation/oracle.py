@@ -15,10 +15,6 @@ class OraclePolicy:
     If all trials arrive together, this minimises the mean time to the target: on equal slots shortest job first is
         optimal,
     and no trial is preempted before it has reached the target. It serves as a bound only.
-
-    Args:
-        trials: the bin to run.
-        settings: the policy's settings.
     """
 
     name = "oracle"

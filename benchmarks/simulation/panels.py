@@ -24,12 +24,7 @@ def draw_rows(
     draw: Callable[[Sequence[Axes], Sequence[Result]], None],
     path: Path,
 ) -> None:
-    """Draws comparisons into a PNG, SVG or PDF file.
-
-    Args:
-        rows: title and results of each comparison.
-        draw: draws the results of one into its three panels.
-        path: the file.
+    """Draws a row of three panels for each comparison (title and results) into a PNG, SVG or PDF file.
 
     Raises:
         BadInputError: if the file cannot be written.

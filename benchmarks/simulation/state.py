@@ -15,8 +15,6 @@ class SimulatedTrial:
     """A trial.
 
     Attributes:
-        id: its number.
-        curve: the curve it follows.
         target_s, ends_s: positions on its curve of the target and of its end, seconds.
         job: its speed by GPU type; None if slots are alike.
         trained_s, reported_s: positions on its curve of its training and of its last report.
@@ -69,9 +67,7 @@ class SimulatedSlot:
     """A slot.
 
     Attributes:
-        id: its number.
         kind: its GPU type; empty if slots are alike.
-        trial: its trial.
         leaving: the trial that is being suspended.
         pace: curve seconds per second.
         relative: the trial's speed relative to its mean over the GPU types.
@@ -99,12 +95,7 @@ class SimulatedSlot:
 
 
 class SlotUtilization:
-    """Mean relative speed of the slots while there is a trial for each.
-
-    Args:
-        slots: number of slots.
-        trials: total number of trials.
-    """
+    """Mean relative speed of the slots while there is a trial for each."""
 
     def __init__(self, slots: int, trials: int) -> None:
         self._needed = min(slots, trials)

@@ -52,7 +52,6 @@ class ThroughputTable:
     """Steps per second by GPU type and job, for single jobs on one GPU.
 
     Attributes:
-        path: the file.
         steps_s: GPU type -> name of the job -> steps per second.
     """
 

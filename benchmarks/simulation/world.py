@@ -28,7 +28,6 @@ class WorldSettings:
     """Settings independent of the policy.
 
     Attributes:
-        slots: number of slots.
         overhead_s: seconds without training when a trial is put into a slot, new or resumed, the suspension of the
             previous trial included.
         report_s: seconds of training from one reading to the next; the rest is reported at a suspension.
@@ -55,7 +54,6 @@ class Outcome:
     Attributes:
         reached_s: when the good trials reached the target, ascending.
         preemptions: number of preemptions until then.
-        decisions: number of calls of the policy.
         completion_s: seconds from each trial's arrival until it left, by number; empty if slots are alike.
         speed: mean relative speed of a slot while there were trials for all slots (or, with fewer trials than slots,
             while all were there): its trial's speed relative to the trial's mean over the GPU types, 0 while empty or
@@ -85,11 +83,6 @@ class World:
     its successor can run elsewhere; then the successor trains, one second of its curve per second, scaled by the speed
     of the slot's GPU type relative to the curve's. Emptying a slot takes as long. The policy is called when trials
     arrive or end, when a slot has been filled or emptied, and at the times it requests.
-
-    Args:
-        trials: the bin.
-        policy: a new policy.
-        settings: independent of the policy.
     """
 
     def __init__(self, trials: Bin, policy: Policy, settings: WorldSettings) -> None:

@@ -52,16 +52,13 @@ class Case:
     """A measured command.
 
     Attributes:
-        name: name in the tables.
         command: run in the project's folder.
         bare: the case of the same script without Dike; empty for that case itself, and for commands that do not train.
         is_cold: whether its cache folder contains only Mesos.
         tasks: number of tasks it must launch.
         steps: number of steps it must make.
         start_limit_s: maximum delay of the first step relative to `bare`.
-        end_limit_s: maximum seconds from the last step to the prompt.
         cpu_limit: maximum CPU seconds, as a multiple of `bare`'s.
-        wall_limit_s: maximum seconds in all.
     """
 
     name: str
@@ -81,7 +78,6 @@ class Run:
     """Times of a command.
 
     Attributes:
-        wall_s: seconds from its start to its end.
         cpu_s: CPU seconds, all its child processes included.
         gone_s: seconds from its end to that of its last child process.
         start_s: seconds from its start to its first step; 0 without training.
@@ -101,7 +97,6 @@ class Figure:
 
     Attributes:
         what: name in the table.
-        values: the measurements.
         limit: maximum of their median, if any.
     """
 
@@ -280,13 +275,7 @@ class Workspace:
 def report(
     cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], interruptions: Mapping[str, Sequence[float]]
 ) -> Iterator[str]:
-    """Reports all measurements.
-
-    Args:
-        cases: the measured commands.
-        runs: case name -> its runs, in the order of the rounds.
-        interruptions: see `benchmarks.start.interruptions`.
-    """
+    """Reports all measurements. `runs`: case name -> its runs, in the order of the rounds."""
     later, ends, cpu, walls = [], [], [], []
     for case in cases:
         own = runs[case.name]

@@ -38,13 +38,7 @@ GROWS = "the agent is back: from the last step of one worker to the first of two
 
 
 class Job:
-    """A `dike run` whose steps are observed.
-
-    Args:
-        folder: its own.
-        script: the script.
-        options: of `dike run`.
-    """
+    """A `dike run` whose steps are observed."""
 
     def __init__(self, folder: Path, script: Path, *options: str | Path) -> None:
         folder.mkdir()

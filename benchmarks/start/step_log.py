@@ -1,4 +1,4 @@
-"""The step log that the measured scripts write: a line for each step."""
+"""The log of steps that the measured scripts write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ class Step:
 
     Attributes:
         at_s: its end, by `time.monotonic`.
-        pid: its process.
         task: its task, such as `worker:1`; `-` outside of a job.
     """
 

@@ -28,18 +28,7 @@ def train(
     saved: Path | None = None,
     initial_epoch: int = 0,
 ) -> None:
-    """Trains one configuration.
-
-    Args:
-        lr: learning rate.
-        optimizer: `adam` or `sgd`.
-        batch_size: images in a batch.
-        epochs: total epochs, earlier ones included.
-        logs: folder of the logs.
-        on_epoch: see `EpochLog`.
-        saved: model to resume from; None to start.
-        initial_epoch: epochs of that model.
-    """
+    """Trains one configuration up to `epochs`, from scratch or from the model `saved` after `initial_epoch`."""
     keras.utils.set_random_seed(SEED)
     digits = load_digits()
     images = (digits.images / 16.0).astype(np.float32)[..., np.newaxis]

@@ -20,7 +20,6 @@ class EpochLog(keras.callbacks.Callback):
     Args:
         folder: has a file for each configuration, to append to.
         configuration: the trial's parameters, which name the file.
-        on_epoch: called after each epoch.
         initial_epoch: epochs that the model was trained for before.
     """
 

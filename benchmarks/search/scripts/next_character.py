@@ -31,18 +31,7 @@ def train(
     saved: Path | None = None,
     initial_epoch: int = 0,
 ) -> None:
-    """Trains one configuration.
-
-    Args:
-        lr: learning rate of Adam.
-        context: length of the context in characters.
-        batch_size: characters in a batch.
-        epochs: total epochs, earlier ones included.
-        logs: folder of the logs.
-        on_epoch: see `EpochLog`.
-        saved: model to resume from; None to start.
-        initial_epoch: epochs of that model.
-    """
+    """Trains one configuration up to `epochs`, from scratch or from the model `saved` after `initial_epoch`."""
     keras.utils.set_random_seed(SEED)
     text = "".join(topics[name] for name in sorted(topics))[: context + TRAIN_CHARACTERS + TEST_CHARACTERS]
     characters, numbers = np.unique(list(text), return_inverse=True)

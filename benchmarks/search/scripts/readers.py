@@ -29,13 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Network:
-    """Two hidden layers of rectified units, trained by gradient descent with momentum.
-
-    Args:
-        inputs: length of a sample.
-        width: units of a hidden layer.
-        lr: learning rate.
-    """
+    """Two hidden layers of rectified units, trained by gradient descent with momentum."""
 
     def __init__(self, inputs: int, width: int, lr: float) -> None:
         generator = np.random.default_rng(SEED)

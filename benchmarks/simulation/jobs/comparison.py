@@ -33,9 +33,7 @@ class Sources:
     """Models of the jobs.
 
     Attributes:
-        measured: models with measured speeds, by name.
         profiles: models with parameter servers, by name.
-        machines: the cluster.
     """
 
     measured: Mapping[str, MeasuredModel]
@@ -90,10 +88,7 @@ class Workload:
     """Jobs to draw.
 
     Attributes:
-        jobs: number of jobs.
         per_hour: mean arrivals per hour; None: arrivals of the trace.
-        trace: recorded requests.
-        max_workers: maximum number of workers of a job.
     """
 
     jobs: int = 40

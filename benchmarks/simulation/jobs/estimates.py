@@ -101,7 +101,6 @@ class PerturbedProgress:
     """The true value with a relative error, which shrinks with the job's progress as a fitted curve's does.
 
     Args:
-        job: the job.
         error: absolute relative error at the start.
         rng: draws its sign.
     """
@@ -140,14 +139,7 @@ class SpeedEstimate(Protocol):
 
 
 class FittedSpeeds:
-    """The speed model's estimates, after several short runs.
-
-    Args:
-        job: the job.
-        machine: resources of one machine.
-        sharding: distribution of the variables over parameter servers.
-        rng: draws the noise.
-    """
+    """The speed model's estimates, after several short runs."""
 
     def __init__(self, job: SimulatedJob, machine: Amounts, rng: np.random.Generator, *, sharding: Sharding) -> None:
         self._job, self._rng = job, rng
@@ -176,10 +168,7 @@ class PerturbedSpeeds:
     """The true speeds on the fewest machines, with errors.
 
     Args:
-        job: the job.
-        machine: resources of one machine.
         error: absolute relative error of each speed.
-        sharding: distribution of the variables over parameter servers.
         rng: draws the signs.
     """
 

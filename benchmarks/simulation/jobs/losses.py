@@ -18,8 +18,6 @@ class TrueCurve:
 
     Attributes:
         epochs: epochs until convergence.
-        rate: speed of the fall.
-        power: how the fall slows down.
         floor: limit of the loss, which starts at 1.
         noise: standard deviation of measurements, relative to the loss.
     """

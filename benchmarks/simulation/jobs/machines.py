@@ -35,12 +35,7 @@ class Machines:
     """Identical machines.
 
     Attributes:
-        count: number of machines.
-        gpus: GPUs of each.
-        cpus: CPU cores of each.
-        mem_gib: memory of each.
         network_gbps: speed of each network card, each way.
-        gpu_model: model of the GPUs.
     """
 
     count: int = 16
@@ -99,13 +94,7 @@ def layout_of(hosts: Iterable[Host]) -> Layout:
 
 @functools.cache
 def even_layout(needs: TaskNeeds, counts: Counts, machine: Amounts) -> Layout | None:
-    """The fewest empty machines that hold a job in equal parts; None if no number of machines does.
-
-    Args:
-        needs: resources of the tasks.
-        counts: number of workers and ps.
-        machine: resources of each machine.
-    """
+    """The fewest empty machines that hold a job in equal parts; None if no number of machines does."""
     workers, ps = counts
     for machines in range(1, workers + ps + 1):
         groups = even_spread(workers, ps, machines)

@@ -41,15 +41,9 @@ class MeasuredModel:
     for the GPUs is computed in several parts, of which only the last waits for the network.
 
     Attributes:
-        name: the model's.
-        synchronous: always true.
         needs: resources of a worker: a GPU, and some CPU and memory.
         max_ps: 0, there are no parameter servers.
         batch_sizes: the global batches that users choose from.
-
-    Args:
-        folder: that of the model's tables.
-        machines: the cluster.
 
     Raises:
         BadInputError: if the tables cannot be read or do not cover the machines.

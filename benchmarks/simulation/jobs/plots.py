@@ -18,13 +18,9 @@ _OTHERS = ("#c98bb9", "#8c6d5a", "#d6604d", "#76b7b2")
 
 
 def plot_comparison(rows: Sequence[tuple[str, Sequence[SchedulerResult]]], path: Path) -> None:
-    """Draws one row of three panels for each comparison into a PNG, SVG or PDF file.
+    """Draws a row of three panels for each comparison (title and results) into a PNG, SVG or PDF file.
 
     Mean completion time and makespan relative to `reference`, and the distribution of completion times.
-
-    Args:
-        rows: title and results of each comparison.
-        path: the file.
 
     Raises:
         BadInputError: if the file cannot be written.

@@ -43,10 +43,6 @@ class Scheduler:
     """Decides in every round.
 
     Attributes:
-        name: name in the tables.
-        allocate: number of tasks of each job.
-        place: placement of the tasks.
-        sharding: distribution of variables over parameter servers.
         learns: whether it needs a job's speed before the job starts.
         consolidates: whether jobs move to fewer machines when there is room.
     """

@@ -30,8 +30,6 @@ class StepTimes:
 
     Args:
         profile: the model; whatever its API, its workers run the script themselves, without a chief.
-        machines: the cluster.
-        hardware: speeds of the machines' parts.
         network_factor: scales the speed of the network cards.
     """
 
@@ -91,16 +89,12 @@ class PsModel:
     """A model that trains with parameter servers.
 
     Attributes:
-        name: the model's.
         synchronous: whether the workers wait for each other; the global batch is then the same for any number.
         needs: resources of the tasks.
         max_ps: with more, the largest shard would not shrink.
         batch_sizes: the batches that users choose from.
 
     Args:
-        name: the model's.
-        profile: the model.
-        machines: the cluster.
         expected: speeds on the estimated hardware; the same for all seeds.
         rng: draws the true hardware speeds.
     """

@@ -64,14 +64,8 @@ class SimulatedJob:
 
     Attributes:
         id: its index in order of arrival.
-        model: the model it trains.
-        arrival_s: time of arrival.
         batch_size: of all workers together for synchronous models, else of each.
-        samples: samples until convergence.
         limit_samples: the user's limit, at least `samples`.
-        requested: number of workers that the user requests.
-        max_workers: maximum number of workers it can use.
-        curve: its loss.
     """
 
     id: int
@@ -92,15 +86,7 @@ class SimulatedJob:
 
 @dataclass(frozen=True)
 class Request:
-    """A line of a trace; None is drawn at random.
-
-    Attributes:
-        arrival_s: time of arrival.
-        model: name of the model.
-        samples: samples until convergence.
-        workers: number of workers that the user requests.
-        batch_size: see `SimulatedJob`.
-    """
+    """A line of a trace; None is drawn at random."""
 
     arrival_s: float
     model: str

@@ -39,7 +39,6 @@ class JobsSettings:
     Attributes:
         interval_s: seconds from one round to the next (Optimus: 600).
         resize_s: seconds without training when a job starts or its tasks or machines change.
-        estimates: sources of the schedulers' estimates.
     """
 
     interval_s: float = 600.0
@@ -53,7 +52,6 @@ class JobsOutcome:
 
     Attributes:
         completion_s: seconds from arrival to end, in order of arrival.
-        makespan_s: seconds from the first arrival to the last end.
         gpu_share: used share of all GPUs, over the makespan.
         resizes: number of times that a running job changed tasks or machines, or was stopped.
     """
@@ -77,7 +75,6 @@ class Stretch(NamedTuple):
     """Time in which a job had machines: a round, or the part of it until the job ended.
 
     Attributes:
-        job: its id.
         workers: number of workers, each with a GPU.
         start_s, end_s: seconds since the start of the simulation; includes the cost of a change.
     """
@@ -93,13 +90,8 @@ class _Running:
     """An active job.
 
     Attributes:
-        job: the job.
-        progress, speeds: estimates.
-        done: trained samples.
-        hosts: its machines.
         trains_from_s: when it starts or resumes training.
         waited: consecutive rounds without machines.
-        started: whether it has ever had machines.
     """
 
     job: SimulatedJob
@@ -127,9 +119,6 @@ class JobsWorld:
 
     Args:
         jobs: in order of arrival.
-        machines: the cluster.
-        scheduler: the scheduler.
-        settings: independent of the scheduler.
         seed: of the measurement noise and the errors of estimates.
         watch: called with each time span of a job, round by round.
     """
