@@ -68,7 +68,6 @@ class Measured:
 
 
 def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[str]:
-    """Measures every allocation policy."""
     yield f"{len(steps)} asynchronous jobs of 1 to {MAX_WORKERS} workers, of {', '.join(map(str, steps))} steps, one"
     yield f"every {ARRIVAL_INTERVAL_S:g} s, on an embedded Mesos of {GPUS} agents with a GPU each: {GPUS} jobs run at"
     yield f"a time. A step takes a worker {STEP_S * 1000:g} ms of waiting instead of a GPU. All else is real -"

@@ -270,7 +270,6 @@ def _completion() -> Finding:
 
 
 def _span(shares: list[float]) -> str:
-    """Formats the range of sorted shares."""
     ends = (f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
     return " to ".join(dict.fromkeys(ends))
 

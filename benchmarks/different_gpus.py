@@ -105,7 +105,6 @@ class _Setup:
     curves: str = "algoperf_imagenet_resnet.csv.gz"
 
     def kinds(self, types: Sequence[str], seed: int) -> tuple[str, ...]:
-        """The type of each GPU."""
         if self.gpus is not None:
             return tuple(kind for kind, count in self.gpus.items() for _ in range(count))
         rng = np.random.default_rng([seed, len(types)])

@@ -74,7 +74,6 @@ def _round() -> Iterator[str]:
 
 
 def _timed(jobs: Sequence[Job], cluster: Cluster, order: Order) -> tuple[JobsPlan, float]:
-    """Returns a plan and the median planning time in seconds."""
     times_s = []
     for _ in range(RUNS):
         start = time.perf_counter()
@@ -113,7 +112,6 @@ def _quality() -> Iterator[str]:
 
 
 def random_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
-    """Draws a model profile."""
     sizes = [int(rng.uniform(0.2, 8) * MEGABYTE) for _ in range(int(rng.integers(10, 61)))]
     flops = 10 ** rng.uniform(8.5, 10)
     return ModelProfile(
@@ -177,7 +175,6 @@ MIXES = (("alike", uniform_cluster, 1), ("varied", uniform_cluster, MODELS), ("m
 
 
 def small_case(rng: np.random.Generator) -> tuple[list[Job], Cluster]:
-    """Draws two or three jobs and two or three machines."""
     machines = int(rng.integers(2, 4))
     kinds = [("V100", 25.0), ("K80", 10.0), ("V100", 10.0)]
     nodes = tuple(

@@ -98,7 +98,6 @@ class Fleet:
         return [[at for at in self._receive(index, until + END_TIMEOUT_S) if at <= until] for index in masters]
 
     def ps_task(self, host: int) -> int:
-        """Index of the host's ps server."""
         return self._slots.index((host, 0))
 
     def worker_task(self, host: int, worker: int) -> int:

@@ -59,7 +59,6 @@ class Case:
         return None if self.uplink_mbps is None else f"rack-{RACKS[host]}"
 
     def node(self, host: int) -> str:
-        """The host's name in plans."""
         return f"host-{host}"
 
     def host(self, node: str) -> int:

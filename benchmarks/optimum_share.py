@@ -224,7 +224,6 @@ def _with(cases: Sequence[Case], *words: str) -> list[Case]:
 
 
 def _methods(cases: Sequence[Case]) -> tuple[str, ...]:
-    """The methods of the case that has most."""
     return max((tuple(case.shares) for case in cases), key=len)
 
 

@@ -56,7 +56,6 @@ def service(folder: Path) -> Iterator[str]:
 
 
 def run_dike(folder: Path, url: str, *arguments: str) -> None:
-    """Runs `dike` with these arguments against the service."""
     environment = {**_environment(folder), "DIKE_SERVICE": url}
     subprocess.run([sys.executable, "-m", "framework", *arguments], cwd=folder, env=environment, check=True)
 

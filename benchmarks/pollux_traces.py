@@ -34,7 +34,6 @@ class Trace:
     placement: NDArray[np.int64]
 
     def where(self, rows: NDArray[np.bool_]) -> Trace:
-        """Selects rows."""
         return Trace(self.nodes[rows], self.gpus[rows], self.batch[rows], self.seconds[rows], self.placement[rows])
 
 

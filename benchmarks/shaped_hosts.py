@@ -113,7 +113,6 @@ class ShapedHosts:
         self._remove()
 
     def address(self, host: int) -> str:
-        """The host's IPv4 address."""
         return f"{NETWORK}.{host + 1}"
 
     def set_rate(self, host: int, rate_mbps: float) -> None:

@@ -175,7 +175,6 @@ def _terms(counts: Sequence[Counts]) -> Floats:
 
 
 def _optimus(observed: Sequence[Counts], speeds: Sequence[float]) -> Floats:
-    """Fits the factors of Optimus' form."""
     return nnls(_terms(observed) * np.array(speeds)[:, None], np.ones(len(speeds)))
 
 

@@ -63,7 +63,6 @@ def halves(late: Sequence[Sample]) -> Iterator[str]:
 
 
 def _samples(service: ServiceUnderLoad) -> Iterator[Sample]:
-    """Yields one sample a minute."""
     begun = time.monotonic()
     jobs = 0
     next_s = 0.0

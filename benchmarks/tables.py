@@ -31,7 +31,6 @@ class Table:
 
 
 def tables_in(lines: Iterable[str]) -> list[Table]:
-    """Parses all tables of a Markdown text."""
     found: list[Table] = []
     heading = ""
     block: list[tuple[str, ...]] = []

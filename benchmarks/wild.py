@@ -50,8 +50,6 @@ FEWER_DIGITS: Changes = (("60000, 784", "-1, 784"), ("10000, 784", "-1, 784"), (
 
 
 class Expected(enum.Enum):
-    """The correct behaviour for a script."""
-
     SAME = "same"
     """It prints and writes the same as under `python`, or fails with the same error."""
     REFUSED = "refused"
@@ -428,7 +426,6 @@ def _result(script: Script, output: str) -> str:
 
 
 def _error(output: str) -> str:
-    """Returns the last line that describes an error."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     own = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     return (own or lines or [""])[-1]

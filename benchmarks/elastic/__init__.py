@@ -116,7 +116,6 @@ def _row(ended: dict[str, JobResult]) -> _Row:
 
 
 def ratios(values: Sequence[float]) -> str:
-    """Formats mean, minimum and maximum."""
     return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 

@@ -33,7 +33,6 @@ class Timings:
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def time(self, name: str, call: Callable[[], object]) -> None:
-        """Makes a call and records its duration."""
         begun = time.perf_counter()
         call()
         self.seconds.setdefault(name, []).append(time.perf_counter() - begun)

@@ -69,13 +69,11 @@ class ServiceUnderLoad:
         return sum(1 for _ in self.client.jobs(user="load", states=states))
 
     def memory_mib(self) -> float:
-        """Returns the service's resident memory."""
         return float(self.process.memory_info().rss) / 2**20
 
 
 @contextlib.contextmanager
 def service_under_load(agents: int, cpus_of_agent: float) -> Iterator[ServiceUnderLoad]:
-    """Runs a cluster and a service."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(sigterm_as_interrupt())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dike-load-")))

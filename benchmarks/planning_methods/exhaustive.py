@@ -128,7 +128,6 @@ class _Found:
         return self.rank < other.rank
 
     def assignment(self, setting: Setting) -> Assignment:
-        """The placement with the machines' names."""
         kinds = [kind for kind in setting.scenario.kinds for _ in kind.names]
         names = [name for kind in setting.scenario.kinds for name in kind.names]
         left = {size: [ps for ps, of_ps in enumerate(self.shards.sizes) if of_ps == size] for size in self.shards.sizes}

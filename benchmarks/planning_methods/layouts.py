@@ -66,7 +66,6 @@ def fits(kind: NodeKind, sizes: TaskSizes, shelf: Shelf) -> bool:
 
 
 def row_count(runs: Runs, rooms: Sequence[int]) -> int:
-    """The number of rows of `worker_rows`."""
     return math.prod(
         math.comb(room + machines, machines) for of_kind, room in zip(runs, rooms, strict=True) for machines in of_kind
     )

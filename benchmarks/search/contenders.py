@@ -134,7 +134,6 @@ def shuffled(space: Space, seed: int) -> Space:
 
 
 def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> SearchRun:
-    """Runs `dike tune` on an embedded Mesos."""
     storage = f"sqlite:///{folder / 'searches.db'}"
     options = {
         "name": task.script,
@@ -171,7 +170,6 @@ def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> S
 
 
 def _run_other(kind: str, task: Task, space: Space, folder: Path) -> SearchRun:
-    """Runs the same trials in the same order by another library."""
     points = folder / "points.jsonl"
     rows = (json.dumps(dict(zip(space, point, strict=True))) for point in itertools.product(*space.values()))
     points.write_text("\n".join(rows) + "\n", encoding="utf-8")

@@ -72,8 +72,6 @@ class CpuLimiter:
 
 
 class _LimitedProcess:
-    """A process with a share of a CPU."""
-
     def __init__(self, process: psutil.Process, share: float) -> None:
         self.process = process
         self._share = share

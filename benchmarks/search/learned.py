@@ -77,7 +77,6 @@ class GaussianProcessPolicy(DikePolicy):
         return found
 
     def _record_pairs(self, trial: TrialView) -> None:
-        """Records new pairs."""
         had_s = trial.readings[-1].train_s if trial.readings else 0.0
         while 2 * (age_s := self._next_s.setdefault(trial.id, self._unit_s)) <= had_s:
             before, now, later = (self._lowest_loss(trial, age_s * factor) for factor in (0.5, 1, 2))
@@ -115,7 +114,6 @@ class GaussianProcessPolicy(DikePolicy):
 
 
 def as_earlier_trials(curves: Sequence[Curve]) -> list[EarlierTrial]:
-    """Returns curves as the trials of an earlier search."""
     return [EarlierTrial(*curve.points) for curve in curves]
 
 

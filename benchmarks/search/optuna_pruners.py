@@ -29,7 +29,6 @@ _ARGUMENTS = 6
 
 
 def main() -> None:
-    """Creates the study, and runs the worker processes."""
     points, folder = Path(sys.argv[3]), Path(sys.argv[5]).parent
     journal = str(folder / "optuna.log")
     study = optuna.create_study(storage=_storage(journal), study_name=STUDY)
@@ -55,7 +54,6 @@ def _pruner(name: str, epochs: int) -> optuna.pruners.BasePruner:
 
 
 def work(pruner: str, script: str, points: Path, epochs: int, logs: Path, journal: str) -> None:
-    """Runs trials until none is left."""
     train = importlib.import_module(script).train
     configurations = [json.loads(line) for line in points.read_text(encoding="utf-8").splitlines()]
     count = len(configurations)

@@ -56,8 +56,6 @@ def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Pair
 
 
 class _Training:
-    """A process that trains in turns."""
-
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self._process = process
         self._errors = errors

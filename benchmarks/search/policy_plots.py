@@ -125,7 +125,6 @@ class _Setup:
 
     @cached_property
     def good(self) -> list[int]:
-        """Numbers of the good trials."""
         return [trial for trial, target_s in enumerate(self.trials.target_s) if math.isfinite(target_s)]
 
     @cached_property

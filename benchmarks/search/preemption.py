@@ -89,7 +89,7 @@ def measure() -> Iterator[str]:
 
 
 def interrupt(script: Script, folder: Path, repetitions: int, gpus: Sequence[int] = (), *, cold: bool = True) -> Costs:
-    """Repeatedly starts a trial, suspends it, and resumes it in memory, from the zygote and, if `cold`, in a new Python.
+    """Repeatedly starts a trial, suspends it, and resumes it in memory, from the zygote and (`cold`) in a new Python.
 
     Creates `folder` for its files.
     """
@@ -126,7 +126,7 @@ def interrupt(script: Script, folder: Path, repetitions: int, gpus: Sequence[int
 def _overhead(folder: Path) -> Iterator[str]:
     yield "The digits CNN at batch size 64 as a trial that reports, against the same script without Dike:"
     yield f"{PROCESSES} pairs of processes that alternate in turns of {STEPS} steps on the machine, {TURNS} turns each"
-    yield f"after one to warm up, so {PROCESSES * TURNS * STEPS:,} steps of each kind. Imports and starts are not in it."
+    yield f"after one to warm up, so {PROCESSES * TURNS * STEPS:,} steps of each kind, without imports and starts."
     yield "Median ratio of the two turns of a pair, and the middle half; by the clock, and by the CPU time of all"
     yield "threads, which suffers less from other work on the machine. The paper has 2.0 to 8.7% for 1,000 iterations"
     yield "(its Table 2). A periodic checkpoint, by default every 60 s, comes on top."

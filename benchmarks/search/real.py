@@ -148,7 +148,6 @@ def _cell(runs: Sequence[SearchRun], reference: Sequence[SearchRun], value: Call
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    """Formats median, minimum and maximum; one figure if all are printed alike."""
     figures = (statistics.median(values), min(values), max(values))
     median, least, greatest = (f"{figure:{form}}" if math.isfinite(figure) else "never" for figure in figures)
     return median if least == greatest else f"{median}, {least}-{greatest}"

@@ -85,7 +85,6 @@ def draw_parameters(number: int) -> dict[str, Any]:
 
 
 def train(model: Any, data: Data, parameters: dict[str, Any]) -> Iterator[Row]:
-    """Trains to the end."""
     train_inputs, test_inputs, train_wanted, test_wanted = data
     classes = {"classes": np.unique(train_wanted)} if model is MLPClassifier else {}
     network = model(
@@ -116,7 +115,6 @@ def train(model: Any, data: Data, parameters: dict[str, Any]) -> Iterator[Row]:
 
 
 def draw_with_activation(number: int) -> dict[str, Any]:
-    """As `draw_parameters`, with an activation function."""
     activations = ["relu", "tanh", "logistic"]
     return draw_parameters(number) | {"activation": activations[int(np.random.default_rng([number, 1]).integers(3))]}
 
@@ -133,7 +131,6 @@ def draw_boosting(number: int) -> dict[str, Any]:
 
 
 def boost(data: Data, parameters: dict[str, Any]) -> Iterator[Row]:
-    """Adds `TREES` trees in each epoch."""
     train_inputs, test_inputs, train_wanted, test_wanted = data
     trees = GradientBoostingClassifier(
         n_estimators=0,

@@ -170,7 +170,6 @@ class BenchmarkSlot:
         return descendants.kill_and_reap((self._zygote.pid, *self._paused.pids))
 
     def wait_until_ready(self) -> None:
-        """Waits for the zygote's imports."""
         self._wait(None, lambda: self._zygote.ready)
 
     def _fork(self, request: ForkRequest, descriptors: Sequence[int]) -> int:

@@ -62,7 +62,6 @@ class SlowedSearch:
 
     @property
     def completion_s(self) -> float:
-        """Mean seconds until a trial ended."""
         return statistics.fmean((trial.ended_s or self.end_s) - self.begin_s for trial in self.trials)
 
     @property

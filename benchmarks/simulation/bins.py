@@ -58,7 +58,6 @@ def default_target(curves: Sequence[Curve], share: float = TARGET_SHARE) -> floa
 
 
 def count_good(curves: Sequence[Curve], target: float) -> int:
-    """Counts the trials that reach the target."""
     return sum(math.isfinite(curve.time_to(target)) for curve in curves)
 
 

@@ -52,7 +52,6 @@ class Curve:
 
     @property
     def length_s(self) -> float:
-        """Recorded seconds of training."""
         return self._times_s[-1]
 
     @property

@@ -30,8 +30,8 @@ _OTHER = "#d6604d"
 def plot_comparison(rows: Sequence[tuple[str, Sequence[PolicyResult]]], path: Path) -> None:
     """Draws a row of three panels for each comparison (title and results) into a PNG, SVG or PDF file.
 
-    The mean time for a good trial to reach the target, the time until one and until four have reached it (all relative to
-    `reference`), and how many have reached it over time.
+    The mean time for a good trial to reach the target, the time until one and until four have reached it (all relative
+    to `reference`), and how many have reached it over time.
 
     Raises:
         BadInputError: if the file cannot be written.

@@ -24,15 +24,11 @@ if TYPE_CHECKING:
 
 
 class Mode(enum.StrEnum):
-    """Whether to minimise or maximise the metric."""
-
     MIN = "min"
     MAX = "max"
 
 
 class Until(enum.StrEnum):
-    """When trials leave."""
-
     TARGET = "target"
     END = "end"
 
@@ -186,7 +182,6 @@ def simulate_policies(
 
 
 def _curves(path: Path | None, family: str, seed: int, metric: str | None, mode: Mode) -> tuple[tuple[Curve, ...], str]:
-    """The curves and their name."""
     from benchmarks.simulation.curves import read_curves
     from benchmarks.simulation.families import FAMILIES, draw_family
 

@@ -49,7 +49,6 @@ class SimulatedTrial:
         self.reported_s = until_s
 
     def view(self, arrived_s: float, *, runnable: bool) -> TrialView:
-        """The policy's view of it."""
         batch_size = 1.0 if self.job is None else self.job.batch_size
         return TrialView(
             self.id,
@@ -90,7 +89,6 @@ class SimulatedSlot:
     fills: int = 0
 
     def view(self) -> SlotView:
-        """The policy's view of it."""
         return SlotView(self.id, None if self.trial is None else self.trial.id, self.since_s, self.busy, self.kind)
 
 

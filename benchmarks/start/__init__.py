@@ -106,7 +106,6 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the limit holds; None without a limit."""
         return None if self.limit is None else bool(np.median(self.values) <= self.limit)
 
 
@@ -242,7 +241,6 @@ class Workspace:
         return Run(*in_all, steps[0].at_s - begun_s, ended_s - steps[-1].at_s) if steps else Run(*in_all)
 
     def _cache(self, name: str) -> Path:
-        """Creates a cache folder that contains only Mesos."""
         cache = self._folder / name
         cache.mkdir()
         (cache / self._mesos.name).symlink_to(self._mesos)
@@ -333,6 +331,5 @@ def report(
 
 
 def spread(values: Sequence[float]) -> str:
-    """Formats the median, and the quartiles of several values."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return f"{median:.2f} ({low:.2f} to {high:.2f})" if len(values) > 1 else f"{median:.2f}"

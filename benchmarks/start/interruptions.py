@@ -38,8 +38,6 @@ GROWS = "the agent is back: from the last step of one worker to the first of two
 
 
 class Job:
-    """A `dike run` whose steps are observed."""
-
     def __init__(self, folder: Path, script: Path, *options: str | Path) -> None:
         folder.mkdir()
         self._folder = folder
@@ -60,7 +58,6 @@ class Job:
         self._run.result()
 
     def wait_for_step(self, what: str, is_meant: Callable[[Step], bool]) -> Step:
-        """Waits for the first matching step."""
         return self._run.wait_for(lambda: next(filter(is_meant, read_steps(self._step_log)), None), what)
 
     def settle(self, tasks: Sequence[str] = ()) -> None:

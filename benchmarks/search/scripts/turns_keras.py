@@ -14,8 +14,6 @@ EPOCHS = 1_000_000
 
 
 class TakeTurns(keras.callbacks.Callback):
-    """Makes a turn of several epochs."""
-
     def __init__(self, epochs: int) -> None:
         super().__init__()
         self._epochs = epochs

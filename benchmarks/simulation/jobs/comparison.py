@@ -124,7 +124,6 @@ class SchedulerResult:
 
     @property
     def p90_completion_s(self) -> float:
-        """90th percentile."""
         return fmean(outcome.p90_completion_s for outcome in self.outcomes)
 
     @property

@@ -48,8 +48,6 @@ class EstimateSettings:
 
 
 class ProgressEstimate(Protocol):
-    """Estimates of a job's remaining work."""
-
     @property
     def young(self) -> bool:
         """Whether the estimate is still unreliable."""
@@ -129,10 +127,7 @@ class NoProgress:
 
 
 class SpeedEstimate(Protocol):
-    """Estimates of a job's speed."""
-
-    def observe(self, counts: Counts, samples_per_s: float) -> None:
-        """Observes a speed with these tasks."""
+    def observe(self, counts: Counts, samples_per_s: float) -> None: ...
 
     def table(self) -> Floats:
         """Samples per second: [ps - 1, workers - 1]; one row without parameter servers."""

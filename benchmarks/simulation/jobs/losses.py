@@ -30,7 +30,6 @@ class TrueCurve:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, noise: float) -> TrueCurve:
-        """Draws a curve of a usual shape."""
         epochs = int(rng.integers(15, 61))
         return cls(
             epochs=epochs,

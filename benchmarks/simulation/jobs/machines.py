@@ -78,7 +78,6 @@ class Machines:
 
     @property
     def total(self) -> Amounts:
-        """Resources of all machines."""
         return plus(NOTHING, self.capacity, self.count)
 
 

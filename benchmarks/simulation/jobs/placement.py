@@ -74,5 +74,4 @@ def _room(free: Amounts) -> tuple[int, int, int]:
 
 
 def used_by(needs: TaskNeeds, host: Host) -> Amounts:
-    """Resources that a job uses on one of its machines."""
     return plus(NOTHING, needs.of(host.workers, host.ps))

@@ -80,7 +80,6 @@ class SimulatedJob:
 
     @property
     def steps(self) -> int:
-        """Steps of one batch until convergence."""
         return max(1, round(self.samples / self.batch_size))
 
 

@@ -67,7 +67,6 @@ class JobsOutcome:
 
     @property
     def p90_completion_s(self) -> float:
-        """90th percentile."""
         return sorted(self.completion_s)[math.ceil(0.9 * len(self.completion_s)) - 1]
 
 
