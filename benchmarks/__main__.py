@@ -62,27 +62,30 @@ def main() -> None:
         cli.run_command(functools.partial(commands.app, prog_name=commands.PROGRAM))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = ", ".join(MODULES)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {known}; {', '.join(NAMES)} if none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {known}; by default {', '.join(NAMES)}")
     parser.add_argument(
-        "--scripts", action="append", default=[], type=Path, metavar="FOLDER", help="wild: where copies are"
+        "--scripts", action="append", default=[], type=Path, metavar="FOLDER", help="wild: folder of the copies"
     )
     parser.add_argument(
-        "--repeats", type=int, metavar="N", help=f"{', '.join(REPEATS)}: how often; fewer than usual: only printed"
+        "--repeats",
+        type=int,
+        metavar="N",
+        help=f"{', '.join(REPEATS)}: repetitions; fewer than the default: not stored",
     )
-    parser.add_argument("--only", action="append", default=[], metavar="SCRIPT", help="wild: this one; only printed")
+    parser.add_argument("--only", action="append", default=[], metavar="SCRIPT", help="wild: only this one; not stored")
     arguments = parser.parse_args()
     names = [name.replace("-", "_") for name in arguments.names]
     lacking = {"wild": not arguments.scripts, "suspend_gpu": not gpu_models()}
     names = names or [name for name in NAMES if not lacking.get(name)]
     for name in names:
         if name not in MODULES:
-            parser.error(f"there is no benchmark '{name}'; there are {known}")
+            parser.error(f"there is no benchmark '{name}'; choose one of {known}")
     if "wild" in names and lacking["wild"]:
         parser.error("name the folders with copies of the scripts by --scripts")
     if "suspend_gpu" in names and lacking["suspend_gpu"]:
         parser.error("suspend_gpu needs a GPU that NVIDIA's management library finds")
     if arguments.repeats is not None and arguments.repeats < 1:
-        parser.error(f"--repeats is {arguments.repeats}: it has to be 1 or more")
+        parser.error(f"--repeats is {arguments.repeats}: it must be at least 1")
     repeats = {name: arguments.repeats or usual for name, usual in REPEATS.items()}
     options = {"wild": (arguments.scripts, arguments.only)} | {name: (times,) for name, times in repeats.items()}
     is_printed = {"wild": bool(arguments.only)} | {name: times < REPEATS[name] for name, times in repeats.items()}

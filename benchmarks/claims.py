@@ -61,7 +61,7 @@ class Verdict(enum.StrEnum):
     BOUNDED = "bounded"
     """Holds, but on other hardware or data than the paper's."""
     REFUTED = "refuted"
-    UNTOLD = "cannot be told here"
+    UNDECIDED = "cannot be told here"
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _combinations() -> Finding:
         "the paper does not say how it counts, and this was looked for until it fitted: five machines, not told apart, "
         "each in one of 85 states (0 to 4 GPUs, 0 to 16 GB)"
     )
-    return Finding(figure, Verdict.UNTOLD, reason)
+    return Finding(figure, Verdict.UNDECIDED, reason)
 
 
 def _planning_time() -> Finding:

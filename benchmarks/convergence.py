@@ -74,12 +74,12 @@ def measure() -> Iterator[str]:
         "median and 90th percentile over these; in brackets the median over the others, had they been believed."
     )
     yield ""
-    yield f"Made-up losses, {CURVES} trainings each, a report every {REPORT_STEPS} steps, epochs of {EPOCH_STEPS}:"
+    yield f"Synthetic losses, {CURVES} trainings each, a report every {REPORT_STEPS} steps, epochs of {EPOCH_STEPS}:"
     yield ""
     yield from _table({name: _model_curves(noise) for name, noise in (("2% noise", 0.02), ("10% noise", 0.1))})
     yield ""
     yield (
-        f"Made-up losses that are not so ({STEPS:,} steps, 2% noise), at these shares of all steps: known, and in "
+        f"Synthetic losses of other forms ({STEPS:,} steps, 2% noise), at these shares of all steps: known, and in "
         "brackets those whose end is predicted before the last step, which is wrong. Those that are known were still "
         "undisturbed:"
     )

@@ -62,28 +62,28 @@ class TypeBlindPolicy:
         return self._policy.decide(now_s, trials, [replace(slot, kind="") for slot in slots])
 
 
-def _named(name: str) -> PolicyMaker:
+def _registered(name: str) -> PolicyMaker:
     return lambda _, settings: make_policy(name, settings)
 
 
-def _ruled(rules: MetaRules) -> PolicyMaker:
+def _hermes2_with(rules: MetaRules) -> PolicyMaker:
     return lambda _, settings: Hermes2Policy(settings, rules)
 
 
 POLICIES: Mapping[str, PolicyMaker] = {
-    **{name: _named(name) for name in ("fifo", "rr", "hermes")},
+    **{name: _registered(name) for name in ("fifo", "rr", "hermes")},
     TypeBlindPolicy.name: TypeBlindPolicy,
-    "Eq. 1 and 2": _ruled(PAPER),
-    "hermes2": _named("hermes2"),
+    "Eq. 1 and 2": _hermes2_with(PAPER),
+    "hermes2": _registered("hermes2"),
     KnownSpeedsPolicy.name: KnownSpeedsPolicy,
-    "dike": _named("dike"),
+    "dike": _registered("dike"),
     "assignment": AssignmentPolicy,
 }
 RULES: Mapping[str, PolicyMaker] = {
-    "relative speeds": _ruled(MetaRules(relative=True, rings=False, explores=False)),
-    "relative, rings": _ruled(MetaRules(relative=True, rings=True, explores=False)),
-    "relative, explores": _ruled(MetaRules(relative=True, rings=False, explores=True)),
-    "rings, explores": _ruled(MetaRules(relative=False, rings=True, explores=True)),
+    "relative speeds": _hermes2_with(MetaRules(relative=True, rings=False, explores=False)),
+    "relative, rings": _hermes2_with(MetaRules(relative=True, rings=True, explores=False)),
+    "relative, explores": _hermes2_with(MetaRules(relative=True, rings=False, explores=True)),
+    "rings, explores": _hermes2_with(MetaRules(relative=False, rings=True, explores=True)),
 }
 """Combinations of rules between the paper's and those of `hermes2`."""
 
@@ -158,7 +158,7 @@ def measure() -> Iterator[str]:
     results = {}
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
         for setup in SETUPS:
-            by_seed = list(pool.map(_of_seed, [setup] * len(SEEDS), SEEDS))
+            by_seed = list(pool.map(_run_seed, [setup] * len(SEEDS), SEEDS))
             results[setup.name] = {name: [figures[name] for figures in by_seed] for name in setup.policies}
     yield from goal(list(results.values()))
     yield "The first set-up is the paper's, but for its Table 1 (MobileNet and ResNet56 on its three GPUs), which could"
@@ -187,7 +187,7 @@ def _curves(file: str) -> tuple[Curve, ...]:
     return read_curves(DATA / "learning_curves" / file)
 
 
-def _of_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
+def _run_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
     """Runs all policies of a set-up on the same trials and GPUs."""
     curves = _curves(setup.curves)
     kinds = setup.kinds(_table().kinds, seed)
@@ -243,15 +243,15 @@ def _rows(setup: _Setup, results: Mapping[str, Sequence[Figures]]) -> Iterator[s
     yield "|---|---|---|---|---|"
     limit = fmean(figures.speed for figures in results["assignment"])
     for name, figures in results.items():
-        lowest = _against([one.lowest_s for one in figures], [one.lowest_s for one in results["hermes"]])
-        completion = _against([one.completion_s for one in figures], [one.completion_s for one in results["hermes"]])
+        lowest = _with_ratio([one.lowest_s for one in figures], [one.lowest_s for one in results["hermes"]])
+        completion = _with_ratio([one.completion_s for one in figures], [one.completion_s for one in results["hermes"]])
         speed = fmean(one.speed for one in figures)
         preemptions = fmean(one.preemptions for one in figures)
         yield f"| {name} | {lowest} | {completion} | {speed:.3f} ({speed / limit:.3f}) | {preemptions:,.0f} |"
     yield ""
 
 
-def _against(times_s: Sequence[float], unit_s: Sequence[float]) -> str:
+def _with_ratio(times_s: Sequence[float], unit_s: Sequence[float]) -> str:
     """Formats the mean, and its ratio to another mean with the ratio's standard error over the seeds."""
     ratio = fmean(times_s) / fmean(unit_s)
     residuals = [time_s - ratio * unit for time_s, unit in zip(times_s, unit_s, strict=True)]

@@ -36,9 +36,9 @@ Usage = tuple[Amounts, ...]
 def measure() -> Iterator[str]:
     """Reports planning times, and ratios to the optimum of small cases."""
     yield (
-        "Models are made up (10 to 60 variables of 0.2 to 8 MB, 0.3 to 10 GFLOPs forward, batches of 16 to 64, half of "
-        f"them synchronous); a job has up to {WORKERS_PER_JOB} workers of one GPU. 'alike': machines of 16 CPUs and 4 "
-        f"V100, one model. 'varied': the same with {MODELS} models. 'mixed': {MODELS} models on V100, K80, P100, A100 "
+        "Models are synthetic (10 to 60 variables of 0.2 to 8 MB, 0.3 to 10 GFLOPs forward, batches of 16 to 64, half "
+        f"of them synchronous); a job has up to {WORKERS_PER_JOB} workers of one GPU. 'alike': machines of 16 CPUs and "
+        f"4 V100, one model. 'varied': the same with {MODELS} models. 'mixed': {MODELS} models on V100, K80, P100, A100 "
         f"and CPU-only machines, a fifth each. Seconds are the median of {RUNS} runs."
     )
     yield ""
@@ -193,17 +193,17 @@ def least_total_s(jobs: Sequence[Job], cluster: Cluster, bound_s: float) -> floa
     kinds = node_kinds(cluster)
     catalogue = FormCatalogue(jobs, cluster, kinds, known_hardware())
     machines = [index for index, kind in enumerate(kinds) for _ in range(kind.count)]
-    ways = [_ways(job, catalogue.forms(job), machines) for job in jobs]
+    placements = [_placements(job, catalogue.forms(job), machines) for job in jobs]
     # Lower bounds: sums of the fastest placements of the remaining jobs, each alone.
-    rest = [sum(way[0][0] for way in ways[index:]) for index in range(len(ways) + 1)]
+    rest = [sum(way[0][0] for way in placements[index:]) for index in range(len(placements) + 1)]
     least = bound_s
 
     def try_from(index: int, spent_s: float, free: Usage) -> None:
         nonlocal least
-        if index == len(ways):
+        if index == len(placements):
             least = min(least, spent_s)
             return
-        for time_s, usage in ways[index]:
+        for time_s, usage in placements[index]:
             if spent_s + time_s + rest[index + 1] >= least:
                 return
             left = tuple(plus(have, need, -1) for have, need in zip(free, usage, strict=True))
@@ -214,7 +214,7 @@ def least_total_s(jobs: Sequence[Job], cluster: Cluster, bound_s: float) -> floa
     return least
 
 
-def _ways(job: Job, forms: Sequence[Form], machines: Sequence[int]) -> list[tuple[float, Usage]]:
+def _placements(job: Job, forms: Sequence[Form], machines: Sequence[int]) -> list[tuple[float, Usage]]:
     """Returns (remaining time, usage) of every placement of a job, fastest first, one for each usage."""
     best: dict[Usage, float] = {}
     kinds = node_kinds(forms[0].scenario.cluster)

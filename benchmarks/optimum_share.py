@@ -88,7 +88,7 @@ def measure() -> Iterator[str]:
     yield "The paper's homogeneous set: 8 CPUs, 4 K80, 32 GiB, 10 Gb/s each. Share of the fastest plan of all methods"
     yield "(*Iterative* ends on five only):"
     yield ""
-    yield from _summary({f"{mode}, {images}": _with(like, mode, images) for mode in MODES for images in INPUTS})
+    yield from _summary({f"{mode}, {images}": _labelled(like, mode, images) for mode in MODES for images in INPUTS})
     yield ""
     yield _guarantee(like)
     yield ""
@@ -100,13 +100,13 @@ def measure() -> Iterator[str]:
     yield ""
     yield "The machines as before. Share of the fastest plan of all methods:"
     yield ""
-    yield from _summary({f"{mode}, {images}": _with(five, mode, images) for mode in MODES for images in INPUTS})
+    yield from _summary({f"{mode}, {images}": _labelled(five, mode, images) for mode in MODES for images in INPUTS})
     yield ""
     yield _guarantee(five)
     yield ""
     yield from _table(("training", "model", "input", "CPU-only"), five)
     yield ""
-    draw_cases(_with(five, "sync"), CASES_PLOT)
+    draw_cases(_labelled(five, "sync"), CASES_PLOT)
     yield f"![share of the fastest plan, synchronous training]({CASES_PLOT.name})"
     yield ""
     larger = list(_paper_cases(profiles, {str(size): _instances(size, size // 5) for size in (10, 20)}))
@@ -123,8 +123,8 @@ def measure() -> Iterator[str]:
     yield f"least one; a network of 1, 10 or 25 Gb/s; one of the six jobs above, synchronous or not; seed {SEED}."
     yield f"{_guarantee(randoms)} Share of the fastest plan of all methods:"
     yield ""
-    networks = {f"{gbps} Gb/s": _with(randoms, f"{gbps} Gb/s") for gbps in NETWORKS_GBPS}
-    yield from _summary({"all": randoms, **networks, **{mode: _with(randoms, mode) for mode in MODES}})
+    networks = {f"{gbps} Gb/s": _labelled(randoms, f"{gbps} Gb/s") for gbps in NETWORKS_GBPS}
+    yield from _summary({"all": randoms, **networks, **{mode: _labelled(randoms, mode) for mode in MODES}})
     yield ""
     yield from _distribution(randoms)
     draw_distribution(randoms, RANDOM_PLOT)
@@ -219,7 +219,7 @@ def _random_node(chance: np.random.Generator, name: str, network_gbps: int) -> N
     )
 
 
-def _with(cases: Sequence[Case], *words: str) -> list[Case]:
+def _labelled(cases: Sequence[Case], *words: str) -> list[Case]:
     return [case for case in cases if set(words) <= set(case.label)]
 
 
@@ -267,7 +267,7 @@ def draw_cases(cases: Sequence[Case], path: Path) -> None:
     figure = new_figure(9.0, 2.4 * len(models) + 0.6)
     panels = figure.subplots(len(models), 1, squeeze=False)
     for axes, model in zip(panels[:, 0], models, strict=True):
-        here = _with(cases, model)
+        here = _labelled(cases, model)
         for index, method in enumerate(SHOWN):
             places = np.arange(len(here)) + (index - (len(SHOWN) - 1) / 2) * 0.8 / len(SHOWN)
             heights = [100 * case.shares[method] for case in here]

@@ -185,7 +185,7 @@ def measure() -> Iterator[str]:
             cells = " | ".join(f"{fmean(of[name][place] for of in regrets):.3f}" for place in range(len(BUDGETS)))
             yield f"| {name} | {cells} |"
         yield ""
-        yield from _left_out(pool.map(_choice_times, _indices(is_held_out=False), chunksize=1))
+        yield from _leave_one_out(pool.map(_choice_times, _indices(is_held_out=False), chunksize=1))
 
 
 def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
@@ -200,7 +200,7 @@ def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
     yield ""
 
 
-def _left_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[str]:
+def _leave_one_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[str]:
     names = [SETS[place].name for place in _indices(is_held_out=False)]
     yield "## Leave one set out"
     yield ""
@@ -236,7 +236,7 @@ def _cells(row: Times) -> str:
     return " | ".join(f"{value:.2f}" for value in row.values())
 
 
-def _contenders() -> dict[str, PolicyFactory]:
+def _fast_policies() -> dict[str, PolicyFactory]:
     """The fast policies without prior knowledge."""
     return {
         **policies_named((*OTHERS, "dike")),
@@ -257,7 +257,7 @@ def _main_times(place: int) -> Times:
     one = SETS[place]
     curves = one.curves()
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share))
-    policies = _contenders()
+    policies = _fast_policies()
     if one.is_held_out:
         others = draw_family(one.family, LIBRARY_SEED, LIBRARY_TRIALS)
         policies[GP] = lambda _, settings: GaussianProcessPolicy(settings)
@@ -278,7 +278,7 @@ def _setting_times(setting: str, place: int) -> Times | None:
     changed = SETTINGS[setting]
     share = changed.target_share if changed.target_share != TARGET_SHARE else one.target_share
     scenario = resolve(curves, replace(changed, target_share=share))
-    policies = _contenders()
+    policies = _fast_policies()
     try:
         draw_bin(curves, scenario.target, scenario.jobs, scenario.good, FEW_SEEDS.start)
     except BadInputError:
@@ -306,7 +306,7 @@ def _regrets(place: int) -> dict[str, list[float]]:
     one = SETS[place]
     curves = one.curves()
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share, until="end"))
-    policies = _contenders()
+    policies = _fast_policies()
     found: dict[str, list[list[float]]] = {name: [] for name in policies}
     for seed in FEW_SEEDS:
         trials = draw_bin(curves, scenario.target, scenario.jobs, scenario.good, seed)

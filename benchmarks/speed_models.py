@@ -40,8 +40,8 @@ DRAWS = 20
 POLLUX_OBSERVATIONS = (3, 5, 8, 12, 20)
 POLLUX_DRAWS = 5
 POLLUX_FORM = "bytes, sum"
-MADE_UP_JOBS = 40
-MADE_UP_WORKERS = 16
+SYNTHETIC_JOBS = 40
+SYNTHETIC_WORKERS = 16
 MAX_HARDWARE_RATIO = 3.0
 """Maximum ratio, either way, of the true to the estimated speed of synthetic hardware."""
 
@@ -80,14 +80,14 @@ def measure() -> Iterator[str]:
     yield from _measured()
     yield ""
     yield (
-        f"Made-up jobs: {MADE_UP_JOBS} models (`many_jobs`), up to {MADE_UP_WORKERS} workers. The true speed is the "
-        f"step-time model's; the solver gets GPUs, network cards and updates that are 1/{MAX_HARDWARE_RATIO:g} to "
+        f"Synthetic jobs: {SYNTHETIC_JOBS} models (`many_jobs`), up to {SYNTHETIC_WORKERS} workers. The true speed is "
+        f"the step-time model's; the solver gets GPUs, network cards and updates that are 1/{MAX_HARDWARE_RATIO:g} to "
         f"{MAX_HARDWARE_RATIO:g} times as fast. The structure is the truth's, so this favours the solver; "
         "observations have 5% noise. At random counts, "
         "and, *sample runs*, at those that `sample_sizes` chooses:"
     )
     yield ""
-    yield from _made_up()
+    yield from _synthetic_jobs()
     yield ""
     yield (
         "Recorded all-reduce training (`benchmarks/data/pollux`): fitted to some recorded steps on 1 to 4 machines, "
@@ -142,9 +142,9 @@ def _methods(case: Case, points: Mapping[Counts, Point]) -> dict[str, Predict]:
 
     def calibrated(observed: Sequence[Counts]) -> Mapping[Counts, float]:
         rows = [Measurement(SHAPE, points[at].assignment, at[0] / points[at].measured) for at in observed]
-        found = fit(rows, profile(case), _where(case))
-        hardware, where = found.apply(known_hardware(), _where(case))
-        scenario = Scenario.of(profile(case), where, hardware)
+        found = fit(rows, profile(case), _cluster(case))
+        hardware, known_cluster = found.apply(known_hardware(), _cluster(case))
+        scenario = Scenario.of(profile(case), known_cluster, hardware)
         return speeds(lambda at: _predicted(scenario, points[at].assignment))
 
     def both(observed: Sequence[Counts]) -> Mapping[Counts, float]:
@@ -179,7 +179,7 @@ def _optimus(observed: Sequence[Counts], speeds: Sequence[float]) -> Floats:
 
 
 @functools.cache
-def _where(case: Case) -> Cluster:
+def _cluster(case: Case) -> Cluster:
     with (DATA / "links.csv").open(encoding="utf-8", newline="") as lines:
         payload = {float(row["nominal_mbps"]): float(row["payload_mbps"]) for row in csv.DictReader(lines)}
     return cluster(case, [payload[rate] for rate in case.rates_mbps])
@@ -187,7 +187,7 @@ def _where(case: Case) -> Cluster:
 
 def _points(case: Case) -> dict[Counts, Point]:
     """The measured layouts by numbers of workers and ps; of several, the one predicted to be fastest."""
-    scenario = Scenario.of(profile(case), _where(case), known_hardware())
+    scenario = Scenario.of(profile(case), _cluster(case), known_hardware())
     points: dict[Counts, Point] = {}
     with (DATA / "steps.csv").open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
@@ -220,12 +220,12 @@ def _predicted(scenario: Scenario, assignment: Assignment) -> float:
     return len(assignment.workers) / evaluate(scenario, SHAPE, shards, assignment).step_time.total
 
 
-def _made_up() -> Iterator[str]:
+def _synthetic_jobs() -> Iterator[str]:
     methods = ("Optimus", "solver", "scaled", "both", "Optimus, sample runs", "both, sample runs")
     yield f"| observations | {' | '.join(methods)} |"
     yield f"|---|{'---|' * len(methods)}"
     random = np.random.default_rng(SEED)
-    jobs = [_true_and_estimated(random) for _ in range(MADE_UP_JOBS)]
+    jobs = [_true_and_estimated(random) for _ in range(SYNTHETIC_JOBS)]
     for count in OBSERVATIONS:
         errors: dict[str, list[float]] = {name: [] for name in methods}
         for true, estimated in jobs:
@@ -279,12 +279,12 @@ def _true_and_estimated(random: np.random.Generator) -> tuple[Floats, Floats]:
 
 
 def _speeds(model: ModelProfile, hardware: Hardware, card: float) -> Floats:
-    nodes = uniform_cluster(MADE_UP_WORKERS).nodes
-    where = Cluster(tuple(dataclasses.replace(node, network_gbps=node.network_gbps * card) for node in nodes))
-    job = Job("made up", model, max_workers=MADE_UP_WORKERS)
-    table = FormCatalogue([job], where, node_kinds(where), hardware).forms(job)[0].table
+    nodes = uniform_cluster(SYNTHETIC_WORKERS).nodes
+    known_cluster = Cluster(tuple(dataclasses.replace(node, network_gbps=node.network_gbps * card) for node in nodes))
+    job = Job("made up", model, max_workers=SYNTHETIC_WORKERS)
+    table = FormCatalogue([job], known_cluster, node_kinds(known_cluster), hardware).forms(job)[0].table
     return 1 / np.array(
-        [[table.s_per_sample(w, p) for w in range(1, MADE_UP_WORKERS + 1)] for p in range(1, table.max_ps + 1)]
+        [[table.s_per_sample(w, p) for w in range(1, SYNTHETIC_WORKERS + 1)] for p in range(1, table.max_ps + 1)]
     )
 
 
@@ -301,12 +301,12 @@ def _pollux() -> Iterator[str]:
                 rows = np.isin(np.arange(len(small.seconds)), random.permutation(len(small.seconds))[:count])
                 seen = small.where(rows)
                 unit = float(np.median(seen.batch))
-                factors = nnls(_counted(seen, unit) / seen.seconds[:, None], np.ones(count))
-                errors["Optimus"].append(_error(_counted(large, unit) @ factors, large.seconds))
+                factors = nnls(_optimus_terms(seen, unit) / seen.seconds[:, None], np.ones(count))
+                errors["Optimus"].append(_error(_optimus_terms(large, unit) @ factors, large.seconds))
                 errors["solver"].append(_error(form.fit(seen)(large), large.seconds))
         yield f"| {count} | {statistics.mean(errors['Optimus']):.0%} | {statistics.mean(errors['solver']):.0%} |"
 
 
-def _counted(trace: Trace, unit: float) -> Floats:
+def _optimus_terms(trace: Trace, unit: float) -> Floats:
     """Optimus' form if every worker is also a ps: a constant, the batch, and the number of workers."""
     return np.stack([np.ones(len(trace.gpus)), trace.batch / unit, trace.gpus], axis=1)

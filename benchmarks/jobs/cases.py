@@ -102,7 +102,7 @@ def run(
 ) -> tuple[SchedulerResult, ...]:
     """Runs the policies on a case, one seed at a time on each core."""
     of_seeds = list(
-        _pool().map(_one, [(case, tuple(policies), estimates or EstimateSettings(), seed) for seed in seeds])
+        _pool().map(_run_seed, [(case, tuple(policies), estimates or EstimateSettings(), seed) for seed in seeds])
     )
     return tuple(
         SchedulerResult(name, tuple(of_seed[place].outcomes[0] for of_seed in of_seeds))
@@ -134,7 +134,7 @@ def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
 
 
-def _one(task: tuple[str, tuple[str, ...], EstimateSettings, int]) -> tuple[SchedulerResult, ...]:
+def _run_seed(task: tuple[str, tuple[str, ...], EstimateSettings, int]) -> tuple[SchedulerResult, ...]:
     case, policies, estimates, seed = task
     found = CASES[case]
     return compare(found.sources, found.workload, policies, JobsSettings(estimates=estimates), [seed])

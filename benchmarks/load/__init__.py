@@ -42,7 +42,7 @@ def measure() -> Iterator[str]:
     with service_under_load(AGENTS, cpus_of_agent=8) as service:
         yield from _describe(service)
         yield ""
-        alone = [_placement(service, service.client) for _ in range(SINGLE_JOBS)]
+        alone = [_measure_placement(service, service.client) for _ in range(SINGLE_JOBS)]
         burst, among_others = _burst(service)
         yield "## Placement"
         yield ""
@@ -137,11 +137,11 @@ def _place_others(service: ServiceUnderLoad, is_over: threading.Event) -> list[f
     placements = []
     with service.another_client("other") as client:
         while not is_over.is_set():
-            placements.append(_placement(service, client))
+            placements.append(_measure_placement(service, client))
     return placements
 
 
-def _placement(service: ServiceUnderLoad, client: ServiceClient) -> float:
+def _measure_placement(service: ServiceUnderLoad, client: ServiceClient) -> float:
     """Submits a job and waits for its end; returns the seconds from submission to launch."""
     job_id = service.submit(client)
     deadline = time.monotonic() + DEADLINE_S

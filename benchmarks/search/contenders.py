@@ -95,14 +95,16 @@ class SearchRun:
 
     def pace(self, other: SearchRun) -> float:
         """Epoch time relative to another search: median of each configuration, weighted by epochs."""
-        usual_s = {name: _usual_s(done) for name, done in self.epochs.items() if len(done) > 1}
-        others_s = {name: _usual_s(other.epochs[name]) for name in usual_s if len(other.epochs.get(name, ())) > 1}
+        median_s = {name: _median_epoch_s(done) for name, done in self.epochs.items() if len(done) > 1}
+        others_s = {
+            name: _median_epoch_s(other.epochs[name]) for name in median_s if len(other.epochs.get(name, ())) > 1
+        }
         counts = {name: len(self.epochs[name]) for name in others_s}
-        own_s = sum(count * usual_s[name] for name, count in counts.items())
+        own_s = sum(count * median_s[name] for name, count in counts.items())
         return own_s / sum(count * others_s[name] for name, count in counts.items())
 
 
-def _usual_s(epochs: Sequence[Epoch]) -> float:
+def _median_epoch_s(epochs: Sequence[Epoch]) -> float:
     return statistics.median(end_s - begin_s for (begin_s, _), (end_s, _) in itertools.pairwise(epochs))
 
 

@@ -81,8 +81,8 @@ def measure(repeats: int = REPEATS) -> Iterator[str]:
         yield ""
         yield from _table(task, measured[task.script])
     yield ""
-    yield from _switches([one for runs in measured.values() for kind in OWN for one in runs[kind]])
-    yield from _compared(list(measured.values()))
+    yield from _preemption_times([one for runs in measured.values() for kind in OWN for one in runs[kind]])
+    yield from _compare_losses(list(measured.values()))
 
 
 def _search_all(repeats: int) -> Mapping[str, Runs]:
@@ -153,7 +153,7 @@ def _spread(values: Sequence[float], form: str) -> str:
     return median if least == greatest else f"{median}, {least}-{greatest}"
 
 
-def _switches(runs: Sequence[SearchRun]) -> Iterator[str]:
+def _preemption_times(runs: Sequence[SearchRun]) -> Iterator[str]:
     suspend_s = [seconds for run in runs for seconds in run.suspend_s]
     resume_s = [seconds for run in runs for seconds in run.resume_s]
     if suspend_s and resume_s:
@@ -162,7 +162,7 @@ def _switches(runs: Sequence[SearchRun]) -> Iterator[str]:
         yield f"{statistics.median(resume_s):.2f} s after the decision (slowest {max(resume_s):.2f} s)."
 
 
-def _compared(tasks: Sequence[Runs]) -> Iterator[str]:
+def _compare_losses(tasks: Sequence[Runs]) -> Iterator[str]:
     """Reports whether each configuration has the same losses in every search, suspended or not."""
     same, other = 0, dict.fromkeys(KINDS, 0)
     for runs in tasks:

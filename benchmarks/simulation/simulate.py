@@ -49,7 +49,7 @@ def simulate_policies(
     curves: Annotated[Path | None, typer.Option(help="CSV file of recorded curves, .gz or not.")] = None,
     family: Annotated[
         str,
-        typer.Option(help="Made-up curves instead of --curves: plateau, crossing, warm-up, ..."),
+        typer.Option(help="Invented curves instead of --curves: plateau, crossing, warm-up, ..."),
     ] = "",
     family_seed: Annotated[int, typer.Option(help="Another seed draws other curves of --family.")] = 0,
     gpus: Annotated[int | None, typer.Option(help="Number of slots, all alike.", show_default="4")] = None,
@@ -119,7 +119,7 @@ def simulate_policies(
 ) -> None:
     """Compares search policies in virtual time.
 
-    The trials follow recorded learning curves, or made-up ones.
+    The trials follow recorded learning curves, or invented ones.
     """
     from rich.progress import Progress
 
@@ -187,7 +187,7 @@ def _curves(path: Path | None, family: str, seed: int, metric: str | None, mode:
 
     if (path is None) != bool(family):
         raise BadInputError(
-            f"Give either recorded curves by --curves FILE or made-up ones by --family, one of {', '.join(FAMILIES)}."
+            f"Give either recorded curves by --curves FILE or invented ones by --family, one of {', '.join(FAMILIES)}."
         )
     if path is not None:
         return read_curves(path, metric, mode.value), path.name

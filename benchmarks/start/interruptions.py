@@ -84,7 +84,7 @@ class Job:
             - killed_s
         )
 
-    def changes(self, what: str, change: Callable[[], None]) -> float:
+    def measure_change(self, what: str, change: Callable[[], None]) -> float:
         """Returns the seconds from the last step of the current processes to the first of new ones, after `change`."""
         old = {step.pid for step in read_steps(self._step_log)}
         change()
@@ -131,9 +131,12 @@ def measure_interruptions(repeats: int) -> dict[str, list[float]]:
             with _job(folder / "elastic", SESSION, *elastic) as job:
                 for _ in range(repeats):
                     job.settle(WORKERS[:1])
-                    note(GROWS, job.changes("a step of two workers", lambda: cluster.restart_agent(1)))
+                    note(GROWS, job.measure_change("a step of two workers", lambda: cluster.restart_agent(1)))
                     job.settle(WORKERS)
                     note(REJOINS_ELASTIC, job.kill("worker:1"))
                     job.settle(WORKERS)
-                    note(SHRINKS, job.changes("a step of one worker", lambda: cluster.kill_agent(1, signal.SIGUSR1)))
+                    note(
+                        SHRINKS,
+                        job.measure_change("a step of one worker", lambda: cluster.kill_agent(1, signal.SIGUSR1)),
+                    )
     return found

@@ -78,10 +78,10 @@ class Scheduler:
             for id_, there in sorted(hosts.items(), key=lambda item: -len(item[1])):
                 job = by_id[id_]
                 if len(there) > 1 and job.seconds_left(counts_of(there)) > CONSOLIDATION_FACTOR * job.change_s:
-                    hosts[id_] = self._on_fewer(job, there, free)
+                    hosts[id_] = self._consolidate(job, there, free)
         return hosts
 
-    def _on_fewer(self, job: JobView, hosts: Hosts, free: list[Amounts]) -> Hosts:
+    def _consolidate(self, job: JobView, hosts: Hosts, free: list[Amounts]) -> Hosts:
         """Moves the job to fewer machines if there is room."""
         _take(job, hosts, free, times=1)
         found = self.place(job.needs, counts_of(hosts), free)
