@@ -38,8 +38,8 @@ def measure() -> Iterator[str]:
     yield (
         "Models are synthetic (10 to 60 variables of 0.2 to 8 MB, 0.3 to 10 GFLOPs forward, batches of 16 to 64, half "
         f"of them synchronous); a job has up to {WORKERS_PER_JOB} workers of one GPU. 'alike': machines of 16 CPUs and "
-        f"4 V100, one model. 'varied': the same with {MODELS} models. 'mixed': {MODELS} models on V100, K80, P100, A100 "
-        f"and CPU-only machines, a fifth each. Seconds are the median of {RUNS} runs."
+        f"4 V100, one model. 'varied': the same with {MODELS} models. 'mixed': {MODELS} models on V100, K80, P100, "
+        f"A100 and CPU-only machines, a fifth each. Seconds are the median of {RUNS} runs."
     )
     yield ""
     yield "| order | mix | machines | jobs | waiting | tasks placed | GPUs used | seconds |"
