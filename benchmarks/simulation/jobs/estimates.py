@@ -28,7 +28,7 @@ SPEED_NOISE = 0.02
 MAX_OBSERVATIONS = 5
 """Observations of a speed that are used; their noise then averages out."""
 REFIT_FACTOR = 1.05
-"""A curve is fitted again after this relative increase of the job's steps."""
+"""A curve is fitted again when the job's steps have grown by this factor."""
 SAMPLE_RUNS = 5
 """Short runs that measure the speed before the job starts (Optimus, section 3.2)."""
 
