@@ -338,7 +338,7 @@ def _plain_plan(
     if other is not None:
         tasks = f"{count_of(other.option.workers, 'worker')} and {count_of(other.option.ps, 'parameter server')}"
         share = other.samples_per_s / plain.samples_per_s
-        why += f" {tasks} would reach {share:.0%} of its speed (--min-workers asks for them all the same)."
+        why += f" {tasks} would reach {share:.0%} of its speed (--min-workers requests them anyway)."
         # A better one with parameter servers may not have been found.
         gap = max(0.0, 1 - plain.samples_per_s * (1 - other.gap) / other.samples_per_s)
     return Plan(

@@ -96,11 +96,9 @@ def test_what_the_system_refuses_is_one_sentence(
 
 
 def test_an_option_of_ours_behind_the_script(dike: Dike, script: Path, tmp_path: Path) -> None:
-    refused(dike("run", script, "--min-workers", "2"), "--min-workers stands behind", "dike run --min-workers ...")
-    refused(dike("submit", script, "--epochs", "2", "--wait"), "--wait stands behind", "train.py -- --wait ...")
-    refused(
-        dike("run", "-m", "train", "--format=json"), "--format stands behind train", "dike run --format ... -m train"
-    )
+    refused(dike("run", script, "--min-workers", "2"), "--min-workers follows", "dike run --min-workers ...")
+    refused(dike("submit", script, "--epochs", "2", "--wait"), "--wait follows", "train.py -- --wait ...")
+    refused(dike("run", "-m", "train", "--format=json"), "--format follows train", "dike run --format ... -m train")
     script.write_text(f"{TRAINS}import argparse\nargparse.ArgumentParser().add_argument('--wait')\n")
     for words in ([script, "--wait"], [script, "--", "--min-workers", "2"], ["--", script, "--save", "x"]):
         done = dike("submit", "--profile", "profile.json", "--save", "sent", *words)
@@ -151,7 +149,7 @@ def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
         (("--plan", "profile.json"), ("plan",)),
         (("--rules", "luck"), ("'luck' is not a rule",)),
         (("--time-limit", "100"), ("60 s is the most for a job that runs",)),
-        (("--plan", "profile.json", "--sharding", "optimus"), ("is made already; leave out --plan",)),
+        (("--plan", "profile.json", "--sharding", "optimus"), ("is a finished plan; leave it out",)),
         (("--resources", "cpus:many"), ("cpus:many",)),
         (("--resources", "cpus:0.05;mem:64"), ("can never start",)),
     ],
