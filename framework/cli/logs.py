@@ -63,8 +63,8 @@ def logs(
     is_local = is_given(context, "storage") or not is_given(context, "service")
     store = _open_search(job, url, must_exist=is_given(context, "storage")) if url and is_local else None
     if store is None:
-        looked_in = [_shown(url)] if url and is_local else []
-        _logs_of_service(access, job, looked_in, trial, task, follow=follow, tail=tail)
+        searched_urls = [_shown(url)] if url and is_local else []
+        _logs_of_service(access, job, searched_urls, trial, task, follow=follow, tail=tail)
         return
     with contextlib.closing(store):
         if task is not None:
@@ -105,14 +105,14 @@ def _shown(url: str) -> str:
 def _logs_of_service(
     access: ServiceAccess,
     name: str,
-    looked_in: list[str],
+    searched_urls: list[str],
     trial: int | None,
     task: str | None,
     *,
     follow: bool,
     tail: int | None,
 ) -> None:
-    """Prints the output of a service's job; `looked_in`: URLs of databases that contain no search of that name."""
+    """Prints the output of a service's job; `searched_urls`: URLs of databases that contain no search of that name."""
     from framework.cli.following import check_success, print_output
 
     out = console(stderr=True)
@@ -120,7 +120,7 @@ def _logs_of_service(
         try:
             found = find_job(client, name)
         except BadInputError as error:
-            more = "".join(f" {url} has no search '{name}' either." for url in looked_in)
+            more = "".join(f" {url} has no search '{name}' either." for url in searched_urls)
             raise BadInputError(f"{error}{more}") from error
         is_search = found.kind is JobKind.SEARCH
         if trial is not None and not is_search:

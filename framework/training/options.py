@@ -76,6 +76,7 @@ class TrainingOptions(WorkerBounds, TaskOptions):
         UserOption(
             _CHECKPOINTS,
             "Folder to store checkpoints in, and to resume from. It must have the same path on all agents.",
+            default="a new one for each job",
         ),
     ] = None
     checkpoint_interval_s: Annotated[
