@@ -112,7 +112,9 @@ def test_bounds_of_an_elastic_job(dike: Dike, script: Path) -> None:
 
 
 def test_an_interval_without_end(dike: Dike, script: Path) -> None:
-    refused(dike("run", "--checkpoint-interval", "inf", script), "--checkpoint-interval inf cannot be")
+    refused(
+        dike("run", "--checkpoint-interval", "inf", script), "--checkpoint-interval is inf; it must be a finite number"
+    )
 
 
 @pytest.mark.mesos
@@ -148,7 +150,7 @@ def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
         (("--plan", "nothing.json"), ("nothing.json",)),
         (("--plan", "profile.json"), ("plan",)),
         (("--rules", "luck"), ("'luck' is not a rule",)),
-        (("--time-limit", "100"), ("60 s is the most for a job that runs",)),
+        (("--time-limit", "100"), ("60 s is the maximum for a job that runs",)),
         (("--plan", "profile.json", "--sharding", "optimus"), ("is a finished plan; leave it out",)),
         (("--resources", "cpus:many"), ("cpus:many",)),
         (("--resources", "cpus:0.05;mem:64"), ("can never start",)),
@@ -161,7 +163,7 @@ def test_options_that_make_no_sense(dike: Dike, script: Path, options: tuple[str
 def test_a_misspelt_value_is_explained(dike: Dike, script: Path) -> None:
     done = dike("run", "--objective", "luck", script)
     assert done.returncode == 2
-    assert "'luck' is not one of 'throughput', 'traffic'" in done.stderr
+    assert "--objective is 'luck'; it must be one of throughput, traffic" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -180,7 +182,7 @@ def test_a_wrong_secret(dike: Dike, mesos: EmbeddedCluster, script: Path, tmp_pa
     (tmp_path / "open").write_text("right\n")
     (tmp_path / "open").chmod(0o644)
     opened = dike("run", "--profile", "profile.json", "--principal", "dike", "--secret-file", "open", script)
-    refused(opened, "secret file open; chmod 600 it")
+    refused(opened, "secret file open; run chmod 600 open")
     options = ("--profile", "profile.json", "--plan-only", "--master", mesos.master, "--principal", "dike")
     refused(dike("run", *options, "--secret-file", "wrong", script), "--secret-file")
     done = dike("run", *options, "--secret-file", mesos.access.secret_file, script)
