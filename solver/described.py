@@ -195,7 +195,7 @@ def _storable(text: str) -> str:
     except UnicodeEncodeError:
         raise PydanticKnownError("string_unicode") from None
     if "\0" in text:
-        raise ValueError("contains a NUL character, which neither databases nor processes accept")
+        raise ValueError("holds a NUL character, which neither databases nor processes accept")
     return text
 
 
