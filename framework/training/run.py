@@ -68,7 +68,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
 
     Raises:
         BadInputError: the input is invalid; nothing was launched.
-        JobFailedError: the master removed the framework, or the embedded Mesos failed.
+        JobFailedError: the master removed the framework, or the private Mesos failed.
         InterruptedByUserError: after Ctrl-C or SIGTERM, when all tasks have ended.
     """
     job_id = new_job_id(request.entry.script)
