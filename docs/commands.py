@@ -30,13 +30,31 @@ The `--help` of each command. `python docs/commands.py` writes this page.
 def text() -> str:
     """Returns the page."""
     parts = [ABOUT]
+    shown: dict[str, str] = {}
     for title, commands in SUBCOMMANDS.items():
         parts.append(f"## {title}\n")
         for command in commands:
             own = NESTED_COMMANDS.get(command.name, ())
             names = [command.name, *(f"{command.name} {name}" for name in own)]
-            parts += [f"### dike {name}\n\n```\n{_help(name)}```\n" for name in names]
+            parts += [f"### dike {name}\n\n```\n{_without_repetition(name, shown)}```\n" for name in names]
     return "\n".join(parts)
+
+
+def _without_repetition(name: str, shown: dict[str, str]) -> str:
+    """The help of a command; a panel of options that an earlier command has too refers to that command.
+
+    Args:
+        name: the command.
+        shown: panel -> the command that shows it; panels of this command are added.
+    """
+    blocks = _help(name).rstrip("\n").split("\n\n")
+    for index, block in enumerate(blocks):
+        title, _, options = block.partition("\n")
+        if not title.endswith(":") or options.count("\n") < 3:
+            continue
+        if (first := shown.setdefault(block, name)) != name:
+            blocks[index] = f"{title}\n  The same options as of dike {first}."
+    return "\n\n".join(blocks) + "\n"
 
 
 def _help(name: str) -> str:
