@@ -1,4 +1,4 @@
-# make demo   install into .venv and run the main job on the embedded Mesos
+# make demo   install into .venv and run the main job on the private Mesos
 # make test   install the test needs and run everything that CI runs
 # make test-fast      the tests that start no process, open no socket and are not slow: a loop of a minute
 # make test-thorough  everything, with all examples of all properties; DIKE_TEST_SEED=N repeats those of a run

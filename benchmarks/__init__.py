@@ -1,1 +1,1 @@
-"""Every figure in the README and the docs, as a program: `make bench`, or `python -m benchmarks NAME`."""
+"""Programs that measure every figure of the README and the docs: `make bench`, or `python -m benchmarks NAME`."""

@@ -1,11 +1,9 @@
-"""Runs the benchmarks named on the command line, or all of them, and writes `benchmarks/results/NAME.md`.
+"""Runs the named benchmarks, or all, and writes `benchmarks/results/NAME.md` and its tables as `NAME.json`.
 
-`NAME.json` beside it has its tables as values.
+A part of `solver`, `search` or `jobs` can be run alone; its result is printed only. Without names, `wild` runs if
+`--scripts` is given and `suspend_gpu` if there is a GPU.
 
-A part of the solver's or the search's document can be run alone, and `job_plots` of `jobs`; it is then only printed.
-`wild` needs `--scripts`, and `suspend_gpu` a GPU; they are left out of "all of them" without it.
-
-`simulate` and `simulate-jobs` have options of their own (`--help`), and print what they find.
+`simulate` and `simulate-jobs` have options of their own (`--help`) and print their results.
 """
 
 from __future__ import annotations
@@ -56,36 +54,38 @@ MODULES = (
     | {name: f"benchmarks.jobs.{name}" for name in JOBS_PARTS}
 )
 REPEATS = {"start": 10, "elastic": 3, "allocation": 3, "real": 5}
-"""Runs of each command, or of all modes, allocations or kinds of search; the result of fewer is not kept."""
+"""Default number of repetitions. Results of fewer are printed, not stored."""
 
 
 def main() -> None:
-    """Entry point."""
     if sys.argv[1:2] and sys.argv[1] in commands.NAMES:
         cli.run_command(functools.partial(commands.app, prog_name=commands.PROGRAM))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = ", ".join(MODULES)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {known}; {', '.join(NAMES)} if none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {known}; by default {', '.join(NAMES)}")
     parser.add_argument(
-        "--scripts", action="append", default=[], type=Path, metavar="FOLDER", help="wild: where copies are"
+        "--scripts", action="append", default=[], type=Path, metavar="FOLDER", help="wild: folder of the copies"
     )
     parser.add_argument(
-        "--repeats", type=int, metavar="N", help=f"{', '.join(REPEATS)}: how often; fewer than usual: only printed"
+        "--repeats",
+        type=int,
+        metavar="N",
+        help=f"{', '.join(REPEATS)}: repetitions; fewer than the default: not stored",
     )
-    parser.add_argument("--only", action="append", default=[], metavar="SCRIPT", help="wild: this one; only printed")
+    parser.add_argument("--only", action="append", default=[], metavar="SCRIPT", help="wild: only this one; not stored")
     arguments = parser.parse_args()
     names = [name.replace("-", "_") for name in arguments.names]
     lacking = {"wild": not arguments.scripts, "suspend_gpu": not gpu_models()}
     names = names or [name for name in NAMES if not lacking.get(name)]
     for name in names:
         if name not in MODULES:
-            parser.error(f"there is no benchmark '{name}'; there are {known}")
+            parser.error(f"there is no benchmark '{name}'; choose one of {known}")
     if "wild" in names and lacking["wild"]:
         parser.error("name the folders with copies of the scripts by --scripts")
     if "suspend_gpu" in names and lacking["suspend_gpu"]:
         parser.error("suspend_gpu needs a GPU that NVIDIA's management library finds")
     if arguments.repeats is not None and arguments.repeats < 1:
-        parser.error(f"--repeats is {arguments.repeats}: it has to be 1 or more")
+        parser.error(f"--repeats is {arguments.repeats}: it must be at least 1")
     repeats = {name: arguments.repeats or usual for name, usual in REPEATS.items()}
     options = {"wild": (arguments.scripts, arguments.only)} | {name: (times,) for name, times in repeats.items()}
     is_printed = {"wild": bool(arguments.only)} | {name: times < REPEATS[name] for name, times in repeats.items()}

@@ -1,4 +1,4 @@
-"""Eight real training jobs that share a cluster which holds four of them, by each allocation, and simulated."""
+"""Runs eight training jobs on a cluster with room for four, under each allocation policy, for real and simulated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic import AGENT, GPUS, SCRIPT, STEP_S, TIMEOUT_S, paced_profile, ratios
-from benchmarks.simulation.jobs.beliefs import BeliefSettings
+from benchmarks.simulation.jobs.estimates import EstimateSettings
 from benchmarks.simulation.jobs.losses import TrueCurve
 from benchmarks.simulation.jobs.machines import Layout, Machines
 from benchmarks.simulation.jobs.scheduler import scheduler_named
@@ -35,29 +35,26 @@ from solver.shards import DEFAULT_SHARDING
 TITLE = "Jobs that share a cluster"
 REPEATS = 3
 STEPS = (600, 2400, 1200, 1800, 600, 2400, 1200, 1800)
-"""Of each job; they come one after the other."""
-EVERY_S = 5.0
-"""A job comes so often."""
+"""Steps of each job, in order of arrival."""
+ARRIVAL_INTERVAL_S = 5.0
 ROUND_S = 10.0
 RESIZE_INTERVAL_S = 5.0
 CHECKPOINT_S = 2.0
-MOST_WORKERS = GPUS
+MAX_WORKERS = GPUS
 BATCH_SIZE = 32
 TOKEN = "for-this-benchmark-only"  # noqa: S105
 REFERENCE = "dike"
 NEEDS = TaskNeeds((500, 1024, 0, 1), (100, 256, 0, 0))
-"""Of the tasks of a simulated job, of which as many fit as of the real ones: the GPUs are what is scarce."""
+"""Resources of a simulated worker and ps; GPUs are the scarce ones, as for the real jobs."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What an allocation came to.
+    """Figures of one allocation policy.
 
     Attributes:
-        completion_s: seconds from each job's submission to its end.
-        makespan_s: from the first submission to the last end.
-        changes: how often a job changed its size.
-        change_s: mean seconds that a change has cost; 0 where there was none.
+        completion_s: seconds from submission to end, one for each job.
+        change_s: mean seconds a resize costs; 0 without resizes.
     """
 
     completion_s: tuple[float, ...]
@@ -71,15 +68,9 @@ class Measured:
 
 
 def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[str]:
-    """Lines of Markdown.
-
-    Args:
-        repeats: how often all allocations are run.
-        steps: of each job.
-    """
-    yield f"{len(steps)} asynchronous jobs of 1 to {MOST_WORKERS} workers, of {', '.join(map(str, steps))} steps, one"
-    yield f"every {EVERY_S:g} s, on an embedded Mesos of {GPUS} agents with a GPU each: {GPUS} jobs run at a time. A"
-    yield f"step takes a worker {STEP_S * 1000:g} ms in which it waits: the machine plays the GPUs. All else is real -"
+    yield f"{len(steps)} asynchronous jobs of 1 to {MAX_WORKERS} workers, of {', '.join(map(str, steps))} steps, one"
+    yield f"every {ARRIVAL_INTERVAL_S:g} s, on an embedded Mesos of {GPUS} agents with a GPU each: {GPUS} jobs run at"
+    yield f"a time. A step takes a worker {STEP_S * 1000:g} ms of waiting instead of a GPU. All else is real -"
     yield f"`dike serve --allocation`, Mesos, TensorFlow, checkpoints. Rounds come every {ROUND_S:g} s, and when a job"
     yield f"comes or ends. Each cell is the mean of {repeats} run{'' if repeats == 1 else 's'}, each of which has all"
     yield f"allocations one after the other; *x* is the mean of the runs' ratios to `{REFERENCE}`, with the least and"
@@ -97,7 +88,7 @@ def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[st
         mean_s, makespan_s = (
             statistics.fmean(values) for values in zip(*((o.mean_s, o.makespan_s) for o in ones), strict=True)
         )
-        played_mean_s, played_makespan_s = simulated(name, steps, pause_s)
+        simulated_mean_s, simulated_makespan_s = simulated(name, steps, pause_s)
         costs = [one.change_s for one in ones if one.changes]
         cells = (
             f"{mean_s:.0f} s",
@@ -106,19 +97,19 @@ def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[st
             ratios([run[name].makespan_s / run[REFERENCE].makespan_s for run in runs]),
             f"{statistics.fmean(one.changes for one in ones):.1f}",
             f"{statistics.fmean(costs):.1f} s" if costs else "-",
-            f"{played_mean_s:.0f} s",
-            f"{played_mean_s / mean_s - 1:+.0%}",
-            f"{played_makespan_s:.0f} s",
-            f"{played_makespan_s / makespan_s - 1:+.0%}",
+            f"{simulated_mean_s:.0f} s",
+            f"{simulated_mean_s / mean_s - 1:+.0%}",
+            f"{simulated_makespan_s:.0f} s",
+            f"{simulated_makespan_s / makespan_s - 1:+.0%}",
         )
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 
 def run_jobs(allocation: str, steps: Sequence[int]) -> Measured:
-    """Runs the jobs by one allocation on a cluster of their own.
+    """Runs the jobs under one allocation policy on a new cluster.
 
     Raises:
-        RuntimeError: if a job fails, or they take too long.
+        RuntimeError: if a job fails, or the jobs exceed `TIMEOUT_S`.
     """
     with tempfile.TemporaryDirectory(prefix="dike-allocation-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -130,7 +121,7 @@ def run_jobs(allocation: str, steps: Sequence[int]) -> Measured:
         ids: list[str] = []
         while True:
             now_s = time.monotonic() - begun_s
-            if len(ids) < len(steps) and now_s >= len(ids) * EVERY_S:
+            if len(ids) < len(steps) and now_s >= len(ids) * ARRIVAL_INTERVAL_S:
                 ids.append(client.submit_request(request(steps[len(ids)]), packed).id)
                 continue
             jobs = {one: client.job(one) for one in ids}
@@ -153,10 +144,10 @@ def run_jobs(allocation: str, steps: Sequence[int]) -> Measured:
 
 @contextlib.contextmanager
 def serving(folder: Path, master: str, allocation: str) -> Iterator[ServiceClient]:
-    """A `dike serve --allocation` of our own.
+    """Runs `dike serve --allocation`.
 
     Raises:
-        RuntimeError: if it does not come up.
+        RuntimeError: if it does not start.
     """
     users = folder / "users.yaml"
     users.write_text(f"ann: {{token: {TOKEN}}}\n")
@@ -176,7 +167,7 @@ def serving(folder: Path, master: str, allocation: str) -> Iterator[ServiceClien
                         client.me()
                         break
                     if process.poll() is not None:
-                        raise RuntimeError(f"the service did not come up:\n{log.read_text()}")
+                        raise RuntimeError(f"the service does not start:\n{log.read_text()}")
                     time.sleep(0.1)
                 yield client
         finally:
@@ -185,12 +176,11 @@ def serving(folder: Path, master: str, allocation: str) -> Iterator[ServiceClien
 
 
 def request(steps: int) -> TrainingRequest:
-    """One of the jobs."""
     return training_request(
         script=SCRIPT.name,
         arguments=[str(steps)],
         profile=paced_profile().to_json(),
-        elastic=f"1:{MOST_WORKERS}",
+        elastic=f"1:{MAX_WORKERS}",
         resize_interval_s=RESIZE_INTERVAL_S,
         checkpoint_interval_s=CHECKPOINT_S,
     )
@@ -198,7 +188,7 @@ def request(steps: int) -> TrainingRequest:
 
 @dataclass(frozen=True)
 class PacedModel:
-    """The script's, whose workers are all as fast wherever they are."""
+    """Speed model of the script: all workers are equally fast on any machine."""
 
     name: str = "paced"
     synchronous: bool = False
@@ -207,7 +197,7 @@ class PacedModel:
     batch_sizes: tuple[int, ...] = (BATCH_SIZE,)
 
     def max_workers(self, batch_size: int) -> int:
-        return MOST_WORKERS
+        return MAX_WORKERS
 
     def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
         return sum(workers for workers, _ in layout) * batch_size / STEP_S
@@ -217,30 +207,27 @@ class PacedModel:
 
 
 def simulated(allocation: str, steps: Sequence[int], pause_s: float) -> tuple[float, float]:
-    """Mean completion time and makespan of the same jobs in virtual time, in seconds.
+    """Returns mean completion time and makespan of the same jobs in virtual time, in seconds.
 
-    Args:
-        allocation: the policy.
-        steps: of each job.
-        pause_s: for how long a job does not train when it begins or changes.
+    `pause_s`: seconds without training after a start or resize.
     """
     curve = TrueCurve(epochs=20, rate=0.5, power=1.0, floor=0.1, noise=0.0)
     jobs = [
         SimulatedJob(
             number,
             PacedModel(),
-            number * EVERY_S,
+            number * ARRIVAL_INTERVAL_S,
             BATCH_SIZE,
             float(count * BATCH_SIZE),
             float(count * BATCH_SIZE),
-            requested=MOST_WORKERS,
-            max_workers=MOST_WORKERS,
+            requested=MAX_WORKERS,
+            max_workers=MAX_WORKERS,
             curve=curve,
         )
         for number, count in enumerate(steps)
     ]
-    known = BeliefSettings(convergence_error=0.0, speed_error=0.0)
-    settings = JobsSettings(interval_s=ROUND_S, resize_s=pause_s, beliefs=known)
+    known = EstimateSettings(convergence_error=0.0, speed_error=0.0)
+    settings = JobsSettings(interval_s=ROUND_S, resize_s=pause_s, estimates=known)
     machines = Machines(count=GPUS, gpus=1, cpus=0.9, mem_gib=3.7)
     outcome = JobsWorld(jobs, machines, scheduler_named(allocation), settings, seed=0).run()
     return outcome.mean_completion_s, outcome.makespan_s

@@ -1,4 +1,4 @@
-"""How long a service's jobs stand still when a process behind them is killed or stands still, or a disk is full."""
+"""Measures how long jobs make no step after a process is killed or stopped, or a disk is full."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ SEED = 1
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: what happens, how often, and how long until all jobs train again."""
     yield from chaos_on(FaultStage, FAULTS, "(a chief, a worker, a ps)", "all without TensorFlow")
 
 
 def chaos_on(kind: type[FaultStage], faults: int, roles: str, means: str) -> Iterator[str]:
-    """The same.
+    """Injects faults while a training job and a search run.
 
     Args:
         kind: of the stage that the jobs are on.
-        faults: how many.
-        roles: the training job's, in words.
-        means: what job and search are made of, in words.
+        faults: number of faults.
+        roles: roles of the training job, for the text.
+        means: what job and search consist of, for the text.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -46,11 +45,11 @@ def chaos_on(kind: type[FaultStage], faults: int, roles: str, means: str) -> Ite
         steps = stage.last_step(), len(stage.trial_diary())
     yield (
         f"A service on an embedded Mesos of {len(AGENTS)} agents runs a training job {roles} and a "
-        f"search (four trials that take turns in two slots), {means}. One kind of fault follows the other in an order "
-        f"of chance: a process is killed (SIGKILL) or stands still for {PAUSE_S:g} s (SIGSTOP), a sandbox is deleted "
+        f"search (four trials in rotation in two slots), {means}. Kinds of faults follow in random order: "
+        f"a process is killed (SIGKILL) or stopped for {PAUSE_S:g} s (SIGSTOP), a sandbox is deleted "
         f"under its executor, the newest checkpoint is cut short, a disk is full or clients flood the service for "
         f"{FULL_S:g} s. Service, master and "
-        "agents that end are started again at once, as an init system would. In a quarter of all cases the next fault "
+        "agents that end are restarted immediately, as by an init system. In a quarter of all cases the next fault "
         "comes before the jobs have recovered. Standstill: the longest that job or search made no step after a fault "
         "(they make at most ten and twenty a second), of those after which recovery was waited for."
     )

@@ -1,4 +1,4 @@
-"""`benchmarks.chaos` with real TensorFlow, and so for fewer faults."""
+"""`benchmarks.chaos` with real TensorFlow, and therefore fewer faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ FAULTS = 28
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: what happens, how often, and how long until all jobs train again."""
     yield from chaos_on(
         TensorFlowStage,
         FAULTS,

@@ -1,7 +1,6 @@
-"""What the papers claim that Dike implements, what comes out here, and a verdict: one row a claim.
+"""Compares the claims of the papers that Dike implements with our figures, one row a claim.
 
-Most figures are read from the kept results of the other benchmarks (`results/NAME.json`); what none of them holds is
-found here.
+Most figures come from the stored results of other benchmarks (`results/NAME.json`); the rest is measured here.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from solver.units import GIB
 TITLE = "What the papers claim, and what comes out here"
 DATA = Path(__file__).parent / "data"
 CURVES = {"algoperf_imagenet_resnet": 0.9, "algoperf_ogbg": 0.98, "nas_alexnet_imagenet": 0.9}
-"""Recorded set -> how much of the way a trial has to come, as in `simulated`."""
+"""Recorded set -> `target_share`, as in `simulated`."""
 EARLY = 1 / 3
 """The paper's 1,000 of 3,000 iterations."""
 REPEATS = 5
 SEARCHES = 3
 TRIALS_S = (2.0, 3.0, 10.0)
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 AGENT = AgentSpec(resources="cpus:1;mem:2048;disk:4096;gpus:1")
 TRIAL = """
 import time
@@ -53,23 +52,21 @@ time.sleep(dike.params()["seconds"])
 dike.report(2, loss=0.5)
 """
 OWN = "claims"
-"""The command of what is found here."""
+"""The command of claims that are measured here."""
 
 
 class Verdict(enum.StrEnum):
-    """What is said of a claim."""
-
     REPRODUCED = "reproduced"
     EXCEEDED = "exceeded"
     BOUNDED = "bounded"
-    """Shown, but on other hardware or other data than the paper's."""
+    """Holds, but on other hardware or data than the paper's."""
     REFUTED = "refuted"
-    UNTOLD = "cannot be told here"
+    UNDECIDED = "cannot be told here"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What comes out here: the figure with its spread, the verdict, and why in a few words."""
+    """Our figure with its spread, the verdict and the reason for it."""
 
     figure: str
     verdict: Verdict
@@ -78,14 +75,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim.
+    """A claim of a paper.
 
     Attributes:
-        paper: its short name.
-        words: what it says, in short.
-        figure: its figure.
-        command: gives ours.
-        find: reads or finds it.
+        command: benchmark that measures ours.
+        find: reads or measures ours.
     """
 
     paper: str
@@ -96,12 +90,11 @@ class Claim:
 
     @property
     def is_read(self) -> bool:
-        """Whether ours is read from what another benchmark has left."""
+        """Whether the figure comes from another benchmark's stored result."""
         return self.command != OWN
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     yield "One row a claim. *Bounded*: it holds here, on other hardware or other data than the paper's, which limits"
     yield "what it says. Figures are those of the command named, on the machine that its result names; most are read"
     yield "from what is kept of it. Speeds of plans are the step-time model's. What Dike has taken from each paper:"
@@ -121,7 +114,7 @@ def measure() -> Iterator[str]:
 
 
 def _mixed(without_gpus: int) -> Cluster:
-    """Five of the paper's machines, some of them without GPUs."""
+    """Five of the paper's machines, `without_gpus` of them without GPUs."""
     own = functools.partial(NodeClass, cpus=8, mem_bytes=32 * GIB, network_gbps=10.0)
     nodes = [own(name="k80", count=5 - without_gpus, gpus=4, gpu_model="k80")]
     if without_gpus:
@@ -158,7 +151,7 @@ def _combinations() -> Finding:
         "the paper does not say how it counts, and this was looked for until it fitted: five machines, not told apart, "
         "each in one of 85 states (0 to 4 GPUs, 0 to 16 GB)"
     )
-    return Finding(figure, Verdict.UNTOLD, reason)
+    return Finding(figure, Verdict.UNDECIDED, reason)
 
 
 def _planning_time() -> Finding:
@@ -202,7 +195,7 @@ def _uses_cpu_machines() -> Finding:
 
 
 def _hermes_against(other: str) -> list[float]:
-    """How many times sooner a good trial reaches the target: one for each set of curves and number of good trials."""
+    """Returns how many times sooner a good trial reaches the target than under `other`, for each set of curves."""
     found = []
     for curves in ("ResNet on ImageNet", "graph network on OGBG", "AlexNet on ImageNet"):
         for good in ("4 good", "12 good"):
@@ -260,7 +253,7 @@ def _few_converge() -> Finding:
 
 
 def _of_hermes(columns: str) -> dict[str, list[float]]:
-    """Policy -> the figure as a multiple of `hermes`', of each set-up."""
+    """Policy -> its figure as a multiple of `hermes`', one for each set-up."""
     found = defaultdict(list)
     for setting in ("12 trials", "24 trials", "96 trials", "4 trials a GPU"):
         for policy, cell in read("different_gpus", setting).column(columns).items():
@@ -277,7 +270,6 @@ def _completion() -> Finding:
 
 
 def _span(shares: list[float]) -> str:
-    """Of the least to the greatest of sorted shares."""
     ends = (f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
     return " to ".join(dict.fromkeys(ends))
 
@@ -365,13 +357,13 @@ def _free_gpus() -> Finding:
         f"{len(TRIALS_S)} trials of {min(TRIALS_S):g} to {max(TRIALS_S):g} s on 2 GPUs that Mesos counts, median of "
         f"{SEARCHES} searches; the starts of slots and trials are in it"
     )
-    # A GPU that was kept to the end of the search would have idled for as long as the longest trial takes longer.
+    # Idle time of a GPU that would be kept until the end of the search.
     kept_s = max(TRIALS_S) - min(TRIALS_S)
     return Finding(figure, Verdict.REPRODUCED if statistics.median(idle_s) < kept_s else Verdict.REFUTED, reason)
 
 
 def _gpu_seconds_of_a_search() -> float:
-    """For how long the master counts GPUs as used, in GPU-seconds."""
+    """Returns the GPU-seconds that the master counts as used during a search."""
     with tempfile.TemporaryDirectory(prefix="dike-claims-") as folder, EmbeddedCluster([AGENT] * 2) as cluster:
         cluster.wait_for_agents(60)
         (Path(folder) / "trial.py").write_text(TRIAL, encoding="utf-8")
@@ -386,7 +378,7 @@ def _gpu_seconds_of_a_search() -> float:
                 assert metrics is not None, "the master does not answer"
                 now_s = time.monotonic()
                 held, last_s = held + metrics["master/gpus_used"] * (now_s - last_s), now_s
-                time.sleep(LOOK_S)
+                time.sleep(POLL_INTERVAL_S)
             if search.returncode:
                 log.seek(0)
                 raise RuntimeError(f"the search failed:\n{log.read()}")

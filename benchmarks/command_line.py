@@ -1,4 +1,4 @@
-"""How much a command computes until it answers: it must not import what others need."""
+"""Measures the CPU time of commands, which must not import what other commands need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import framework
 import solver
-from benchmarks.load.fake_service import USERS, fake_service
+from benchmarks.load.service import USERS, service_under_load
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
 from framework.search.store import Store
 
@@ -32,13 +32,11 @@ CLUSTER = ROOT / "examples" / "clusters" / "five-k80.yaml"
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed.
+    """A command to measure.
 
     Attributes:
-        shown: as the page has it.
-        arguments: of `dike`.
-        limit_s: CPU seconds that it may take; None where nothing is asked for.
-        environment: what it needs besides.
+        shown: its name in the table.
+        limit_s: maximum CPU seconds; None without a limit.
     """
 
     shown: str
@@ -48,15 +46,17 @@ class Command:
 
 
 def measure() -> Iterator[str]:
-    """Lines of a Markdown page."""
     yield (
         f"CPU seconds of the process and of those that it starts, user and system: median of {RUNS}, after one that is "
-        "not counted and leaves compiled modules and kept profiles behind."
+        "not counted and leaves compiled modules and cached profiles behind."
     )
     yield ""
     yield "| command | CPU seconds | wanted |"
     yield "|---|---|---|"
-    with tempfile.TemporaryDirectory(prefix="dike-commands-") as made, fake_service(1, cpus_of_agent=8) as service:
+    with (
+        tempfile.TemporaryDirectory(prefix="dike-commands-") as made,
+        service_under_load(1, cpus_of_agent=8) as service,
+    ):
         folder = Path(made)
         cache = {"DIKE_CACHE": str(folder / "cache")}
         for _ in range(JOBS):
@@ -93,7 +93,7 @@ def _row(command: Command, cpu_s: float) -> str:
 
 
 def _completion(typed: str) -> dict[str, str]:
-    """What bash tells a command that shall complete what has been typed."""
+    """The environment in which bash asks a command to complete `typed`."""
     return {"_DIKE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
 
 
@@ -105,7 +105,7 @@ def _modules() -> Iterator[str]:
 
 
 def _searches(folder: Path) -> str:
-    """The URL of a database with a search."""
+    """Creates a database with one search; returns its URL."""
     url = f"sqlite:///{folder}/searches.db"
     rates = tuple(round(0.1 / (number + 1), 5) for number in range(TRIALS))
     spec = SearchSpec("lr", "/scripts/train.py", (), {}, (Parameter("lr", rates),), "grid", trial_count=TRIALS)
@@ -122,15 +122,15 @@ def _median_cpu_s(command: Sequence[str | Path], environment: Mapping[str, str],
 
 
 def _cpu_s(command: Sequence[str | Path], environment: Mapping[str, str], folder: Path) -> float:
-    """CPU seconds of a command that succeeds, and of the processes that it has waited for."""
+    """Returns the CPU seconds of a successful command and of the processes that it waited for."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    # Modules are compiled once, as an installed package's are, and not beside their sources.
+    # Like an installed package's, modules are compiled once, here outside of the source tree.
     everything = {**own, "PYTHONPYCACHEPREFIX": str(folder / "compiled"), **environment}
-    with (folder / "said").open("w+b") as said:
-        process = subprocess.Popen(list(map(str, command)), cwd=folder, env=everything, stdout=said, stderr=said)
+    with (folder / "said").open("w+b") as output:
+        process = subprocess.Popen(list(map(str, command)), cwd=folder, env=everything, stdout=output, stderr=output)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            said.seek(0)
-            raise RuntimeError(f"{' '.join(map(str, command))} has failed:\n{said.read().decode()}")
+            output.seek(0)
+            raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{output.read().decode()}")
     return usage.ru_utime + usage.ru_stime

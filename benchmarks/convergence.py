@@ -1,4 +1,4 @@
-"""How well the end of a training is predicted from its losses so far, on curves of known ends and on recorded ones."""
+"""Measures how well `ConvergenceModel` predicts the end of a training from its first losses."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RECORDED_THRESHOLD = 0.02
 RECORDS_PER_EPOCH = 5
 PATIENCE = 3
 PROGRESS = (0.2, 0.4, 0.6, 0.8, 0.95)
-EVENED = 2
-"""A recorded loss counts as the median of so many before it, itself and so many after it."""
+SMOOTHING_RADIUS = 2
+"""Recorded losses are smoothed by the median of a window of this radius."""
 
 Values = Callable[[Floats, np.random.Generator], Floats]
-"""(steps as a share of the whole training, random numbers) -> losses without noise."""
+"""(progress, 0 to 1; random numbers) -> losses without noise."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,8 @@ class Curve:
     """Losses of one training.
 
     Attributes:
-        steps: after which they were reported.
-        losses: what was reported.
-        epoch_steps: steps in an epoch.
-        threshold: smaller falls per epoch count as none.
-        end: step at which it has converged; None if it does not while it lasts.
+        threshold: a smaller relative fall per epoch counts as none.
+        end: step of convergence; None if it never converges.
     """
 
     steps: Floats
@@ -55,13 +52,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was predicted at one time.
+    """One prediction.
 
     Attributes:
-        known: whether the losses were taken to behave.
-        early: whether they are, and the end is predicted before the last of them.
-        error: of the predicted end, as a share of the true one; None where there is no true one or no curve.
-        seconds: how long predicting took.
+        known: whether the model trusts its curve.
+        early: whether it is trusted and predicts an end before the last loss.
+        error: relative error of the predicted end; None without a true end or a curve.
     """
 
     known: bool
@@ -71,7 +67,6 @@ class Prediction:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown tables."""
     yield (
         f"A training has converged when its loss has fallen by less than {THRESHOLD:.0%} per epoch for {PATIENCE} "
         "epochs. Predicted when 20%, 40%, ... of the steps until then are done. *Known*: share of the trainings whose "
@@ -79,17 +74,17 @@ def measure() -> Iterator[str]:
         "median and 90th percentile over these; in brackets the median over the others, had they been believed."
     )
     yield ""
-    yield f"Made-up losses, {CURVES} trainings each, a report every {REPORT_STEPS} steps, epochs of {EPOCH_STEPS}:"
+    yield f"Synthetic losses, {CURVES} trainings each, a report every {REPORT_STEPS} steps, epochs of {EPOCH_STEPS}:"
     yield ""
-    yield from _table({name: _of_the_form(noise) for name, noise in (("2% noise", 0.02), ("10% noise", 0.1))})
+    yield from _table({name: _model_curves(noise) for name, noise in (("2% noise", 0.02), ("10% noise", 0.1))})
     yield ""
     yield (
-        f"Made-up losses that are not so ({STEPS:,} steps, 2% noise), at these shares of all steps: known, and in "
+        f"Synthetic losses of other forms ({STEPS:,} steps, 2% noise), at these shares of all steps: known, and in "
         "brackets those whose end is predicted before the last step, which is wrong. Those that are known were still "
         "undisturbed:"
     )
     yield ""
-    yield from _known_table({name: _not_of_the_form(values) for name, values in DISTURBED.items()})
+    yield from _known_table({name: _disturbed_curves(values) for name, values in DISTURBED.items()})
     yield ""
     yield (
         f"Recorded training losses (`benchmarks/data/learning_curves`), epochs of {RECORDS_PER_EPOCH} records, "
@@ -137,7 +132,7 @@ def _cell(predicted: Sequence[Prediction]) -> str:
 
 
 def predictions(curve: Curve) -> list[Prediction]:
-    """What is predicted at each of `PROGRESS`."""
+    """Predicts at each of `PROGRESS`."""
     model = ConvergenceModel(curve.epoch_steps, curve.threshold, PATIENCE)
     last = curve.steps[-1] if curve.end is None else curve.end
     marks = [share * last for share in PROGRESS]
@@ -161,8 +156,8 @@ def _predicted(model: ConvergenceModel, step: int, curve: Curve) -> Prediction:
     return Prediction(left.known, early, abs(end - curve.end) / curve.end, seconds)
 
 
-def _of_the_form(noise: float) -> list[Curve]:
-    """Losses that follow the form, with ends at 2,000 to 20,000 steps."""
+def _model_curves(noise: float) -> list[Curve]:
+    """Draws losses that follow the model's form and converge after 2,000 to 20,000 steps."""
     random = np.random.default_rng(SEED)
     curves: list[Curve] = []
     while len(curves) < CURVES:
@@ -216,7 +211,7 @@ DISTURBED: dict[str, Values] = {
 }
 
 
-def _not_of_the_form(values: Values) -> list[Curve]:
+def _disturbed_curves(values: Values) -> list[Curve]:
     random = np.random.default_rng(SEED)
     steps = np.arange(0.0, STEPS, REPORT_STEPS)
     return [
@@ -232,7 +227,7 @@ def _not_of_the_form(values: Values) -> list[Curve]:
 
 
 def recorded_curves(name: str) -> list[Curve]:
-    """The trainings of a file of recorded curves; those that diverge have no end."""
+    """Reads a file of recorded curves; diverged trainings have no end."""
     rows: dict[str, list[tuple[float, float]]] = {}
     with gzip.open(DATA / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
@@ -246,12 +241,14 @@ def recorded_curves(name: str) -> list[Curve]:
 
 
 def _recorded_end(steps: Floats, losses: Floats, epoch_steps: int) -> float | None:
-    """The first epoch at whose end the loss has hardly fallen for some epochs, by the recorded losses evened out."""
+    """Returns the first epoch at whose end the smoothed loss has been flat for `PATIENCE` epochs."""
     if not np.isfinite(losses).all():
         return None
-    evened = [np.median(losses[max(0, at - EVENED) : at + EVENED + 1]) for at in range(len(losses))]
+    smoothed = [
+        np.median(losses[max(0, at - SMOOTHING_RADIUS) : at + SMOOTHING_RADIUS + 1]) for at in range(len(losses))
+    ]
     epochs = np.arange(steps[0], steps[-1] + 1, epoch_steps)
-    at_epoch = np.interp(epochs, steps, evened)
+    at_epoch = np.interp(epochs, steps, smoothed)
     flat = np.diff(at_epoch) > -RECORDED_THRESHOLD * at_epoch[:-1]
     for first in range(len(flat) - PATIENCE + 1):
         if flat[first : first + PATIENCE].all():

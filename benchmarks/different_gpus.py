@@ -1,4 +1,4 @@
-"""Searches on GPUs that differ, in virtual time: `hermes2` against policies that ignore the type, and its limit."""
+"""Simulates searches on GPUs of different types: `hermes2`, policies that ignore the type, and the optimum."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SEEDS = range(30)
 TRIALS_PER_GPU = 4
 OF_ONE_MODEL = ("ResNet-18", "ResNet-50")
 GOAL = 0.05
-"""How close to the limit a policy is to come."""
+"""Maximum relative distance of a policy from the limit."""
 
 PolicyMaker = Callable[[Bin, PolicySettings], Policy]
 
 
-class ToldPolicy:
-    """`hermes2` that is told all speeds before anything has run: what finding them out costs it."""
+class KnownSpeedsPolicy:
+    """`hermes2` with all speeds given from the start: shows the cost of measuring them."""
 
     name = "hermes2, told"
 
@@ -46,13 +46,12 @@ class ToldPolicy:
         self._jobs = trials.jobs
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
-        told = [replace(trial, speeds=self._jobs[trial.id].speeds) for trial in trials]
-        return self._policy.decide(now_s, told, slots)
+        informed = [replace(trial, speeds=self._jobs[trial.id].speeds) for trial in trials]
+        return self._policy.decide(now_s, informed, slots)
 
 
-class BlindPolicy:
-    """`dike` that is not told what slots compute on: what looking at it gains."""
+class TypeBlindPolicy:
+    """`dike` without the slots' GPU types: shows the gain of using them."""
 
     name = "dike, types unknown"
 
@@ -60,46 +59,43 @@ class BlindPolicy:
         self._policy = make_policy("dike", settings)
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         return self._policy.decide(now_s, trials, [replace(slot, kind="") for slot in slots])
 
 
-def _named(name: str) -> PolicyMaker:
+def _registered(name: str) -> PolicyMaker:
     return lambda _, settings: make_policy(name, settings)
 
 
-def _ruled(rules: MetaRules) -> PolicyMaker:
+def _hermes2_with(rules: MetaRules) -> PolicyMaker:
     return lambda _, settings: Hermes2Policy(settings, rules)
 
 
 POLICIES: Mapping[str, PolicyMaker] = {
-    **{name: _named(name) for name in ("fifo", "rr", "hermes")},
-    BlindPolicy.name: BlindPolicy,
-    "Eq. 1 and 2": _ruled(PAPER),
-    "hermes2": _named("hermes2"),
-    ToldPolicy.name: ToldPolicy,
-    "dike": _named("dike"),
+    **{name: _registered(name) for name in ("fifo", "rr", "hermes")},
+    TypeBlindPolicy.name: TypeBlindPolicy,
+    "Eq. 1 and 2": _hermes2_with(PAPER),
+    "hermes2": _registered("hermes2"),
+    KnownSpeedsPolicy.name: KnownSpeedsPolicy,
+    "dike": _registered("dike"),
     "assignment": AssignmentPolicy,
 }
 RULES: Mapping[str, PolicyMaker] = {
-    "relative speeds": _ruled(MetaRules(relative=True, rings=False, explores=False)),
-    "relative, rings": _ruled(MetaRules(relative=True, rings=True, explores=False)),
-    "relative, explores": _ruled(MetaRules(relative=True, rings=False, explores=True)),
-    "rings, explores": _ruled(MetaRules(relative=False, rings=True, explores=True)),
+    "relative speeds": _hermes2_with(MetaRules(relative=True, rings=False, explores=False)),
+    "relative, rings": _hermes2_with(MetaRules(relative=True, rings=True, explores=False)),
+    "relative, explores": _hermes2_with(MetaRules(relative=True, rings=False, explores=True)),
+    "rings, explores": _hermes2_with(MetaRules(relative=False, rings=True, explores=True)),
 }
-"""What lies between the paper's rules and those of `hermes2`."""
+"""Combinations of rules between the paper's and those of `hermes2`."""
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """What is simulated.
+    """A simulated set-up.
 
     Attributes:
-        name: for people.
-        gpus: how many there are of each type; None: 1 to 8 of each, by the seed.
-        models: those that trials are drawn from; none: all jobs of the table.
-        policies: which.
-        curves: file of recorded curves.
+        gpus: type -> number of GPUs; None: 1 to 8 of each type, drawn by seed.
+        models: models that trials are drawn from; empty: all jobs of the table.
+        policies: names of `POLICIES` and `RULES`.
     """
 
     name: str
@@ -109,7 +105,6 @@ class _Setup:
     curves: str = "algoperf_imagenet_resnet.csv.gz"
 
     def kinds(self, types: Sequence[str], seed: int) -> tuple[str, ...]:
-        """The type of each GPU."""
         if self.gpus is not None:
             return tuple(kind for kind, count in self.gpus.items() for _ in range(count))
         rng = np.random.default_rng([seed, len(types)])
@@ -128,7 +123,7 @@ SETUPS = (
 
 @dataclass(frozen=True)
 class Figures:
-    """What a policy has made of one seed: times in seconds, see `benchmarks.simulation.world.Outcome`."""
+    """Results of a policy for one seed, in seconds; see `benchmarks.simulation.world.Outcome`."""
 
     lowest_s: float
     completion_s: float
@@ -137,7 +132,7 @@ class Figures:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and a figure beside the results."""
+    """Measures every set-up, and draws a figure beside the results."""
     table = _table()
     slower = [name for name in table.jobs_of(table.kinds) if table.steps_s["v100"][name] < table.steps_s["p100"][name]]
     yield "K80, P100 and V100 as in Gavel's table of throughputs (26 jobs alone on a GPU; [data](../data/README.md));"
@@ -155,19 +150,19 @@ def measure() -> Iterator[str]:
     yield "exact assignment problem, solved by HiGHS; it knows nothing of losses)."
     yield ""
     yield "`dike, types unknown`: `dike` that does not look at the GPUs' types, as it would decide if all were alike."
-    yield "`Eq. 1 and 2`: the meta scheduler of the paper 'Hermes-v2' and nothing else. `hermes2, told`: `hermes2` that"
-    yield "knows all speeds from the start. Between the two lie *relative speeds* (Eq. 2 on multiples of a trial's mean"
-    yield "speed instead of samples/s), *rings* (more than two change places at once), and *explores* (what was not"
+    yield "`Eq. 1 and 2`: the meta scheduler of the paper 'Hermes-v2' and nothing else. `hermes2, told`: `hermes2` with"
+    yield "all speeds given from the start. Between the two lie *relative speeds* (Eq. 2 on multiples of a trial's mean"
+    yield "speed instead of samples/s), *rings* (cyclic exchanges of more than two), and *explores* (what was not"
     yield "measured counts as faster, by its doubt)."
     yield ""
     results = {}
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
         for setup in SETUPS:
-            by_seed = list(pool.map(_of_seed, [setup] * len(SEEDS), SEEDS))
+            by_seed = list(pool.map(_run_seed, [setup] * len(SEEDS), SEEDS))
             results[setup.name] = {name: [figures[name] for figures in by_seed] for name in setup.policies}
     yield from goal(list(results.values()))
     yield "The first set-up is the paper's, but for its Table 1 (MobileNet and ResNet56 on its three GPUs), which could"
-    yield "not be found: ResNet-18 and ResNet-50 of Gavel's table, batches of 16 to 256, stand in its place."
+    yield "not be found: ResNet-18 and ResNet-50 of Gavel's table, batches of 16 to 256, replace it."
     yield ""
     for setup in SETUPS:
         yield from _rows(setup, results[setup.name])
@@ -192,8 +187,8 @@ def _curves(file: str) -> tuple[Curve, ...]:
     return read_curves(DATA / "learning_curves" / file)
 
 
-def _of_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
-    """All policies of a set-up on the same trials and GPUs."""
+def _run_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
+    """Runs all policies of a set-up on the same trials and GPUs."""
     curves = _curves(setup.curves)
     kinds = setup.kinds(_table().kinds, seed)
     trials = _draw_bin(curves, kinds, setup.models, seed)
@@ -208,7 +203,7 @@ def _of_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
 
 
 def _draw_bin(curves: Sequence[Curve], kinds: Sequence[str], models: Sequence[str], seed: int) -> Bin:
-    """Trials of which the only good ones are those that reach the lowest loss of all."""
+    """Draws trials; those that reach the lowest loss of all are the good ones."""
     count = TRIALS_PER_GPU * len(kinds)
     chosen = [curves[place] for place in np.random.default_rng(seed).choice(len(curves), count, replace=False)]
     lowest = min(curve.lowest_loss for curve in chosen)
@@ -217,10 +212,9 @@ def _draw_bin(curves: Sequence[Curve], kinds: Sequence[str], models: Sequence[st
 
 
 def goal(results: Sequence[Mapping[str, Sequence[Figures]]]) -> Iterator[str]:
-    """Lines of Markdown: where `hermes2` is within 5% of the limit, and whether `dike` is as good as `hermes2`.
+    """Reports where `hermes2` is within 5% of the limit, and whether `dike` is as good as `hermes2`.
 
-    Args:
-        results: of each set-up, figures seed by seed by the policy's name.
+    `results`: for each set-up, policy -> figures by seed.
     """
 
     def ratios(value: Callable[[Figures], float], policy: str = "hermes2", unit: str = "assignment") -> list[float]:
@@ -249,16 +243,16 @@ def _rows(setup: _Setup, results: Mapping[str, Sequence[Figures]]) -> Iterator[s
     yield "|---|---|---|---|---|"
     limit = fmean(figures.speed for figures in results["assignment"])
     for name, figures in results.items():
-        lowest = _against([one.lowest_s for one in figures], [one.lowest_s for one in results["hermes"]])
-        completion = _against([one.completion_s for one in figures], [one.completion_s for one in results["hermes"]])
+        lowest = _with_ratio([one.lowest_s for one in figures], [one.lowest_s for one in results["hermes"]])
+        completion = _with_ratio([one.completion_s for one in figures], [one.completion_s for one in results["hermes"]])
         speed = fmean(one.speed for one in figures)
         preemptions = fmean(one.preemptions for one in figures)
         yield f"| {name} | {lowest} | {completion} | {speed:.3f} ({speed / limit:.3f}) | {preemptions:,.0f} |"
     yield ""
 
 
-def _against(times_s: Sequence[float], unit_s: Sequence[float]) -> str:
-    """The mean, and its ratio to another mean with the standard error of the ratio, seed by seed."""
+def _with_ratio(times_s: Sequence[float], unit_s: Sequence[float]) -> str:
+    """Formats the mean, and its ratio to another mean with the ratio's standard error over the seeds."""
     ratio = fmean(times_s) / fmean(unit_s)
     residuals = [time_s - ratio * unit for time_s, unit in zip(times_s, unit_s, strict=True)]
     error = stdev(residuals) / len(residuals) ** 0.5 / fmean(unit_s)

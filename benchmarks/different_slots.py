@@ -1,4 +1,4 @@
-"""The same 12 trials on three slots of really different speed, under several policies, on the embedded Mesos."""
+"""Runs the same 12 trials on three slots of different real speed, under several policies, on the embedded Mesos."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.search.slowed_search import SlowedSearch, search
 TITLE = "A search on slots of different speed"
 SPACE: Space = {"width": (64, 1024), "batch_size": (16, 64), "lr": (0.1, 0.03, 0.01)}
 WAITS = 64
-"""The width whose trials wait for their samples most of the time."""
+"""Width of the trials that wait for input most of the time."""
 SHARES = {"full": 1.0, "half": 0.5, "eighth": 0.125}
-"""Kind of slot -> the share of a CPU that a trial may use there."""
+"""Kind of slot -> share of a CPU that a trial may use."""
 SLOWEST = "eighth"
 POLICIES = ("fifo", "rr", "hermes", "hermes2")
 EPOCHS = 24
@@ -24,7 +24,7 @@ SEEDS = (0, 1)
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: times of each policy, and as multiples of FIFO's in the same order of trials."""
+    """Reports times of each policy, and as multiples of FIFO's with the same order of trials."""
     runs: dict[str, list[SlowedSearch]] = defaultdict(list)
     for seed in SEEDS:
         for policy in POLICIES:
@@ -32,7 +32,7 @@ def measure() -> Iterator[str]:
     shares = ", ".join(f"`{kind}` {share:g}" for kind, share in SHARES.items())
     count = math.prod(map(len, SPACE.values()))
     yield f"{count} trials of `benchmarks/search/scripts/readers.py`, {EPOCHS} epochs each, on one machine: three"
-    yield "agents of one slot, told apart by the attribute `slot_kind`. A trial may use this share of a CPU:"
+    yield "agents of one slot, distinguished by the attribute `slot_kind`. A trial may use this share of a CPU:"
     yield f"{shares}. The limit is the benchmark's own: it looks every 10 ms what a trial's"
     yield "process has used, and stops it (SIGSTOP) until it has its share again. Mesos, executors and zygotes are not"
     yield f"held back, nor is a trial that waits for its samples. Half of the trials (width {WAITS}) mostly wait and"
@@ -40,9 +40,9 @@ def measure() -> Iterator[str]:
     yield ""
     yield f"Quantum {QUANTUM_S:g} s; {len(SEEDS)} searches of each policy, each with another order of the trials (the"
     yield "same for all policies); medians, and in brackets the median of the ratios to fifo with the same order."
-    yield "Seconds from the start of the command, on a Mesos that is up. *lowest loss*: one trial has come to within 1%"
-    yield "of the lowest loss that any ends with. *on the slowest*: the share that waiting trials had of the time of"
-    yield f"the slot `{SLOWEST}`. *moves*: a trial went on in another slot than before."
+    yield "Seconds from the start of the command, on a Mesos that is up. *lowest loss*: one trial is within 1% of the"
+    yield "lowest final loss. *on the slowest*: the share that waiting trials had of the time of"
+    yield f"the slot `{SLOWEST}`. *moves*: a trial resumed in another slot."
     yield ""
     yield "| policy | lowest loss, s | mean completion, s | whole search, s | on the slowest | suspensions | moves |"
     yield "|---|---|---|---|---|---|---|"
@@ -87,7 +87,7 @@ def _waiting_share(run: SlowedSearch) -> float:
 
 
 def _speeds(runs: Sequence[SlowedSearch]) -> dict[tuple[object, object, str], list[float]]:
-    """(Width, batch size, kind of slot) -> samples a second of all slices there."""
+    """(Width, batch size, kind of slot) -> samples per second of all slices there."""
     speeds: dict[tuple[object, object, str], list[float]] = defaultdict(list)
     for run in runs:
         parameters = {trial.number: trial.parameters for trial in run.trials}

@@ -1,4 +1,4 @@
-"""How long the private Mesos takes to start and to stop, and what it costs in memory."""
+"""Measures start, stop and memory of the embedded Mesos."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ READY_TIMEOUT_S = 60.0
 
 
 def measure() -> Iterator[str]:
-    """Lines of a Markdown table: agents, seconds to ready, seconds to gone, memory of a daemon."""
     yield "Medians; ready: the master counts every agent as active. PSS divides common pages among the daemons."
     yield ""
     yield "| agents | seconds to ready | seconds to stop | MiB a daemon (PSS) |"

@@ -1,4 +1,4 @@
-"""The paper's integer program against ours: the same optimum, how many times faster."""
+"""Compares the solution times of the paper's integer program and the planner's formulations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from solver.resources import TaskResources
 from solver.units import BYTES_PER_S_PER_GBPS, MIB
 
 TITLE = "The literal integer program against ours"
-LIMIT_S = 60.0
+TIME_LIMIT_S = 60.0
 TOTAL_BYTES = 85_200_000
 RUNS = 5
-"""Of what takes less than a second the median of so many runs counts."""
+"""Maximum runs of a median; repeated only while their sum is below a second."""
 LITERAL_SIZES = (
     *((5, 5, 1), (5, 10, 3), (5, 20, 5)),
     *((10, 10, 1), (10, 20, 5), (10, 40, 10)),
@@ -28,18 +28,18 @@ LITERAL_SIZES = (
 OUR_SIZES = ((100, 400, 100), (300, 1200, 300), (1000, 4000, 1000), (16_000, 64_000, 16_000))
 PAPERS = ("literal", "literal, strengthened")
 OURS = ("class counts", "unequal shards", "two-level racks", "node-to-node costs")
-CLOSE = 1e-6
+RELATIVE_TOLERANCE = 1e-6
 
 Measured = tuple[Solution | None, float]
-"""An answer and the seconds it took; None and 0 for an instance that is refused."""
+"""Solution and seconds; None and 0 for a refused instance."""
 
 
 def measure() -> Iterator[str]:
-    """Lines of two Markdown tables: where the literal program can be run, and where only ours can."""
+    """Reports sizes at which the literal program can be run, and larger ones."""
     yield (
         f"Nodes of 8 CPUs, 4 GPUs and 32 GiB; {TOTAL_BYTES / 1e6:.1f} MB in equal shards, workers of 1 CPU and 1 GPU; "
         "any number of ps on a node, as in Eq. 1-6. Seconds to build and solve for the least Eq. 1 with proof, limit "
-        f"{LIMIT_S:.0f} s, one thread of HiGHS, all formulations one after the other in one process. The last two "
+        f"{TIME_LIMIT_S:.0f} s, one thread of HiGHS, all formulations one after the other in one process. The last two "
         f"columns are ratios to {OURS[0]}. All that is proven agrees."
     )
     yield ""
@@ -60,11 +60,11 @@ def measure() -> Iterator[str]:
 
 
 def _row(size: tuple[int, int, int], names: Sequence[str]) -> tuple[str, dict[str, Measured]]:
-    """The table's row up to the formulations' cells, and what was measured."""
+    """Returns the table row up to the formulations' cells, and the measurements."""
     case = _instance(*size)
     timed = {name: _timed(FORMULATIONS[name], case) for name in names}
     proven = [solution.traffic_bytes for solution, _ in timed.values() if solution is not None and solution.proven]
-    if not proven or max(proven) > min(proven) * (1 + CLOSE):
+    if not proven or max(proven) > min(proven) * (1 + RELATIVE_TOLERANCE):
         raise AssertionError(f"formulations disagree on {size}: {proven}")
     title = ", ".join(f"{count:,}" for count in size)
     return f"| {title} | {' | '.join(_cell(*timed[name]) for name in names)} |", timed
@@ -81,7 +81,7 @@ def _instance(nodes: int, workers: int, ps: int) -> Instance:
 
 
 def _timed(formulation: Formulation, case: Instance) -> Measured:
-    """The solution, None where there is none in time or the instance is refused, and the seconds."""
+    """Returns the solution and the seconds; the solution is None if refused or not found in time."""
     if formulation.refusal(case) is not None:
         return None, 0.0
     times_s: list[float] = []
@@ -89,7 +89,7 @@ def _timed(formulation: Formulation, case: Instance) -> Measured:
     while len(times_s) < RUNS and sum(times_s) < 1:
         start = time.perf_counter()
         with contextlib.suppress(OutOfTimeError):
-            solution = formulation.solve(case, LIMIT_S)
+            solution = formulation.solve(case, TIME_LIMIT_S)
         times_s.append(time.perf_counter() - start)
     return solution, statistics.median(times_s)
 

@@ -1,4 +1,4 @@
-"""What a result has to say about where it was measured."""
+"""Describes the machine of a measurement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def describe_machine() -> str:
-    """Processor, cores, memory, system and Python, in one line."""
+    """Returns processor, cores, memory, system and Python version in one line."""
     memory_gib = psutil.virtual_memory().total / 2**30
     return (
         f"{_processor()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()} "

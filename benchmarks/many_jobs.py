@@ -1,4 +1,4 @@
-"""How long many jobs take to plan together, and how near the joint optimum their plan is."""
+"""Measures how long many jobs take to plan together, and how close the plans are to the joint optimum."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ INSTANCES = 60
 MEGABYTE = 10**6
 
 Usage = tuple[Amounts, ...]
-"""What a job takes on each machine."""
+"""Resources that a job uses on each machine."""
 
 
 def measure() -> Iterator[str]:
-    """Lines of two Markdown tables: times, and ratios to the optimum of small cases."""
+    """Reports planning times, and ratios to the optimum of small cases."""
     yield (
-        "Models are made up (10 to 60 variables of 0.2 to 8 MB, 0.3 to 10 GFLOPs forward, batches of 16 to 64, half of "
-        f"them synchronous); a job has up to {WORKERS_PER_JOB} workers of one GPU. 'alike': machines of 16 CPUs and 4 "
-        f"V100, one model. 'varied': the same with {MODELS} models. 'mixed': {MODELS} models on V100, K80, P100, A100 "
-        f"and CPU-only machines, a fifth each. Seconds are the median of {RUNS} runs."
+        "Models are synthetic (10 to 60 variables of 0.2 to 8 MB, 0.3 to 10 GFLOPs forward, batches of 16 to 64, half "
+        f"of them synchronous); a job has up to {WORKERS_PER_JOB} workers of one GPU. 'alike': machines of 16 CPUs and "
+        f"4 V100, one model. 'varied': the same with {MODELS} models. 'mixed': {MODELS} models on V100, K80, P100, "
+        f"A100 and CPU-only machines, a fifth each. Seconds are the median of {RUNS} runs."
     )
     yield ""
     yield "| order | mix | machines | jobs | waiting | tasks placed | GPUs used | seconds |"
     yield "|---|---|---|---|---|---|---|---|"
     for order, (mix, make_cluster, models), machines in itertools.product(get_args(Order), MIXES, (1_000, 16_000)):
         cluster = make_cluster(machines)
-        jobs = some_jobs(machines // MACHINES_PER_JOB, models, WORKERS_PER_JOB, np.random.default_rng(1))
+        jobs = random_jobs(machines // MACHINES_PER_JOB, models, WORKERS_PER_JOB, np.random.default_rng(1))
         plan, seconds = _timed(jobs, cluster, order)
         yield (
             f"| {order} | {mix} | {machines:,} | {len(jobs):,} | {len(plan.unplaced):,} | {plan.tasks:,} "
@@ -59,14 +59,14 @@ def measure() -> Iterator[str]:
 
 
 def _round() -> Iterator[str]:
-    """One round of scheduling for so many jobs that they have 100,000 tasks."""
+    """One scheduling round of jobs with 100,000 tasks in all."""
     machines = 16_000
     yield f"One round of scheduling (order 'gain') for {ROUND_JOBS:,} jobs on {machines:,} machines:"
     yield ""
     yield "| mix | waiting | tasks placed | GPUs used | seconds |"
     yield "|---|---|---|---|---|"
     for mix, make_cluster, models in MIXES:
-        jobs = some_jobs(ROUND_JOBS, models, WORKERS_PER_JOB, np.random.default_rng(1))
+        jobs = random_jobs(ROUND_JOBS, models, WORKERS_PER_JOB, np.random.default_rng(1))
         plan, seconds = _timed(jobs, make_cluster(machines), "gain")
         yield (
             f"| {mix} | {len(plan.unplaced):,} | {plan.tasks:,} | {plan.gpus_used / plan.gpus:.0%} | {seconds:.2f} |"
@@ -74,7 +74,6 @@ def _round() -> Iterator[str]:
 
 
 def _timed(jobs: Sequence[Job], cluster: Cluster, order: Order) -> tuple[JobsPlan, float]:
-    """A plan, and the median of the seconds it took."""
     times_s = []
     for _ in range(RUNS):
         start = time.perf_counter()
@@ -99,7 +98,7 @@ def _quality() -> Iterator[str]:
     yield (
         "Sum of the remaining times over the least possible one (all counts and all placements tried), on "
         f"{len(ratios['gain'])} random cases of 2 or 3 jobs on 2 or 3 machines that hold the minimum of all. 'given' "
-        "counts only where it leaves no job waiting; it plans each of so few jobs exactly."
+        "counts only where it leaves no job waiting; it plans each job exactly, as there are few."
     )
     yield ""
     yield "| order | cases | mean | median | worst | within 5% |"
@@ -112,8 +111,7 @@ def _quality() -> Iterator[str]:
         )
 
 
-def some_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
-    """A made-up model, as `dike profile` would describe it."""
+def random_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
     sizes = [int(rng.uniform(0.2, 8) * MEGABYTE) for _ in range(int(rng.integers(10, 61)))]
     flops = 10 ** rng.uniform(8.5, 10)
     return ModelProfile(
@@ -133,22 +131,20 @@ def some_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
     )
 
 
-def some_jobs(count: int, models: int, max_workers: int, rng: np.random.Generator) -> list[Job]:
-    """Jobs that take turns at the models, with 1,000 to 100,000 steps left."""
-    profiles = [some_model(rng, synchronous=bool(index % 2)) for index in range(models)]
+def random_jobs(count: int, models: int, max_workers: int, rng: np.random.Generator) -> list[Job]:
+    """Draws jobs that use the models in rotation and have 1,000 to 100,000 steps left."""
+    profiles = [random_model(rng, synchronous=bool(index % 2)) for index in range(models)]
     return [
         Job(f"job-{i}", profiles[i % models], max_workers=max_workers, steps=int(rng.integers(1_000, 100_001)))
         for i in range(count)
     ]
 
 
-def alike(machines: int) -> Cluster:
-    """Machines that are all alike."""
+def uniform_cluster(machines: int) -> Cluster:
     return Cluster((_machines("v100", machines, 16, 64, 4, "V100", 25),))
 
 
-def mixed(machines: int) -> Cluster:
-    """Five kinds of machines."""
+def mixed_cluster(machines: int) -> Cluster:
     each = machines // 5
     return Cluster(
         (
@@ -174,44 +170,40 @@ def _machines(name: str, count: int, cpus: float, mem_gib: int, gpus: int, model
     )
 
 
-MIXES = (("alike", alike, 1), ("varied", alike, MODELS), ("mixed", mixed, MODELS))
+MIXES = (("alike", uniform_cluster, 1), ("varied", uniform_cluster, MODELS), ("mixed", mixed_cluster, MODELS))
 """Name, cluster and number of models."""
 
 
 def small_case(rng: np.random.Generator) -> tuple[list[Job], Cluster]:
-    """A few jobs on a few machines of one or two kinds."""
     machines = int(rng.integers(2, 4))
     kinds = [("V100", 25.0), ("K80", 10.0), ("V100", 10.0)]
     nodes = tuple(
         _machines(f"m{index}", 1, int(rng.choice([8, 16])), 32, int(rng.choice([1, 2, 4])), *kinds[rng.integers(3)])
         for index in range(machines)
     )
-    jobs = some_jobs(int(rng.integers(2, 4)), 2, 4, rng)
+    jobs = random_jobs(int(rng.integers(2, 4)), 2, 4, rng)
     return jobs, Cluster(nodes)
 
 
-def least_total_s(jobs: Sequence[Job], cluster: Cluster, known_s: float) -> float:
-    """Least sum of the jobs' remaining times, by trying every placement of every job with every other's.
+def least_total_s(jobs: Sequence[Job], cluster: Cluster, bound_s: float) -> float:
+    """Returns the minimum sum of remaining times by branch and bound over all placements of all jobs.
 
-    Args:
-        jobs: few, with few workers.
-        cluster: few machines.
-        known_s: a sum that is reached; what does not promise less is left out.
+    `bound_s`: a feasible sum, the initial bound.
     """
     kinds = node_kinds(cluster)
     catalogue = FormCatalogue(jobs, cluster, kinds, known_hardware())
     machines = [index for index, kind in enumerate(kinds) for _ in range(kind.count)]
-    ways = [_ways(job, catalogue.forms(job), machines) for job in jobs]
-    # At best each job is alone: what the jobs from here on take at least.
-    rest = [sum(way[0][0] for way in ways[index:]) for index in range(len(ways) + 1)]
-    least = known_s
+    placements = [_placements(job, catalogue.forms(job), machines) for job in jobs]
+    # Lower bounds: sums of the fastest placements of the remaining jobs, each alone.
+    rest = [sum(way[0][0] for way in placements[index:]) for index in range(len(placements) + 1)]
+    least = bound_s
 
     def try_from(index: int, spent_s: float, free: Usage) -> None:
         nonlocal least
-        if index == len(ways):
+        if index == len(placements):
             least = min(least, spent_s)
             return
-        for time_s, usage in ways[index]:
+        for time_s, usage in placements[index]:
             if spent_s + time_s + rest[index + 1] >= least:
                 return
             left = tuple(plus(have, need, -1) for have, need in zip(free, usage, strict=True))
@@ -222,8 +214,8 @@ def least_total_s(jobs: Sequence[Job], cluster: Cluster, known_s: float) -> floa
     return least
 
 
-def _ways(job: Job, forms: Sequence[Form], machines: Sequence[int]) -> list[tuple[float, Usage]]:
-    """Remaining time and usage of every placement of one job, fastest first; one for each usage."""
+def _placements(job: Job, forms: Sequence[Form], machines: Sequence[int]) -> list[tuple[float, Usage]]:
+    """Returns (remaining time, usage) of every placement of a job, fastest first, one for each usage."""
     best: dict[Usage, float] = {}
     kinds = node_kinds(forms[0].scenario.cluster)
     for form in forms:

@@ -1,4 +1,4 @@
-"""Predictions against real TensorFlow training on hosts with slow network cards, made on this one machine."""
+"""Compares predictions with real TensorFlow training on hosts with slow network cards, emulated on one machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.measured_fleet import Fleet
 from benchmarks.measured_layouts import LAYERS, SHAPE, WIDTH, Case, Layout, cluster, layouts, profile
 from benchmarks.measured_task import Training
-from benchmarks.shaped_hosts import UNSHAPED_MBPS, ShapedHosts, why_not
+from benchmarks.shaped_hosts import UNSHAPED_MBPS, ShapedHosts, unsupported_reason
 from solver import Cluster
 from solver.calibration import fit
 from solver.calibration.measured_rows import Measurement
@@ -22,17 +22,17 @@ from solver.drawing.figure_files import new_figure, save_figure
 TITLE = "Measured, not modelled: parameter servers on shaped links"
 PLOT = Path(__file__).parent / "results" / "measured.svg"
 COMPUTE_S = 0.4
-SHORTEST_S = 5.0
+MIN_DURATION_S = 5.0
 TRANSFER_S = 2.0
 STEPS = 5
 METHODS = ("Dike", "least traffic", "round robin")
 UNEQUAL = (500.0, 500.0, 200.0, 100.0, 50.0)
 FOUR, ALIKE, FIVE = (1,) * 4, (100.0,) * 4, (1,) * 5
 CASES = (
-    Case("2 hosts", (100.0,) * 2, (1, 1), COMPUTE_S, shared=True, synchronous=False, most=5),
-    Case("4 hosts", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, most=9),
-    Case("4 hosts, synchronous", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=True, most=8),
-    Case("4 hosts, network alone", ALIKE, FOUR, 0.0, shared=False, synchronous=False, most=6),
+    Case("2 hosts", (100.0,) * 2, (1, 1), COMPUTE_S, shared=True, synchronous=False, max_layouts=5),
+    Case("4 hosts", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, max_layouts=9),
+    Case("4 hosts, synchronous", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=True, max_layouts=8),
+    Case("4 hosts, network alone", ALIKE, FOUR, 0.0, shared=False, synchronous=False, max_layouts=6),
     Case(
         "4 hosts, one without a GPU",
         (500.0, *ALIKE[1:]),
@@ -40,18 +40,22 @@ CASES = (
         COMPUTE_S,
         shared=True,
         synchronous=False,
-        most=9,
+        max_layouts=9,
     ),
-    Case("4 hosts, two racks", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, most=10, uplink_mbps=50.0),
-    Case("3 unequal hosts of 2 GPUs", (500.0, 200.0, 50.0), (2,) * 3, COMPUTE_S, True, False, most=10),
-    Case("5 unequal hosts", UNEQUAL, FIVE, COMPUTE_S, shared=True, synchronous=False, most=11),
-    Case("5 unequal hosts, network alone, synchronous", UNEQUAL, FIVE, 0.0, shared=False, synchronous=True, most=9),
+    Case(
+        "4 hosts, two racks", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, max_layouts=10, uplink_mbps=50.0
+    ),
+    Case("3 unequal hosts of 2 GPUs", (500.0, 200.0, 50.0), (2,) * 3, COMPUTE_S, True, False, max_layouts=10),
+    Case("5 unequal hosts", UNEQUAL, FIVE, COMPUTE_S, shared=True, synchronous=False, max_layouts=11),
+    Case(
+        "5 unequal hosts, network alone, synchronous", UNEQUAL, FIVE, 0.0, shared=False, synchronous=True, max_layouts=9
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A layout and what came of it: seconds in which every worker made one step, on average."""
+    """A measured layout; `measured_s`: mean seconds in which every worker makes one step."""
 
     layout: Layout
     measured_s: float
@@ -67,9 +71,7 @@ class Experiment:
     """All outcomes of a case.
 
     Attributes:
-        case: the case.
-        where: its hosts as the solver saw them.
-        outcomes: of every layout that was measured.
+        where: its hosts as the solver's cluster.
     """
 
     case: Case
@@ -83,33 +85,30 @@ class Experiment:
 
     @property
     def measured_s(self) -> NDArray[np.float64]:
-        """Measured seconds of the same."""
         return np.array([outcome.measured_s for outcome in self.outcomes])
 
     @property
     def workers(self) -> NDArray[np.int64]:
-        """Numbers of workers of the same."""
         return np.array([len(outcome.layout.assignment.workers) for outcome in self.outcomes])
 
     @property
     def best_steps_per_s(self) -> float:
-        """The fastest of all that were measured."""
         return max(outcome.steps_per_s for outcome in self.outcomes)
 
     def share(self, method: str) -> float:
-        """Measured speed of what a method chooses, as a share of the best measured."""
+        """Measured speed of a method's layout, relative to the best measured."""
         chosen = next(outcome for outcome in self.outcomes if method in outcome.layout.methods)
         return chosen.steps_per_s / self.best_steps_per_s
 
     def left_out_error(self) -> float | None:
-        """Mean relative error for each layout once the others have calibrated the model (`--measurements`)."""
+        """Mean relative error in leave-one-out calibration (`--measurements`)."""
         rows = [Measurement(SHAPE, outcome.layout.assignment, outcome.measured_s) for outcome in self.outcomes]
         return fit(rows, profile(self.case), self.where).left_out_error
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and a plot beside the results."""
-    reason = why_not()
+    """Runs the experiment, and draws a plot beside the results."""
+    reason = unsupported_reason()
     if reason is not None:
         yield f"Not measured: {reason}"
         return
@@ -143,7 +142,7 @@ def measure() -> Iterator[str]:
 
 
 def _run(cases: Sequence[Case]) -> tuple[dict[float, float], list[Experiment]]:
-    """Measures every case; also gives, for each shaped rate, the payload it carries, both in Mbit/s."""
+    """Measures every case; also returns nominal rate -> payload rate of a link, in Mbit/s."""
     count = max(len(case.rates_mbps) for case in cases)
     slots = [max(case.gpus[host] for case in cases if host < len(case.rates_mbps)) for host in range(count)]
     with ShapedHosts(UNEQUAL) as hosts:
@@ -164,7 +163,7 @@ def _run(cases: Sequence[Case]) -> tuple[dict[float, float], list[Experiment]]:
 
 
 def _payload_mbps(hosts: ShapedHosts, rate_mbps: float) -> float:
-    """What a link of that rate carries."""
+    """Measures the payload that a link of that rate carries."""
     for host in (0, 1):
         hosts.set_rate(host, rate_mbps)
     return hosts.transfer_mbps(0, 1, int(rate_mbps * 1e6 / 8 * TRANSFER_S))
@@ -179,13 +178,13 @@ def _measured(fleet: Fleet, case: Case, layout: Layout) -> Outcome:
         used[node] = used.get(node, 0) + 1
     training = Training(
         width=WIDTH,
-        # Equal variables: dealt out in turn, ps 0 has the largest shard, as in a plan.
+        # Round-robin over equal variables gives ps 0 the largest shard, as in a plan.
         ps_of_layer=tuple(servers[layer % len(servers)] for layer in range(LAYERS)),
         workers=tuple(workers),
         compute_s=case.compute_s,
         synchronous=case.synchronous,
     )
-    return Outcome(layout, fleet.round_s(training, max(SHORTEST_S, STEPS * layout.predicted_s)))
+    return Outcome(layout, fleet.round_s(training, max(MIN_DURATION_S, STEPS * layout.predicted_s)))
 
 
 def _summary(experiment: Experiment) -> str:
@@ -216,12 +215,12 @@ def _table(experiment: Experiment) -> Iterator[str]:
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Spearman's rank correlation; equal values share the mean of their ranks."""
+    """Spearman's rank correlation; ties share their mean rank."""
     return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Predictions that are equal but for rounding tie.
+    # Values equal up to rounding tie.
     _, position, counts = np.unique(values.round(9), return_inverse=True, return_counts=True)
     ranks: NDArray[np.float64] = (counts.cumsum() - (counts - 1) / 2)[position]
     return ranks

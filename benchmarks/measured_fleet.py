@@ -1,4 +1,4 @@
-"""TensorFlow servers on shaped hosts, and measured training steps on them."""
+"""TensorFlow servers on shaped hosts, and the measurement of their training steps."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ FIRST_PORT = 2222
 START_TIMEOUT_S = 240.0
 READY_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 120.0
-LONGEST_S = 60.0
+MAX_DURATION_S = 60.0
 WARM_UP_STEPS = 1
-"""What the links' TCP connections need to find their speed."""
+"""Steps until the links' TCP connections reach their speed."""
 ROOT = Path(__file__).parent.parent
 
 
 class Fleet:
-    """One server for a ps and some for workers on every host; a context manager, which ends them all.
+    """A ps server and several worker servers on every host; a context manager that stops them on exit.
 
-    The servers live from entry to exit: what they train and where can change, and so can the hosts' rates.
+    The trained model, the tasks used and the hosts' rates can change while the servers run.
 
     Args:
-        hosts: the hosts.
-        worker_slots: for each host, how many workers it can have.
+        worker_slots: maximum number of workers of each host.
 
     Raises:
         HostsError: if a server does not start.
@@ -56,7 +55,7 @@ class Fleet:
                     self._tasks.append(self._hosts.start(host, command, cwd=ROOT, env=environment, stderr=log))
             deadline = time.monotonic() + START_TIMEOUT_S
             for index in range(len(self._tasks)):
-                self._answer(index, deadline)
+                self._receive(index, deadline)
         except BaseException:
             self._end()
             raise
@@ -68,16 +67,16 @@ class Fleet:
         self._end()
 
     def round_s(self, training: Training, seconds: float) -> float:
-        """Trains and gives the mean seconds in which every worker made one step, each worker's first not counted.
+        """Trains; returns the mean seconds in which every worker makes one step, without each worker's first.
 
         Args:
             training: what to train.
-            seconds: how long to train; twice as long, and so on, where a worker makes less than two steps in it.
+            seconds: duration; doubled while a worker makes less than two steps, up to `MAX_DURATION_S`.
 
         Raises:
-            HostsError: if a server fails, or a worker is too slow to be measured.
+            HostsError: if a server fails, or a worker is too slow to measure.
         """
-        while seconds <= LONGEST_S:
+        while seconds <= MAX_DURATION_S:
             times = self._train(training, seconds)
             if all(len(each) > WARM_UP_STEPS + 1 for each in times):
                 rates = [(len(each) - WARM_UP_STEPS - 1) / (each[-1] - each[WARM_UP_STEPS]) for each in times]
@@ -86,33 +85,32 @@ class Fleet:
         raise HostsError(f"A worker makes no two steps in {seconds / 2:.0f} s; measure with faster links.")
 
     def _train(self, training: Training, seconds: float) -> list[list[float]]:
-        """When each worker's steps began or ended in that time; in synchronous training, all workers' together."""
+        """Returns the start and end times of each worker's steps; in synchronous training one list for all."""
         masters = training.workers[:1] if training.synchronous else training.workers
         for index in masters:
-            self._tell(index, training.dumps())
-            # One after the other: the first worker initializes the variables.
-            self._answer(index, time.monotonic() + READY_TIMEOUT_S)
+            self._send(index, training.dumps())
+            # In sequence: the first worker initializes the variables.
+            self._receive(index, time.monotonic() + READY_TIMEOUT_S)
         until = time.monotonic() + seconds
         for index in masters:
-            self._tell(index, repr(until))
-        # What ends later ran while other workers had stopped.
-        return [[at for at in self._answer(index, until + END_TIMEOUT_S) if at <= until] for index in masters]
+            self._send(index, repr(until))
+        # Later steps ran after other workers had stopped.
+        return [[at for at in self._receive(index, until + END_TIMEOUT_S) if at <= until] for index in masters]
 
     def ps_task(self, host: int) -> int:
-        """Index of the host's server for a ps."""
         return self._slots.index((host, 0))
 
     def worker_task(self, host: int, worker: int) -> int:
-        """Index of the host's server for one of its workers, which count from 0."""
+        """Index of the host's server for worker number `worker`, from 0."""
         return self._slots.index((host, 1 + worker))
 
-    def _tell(self, index: int, line: str) -> None:
+    def _send(self, index: int, line: str) -> None:
         stdin = self._tasks[index].stdin
         assert stdin is not None
         stdin.write(line.encode() + b"\n")
 
-    def _answer(self, index: int, deadline: float) -> Any:
-        """The next line that a task says, as JSON has it."""
+    def _receive(self, index: int, deadline: float) -> Any:
+        """Reads a task's next line, as JSON."""
         stdout = self._tasks[index].stdout
         assert stdout is not None
         ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
@@ -120,7 +118,7 @@ class Fleet:
         if not line:
             what = "ended" if ready else "did not answer in time"
             log = self._log(index).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise HostsError(f"TensorFlow task {index} {what}: {log[-1] if log else 'it left no message'}.")
+            raise HostsError(f"TensorFlow task {index} {what}: {log[-1] if log else 'no message'}.")
         return json.loads(line)
 
     def _log(self, index: int) -> Path:

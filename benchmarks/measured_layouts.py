@@ -1,4 +1,4 @@
-"""What the measured experiment measures: a small model, clusters of shaped hosts, and placements on them."""
+"""The model, clusters and placements of the measured experiment."""
 
 from __future__ import annotations
 
@@ -23,28 +23,26 @@ LAYERS = 12
 WIDTH = 330
 GPU_MODEL = "K80"
 SHAPE = WorkerShape(gpus=1, cpus=1.0)
-ROOMY_BYTES = 32 * GIB
+SHARED_HOST_BYTES = 32 * GIB
 ONE_TASK_BYTES = 3584 * MIB
-"""Room for a worker (3 GiB and what it holds) or for a ps (half a GiB and what it holds), not for both."""
-LONGEST_S = 3.0
-"""Of layouts that no method chooses, those predicted to take longer are left out: each would take a minute."""
+"""Memory for a worker (3 GiB and its variables) or a ps (half a GiB and its shard), not for both."""
+MAX_ROUND_S = 3.0
+"""Layouts with longer predicted rounds are left out unless a method chooses them: each would take a minute."""
 WORKERS_PER_PS = 4
-"""The baseline's fixed ratio."""
+"""Fixed ratio of the round-robin baseline."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One cluster and one way to train on it.
+    """A cluster and a way to train on it.
 
     Attributes:
-        name: for the tables.
-        rates_mbps: for each host, the speed its network card is shaped to, in Mbit/s.
-        gpus: for each host, its accelerators, one for each worker it can have.
+        rates_mbps: shaped speed of each host's network card, Mbit/s.
+        gpus: accelerators of each host, one for each possible worker.
         compute_s: seconds an accelerator takes for a step.
-        shared: whether workers and a ps fit one host together.
-        synchronous: whether workers wait for each other.
-        most: how many layouts are measured.
-        uplink_mbps: the speed between the two racks of `shaped_hosts.RACKS`, in Mbit/s; None for a single switch.
+        shared: whether a host has memory for workers and a ps together.
+        max_layouts: number of layouts to measure.
+        uplink_mbps: speed between the racks of `shaped_hosts.RACKS`, Mbit/s; None for a single switch.
     """
 
     name: str
@@ -53,19 +51,17 @@ class Case:
     compute_s: float
     shared: bool
     synchronous: bool
-    most: int
+    max_layouts: int
     uplink_mbps: float | None = None
 
     def rack(self, host: int) -> str | None:
-        """The host's rack; None where there are none."""
+        """The host's rack; None with a single switch."""
         return None if self.uplink_mbps is None else f"rack-{RACKS[host]}"
 
     def node(self, host: int) -> str:
-        """The host's name in plans."""
         return f"host-{host}"
 
     def host(self, node: str) -> int:
-        """The host of that name."""
         return int(node.removeprefix("host-"))
 
 
@@ -74,9 +70,7 @@ class Layout:
     """A placement to measure.
 
     Attributes:
-        assignment: hosts of all tasks.
-        predicted_s: seconds in which every worker makes one step, by the solver's model.
-        methods: who would choose it.
+        predicted_s: predicted seconds in which every worker makes one step.
     """
 
     assignment: Assignment
@@ -85,7 +79,7 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """For each host that has tasks, what they are: `p0` is ps 0, `2w` are two workers."""
+        """Tasks of each host: `p0` is ps 0, `2w` are two workers."""
         nodes = sorted({*self.assignment.ps, *self.assignment.workers})
         return " ".join(f"{node}:{self._tasks(node)}" for node in nodes)
 
@@ -101,7 +95,7 @@ class Layout:
 
 
 def profile(case: Case) -> ModelProfile:
-    """The chain of dense layers, with the FLOPs that keep the GPU busy as long as the stand-in waits."""
+    """The chain of dense layers, with FLOPs that keep a GPU busy for `compute_s`."""
     size = 4 * WIDTH * WIDTH
     arithmetic = 6.0 * LAYERS * WIDTH * WIDTH
     busy = case.compute_s * known_hardware().gpu(GPU_MODEL).training_flops_per_s / BATCH_SIZE
@@ -122,18 +116,18 @@ def profile(case: Case) -> ModelProfile:
 
 
 def cluster(case: Case, measured_mbps: Sequence[float], uplink_mbps: float | None = None) -> Cluster:
-    """The hosts as the solver sees them.
+    """The hosts as the solver's cluster.
 
     Args:
         case: the cluster.
-        measured_mbps: for each host, how fast its card carries payload.
-        uplink_mbps: how fast that between racks does, if there are racks.
+        measured_mbps: payload rate of each host's card.
+        uplink_mbps: payload rate between the racks, if any.
     """
     nodes = (
         NodeClass(
             name=case.node(host),
             cpus=8.0,
-            mem_bytes=ROOMY_BYTES if case.shared else ONE_TASK_BYTES,
+            mem_bytes=SHARED_HOST_BYTES if case.shared else ONE_TASK_BYTES,
             gpus=case.gpus[host],
             gpu_model=GPU_MODEL,
             network_gbps=mbps / 1e3,
@@ -145,9 +139,9 @@ def cluster(case: Case, measured_mbps: Sequence[float], uplink_mbps: float | Non
 
 
 def layouts(case: Case, where: Cluster) -> list[Layout]:
-    """The layouts to measure: what each method chooses, the best predicted ones, and a sample of all others.
+    """Returns the layouts to measure: each method's choice, the best predicted ones, and a sample of the others.
 
-    Layouts that differ only in which of several equally fast hosts has which tasks count once.
+    Equivalent layouts count once.
     """
     scenario = Scenario.of(profile(case), where, known_hardware())
     found: dict[object, Layout] = {}
@@ -155,15 +149,15 @@ def layouts(case: Case, where: Cluster) -> list[Layout]:
         layout = Layout(
             assignment, evaluate(scenario, SHAPE, scenario.shards(len(assignment.ps)), assignment).step_time.total
         )
-        found.setdefault(_likeness(case, scenario, assignment), layout)
+        found.setdefault(_equivalence_class(case, scenario, assignment), layout)
     chosen: dict[object, Layout] = {}
     for method, assignment in _methods(case, scenario):
-        key = _likeness(case, scenario, assignment)
+        key = _equivalence_class(case, scenario, assignment)
         layout = chosen.get(key, found[key])
         chosen[key] = Layout(layout.assignment, layout.predicted_s, (*layout.methods, method))
-    rest = [key for key, layout in found.items() if key not in chosen and layout.predicted_s <= LONGEST_S]
+    rest = [key for key, layout in found.items() if key not in chosen and layout.predicted_s <= MAX_ROUND_S]
     rest.sort(key=lambda key: -found[key].steps_per_s)
-    wanted = max(0, case.most - len(chosen))
+    wanted = max(0, case.max_layouts - len(chosen))
     best = rest[: wanted // 3]
     others = rest[len(best) :]
     count = min(len(others), wanted - len(best))
@@ -172,7 +166,7 @@ def layouts(case: Case, where: Cluster) -> list[Layout]:
 
 
 def _methods(case: Case, scenario: Scenario) -> Iterator[tuple[str, Assignment]]:
-    # The hosts share this machine's cores: several ps on one of them would not have CPUs of their own.
+    # The hosts share this machine's cores, so several ps on one host would compete for CPUs.
     plan = PlanRequest(scenario.profile, scenario.cluster, max_gpus_per_worker=1, rules=PAPER)
     yield "Dike", _assignment(make_plan(plan))
     traffic = PlanRequest(scenario.profile, scenario.cluster, objective="traffic", max_gpus_per_worker=1)
@@ -186,19 +180,19 @@ def _assignment(plan: Plan) -> Assignment:
 
 
 def _round_robin(case: Case) -> Assignment:
-    """As many workers as fit, one ps for every four; each task on the next host that has room, a ps first."""
+    """As many workers as fit, one ps for every four; each task on the next host with room, ps first."""
     hosts = range(len(case.rates_mbps))
     if case.shared:
         places = [case.node(host) for gpu in range(max(case.gpus)) for host in hosts if gpu < case.gpus[host]]
         ps = math.ceil(len(places) / WORKERS_PER_PS)
-        # The workers go on where the last ps was put.
+        # Workers follow the last ps.
         return Assignment(tuple(map(case.node, hosts[:ps])), tuple(places[ps:] + places[:ps]), None)
     ps = math.ceil(len(hosts) / (WORKERS_PER_PS + 1))
     return Assignment(tuple(map(case.node, hosts[:ps])), tuple(map(case.node, hosts[ps:])), None)
 
 
 def _assignments(case: Case) -> Iterator[Assignment]:
-    """Every placement with at most one ps on a host."""
+    """Yields every placement with at most one ps on a host."""
     hosts = range(len(case.rates_mbps))
     for count in range(1, len(hosts) + 1):
         for ps in itertools.permutations(hosts, count):
@@ -209,8 +203,8 @@ def _assignments(case: Case) -> Iterator[Assignment]:
                     yield Assignment(tuple(map(case.node, ps)), placed, None)
 
 
-def _likeness(case: Case, scenario: Scenario, assignment: Assignment) -> object:
-    """Equal for layouts between which nothing but names differs."""
+def _equivalence_class(case: Case, scenario: Scenario, assignment: Assignment) -> object:
+    """Key that is equal for layouts that differ in host names only."""
     sizes = scenario.shards(len(assignment.ps)).sizes
     held = dict(zip(assignment.ps, sizes, strict=True))
     racks: dict[str | None, list[tuple[float, int, int, int]]] = {}

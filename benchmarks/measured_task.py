@@ -1,14 +1,13 @@
-"""A TensorFlow server of the measured experiment and, where a worker runs on it, that worker's training steps.
+"""A TensorFlow server of the measured experiment and, on a worker, the training steps.
 
     python -m benchmarks.measured_task ADDRESSES INDEX
 
-Says "started", then reads pairs of lines from standard input: a `Training`, answered by "ready" once this worker could
-begin, and the time (`time.monotonic()`) until which to train, answered by the times of the steps. The end of the input
-ends the process, so that none outlives the program that started it.
+Prints "started", then reads pairs of lines: a `Training`, answered by "ready", and the time (`time.monotonic()`) until
+which to train, answered by the times of the steps. End of input ends the process, so that it never outlives its parent.
 
-The model is a chain of square dense layers. A step pulls every variable from its parameter server, waits as long as an
-accelerator would compute (a cluster of GPUs does not fit the cores of one machine), computes the gradients, and pushes
-each, full and dense, to its parameter server, which applies it.
+The model is a chain of square dense layers. A step pulls every variable from its ps, waits as long as an accelerator
+would compute (one machine has too few cores for a cluster of GPUs), computes the gradients and pushes them, dense, to
+the ps, which apply them.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ JOB = "task"
 
 @dataclass(frozen=True)
 class Training:
-    """What to train, and where: tasks are servers of the cluster by index.
+    """What to train, and where. Tasks are indices of the cluster's servers.
 
     Attributes:
-        width: inputs and outputs of each layer; its variable has width x width floats of 4 bytes.
-        ps_of_layer: for each layer, the task that holds its variable.
-        workers: the tasks that compute.
-        compute_s: seconds the stand-in for an accelerator takes for a step.
+        width: inputs and outputs of each layer, whose variable has width x width floats of 4 bytes.
+        ps_of_layer: task that stores each layer's variable.
+        workers: tasks that compute.
+        compute_s: seconds of an accelerator's step.
         synchronous: whether the workers' gradients are averaged before each update.
     """
 
@@ -46,53 +45,50 @@ class Training:
     synchronous: bool
 
     def dumps(self) -> str:
-        """As JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> Training:
-        """Reads what `dumps` wrote."""
         values = json.loads(text)
         return cls(**{**values, "ps_of_layer": tuple(values["ps_of_layer"]), "workers": tuple(values["workers"])})
 
 
 def main() -> None:
-    """Entry point."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     import tensorflow.compat.v1 as tf
 
     tf.disable_v2_behavior()
     addresses, index = sys.argv[1].split(","), int(sys.argv[2])
     server = tf.train.Server({JOB: addresses}, job_name=JOB, task_index=index, config=_config(tf))
-    _answer("started")
+    _send("started")
     for line in sys.stdin:
         training = Training.loads(line)
         session, step = _prepare(tf, server.target, training, index, initialize=index == training.workers[0])
         with session:
-            _answer("ready")
-            _answer(_steps(tf, session, step, float(sys.stdin.readline())))
+            _send("ready")
+            _send(_steps(tf, session, step, float(sys.stdin.readline())))
     # TensorFlow's servers cannot be stopped.
     os._exit(0)
 
 
-def _answer(value: object) -> None:
+def _send(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
 def _config(tf: Any, tasks: Iterable[int] = ()) -> Any:
-    """Session and server configuration; a session with `tasks` neither waits for nor talks to any other."""
+    """Session or server configuration; a session with `tasks` communicates with these only."""
     config = tf.ConfigProto(
         intra_op_parallelism_threads=1,
         inter_op_parallelism_threads=2,
         device_filters=[f"/job:{JOB}/task:{task}" for task in tasks],
     )
-    # Grappler must not move the wait to before the pull.
+    # Keeps Grappler from moving the wait before the pull.
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config
 
 
 def _prepare(tf: Any, target: str, training: Training, worker: int, *, initialize: bool) -> tuple[Any, Any]:
-    """Session and train op: of this worker alone or, in synchronous training, of all workers."""
+    """Returns session and train op of this worker or, in synchronous training, of all workers."""
     computing = training.workers if training.synchronous else (worker,)
     with tf.Graph().as_default() as graph:
         variables = [_variable(tf, training.width, layer, ps) for layer, ps in enumerate(training.ps_of_layer)]
@@ -112,7 +108,7 @@ def _prepare(tf: Any, target: str, training: Training, worker: int, *, initializ
 
 def _variable(tf: Any, width: int, layer: int, ps: int) -> Any:
     with tf.device(_device(ps)):
-        # The servers keep variables from training to training, so those of other widths have other names.
+        # Variables survive on the servers between trainings, so the width is part of the name.
         name, initializer = f"layer_{layer}_{width}", tf.glorot_uniform_initializer(seed=layer)
         return tf.get_variable(name, (width, width), initializer=initializer, use_resource=True)
 
@@ -121,8 +117,8 @@ class _Tower:
     """One worker's part of the graph.
 
     Attributes:
-        gradients: of each variable, on the worker.
-        initializer: has to run before the first step.
+        gradients: gradient of each variable, on the worker.
+        initializer: op to run before the first step.
     """
 
     def __init__(self, tf: Any, variables: Sequence[Any], worker: int, training: Training) -> None:
@@ -150,7 +146,7 @@ class _Tower:
 
 
 def _no_prefetch(tf: Any) -> Any:
-    """Options of a dataset whose wait begins when the next element is asked for, not before."""
+    """Options of a dataset that starts to wait only when the next element is requested."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.inject_prefetch = False
@@ -162,7 +158,7 @@ def _device(task: int) -> str:
 
 
 def _steps(tf: Any, session: Any, step: Any, until_s: float) -> list[float]:
-    """Trains until `time.monotonic()` reaches `until_s`; when each step began or ended, from the first's begin on."""
+    """Trains until `until_s` by `time.monotonic()`; returns the time of the start and of each step's end."""
     options = tf.RunOptions(timeout_in_ms=STEP_TIMEOUT_MS)
     times = [time.monotonic()]
     while times[-1] < until_s:

@@ -1,4 +1,4 @@
-"""How much of the best throughput each method of planning reaches: the paper's experiments and random clusters."""
+"""Measures the share of the best throughput that each planning method reaches, on the paper's and random clusters."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ TITLE = "Per cent of the best throughput, by method"
 MODELS = {"R50": "ResNet50", "R152": "ResNet152", "IncV3": "InceptionV3"}
 INPUTS = ("Cifar10", "ImageNet")
 CIFAR10_SIDE = {"IncV3": 75}
-"""InceptionV3 takes no images below 75 x 75; 32 x 32 elsewhere."""
+"""Image side for models that do not take 32 x 32; InceptionV3 needs at least 75 x 75."""
 BATCH = 32
 ITERATIVE = "iterative"
 SHOWN = tuple(name for name in ALL_PLANNERS if name not in (ITERATIVE, "plain"))
-"""Several tasks are asked for."""
+"""Without `plain`: several tasks are requested."""
 IN_RULES = "best inside the paper's rules"
 MODES = ("sync", "async")
 NETWORKS_GBPS = (1, 10, 25)
 RANDOM_CLUSTERS = 300
 SEED = 2024
-GOOD = 0.95
+HIGH_SHARE = 0.95
 RESULTS = Path(__file__).parent / "results"
 CASES_PLOT, RANDOM_PLOT = RESULTS / "optimum_share.svg", RESULTS / "optimum_share_random.svg"
 COLOURS = {
@@ -57,11 +57,10 @@ class Case:
     """One job on one cluster.
 
     Attributes:
-        label: what it is.
-        shares: method -> speed over that of the fastest plan of all; with brute force also Iterative's and that of the
-            best that the paper's rules leave.
-        brute_force: whether Iterative, which refuses large clusters, is among the methods.
-        gap: by how much any placement could be faster than Dike's plan, at most.
+        label: training mode, model, input and cluster, as far as the case has them.
+        shares: method -> speed relative to the fastest plan; with brute force also `ITERATIVE` and `IN_RULES`.
+        brute_force: whether the iterative method, which refuses large clusters, has run.
+        gap: upper bound of the relative gain of any placement over Dike's plan.
     """
 
     label: tuple[str, ...]
@@ -71,7 +70,7 @@ class Case:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and two plots beside the results."""
+    """Reports the tables, and draws two plots beside the results."""
     profiles = {(model, images): _profile(model, images) for model in MODELS for images in INPUTS}
     yield "Speeds are predictions, and **the best is the step-time model's own opinion**: that Dike comes near the best"
     yield "of all placements is by construction; how far off the others are, under the same model, is the finding."
@@ -89,7 +88,7 @@ def measure() -> Iterator[str]:
     yield "The paper's homogeneous set: 8 CPUs, 4 K80, 32 GiB, 10 Gb/s each. Share of the fastest plan of all methods"
     yield "(*Iterative* ends on five only):"
     yield ""
-    yield from _summary({f"{mode}, {images}": _with(like, mode, images) for mode in MODES for images in INPUTS})
+    yield from _summary({f"{mode}, {images}": _labelled(like, mode, images) for mode in MODES for images in INPUTS})
     yield ""
     yield _guarantee(like)
     yield ""
@@ -101,13 +100,13 @@ def measure() -> Iterator[str]:
     yield ""
     yield "The machines as before. Share of the fastest plan of all methods:"
     yield ""
-    yield from _summary({f"{mode}, {images}": _with(five, mode, images) for mode in MODES for images in INPUTS})
+    yield from _summary({f"{mode}, {images}": _labelled(five, mode, images) for mode in MODES for images in INPUTS})
     yield ""
     yield _guarantee(five)
     yield ""
     yield from _table(("training", "model", "input", "CPU-only"), five)
     yield ""
-    draw_cases(_with(five, "sync"), CASES_PLOT)
+    draw_cases(_labelled(five, "sync"), CASES_PLOT)
     yield f"![share of the fastest plan, synchronous training]({CASES_PLOT.name})"
     yield ""
     larger = list(_paper_cases(profiles, {str(size): _instances(size, size // 5) for size in (10, 20)}))
@@ -124,8 +123,8 @@ def measure() -> Iterator[str]:
     yield f"least one; a network of 1, 10 or 25 Gb/s; one of the six jobs above, synchronous or not; seed {SEED}."
     yield f"{_guarantee(randoms)} Share of the fastest plan of all methods:"
     yield ""
-    networks = {f"{gbps} Gb/s": _with(randoms, f"{gbps} Gb/s") for gbps in NETWORKS_GBPS}
-    yield from _summary({"all": randoms, **networks, **{mode: _with(randoms, mode) for mode in MODES}})
+    networks = {f"{gbps} Gb/s": _labelled(randoms, f"{gbps} Gb/s") for gbps in NETWORKS_GBPS}
+    yield from _summary({"all": randoms, **networks, **{mode: _labelled(randoms, mode) for mode in MODES}})
     yield ""
     yield from _distribution(randoms)
     draw_distribution(randoms, RANDOM_PLOT)
@@ -134,7 +133,7 @@ def measure() -> Iterator[str]:
 
 
 def _guarantee(cases: Sequence[Case]) -> str:
-    """How near the others come to Dike, and what is proven of its plans."""
+    """Describes how close the other methods come to `dike`, and the proven gaps of its plans."""
     others = [
         max(share for name, share in case.shares.items() if name != "dike") / case.shares["dike"] for case in cases
     ]
@@ -220,17 +219,15 @@ def _random_node(chance: np.random.Generator, name: str, network_gbps: int) -> N
     )
 
 
-def _with(cases: Sequence[Case], *words: str) -> list[Case]:
+def _labelled(cases: Sequence[Case], *words: str) -> list[Case]:
     return [case for case in cases if set(words) <= set(case.label)]
 
 
 def _methods(cases: Sequence[Case]) -> tuple[str, ...]:
-    """Those that any case has."""
     return max((tuple(case.shares) for case in cases), key=len)
 
 
 def _summary(groups: Mapping[str, Sequence[Case]]) -> Iterator[str]:
-    """Mean and worst of every method in every group."""
     yield f"| method | {' | '.join(f'{name}: mean, worst' for name in groups)} |"
     yield "|---" * (1 + len(groups)) + "|"
     for method in _methods([case for cases in groups.values() for case in cases]):
@@ -242,7 +239,6 @@ def _summary(groups: Mapping[str, Sequence[Case]]) -> Iterator[str]:
 
 
 def _table(columns: Sequence[str], cases: Sequence[Case]) -> Iterator[str]:
-    """Every case."""
     methods = _methods(cases)
     yield f"| {' | '.join((*columns, *methods))} |"
     yield "|---" * (len(columns) + len(methods)) + "|"
@@ -252,27 +248,26 @@ def _table(columns: Sequence[str], cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _distribution(cases: Sequence[Case]) -> Iterator[str]:
-    """Percentiles of every method."""
-    yield f"| method | worst | 5th percentile | 25th | median | at least {GOOD:.0%} of the best |"
+    yield f"| method | worst | 5th percentile | 25th | median | at least {HIGH_SHARE:.0%} of the best |"
     yield "|---|---|---|---|---|---|"
     for method in cases[0].shares:
         shares = np.array([case.shares[method] for case in cases])
         cells = [f"{value:.1%}" for value in np.percentile(shares, [0, 5, 25, 50])]
-        yield f"| {method} | {' | '.join(cells)} | {np.mean(shares >= GOOD):.0%} of the clusters |"
+        yield f"| {method} | {' | '.join(cells)} | {np.mean(shares >= HIGH_SHARE):.0%} of the clusters |"
 
 
 def draw_cases(cases: Sequence[Case], path: Path) -> None:
-    """Grouped bars like the paper's Figure 4: a panel for each model, a group for each input and cluster.
+    """Draws grouped bars as in the paper's Figure 4: a panel for each model, a group for each input and cluster.
 
     Args:
-        cases: labelled by training, model, input and machines without GPUs.
+        cases: labelled by training mode, model, input and number of machines without GPUs.
         path: a .png or .svg file.
     """
     models = list(dict.fromkeys(case.label[1] for case in cases))
     figure = new_figure(9.0, 2.4 * len(models) + 0.6)
     panels = figure.subplots(len(models), 1, squeeze=False)
     for axes, model in zip(panels[:, 0], models, strict=True):
-        here = _with(cases, model)
+        here = _labelled(cases, model)
         for index, method in enumerate(SHOWN):
             places = np.arange(len(here)) + (index - (len(SHOWN) - 1) / 2) * 0.8 / len(SHOWN)
             heights = [100 * case.shares[method] for case in here]
@@ -287,12 +282,7 @@ def draw_cases(cases: Sequence[Case], path: Path) -> None:
 
 
 def draw_distribution(cases: Sequence[Case], path: Path) -> None:
-    """For each method the share of clusters on which it stays below a share of the best.
-
-    Args:
-        cases: any.
-        path: a .png or .svg file.
-    """
+    """Draws each method's cumulative distribution of shares, into a .png or .svg file."""
     figure = new_figure(7.0, 4.2)
     axes = figure.add_subplot()
     clusters = 100 * np.arange(1, len(cases) + 1) / len(cases)

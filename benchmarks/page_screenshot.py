@@ -1,8 +1,8 @@
-"""Makes the pictures of the web page: `python -m benchmarks.page_screenshot [FOLDER]`, docs/ being the default.
+"""Takes the screenshots of the web page: `python -m benchmarks.page_screenshot [FOLDER]`, by default into docs/.
 
-Starts `dike serve` with a private Mesos of two agents, hands it a training job and a search of examples/, and takes
-`page.png` (the search) and `page-job.png` (the training job) with Chromium, once several trials have ended. Needs
-playwright, and a Chromium on the PATH.
+Starts `dike serve` with two embedded agents, submits a training job and a search of examples/, and takes `page.png`
+(the search) and `page-job.png` (the training job) once several trials have ended. Needs playwright, and Chromium on the
+PATH.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEADLINE_S = 300.0
 WIDTH = 1280
 SEARCH_HEIGHT = 1420
 JOB_HEIGHT = 892
-"""Of the parts that are seen without scrolling: the events below name folders of this machine."""
+"""Cuts off the events, which name folders of this machine."""
 SEARCH = "digits-search"
 TRAINING = "digits_v1"
 TRIALS_ENDED = 5
@@ -37,7 +37,7 @@ FEW_POINTS = 30
 
 @contextmanager
 def service(folder: Path) -> Iterator[str]:
-    """`dike serve` in a folder of its own; its address."""
+    """Runs `dike serve` in a folder; yields its URL."""
     log = folder / "log"
     agents = ["--agents", "2", "--resources", "cpus:3;mem:6144;disk:4096", "--attributes", "rack:r1"]
     command = [sys.executable, "-m", "framework", "serve", "--listen", "127.0.0.1:0", *agents]
@@ -47,7 +47,7 @@ def service(folder: Path) -> Iterator[str]:
         deadline = time.monotonic() + DEADLINE_S
         while not (found := re.search(r"listening at (http\S+)", log.read_text())):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise DikeError(f"The service did not start:\n{log.read_text()}")
+                raise DikeError(f"The service does not start:\n{log.read_text()}")
             time.sleep(0.1)
         yield found[1]
     finally:
@@ -55,14 +55,13 @@ def service(folder: Path) -> Iterator[str]:
         process.wait(DEADLINE_S)
 
 
-def hand_in(folder: Path, url: str, *arguments: str) -> None:
-    """Runs `dike` with these arguments against the service."""
+def run_dike(folder: Path, url: str, *arguments: str) -> None:
     environment = {**_environment(folder), "DIKE_SERVICE": url}
     subprocess.run([sys.executable, "-m", "framework", *arguments], cwd=folder, env=environment, check=True)
 
 
-def take(url: str, token: str, folder: Path) -> None:
-    """Waits until there is something to be seen, and takes the pictures."""
+def take_screenshots(url: str, token: str, folder: Path) -> None:
+    """Waits until the page has content, and takes the screenshots."""
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
@@ -75,22 +74,21 @@ def take(url: str, token: str, folder: Path) -> None:
         page.set_viewport_size({"width": WIDTH, "height": SEARCH_HEIGHT})
         page.get_by_role("link", name="All jobs").click()
         page.get_by_role("link", name=SEARCH).click()
-        enough = "ended => document.querySelectorAll('.trials .state-finished').length >= ended"
-        page.wait_for_function(enough, arg=TRIALS_ENDED)
+        has_ended = "ended => document.querySelectorAll('.trials .state-finished').length >= ended"
+        page.wait_for_function(has_ended, arg=TRIALS_ENDED)
         page.screenshot(path=folder / "page.png")
         browser.close()
 
 
 def main(pictures: Path) -> None:
-    """Makes the pictures."""
     with tempfile.TemporaryDirectory() as name, service(Path(name)) as url:
         folder = Path(name)
         training = str(ROOT / "examples" / f"{TRAINING}.py")
-        hand_in(folder, url, "submit", "--min-workers", "1", "--max-workers", "1", training, "--steps", "1000000")
+        run_dike(folder, url, "submit", "--min-workers", "1", "--max-workers", "1", training, "--steps", "1000000")
         space = ["--param", "lr=0.1,0.03,0.01,0.001", "--param", "batch_size=16,32", "--param", "optimizer=sgd,adam"]
         search = ["--name", SEARCH, "--slots", "2", "--metric", "loss", "--detach"]
-        hand_in(folder, url, "tune", str(ROOT / "examples/digits_cnn.py"), *space, *search)
-        take(url, (folder / "dike/service-token").read_text(), pictures)
+        run_dike(folder, url, "tune", str(ROOT / "examples/digits_cnn.py"), *space, *search)
+        take_screenshots(url, (folder / "dike/service-token").read_text(), pictures)
 
 
 def _environment(folder: Path) -> dict[str, str]:

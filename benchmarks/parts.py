@@ -1,4 +1,4 @@
-"""A document of several parts, each of which can be run alone."""
+"""Documents of several parts, each of which can be run alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from collections.abc import Iterator, Sequence
 
 
 def measure_parts(package: str, names: Sequence[str]) -> Iterator[str]:
-    """The lines of all parts, one after the other.
-
-    Args:
-        package: that holds them.
-        names: modules with a `TITLE` and a `measure`, in order.
-    """
+    """Yields the lines of all parts: modules of `package` with a `TITLE` and a `measure`."""
     for name in names:
         part = importlib.import_module(f"{package}.{name}")
         yield f"## {part.TITLE}"

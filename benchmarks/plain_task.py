@@ -1,4 +1,4 @@
-"""One plain task beside `python` and beside workers with a parameter server: steps a second, predicted and measured."""
+"""Compares one plain task with `python` and with workers and a ps: samples per second, predicted and measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.start.marks import steps_in
+from benchmarks.start.step_log import read_steps
 
 TITLE = "One plain task"
 SCRIPT = Path(__file__).parent / "start" / "scripts" / "two_epochs.py"
@@ -28,13 +28,7 @@ TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class Model:
-    """What the script trains.
-
-    Attributes:
-        layers: hidden layers.
-        width: units of each.
-        epochs: of 63 steps.
-    """
+    """A model of the script: `layers` hidden layers of `width` units, trained for `epochs` of 63 steps."""
 
     layers: int
     width: int
@@ -51,12 +45,12 @@ WAYS: dict[str, tuple[str | Path, ...]] = {
     "plain": (DIKE, "run", "--format", "json"),
     "ps": (DIKE, "run", "--format", "json", "--min-workers", "1"),
 }
-"""How it is run; `ps` is the fastest with parameter servers that the planner knows."""
+"""How the script is run; `ps` is the fastest plan with parameter servers."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds in all, samples a second once it trains, and what the plan has predicted of them (0 without one)."""
+    """Wall time, measured and predicted samples per second (0 without a plan), and number of tasks."""
 
     wall_s: float
     rate: float
@@ -65,7 +59,6 @@ class Run:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     runs: dict[tuple[str, str], list[Run]] = {(model.name, way): [] for model in MODELS for way in WAYS}
     for _ in range(REPEATS):
         for model in MODELS:
@@ -73,7 +66,7 @@ def measure() -> Iterator[str]:
                 run = _run(model, way)
                 runs[model.name, way].append(run)
                 print(model.name, way, run, file=sys.stderr, flush=True)
-    yield f"`two_epochs.py` with hidden layers of several sizes, batch {BATCH_SIZE}; the three commands take turns,"
+    yield f"`two_epochs.py` with hidden layers of several sizes, batch {BATCH_SIZE}; the three commands in rotation,"
     yield f"rounds: {REPEATS}. Samples a second after the first {WARM_UP} steps, medians; ratios are those of each"
     yield "round, in brackets the least and the greatest. *ps*: `--min-workers 1`, the fastest with parameter servers"
     yield "that the planner knows. *in all*: from the command to the prompt; a profile is kept. The script writes a"
@@ -109,21 +102,21 @@ def _run(model: Model, way: str) -> Run:
     with tempfile.TemporaryDirectory(prefix="dike-plain-") as made:
         folder = Path(made)
         shutil.copy(SCRIPT, folder)
-        marks = folder.parent / f"{folder.name}.marks"
+        step_log = folder.parent / f"{folder.name}.marks"
         size = ("--layers", str(model.layers), "--width", str(model.width), "--epochs", str(model.epochs))
         own = {name: value for name, value in os.environ.items() if not name.startswith("DIKE_")}
         timer = [sys.executable, SCRIPT.parents[1] / "timed.py", folder / "times", TIMEOUT_S]
-        command = [*timer, *WAYS[way], SCRIPT.name, marks, *size]
+        command = [*timer, *WAYS[way], SCRIPT.name, step_log, *size]
         try:
             done = subprocess.run(
                 list(map(str, command)), cwd=folder, env=own, capture_output=True, text=True, check=True
             )
             times = json.loads((folder / "times").read_text(encoding="utf-8"))
             if times["exit_code"]:
-                raise RuntimeError(f"{command} has failed:\n{done.stderr}")
-            at_s = [step.at_s for step in steps_in(marks)]
+                raise RuntimeError(f"{command} failed:\n{done.stderr}")
+            at_s = [step.at_s for step in read_steps(step_log)]
         finally:
-            marks.unlink(missing_ok=True)
+            step_log.unlink(missing_ok=True)
     counted = at_s[WARM_UP:]
     plan = {} if way == "python" else json.loads(done.stdout)["plan"]
     return Run(

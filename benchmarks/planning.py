@@ -1,4 +1,4 @@
-"""How long a plan takes, from five machines to sixteen thousand: all alike, of three kinds, and all different."""
+"""Measures planning times for 5 to 16,000 machines: all alike, of three kinds, and all different."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Point:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and a plot beside the results."""
+    """Reports the times, and draws a plot beside the results."""
     profile = load_profile("keras:ResNet50", batch_size=32)
     yield "ResNet50, batch 32 a worker, 10 Gb/s, all options considered; seconds of `make_plan`, the median of"
     yield f"{RUNS} runs in one process. *Homogeneous*: 8 CPUs, 4 K80, 32 GiB. *Heterogeneous*: of five machines three"

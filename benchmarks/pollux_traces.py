@@ -1,4 +1,4 @@
-"""Recorded step times of Pollux (OSDI 2021) and the forms of step time that are fitted to them."""
+"""Recorded step times of Pollux (OSDI 2021), and forms of the step time to fit to them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ class Trace:
     """Measurements of one model; arrays have one entry for each row.
 
     Attributes:
-        nodes: machines used.
-        gpus: GPUs used, over all machines.
         batch: samples per GPU and step.
-        seconds: a step's length.
-        placement: which placement each row has, as a number.
     """
 
     nodes: NDArray[np.int64]
@@ -38,19 +34,18 @@ class Trace:
     placement: NDArray[np.int64]
 
     def where(self, rows: NDArray[np.bool_]) -> Trace:
-        """Some of the rows."""
         return Trace(self.nodes[rows], self.gpus[rows], self.batch[rows], self.seconds[rows], self.placement[rows])
 
 
 def small_placements(model: str) -> Trace:
-    """1 to 4 machines, every way to use 1 to 4 GPUs of each."""
+    """Reads 1 to 4 machines, every way to use 1 to 4 GPUs of each."""
     rows = _rows(model, "placements.csv")
     texts = [row["placement"] for row in rows]
     return _trace(rows, [len(text) for text in texts], [sum(map(int, text)) for text in texts], texts)
 
 
 def large_placements(model: str) -> Trace:
-    """6 to 16 machines, 6 to 64 GPUs."""
+    """Reads 6 to 16 machines, 6 to 64 GPUs."""
     rows = _rows(model, "scalability.csv")
     nodes, gpus = [int(row["num_nodes"]) for row in rows], [int(row["num_replicas"]) for row in rows]
     return _trace(rows, nodes, gpus, [f"{row['num_nodes']}x{row['num_replicas']}" for row in rows])
@@ -105,13 +100,13 @@ Terms = Callable[[Trace], tuple[Floats, Floats]]
 
 
 def _per_gpu(trace: Trace) -> tuple[Floats, Floats]:
-    """Pollux' (section 3.2): a constant, and a time for each GPU beyond two."""
+    """Pollux (section 3.2): a constant, and a time for each GPU beyond two."""
     terms = np.stack([np.ones(len(trace.gpus)), np.maximum(trace.gpus - 2.0, 0)], axis=1)
     return terms, terms
 
 
 def _per_byte(trace: Trace) -> tuple[Floats, Floats]:
-    """Dike's kind: what the busiest link carries, here 2 (n - 1) / n of the model in a ring of n, whatever else."""
+    """Dike: bytes on the busiest link, here 2 (n - 1) / n of the model in a ring of n."""
     inside, between = ((2 * (count - 1) / count)[:, None] for count in (trace.gpus, trace.nodes))
     return inside, between
 
@@ -121,9 +116,7 @@ class Form:
     """A step time made of computing (a constant and a time per sample) and the network.
 
     Attributes:
-        name: for the tables.
-        terms: the network's terms.
-        shapes: how the two combine; of several the one that fits best is kept.
+        shapes: ways to combine the two; the best fit is used.
     """
 
     name: str
@@ -131,13 +124,13 @@ class Form:
     shapes: tuple[Combine, ...]
 
     def fit(self, trace: Trace) -> Callable[[Trace], Floats]:
-        """Fits to the rows of a trace; returns what predicts those of another."""
+        """Fits to a trace; returns a predictor for others."""
         unit_s, batch = float(np.median(trace.seconds)), float(np.median(trace.batch))
         computing, network = self._columns(trace, unit_s, batch)
         factors = np.ones(computing.shape[1])
         best: Fit | None = None
         for shape in self.shapes:
-            # Each shape begins where the last one ended.
+            # Warm start from the previous shape.
             found = fit_factors(_gradients(computing, network, shape), trace.seconds, factors)
             factors = found.factors
             if best is None or found.squared_error < best.squared_error:

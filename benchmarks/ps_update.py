@@ -1,4 +1,4 @@
-"""How fast a parameter server serves its workers: by bytes, by requests, by its CPUs, alone and with others."""
+"""Measures the throughput of parameter servers by bytes, requests and CPUs, alone and together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Setup:
 
     Attributes:
         cpus: the cores of each ps.
-        variables: how many variables all ps hold.
+        variables: number of variables on all ps.
         megabytes: size of all variables.
         optimizer: `sgd` or `adam`.
     """
@@ -54,14 +54,13 @@ SETUPS = {
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     yield f"TensorFlow servers over loopback, {WORKERS} asynchronous workers on core 1, which is the second core of"
     yield "the ps where they have two; each pulls every variable and pushes a full gradient in every step. Median of"
     yield f"{ROUNDS} rounds, all set-ups in turn in each. *CPU*: milliseconds that all ps take for one worker's"
     yield "step. *Wall*: the time of a step, workers included: compare set-ups with as many CPUs."
     yield ""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in SETUPS}
-    # TensorFlow takes long to start: every set-up is started once, and those whose turn it is not are idle.
+    # TensorFlow starts slowly: every set-up is started once, and idles outside of its turn.
     with contextlib.ExitStack() as stack:
         running = {name: stack.enter_context(_started(setup)) for name, setup in SETUPS.items()}
         for _ in range(ROUNDS):
@@ -90,8 +89,8 @@ def measure() -> Iterator[str]:
         walls = [there[1] / here[1] for here, there in zip(seen[first], seen[second], strict=True)]
         yield f"{second} against {first}: CPU x {_range(ratios)}, wall x {_range(walls)}."
     yield "Servers that share the work take as much CPU time as one that does all of it. So the planner gives each ps"
-    yield "its CPUs and counts these; wall times, workers included, scatter too much to tell two ps from one with two"
-    yield "CPUs."
+    yield "its CPUs and counts these; wall times, workers included, scatter too much to distinguish two ps from one"
+    yield "with two CPUs."
 
 
 def _range(values: Sequence[float]) -> str:
@@ -100,31 +99,29 @@ def _range(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class _Job:
-    """The processes of a set-up."""
-
     servers: tuple[subprocess.Popen[str], ...]
     workers: tuple[subprocess.Popen[str], ...]
 
     def milliseconds(self) -> tuple[float, float]:
-        """Of the servers' CPU, and of wall time, for each worker's step."""
+        """CPU time of all servers, and wall time, per worker step."""
         before, started = _cpu_s(self.servers), time.monotonic()
         for worker in self.workers:
             _pipe(worker.stdin).write(f"{SECONDS}\n")
             _pipe(worker.stdin).flush()
-        steps = sum(int(_answer(worker)) for worker in self.workers)
+        steps = sum(int(_receive(worker)) for worker in self.workers)
         return 1000 * (_cpu_s(self.servers) - before) / steps, 1000 * (time.monotonic() - started) / steps
 
 
 @contextlib.contextmanager
 def _started(setup: Setup) -> Iterator[_Job]:
-    """Runs until every worker has made its first step."""
+    """Starts the processes and waits for every worker's first step."""
     ports = _free_ports(len(setup.cpus) + WORKERS)
     spec = json.dumps({**asdict(setup), "ports": ports})
     servers = tuple(_start(cpus, "ps", index, spec) for index, cpus in enumerate(setup.cpus))
     workers = tuple(_start("1", "worker", index, spec) for index in range(WORKERS))
     try:
         for worker in workers:
-            assert _answer(worker) == "ready"
+            assert _receive(worker) == "ready"
         yield _Job(servers, workers)
     finally:
         for process in (*servers, *workers):
@@ -152,7 +149,7 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def _answer(process: subprocess.Popen[str]) -> str:
+def _receive(process: subprocess.Popen[str]) -> str:
     line = _pipe(process.stdout).readline().strip()
     assert line, f"{process.args!r} ended"
     return line
@@ -169,7 +166,7 @@ def main() -> None:
 
     tf.disable_v2_behavior()
     role, index, spec = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[4])
-    # Not before: while they start, all may use all cores.
+    # After the imports, which may use all cores.
     os.sched_setaffinity(0, [int(cpu) for cpu in sys.argv[3].split(",")])
     addresses = [f"127.0.0.1:{port}" for port in spec["ports"]]
     count = len(spec["cpus"])

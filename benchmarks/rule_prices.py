@@ -1,4 +1,4 @@
-"""What each rule that prunes the options costs in speed: plans with the rules, and with each one changed."""
+"""Measures the speed that each pruning rule costs: plans with the rules, and with each rule toggled."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ from solver.units import GIB
 TITLE = "What the rules cost"
 MODELS = ("ResNet50", "VGG16")
 SPEEDS_GBPS = (1.0, 10.0)
-LIMIT_S = 20.0
+TIME_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
 class RulePrice:
-    """What one rule costs, or would cost.
+    """The cost of one rule.
 
     Attributes:
-        rule: its name.
         applied: whether the request's plan keeps it.
-        inside: speed (for the objective `traffic`: weighted bytes) of the best plan that keeps it; None where there is
-            none.
-        outside: the same without it.
-        cost: by what share the rule makes the plan worse: slower, or with more traffic; 0 where it costs nothing.
-        proven: whether no plan on either side can be better.
-        reason: why there is no figure; empty where there is one.
+        inside: speed (objective `traffic`: weighted bytes) of the best plan that keeps it; None if there is none.
+        outside: the same without the rule.
+        cost: relative loss of speed, or increase of traffic, by the rule; at least 0.
+        proven: whether both plans are optimal.
+        reason: why there is no cost; empty otherwise.
     """
 
     rule: str
@@ -51,11 +49,9 @@ class Exploration:
     """Plans inside and outside the rules.
 
     Attributes:
-        inside: the plan with the request's rules.
-        best: the best plan found, whatever the rules.
-        best_rules: the rules it was made with.
-        prices: what each rule costs, in the order of `RULES`.
-        time_s: how long it took.
+        best: the best plan found under any rules.
+        best_rules: the rules of that plan.
+        prices: the cost of each rule, in the order of `RULES`.
     """
 
     inside: Plan
@@ -66,20 +62,17 @@ class Exploration:
 
 
 def explore(request: PlanRequest) -> Exploration:
-    """Plans with the request's rules, then with each rule switched the other way in turn.
+    """Plans with the request's rules, then with each rule toggled.
 
-    Each plan gets an equal share of the time that is left; what it does not use goes to the others.
-
-    Args:
-        request: what to plan; its time limit is for all plans together.
+    The request's time limit covers all plans: each gets an equal share of the remaining time.
 
     Raises:
-        InfeasibleError: if no option fits the cluster, rules or not.
-        BadInputError: if the request makes no sense.
+        InfeasibleError: if no option fits the cluster under any rules.
+        BadInputError: if the request is invalid.
     """
     started = time.monotonic()
     check_request(request)
-    # The rules are about jobs with parameter servers.
+    # The rules apply to jobs with parameter servers only.
     request = dataclasses.replace(request, plain=False)
     rules = default_rules(request.objective) if request.rules is None else request.rules
     limit_s = DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s
@@ -107,9 +100,9 @@ def explore(request: PlanRequest) -> Exploration:
 
 
 def _price(rule: str, inside: Plan, outside: Plan, *, applied: bool = True) -> RulePrice:
-    """Compares the best plan that keeps the rule with the best that need not."""
+    """Compares the best plan that keeps the rule with the best plan without it."""
     if rule not in inside.options.pruned:
-        reason = "No plan keeps it: the other tasks fit nowhere beside so many workers."
+        reason = "No plan keeps it: the other tasks do not fit beside the workers."
         return RulePrice(rule, applied, None, _worth(outside), None, proven=False, reason=reason)
     kept, free = _worth(inside), _worth(outside)
     cost = kept / free - 1 if inside.objective == "traffic" else 1 - kept / free
@@ -126,9 +119,9 @@ def _rank(plan: Plan) -> float:
 
 
 def measure() -> Iterator[str]:
-    """Lines of a Markdown table: one row for each case, one column for each rule."""
+    """Reports one row for each case, one column for each rule."""
     yield "Five machines of 8 CPUs, 4 K80 and 32 GiB, batch 32 a GPU. Each figure is the share of the speed that the"
-    yield f"rule costs, or would cost where it is off by default, found in {LIMIT_S:.0f} s; *so far*:"
+    yield f"rule costs, or would cost where it is off by default, found in {TIME_LIMIT_S:.0f} s; *so far*:"
     yield "not proven in that time."
     yield ""
     yield f"| model | training | network | {' | '.join(RULES)} |"
@@ -148,7 +141,7 @@ def measure() -> Iterator[str]:
                     network_gbps=gbps,
                 )
                 model = dataclasses.replace(profile, synchronous=synchronous)
-                found = explore(PlanRequest(model, Cluster((node,)), time_limit_s=LIMIT_S))
+                found = explore(PlanRequest(model, Cluster((node,)), time_limit_s=TIME_LIMIT_S))
                 prices = {price.rule: _shown(price) for price in found.prices}
                 how = "synchronous" if synchronous else "asynchronous"
                 yield f"| {name} | {how} | {gbps:g} Gb/s | {' | '.join(prices[rule] for rule in RULES)} |"

@@ -1,9 +1,9 @@
-"""Hosts with slow network cards on one machine: network namespaces on bridges, each link shaped in both directions.
+"""Emulates hosts with slow network cards on one machine: network namespaces on bridges, each link shaped both ways.
 
-A host is a network namespace with one card (`veth`); the cards' other ends are ports of its rack's bridge. The two
-bridges, joined by a link that is shaped like the others, are in a namespace of their own, so nothing of the machine's
-own network is touched and nothing leaves it. A token bucket filter (`tc ... tbf`) at the card limits what a host sends,
-one at its port what it receives. Tasks of one host talk over its loopback, unshaped.
+A host is a network namespace with one card (`veth`), whose other end is a port of its rack's bridge. The two bridges,
+joined by another shaped link, are in their own namespace, isolated from the machine's network. A token bucket filter
+(`tc ... tbf`) at the card limits what a host sends, one at its port what it receives. Tasks of one host communicate
+over its loopback, unshaped.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ import psutil
 PREFIX = "dike-hosts"
 BURST = "64kb"
 LATENCY = "200ms"
-"""How long a packet may queue. With short queues lost packets decide, not the links' speed: TensorFlow's transfers come
-in bursts from several hosts at once."""
+"""Maximum time of a packet in a queue. With short queues packet loss, not the rate, limits TensorFlow's bursts."""
 NETWORK = "10.77.0"
 RACKS = (0, 0, 1, 1, 1)
 """The rack of each host."""
 UNSHAPED_MBPS = 10_000.0
-"""Between the racks, where they do not matter: more than all cards of one together."""
+"""Rate between the racks of a single switch: more than all cards of one rack together."""
 COMMAND_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 60.0
-GONE_TIMEOUT_S = 10.0
+REMOVE_TIMEOUT_S = 10.0
 _NAME = re.compile(rf"{PREFIX}-(\d+)-\d+-\w+")
-"""Process that made it, the how manieth hosts of that process, and which of them."""
+"""Process id, number of the `ShapedHosts` in that process, and name of the host."""
 _made = itertools.count()
 _RECEIVER = """
 import socket, sys
@@ -63,14 +62,14 @@ print(time.monotonic() - start)
 
 
 class HostsError(Exception):
-    """The hosts could not be made or used; the message has the command and what it said."""
+    """The hosts could not be made or used; the message has the command and its output."""
 
 
-def why_not() -> str | None:
-    """The reason why this machine cannot make such hosts, in one sentence; None if it can."""
+def unsupported_reason() -> str | None:
+    """Returns why this machine cannot make such hosts, in one sentence; None if it can."""
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if missing:
-        return f"There is no '{missing[0]}' command: install the package iproute2."
+        return f"The command '{missing[0]}' is missing: install the package iproute2."
     if os.geteuid() != 0:
         return "Network namespaces need root: run this as root."
     try:
@@ -81,12 +80,12 @@ def why_not() -> str | None:
 
 
 class ShapedHosts:
-    """A number of hosts in two racks; a context manager, which leaves nothing behind.
+    """Hosts in two racks; a context manager that removes them on exit.
 
-    Hosts that a killed run of this program left are removed on entry.
+    Entry removes stale hosts of killed processes.
 
     Args:
-        rates_mbps: for each host, the speed of its network card in Mbit/s, each way, Ethernet headers included.
+        rates_mbps: speed of each host's card in Mbit/s, each way, Ethernet headers included.
 
     Raises:
         HostsError: if a namespace, a link or a filter cannot be made.
@@ -114,11 +113,10 @@ class ShapedHosts:
         self._remove()
 
     def address(self, host: int) -> str:
-        """The host's IPv4 address."""
         return f"{NETWORK}.{host + 1}"
 
     def set_rate(self, host: int, rate_mbps: float) -> None:
-        """Changes the speed of a host's network card, in Mbit/s, each way."""
+        """Changes the speed of a host's card, in Mbit/s, each way."""
         for namespace, device in self._ends(host):
             _run("tc", "-n", namespace, *_filter("change", device, rate_mbps))
 
@@ -150,11 +148,7 @@ class ShapedHosts:
         return process
 
     def transfer_mbps(self, source: int, target: int, count: int) -> float:
-        """Sends that many bytes over one TCP connection.
-
-        Returns:
-            The payload's speed in Mbit/s; headers are not counted.
-        """
+        """Sends `count` bytes over one TCP connection; returns the payload rate in Mbit/s."""
         limit, address = str(TRANSFER_TIMEOUT_S), self.address(target)
         with self.start(target, [sys.executable, "-c", _RECEIVER, address, limit]) as receiver:
             try:
@@ -169,7 +163,7 @@ class ShapedHosts:
         return count * 8 / 1e6 / float(taken)
 
     def _ends(self, host: int) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Namespace and device of both ends of a host's link; each end's filter limits what goes out there."""
+        """Namespace and device of both ends of a host's link; each end's filter limits outgoing traffic."""
         return (self._names[host], "eth0"), (self._switch, f"port{host}")
 
     def _make(self) -> None:
@@ -194,7 +188,7 @@ class ShapedHosts:
 
     def _remove(self) -> None:
         for process in self._started:
-            process.kill()  # one that is not on its host yet would be missed there, and live on
+            process.kill()  # not yet in its namespace, it would survive the removal
         existing = _namespaces()
         for name in (*self._names, self._switch):
             if name in existing:
@@ -213,7 +207,7 @@ def _remove_stale() -> None:
             try:
                 _remove_namespace(name)
             except HostsError:
-                # Another process may have been quicker.
+                # Another process may have removed it.
                 if name in _namespaces():
                     raise
 
@@ -223,8 +217,8 @@ def _namespaces() -> list[str]:
 
 
 def _remove_namespace(name: str) -> None:
-    """Ends the processes on a host, then removes it; its links go with it once no process is left."""
-    deadline = time.monotonic() + GONE_TIMEOUT_S
+    """Kills the processes on a host, then removes it; its links go with it."""
+    deadline = time.monotonic() + REMOVE_TIMEOUT_S
     while (pids := _run("ip", "netns", "pids", name).split()) and time.monotonic() < deadline:
         for pid in pids:
             try:

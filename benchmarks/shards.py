@@ -1,4 +1,4 @@
-"""How evenly each method deals the variables of well-known models out to parameter servers."""
+"""Measures how evenly each method distributes the variables of well-known models over parameter servers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class _Case:
     """One model on one number of parameter servers.
 
     Attributes:
-        least_imbalance: largest over mean bytes that no way to deal whole variables out can be below.
-        shards: method -> what came of it.
-        seconds: method -> time it took.
+        least_imbalance: lower bound of largest over mean bytes without splitting variables.
+        shards: method -> its shards.
+        seconds: method -> its duration.
     """
 
     model: str
@@ -50,7 +50,7 @@ class _Case:
 
 
 def measure() -> Iterator[str]:
-    """Lines of two Markdown tables: all cases together by method, and every case."""
+    """Reports all cases together by method, and every case."""
     cases = [case for model in MODELS for case in _cases(_in_order_of_creation(model))]
     yield "Models of keras.applications. Round robin deals variables out in the order of creation, as TensorFlow does."
     yield "Imbalance: largest over mean of the parameter servers (ps). For each variable, or part of one, that it has,"
@@ -91,11 +91,11 @@ def _cases(profile: ModelProfile) -> Iterator[_Case]:
 
 
 def _in_order_of_creation(model: str) -> ModelProfile:
-    """The model's profile, its variables in the order in which Keras makes them."""
+    """The model's profile, its variables in the order in which Keras creates them."""
     import keras
 
     profile = load_profile(f"keras:{model}", batch_size=32)
-    # Names that Keras makes up count on from model to model.
+    # Resets Keras' counters of generated names.
     keras.utils.clear_session()
     created = named_variables(getattr(keras.applications, model)(weights=None))
     position = {name: index for index, (name, _) in enumerate(created)}

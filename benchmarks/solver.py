@@ -1,4 +1,4 @@
-"""Everything that is claimed of the solver, in one document: `make bench-solver`."""
+"""All measurements of the solver, in one document: `make bench-solver`."""
 
 from __future__ import annotations
 
@@ -20,5 +20,4 @@ PARTS = (
 
 
 def measure() -> Iterator[str]:
-    """The parts one after the other; each can be run alone."""
     return measure_parts("benchmarks", PARTS)

@@ -1,4 +1,4 @@
-"""Which form of a job's speed predicts best from a few observations: Optimus', the solver's, or both together."""
+"""Compares forms of a job's speed fitted to few observations: Optimus', the solver's, and both together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.many_jobs import alike, some_model
+from benchmarks.many_jobs import random_model, uniform_cluster
 from benchmarks.measured import CASES
 from benchmarks.measured_layouts import SHAPE, Case, cluster, profile
 from benchmarks.pollux_traces import FORMS, MODELS, Trace, large_placements, small_placements
@@ -40,10 +40,10 @@ DRAWS = 20
 POLLUX_OBSERVATIONS = (3, 5, 8, 12, 20)
 POLLUX_DRAWS = 5
 POLLUX_FORM = "bytes, sum"
-MADE_UP_JOBS = 40
-MADE_UP_WORKERS = 16
-OFF = 3.0
-"""Made-up hardware is up to so many times as fast or as slow as it is said to be."""
+SYNTHETIC_JOBS = 40
+SYNTHETIC_WORKERS = 16
+MAX_HARDWARE_RATIO = 3.0
+"""Maximum ratio, either way, of the true to the estimated speed of synthetic hardware."""
 
 Counts = tuple[int, int]
 Predict = Callable[[Sequence[Counts]], Mapping[Counts, float]]
@@ -52,11 +52,10 @@ Predict = Callable[[Sequence[Counts]], Mapping[Counts, float]]
 
 @dataclass(frozen=True)
 class Point:
-    """One measured layout.
+    """A measured layout.
 
     Attributes:
-        assignment: hosts of its tasks.
-        predicted: steps of all workers in a second, by the solver.
+        predicted: steps of all workers per second, by the solver.
         measured: the same, measured.
     """
 
@@ -66,12 +65,11 @@ class Point:
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown tables."""
     yield (
-        "*Optimus*: its form (section 3.2) fitted to the observations alone. *Solver*: the step-time model as it is; "
+        "*Optimus*: its form (section 3.2) fitted to the observations alone. *Solver*: the step-time model unchanged; "
         "*scaled*: times one factor, the median of the observations'; *calibrated*: each of its terms times a factor "
         "(`solver.calibration`). *Both*: `solver.online.SpeedModel`, the solver's predictions corrected by Optimus' "
-        "form. Mean relative error of the speeds at counts that were not observed, from so many observations."
+        "form. Mean relative error of the speeds at counts that were not observed, by number of observations."
     )
     yield ""
     yield (
@@ -82,13 +80,14 @@ def measure() -> Iterator[str]:
     yield from _measured()
     yield ""
     yield (
-        f"Made-up jobs: {MADE_UP_JOBS} models (`many_jobs`), up to {MADE_UP_WORKERS} workers. The true speed is the "
-        f"step-time model's; the solver is told GPUs, network cards and updates that are 1/{OFF:g} to {OFF:g} times as "
-        "fast. The structure is the truth's, so this favours the solver; observations have 5% noise. At random counts, "
+        f"Synthetic jobs: {SYNTHETIC_JOBS} models (`many_jobs`), up to {SYNTHETIC_WORKERS} workers. The true speed is "
+        f"the step-time model's; the solver gets GPUs, network cards and updates that are 1/{MAX_HARDWARE_RATIO:g} to "
+        f"{MAX_HARDWARE_RATIO:g} times as fast. The structure is the truth's, so this favours the solver; "
+        "observations have 5% noise. At random counts, "
         "and, *sample runs*, at those that `sample_sizes` chooses:"
     )
     yield ""
-    yield from _made_up()
+    yield from _synthetic_jobs()
     yield ""
     yield (
         "Recorded all-reduce training (`benchmarks/data/pollux`): fitted to some recorded steps on 1 to 4 machines, "
@@ -143,9 +142,9 @@ def _methods(case: Case, points: Mapping[Counts, Point]) -> dict[str, Predict]:
 
     def calibrated(observed: Sequence[Counts]) -> Mapping[Counts, float]:
         rows = [Measurement(SHAPE, points[at].assignment, at[0] / points[at].measured) for at in observed]
-        found = fit(rows, profile(case), _where(case))
-        hardware, where = found.apply(known_hardware(), _where(case))
-        scenario = Scenario.of(profile(case), where, hardware)
+        found = fit(rows, profile(case), _cluster(case))
+        hardware, known_cluster = found.apply(known_hardware(), _cluster(case))
+        scenario = Scenario.of(profile(case), known_cluster, hardware)
         return speeds(lambda at: _predicted(scenario, points[at].assignment))
 
     def both(observed: Sequence[Counts]) -> Mapping[Counts, float]:
@@ -155,7 +154,7 @@ def _methods(case: Case, points: Mapping[Counts, Point]) -> dict[str, Predict]:
             point = points.get((workers, ps))
             return 0.0 if point is None else point.predicted
 
-        # Each worker's batch stays the same, which gives asynchronous training's form to synchronous training too.
+        # With a constant batch per worker, synchronous training has the form of asynchronous training.
         model = SpeedModel(prior, synchronous=False, max_workers=most_workers, max_ps=most_ps)
         for at in observed:
             model.observe(*at, points[at].measured)
@@ -176,20 +175,19 @@ def _terms(counts: Sequence[Counts]) -> Floats:
 
 
 def _optimus(observed: Sequence[Counts], speeds: Sequence[float]) -> Floats:
-    """Factors of Optimus' form."""
     return nnls(_terms(observed) * np.array(speeds)[:, None], np.ones(len(speeds)))
 
 
 @functools.cache
-def _where(case: Case) -> Cluster:
+def _cluster(case: Case) -> Cluster:
     with (DATA / "links.csv").open(encoding="utf-8", newline="") as lines:
         payload = {float(row["nominal_mbps"]): float(row["payload_mbps"]) for row in csv.DictReader(lines)}
     return cluster(case, [payload[rate] for rate in case.rates_mbps])
 
 
 def _points(case: Case) -> dict[Counts, Point]:
-    """The measured layouts, by their numbers of workers and parameter servers."""
-    scenario = Scenario.of(profile(case), _where(case), known_hardware())
+    """The measured layouts by numbers of workers and ps; of several, the one predicted to be fastest."""
+    scenario = Scenario.of(profile(case), _cluster(case), known_hardware())
     points: dict[Counts, Point] = {}
     with (DATA / "steps.csv").open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
@@ -203,7 +201,7 @@ def _points(case: Case) -> dict[Counts, Point]:
 
 
 def _assignment(layout: str) -> Assignment:
-    """From 'host-0:p0+1w host-1:1w'."""
+    """Parses 'host-0:p0+1w host-1:1w'."""
     ps: dict[int, str] = {}
     workers: list[str] = []
     for host in layout.split():
@@ -217,27 +215,27 @@ def _assignment(layout: str) -> Assignment:
 
 
 def _predicted(scenario: Scenario, assignment: Assignment) -> float:
-    """Steps of all workers in a second."""
+    """Steps of all workers per second."""
     shards = scenario.shards(len(assignment.ps))
     return len(assignment.workers) / evaluate(scenario, SHAPE, shards, assignment).step_time.total
 
 
-def _made_up() -> Iterator[str]:
+def _synthetic_jobs() -> Iterator[str]:
     methods = ("Optimus", "solver", "scaled", "both", "Optimus, sample runs", "both, sample runs")
     yield f"| observations | {' | '.join(methods)} |"
     yield f"|---|{'---|' * len(methods)}"
     random = np.random.default_rng(SEED)
-    jobs = [_true_and_told(random) for _ in range(MADE_UP_JOBS)]
+    jobs = [_true_and_estimated(random) for _ in range(SYNTHETIC_JOBS)]
     for count in OBSERVATIONS:
         errors: dict[str, list[float]] = {name: [] for name in methods}
-        for true, told in jobs:
+        for true, estimated in jobs:
             ps, workers = np.unravel_index(random.permutation(true.size)[:count], true.shape)
-            model = _told(told)
+            model = _speed_model(estimated)
             for name, counts in (
                 ("", [(int(w) + 1, int(p) + 1) for w, p in zip(workers, ps, strict=True)]),
                 (", sample runs", sample_sizes(model, count)),
             ):
-                learned = _told(told)
+                learned = _speed_model(estimated)
                 noisy = [true[p - 1, w - 1] * float(1 + 0.05 * random.standard_normal()) for w, p in counts]
                 for at, speed in zip(counts, noisy, strict=True):
                     learned.observe(*at, speed)
@@ -246,14 +244,14 @@ def _made_up() -> Iterator[str]:
                     form = 1 / (model.terms @ _optimus(counts, noisy))
                     errors[f"Optimus{name}"].append(_error(form, true))
                 if not name:
-                    ratios = [speed / told[p - 1, w - 1] for (w, p), speed in zip(counts, noisy, strict=True)]
-                    errors["solver"].append(_error(told, true))
-                    errors["scaled"].append(_error(told * (statistics.median(ratios) if ratios else 1), true))
+                    ratios = [speed / estimated[p - 1, w - 1] for (w, p), speed in zip(counts, noisy, strict=True)]
+                    errors["solver"].append(_error(estimated, true))
+                    errors["scaled"].append(_error(estimated * (statistics.median(ratios) if ratios else 1), true))
         cells = [f"{statistics.mean(errors[name]):.0%}" if errors[name] else "-" for name in methods]
         yield f"| {count} | {' | '.join(cells)} |"
 
 
-def _told(speeds: Floats) -> SpeedModel:
+def _speed_model(speeds: Floats) -> SpeedModel:
     most_ps, most_workers = speeds.shape
     return SpeedModel(
         lambda workers, ps: float(speeds[ps - 1, workers - 1]),
@@ -267,26 +265,26 @@ def _error(predicted: Floats, true: Floats) -> float:
     return float(np.abs(predicted / true - 1).mean())
 
 
-def _true_and_told(random: np.random.Generator) -> tuple[Floats, Floats]:
-    """Speeds of a made-up job, and what the solver says of them."""
-    model = some_model(random, synchronous=bool(random.integers(2)))
-    gpu, card, update = OFF ** random.uniform(-1, 1, 3)
+def _true_and_estimated(random: np.random.Generator) -> tuple[Floats, Floats]:
+    """Draws the true speeds of a synthetic job, and the solver's estimates."""
+    model = random_model(random, synchronous=bool(random.integers(2)))
+    gpu, card, update = MAX_HARDWARE_RATIO ** random.uniform(-1, 1, 3)
     hardware = known_hardware()
     gpus = {
         name: dataclasses.replace(one, training_flops_per_s=one.training_flops_per_s * gpu)
         for name, one in hardware.gpus.items()
     }
-    really = dataclasses.replace(hardware, gpus=gpus, ps_bytes_per_s=hardware.ps_bytes_per_s * update)
-    return _speeds(model, really, card), _speeds(model, hardware, 1.0)
+    true_hardware = dataclasses.replace(hardware, gpus=gpus, ps_bytes_per_s=hardware.ps_bytes_per_s * update)
+    return _speeds(model, true_hardware, card), _speeds(model, hardware, 1.0)
 
 
 def _speeds(model: ModelProfile, hardware: Hardware, card: float) -> Floats:
-    nodes = alike(MADE_UP_WORKERS).nodes
-    where = Cluster(tuple(dataclasses.replace(node, network_gbps=node.network_gbps * card) for node in nodes))
-    job = Job("made up", model, max_workers=MADE_UP_WORKERS)
-    table = FormCatalogue([job], where, node_kinds(where), hardware).forms(job)[0].table
+    nodes = uniform_cluster(SYNTHETIC_WORKERS).nodes
+    known_cluster = Cluster(tuple(dataclasses.replace(node, network_gbps=node.network_gbps * card) for node in nodes))
+    job = Job("made up", model, max_workers=SYNTHETIC_WORKERS)
+    table = FormCatalogue([job], known_cluster, node_kinds(known_cluster), hardware).forms(job)[0].table
     return 1 / np.array(
-        [[table.s_per_sample(w, p) for w in range(1, MADE_UP_WORKERS + 1)] for p in range(1, table.max_ps + 1)]
+        [[table.s_per_sample(w, p) for w in range(1, SYNTHETIC_WORKERS + 1)] for p in range(1, table.max_ps + 1)]
     )
 
 
@@ -303,12 +301,12 @@ def _pollux() -> Iterator[str]:
                 rows = np.isin(np.arange(len(small.seconds)), random.permutation(len(small.seconds))[:count])
                 seen = small.where(rows)
                 unit = float(np.median(seen.batch))
-                factors = nnls(_counted(seen, unit) / seen.seconds[:, None], np.ones(count))
-                errors["Optimus"].append(_error(_counted(large, unit) @ factors, large.seconds))
+                factors = nnls(_optimus_terms(seen, unit) / seen.seconds[:, None], np.ones(count))
+                errors["Optimus"].append(_error(_optimus_terms(large, unit) @ factors, large.seconds))
                 errors["solver"].append(_error(form.fit(seen)(large), large.seconds))
         yield f"| {count} | {statistics.mean(errors['Optimus']):.0%} | {statistics.mean(errors['solver']):.0%} |"
 
 
-def _counted(trace: Trace, unit: float) -> Floats:
-    """Optimus' form where every worker is a parameter server too: a constant, the batch, and the workers."""
+def _optimus_terms(trace: Trace, unit: float) -> Floats:
+    """Optimus' form if every worker is also a ps: a constant, the batch, and the number of workers."""
     return np.stack([np.ones(len(trace.gpus)), trace.batch / unit, trace.gpus], axis=1)

@@ -1,4 +1,4 @@
-"""Whether a service grows: its memory over an hour in which jobs come and go all the time."""
+"""Measures the growth of a service's memory during an hour of jobs that arrive and end."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.load.fake_service import FakeService, fake_service
+from benchmarks.load.service import ServiceUnderLoad, service_under_load
 
 TITLE = "A service under steady load"
 MINUTES = 60
 AGENTS = 4
-EVERY_S = 2.0
-"""A job is submitted so often, unless many wait."""
-MOST_OPEN = 8
+SUBMIT_INTERVAL_S = 2.0
+MAX_OPEN_JOBS = 8
 WARM_UP_MINUTES = 10
-"""What a process has not yet used by then is not growth: caches fill, and libraries are imported."""
+"""Earlier growth is not counted: caches fill, and libraries are imported."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,14 @@ class Sample:
 
 
 def measure() -> Iterator[str]:
-    """Lines of a Markdown page."""
-    with fake_service(AGENTS, cpus_of_agent=8) as service:
+    with service_under_load(AGENTS, cpus_of_agent=8) as service:
         samples = list(_samples(service))
     late = [sample for sample in samples if sample.minute >= WARM_UP_MINUTES]
     growth, _ = np.polyfit([sample.minute / 60 for sample in late], [sample.memory_mib for sample in late], 1)
     shown = samples[:: max(1, len(samples) // 12)]
     yield (
-        f"A job every {EVERY_S:g} s for {MINUTES} minutes on {AGENTS} agents: one worker and one parameter server, "
-        "whose executor reports a few states and ends. The open jobs are listed as often."
+        f"A job every {SUBMIT_INTERVAL_S:g} s for {MINUTES} minutes on {AGENTS} agents: one worker and one parameter "
+        "server, whose executor reports a few states and ends. The open jobs are listed as often."
     )
     yield ""
     yield (
@@ -55,26 +53,25 @@ def measure() -> Iterator[str]:
 
 
 def halves(late: Sequence[Sample]) -> Iterator[str]:
-    """A line of Markdown: how much memory grew in the first half of the samples, and in the second."""
+    """Reports the memory growth in the first and second half of the samples."""
     first, middle, last = late[0], late[len(late) // 2], late[-1]
     yield (
         f"By the samples below: {middle.memory_mib - first.memory_mib:+.1f} MiB from minute {first.minute:.0f} to "
         f"{middle.minute:.0f}, {last.memory_mib - middle.memory_mib:+.1f} MiB from then to minute {last.minute:.0f}. "
-        "What a longer run comes to was not measured."
+        "Longer runs were not measured."
     )
 
 
-def _samples(service: FakeService) -> Iterator[Sample]:
-    """One sample a minute."""
+def _samples(service: ServiceUnderLoad) -> Iterator[Sample]:
     begun = time.monotonic()
     jobs = 0
     next_s = 0.0
     while (elapsed_s := time.monotonic() - begun) <= 60 * MINUTES:
-        if service.open_jobs() < MOST_OPEN:
+        if service.open_jobs() < MAX_OPEN_JOBS:
             service.submit()
             jobs += 1
         if elapsed_s >= next_s:
             next_s += 60
             process = service.process
             yield Sample(elapsed_s / 60, jobs, service.memory_mib(), process.num_threads(), process.num_fds())
-        time.sleep(EVERY_S)
+        time.sleep(SUBMIT_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""How near the forms of the step-time model come to recorded step times that they were not fitted to."""
+"""Measures the errors of forms of the step-time model on recorded step times that they were not fitted to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PICTURE = Path(__file__).parent / "results" / "step_time.png"
 RESNET50_STEP_FLOPS = 23.3e9
 SHARING_GPUS = (1, 2, 4)
 SHARED = ((81, 40, 20), (115, 57, 28), (163, 81, 40))
-"""Samples for each of 1, 2 and 4 GPUs, about the same batch in each row."""
+"""Samples of each of 1, 2 and 4 GPUs; each row is about one batch."""
 RESNET50 = Path(__file__).parent / "data" / "throughput" / "resnet50.csv"
 PROFILES = Path(__file__).parent / "data" / "profiles"
 DRAWN = "bytes, sum"
@@ -34,7 +34,7 @@ DRAWN = "bytes, sum"
 
 @dataclass(frozen=True)
 class Split:
-    """Which placements a form is fitted to, and which it has to predict."""
+    """Placements that a form is fitted to (`known`), and those to predict (`unknown`)."""
 
     name: str
     known: dict[str, Trace]
@@ -43,11 +43,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Score:
-    """How near predictions are.
+    """Accuracy of predictions.
 
     Attributes:
-        mean: mean relative error.
-        median: the middle one.
         rank: Spearman's rank correlation of predicted and recorded step times.
         rank_of_placements: the same among placements with the same batch, mean over the batches.
     """
@@ -59,7 +57,7 @@ class Score:
 
 
 def measure() -> Iterator[str]:
-    """Tables of errors on placements that were left out of the fit; draws a picture."""
+    """Reports errors on placements that were left out of the fit, and draws a picture."""
     yield (
         "Data: `benchmarks/data/pollux`, six models on up to 16 machines of 4 T4, all-reduce. Computing is a constant "
         "and a time per sample. The network is either what the busiest link carries at a speed ('bytes', the way Dike "
@@ -136,7 +134,7 @@ def _score(trace: Trace, predicted: Floats) -> Score:
 
 
 def _rank_correlation(first: Floats, second: Floats) -> float:
-    """Spearman's; equal values share their mean rank, and what does not vary at all correlates with nothing."""
+    """Spearman's rank correlation; ties share their mean rank, constants correlate with nothing."""
     ranks = [_ranks(values) for values in (first, second)]
     if any(np.ptp(values) == 0 for values in ranks):
         return 0.0
@@ -144,7 +142,7 @@ def _rank_correlation(first: Floats, second: Floats) -> float:
 
 
 def _ranks(values: Floats) -> Floats:
-    # What differs by rounding alone is equal.
+    # Values equal up to rounding tie.
     _, inverse, counts = np.unique(np.round(values, 12), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     middle: Floats = ((last - counts + 1 + last) / 2)[inverse]
@@ -161,7 +159,7 @@ def _cell(score: Score) -> str:
 
 
 def _two_machines() -> str:
-    """How much longer steps on two machines take than on three with as many GPUs and the same batch."""
+    """Reports step times on two machines relative to three with as many GPUs and the same batch."""
     ratios = []
     for model in MODELS:
         trace = small_placements(model)
@@ -179,7 +177,7 @@ def _two_machines() -> str:
 
 
 def _table_speeds() -> Iterator[str]:
-    """The table of GPUs against what others have recorded of ResNet50 on one of them."""
+    """Compares the table of GPUs with published speeds of ResNet50 on one of them."""
     trace = small_placements("imagenet")
     alone = trace.where(trace.gpus == 1)
     slope_s, _ = np.polyfit(alone.batch, alone.seconds, 1)
@@ -208,7 +206,7 @@ def _table_speeds() -> Iterator[str]:
 
 
 def _shared_batches() -> Iterator[str]:
-    """What one plain task on 2 and 4 GPUs is foretold, against recorded steps of as many in one machine."""
+    """Compares predictions of one plain task on 2 and 4 GPUs with recorded steps."""
     trace = small_placements("imagenet")
     profile = ModelProfile.loads((PROFILES / "resnet50.json").read_text(encoding="utf-8"))
     resnet50 = dataclasses.replace(profile, why_one_gpu="", sample_bytes=0)
@@ -223,12 +221,12 @@ def _shared_batches() -> Iterator[str]:
     for row in SHARED:
         alone: tuple[float, float] | None = None
         for gpus, samples in zip(SHARING_GPUS, row, strict=True):
-            is_it = (trace.nodes == 1) & (trace.gpus == gpus) & (trace.batch == samples)
-            recorded = gpus * samples / float(np.mean(trace.seconds[is_it]))
+            is_case = (trace.nodes == 1) & (trace.gpus == gpus) & (trace.batch == samples)
+            recorded = gpus * samples / float(np.mean(trace.seconds[is_case]))
             model = resnet50.with_batch_size(gpus * samples)
             settings = PlanSettings(gpus_per_task=gpus)
             plan = make_plan(settings.request(model, Cluster((machine,)), plain=True))
-            assert [task.gpus for task in plan.tasks] == [gpus], "all of them pay"
+            assert [task.gpus for task in plan.tasks] == [gpus], "the plan uses all of them"
             speeds = recorded, plan.samples_per_s
             alone = alone or speeds
             errors.append(abs(speeds[1] / speeds[0] - 1))

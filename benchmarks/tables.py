@@ -13,11 +13,10 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Table:
-    """One table.
+    """A table.
 
     Attributes:
-        heading: the heading above it, or the line in bold if there is one between.
-        columns: their names.
+        heading: the heading, or line in bold, above it.
         rows: the cells, as text.
     """
 
@@ -26,13 +25,12 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def column(self, name: str) -> dict[str, str]:
-        """First cell -> the cell of that column; of columns with one name, the first."""
+        """First cell -> the cell of that column; of several columns with the name, the first."""
         place = self.columns.index(name)
         return {row[0]: row[place] for row in self.rows}
 
 
 def tables_in(lines: Iterable[str]) -> list[Table]:
-    """All tables of a Markdown text."""
     found: list[Table] = []
     heading = ""
     block: list[tuple[str, ...]] = []
@@ -49,21 +47,21 @@ def tables_in(lines: Iterable[str]) -> list[Table]:
 
 
 def write(name: str, lines: Iterable[str]) -> None:
-    """Writes the tables of a result's text, one row a line."""
+    """Writes the tables of a result's text."""
     entries = [asdict(table) for table in tables_in(lines)]
     (RESULTS / f"{name}.json").write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read(name: str, heading: str, column: str = "") -> Table:
-    """A table of the kept results.
+    """Reads a table of the stored results.
 
     Args:
-        name: of the benchmark.
-        heading: a part of the table's heading.
-        column: one that it has, where several tables share the heading.
+        name: name of the benchmark.
+        heading: part of the table's heading.
+        column: a column it has, if several tables share the heading.
 
     Raises:
-        LookupError: if there is none: the benchmark has changed, and who reads it must follow.
+        LookupError: if there is none: the benchmark has changed, and its readers must follow.
     """
     entries = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     for entry in entries:

@@ -1,7 +1,7 @@
-"""Whether public scripts do under Dike what they do under `python`.
+"""Checks that public scripts do the same under Dike as under `python`.
 
-The scripts are not part of Dike. Each is copied to a folder of its name, with what it needs, in one of the folders that
-`--scripts` names. `KERAS_HOME` names a folder with `datasets/mnist.npz`.
+The scripts are not part of Dike. A copy of each, with its files, is in a folder of its name in one of the `--scripts`
+folders. `KERAS_HOME` names a folder with `datasets/mnist.npz`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TITLE = "Public scripts"
-LIMIT_S = 900.0
-"""How long a run may take."""
-ENDING_S = 60.0
-"""How long Dike then has to end what it has started."""
+RUN_TIMEOUT_S = 900.0
+TERMINATE_TIMEOUT_S = 60.0
+"""Time for Dike to clean up after SIGTERM."""
 TOLERANCE = 0.1
-"""By how much results of scripts that differ from run to run may differ: that part of the greater one."""
+"""Maximum relative difference of results of scripts that are not deterministic."""
 METRICS = r"\b(?:loss|accuracy|acc|auc|cost|mae)\w*\b.*\d"
-"""What the line of a result looks like, where a script says nothing else."""
+"""Default pattern of the line of a result."""
 KERAS = "keras-team/keras v3.0.0 : examples/keras_io/"
 GUIDES = "keras-team/keras : guides/"
 EXAMPLES = "aymericdamien/TensorFlow-Examples : examples/3_NeuralNetworks/"
@@ -36,7 +35,7 @@ OWN = "written for this page"
 
 Changes = tuple[tuple[str, str], ...]
 SEEDED: Changes = ((r"(?m)^import keras$", "import keras; keras.utils.set_random_seed(1)"),)
-"""Without it each run has other numbers."""
+"""Makes runs deterministic."""
 SEEDED_LAYERS: Changes = (("(?m)^L=tf.keras.layers$", "tf.keras.utils.set_random_seed(1); L=tf.keras.layers"),)
 OLD_TENSORFLOW: Changes = (
     (
@@ -45,18 +44,16 @@ OLD_TENSORFLOW: Changes = (
     ),
     ("from tensorflow.examples.tutorials.mnist import", "import"),
 )
-"""What TensorFlow 2 has no more is written as TensorFlow 2 has it; `input_data` lies beside the copy."""
+"""Ports code from TensorFlow 1; a module `input_data` is beside the copy."""
 FEWER_DIGITS: Changes = (("60000, 784", "-1, 784"), ("10000, 784", "-1, 784"), (r"\b10000\b", "300"))
 """For a `mnist.npz` of 1,500 images for training."""
 
 
-class Wanted(enum.Enum):
-    """What is right for a script."""
-
+class Expected(enum.Enum):
     SAME = "same"
-    """It prints and writes what it does under `python`, or fails with the same error."""
+    """It prints and writes the same as under `python`, or fails with the same error."""
     REFUSED = "refused"
-    """Dike says in a sentence, before anything is trained, why it does not run it."""
+    """Dike explains in one sentence, before any training, why it does not run it."""
 
 
 @dataclass(frozen=True)
@@ -64,28 +61,24 @@ class Script:
     """A script and how it is run.
 
     Attributes:
-        name: of its folder.
         source: repository and path.
-        path: in its folder; a module's name if `is_module`.
-        arguments: of the script.
-        wanted: what is right.
-        says: pattern that is in the sentence of a refusal.
-        result: pattern of the line that is compared, the last such one.
-        is_exact: whether every run has the same numbers; they may then not differ in a digit.
-        changes: patterns and what replaces them in the script, where it cannot be run as it is.
-        parameter: a flag to search over, as `dike tune --param` has it; the script's result is then what it is to
-            minimize.
-        needs_cluster: it cannot be run by `python` alone.
-        is_module: whether it is run by `-m`.
-        writes: files that it leaves in its working folder.
+        path: path in its folder; a module's name if `is_module`.
+        expected: the correct behaviour.
+        message: pattern of the sentence of a refusal.
+        result: pattern of the compared line; the last match counts.
+        is_exact: whether it is deterministic; then every digit must be the same.
+        changes: (pattern, replacement) for scripts that cannot be run unchanged.
+        parameter: a flag to search over, as in `dike tune --param`; the script's result is then the metric to minimise.
+        needs_cluster: whether it cannot be run by `python` alone.
+        writes: files that it writes to its working folder.
     """
 
     name: str
     source: str
     path: str
     arguments: tuple[str, ...] = ()
-    wanted: Wanted = Wanted.SAME
-    says: str = ""
+    expected: Expected = Expected.SAME
+    message: str = ""
     result: str = METRICS
     is_exact: bool = True
     changes: Changes = ()
@@ -131,7 +124,7 @@ SCRIPTS = (
         "writing_a_custom_training_loop_in_tensorflow",
         GUIDES,
         "writing_a_custom_training_loop_in_tensorflow.py",
-        wanted=Wanted.REFUSED,
+        expected=Expected.REFUSED,
         result=r"^Training loss",
         changes=FEWER_DIGITS[2:],
     ),
@@ -139,7 +132,7 @@ SCRIPTS = (
         "distributed_training_with_tensorflow",
         GUIDES,
         "distributed_training_with_tensorflow.py",
-        wanted=Wanted.REFUSED,
+        expected=Expected.REFUSED,
         changes=FEWER_DIGITS[2:],
     ),
     Script(
@@ -152,15 +145,15 @@ SCRIPTS = (
         "mnist_estimator_distributed",
         "tony-framework/TonY : tony-examples/mnist-tensorflow/",
         "mnist_estimator_distributed.py",
-        wanted=Wanted.REFUSED,
-        says=r"2\.16",
+        expected=Expected.REFUSED,
+        message=r"2\.16",
     ),
     Script(
         "hogwild",
         "tmulc18/Distributed-TensorFlow-Guide : Hogwild/",
         "Hogwild.py",
         ("--job_name", "worker"),
-        Wanted.REFUSED,
+        Expected.REFUSED,
         "MonitoredTrainingSession",
         r"^\[",
         changes=OLD_TENSORFLOW[:1],
@@ -184,8 +177,8 @@ SCRIPTS = (
             name,
             TUTORIALS,
             f"{name}.py",
-            wanted=Wanted.REFUSED,
-            says="TF_USE_LEGACY_KERAS|keras.layers",
+            expected=Expected.REFUSED,
+            message="TF_USE_LEGACY_KERAS|keras.layers",
             changes=OLD_TENSORFLOW[:1],
         )
         for name in ("302_simple_classification", "306_dataset")
@@ -194,8 +187,8 @@ SCRIPTS = (
         "mnist_acgan",
         "keras-team/keras 2.3.1 : examples/",
         "mnist_acgan.py",
-        wanted=Wanted.REFUSED,
-        says="train_on_batch",
+        expected=Expected.REFUSED,
+        message="train_on_batch",
         result=r"^discriminator \(test\)",
         changes=(
             (r"(?m)^from keras(?!\.datasets)", "from tf_keras"),
@@ -241,22 +234,20 @@ SCRIPTS = (
     Script("names", OWN, "train.py", result="^own modules"),
     Script("print", OWN, "t.py", result="^THE END"),
     Script("root", OWN, "src/train.py", result="^ok", writes=("models_out.keras",)),
-    Script("tape", OWN, "t.py", wanted=Wanted.REFUSED, says="apply_gradients", result="^step"),
+    Script("tape", OWN, "t.py", expected=Expected.REFUSED, message="apply_gradients", result="^step"),
     Script("text", OWN, "t.py", result=r"^p "),
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
-        code: exit status; None if it did not end in time.
-        output: what it printed, both streams.
-        result: the line of the result; empty if it did not come to that.
-        error: the last line of an output that ends in an error.
-        missing: files that should have been written.
-        seconds: from the command to its end.
+        code: exit status; None after a timeout.
+        result: the line of the result, or empty.
+        error: the last line that describes an error.
+        missing: expected files that were not written.
     """
 
     code: int | None
@@ -268,12 +259,7 @@ class Run:
 
 
 def measure(folders: Sequence[Path], only: Sequence[str] = ()) -> Iterator[str]:
-    """Lines of Markdown: a row a script.
-
-    Args:
-        folders: with the copies.
-        only: names of the scripts to run; all if empty.
-    """
+    """Runs the scripts, or only those named by `only`; reports a row for each."""
     yield (
         "Each script is run by `python` and by `dike run --min-workers 1 --max-workers 1`, in a new copy of its "
         "folder; where it has flags, also by `dike tune`, each of whose trials is compared with a run by `python` "
@@ -298,7 +284,7 @@ def measure(folders: Sequence[Path], only: Sequence[str] = ()) -> Iterator[str]:
     yield ""
     yield f"{right} of {rows} are as wanted."
     yield ""
-    yield "What was replaced in the copies, where they could not be run as they are:"
+    yield "Replacements in copies that cannot be run unchanged:"
     yield ""
     for script in chosen:
         if script.changes:
@@ -323,7 +309,7 @@ def _rows(script: Script, folders: Sequence[Path]) -> Iterator[_Row]:
     verdict, is_right = _judge(script, bare, found)
     yield _row(script.name, where, bare, found, verdict, is_right)
     if script.parameter:
-        yield _searched(script, where, origin)
+        yield _compare_search(script, where, origin)
 
 
 def _row(name: str, where: str, bare: Run | None, found: Run, verdict: str, is_right: bool) -> _Row:
@@ -347,14 +333,14 @@ _FRAMEWORK = (sys.executable, "-P", "-m", "framework")
 
 
 def _python(script: Script) -> list[str]:
-    return [sys.executable, *_called(script), *script.arguments]
+    return [sys.executable, *_target(script), *script.arguments]
 
 
 def _dike(script: Script) -> list[str]:
-    return [*_FRAMEWORK, "run", "--min-workers", "1", "--max-workers", "1", *_called(script), *script.arguments]
+    return [*_FRAMEWORK, "run", "--min-workers", "1", "--max-workers", "1", *_target(script), *script.arguments]
 
 
-def _called(script: Script) -> list[str]:
+def _target(script: Script) -> list[str]:
     return ["-m", script.path] if script.is_module else [script.path]
 
 
@@ -363,7 +349,7 @@ def _run(script: Script, origin: Path, command: Sequence[str]) -> Run:
         folder = Path(temporary) / script.name
         _copy(script, origin, folder)
         is_ours = "framework" in command
-        code, output, seconds = _ended(command, folder)
+        code, output, seconds = _run_command(command, folder)
         written = folder.glob("dike-runs/*/outputs") if is_ours else [folder]
         outputs = list(written)
         missing = tuple(name for name in script.writes if not any((one / name).exists() for one in outputs))
@@ -382,8 +368,8 @@ def _copy(script: Script, origin: Path, folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _ended(command: Sequence[str], folder: Path) -> tuple[int | None, str, float]:
-    """Exit status (None if it did not end in time), output and seconds."""
+def _run_command(command: Sequence[str], folder: Path) -> tuple[int | None, str, float]:
+    """Runs a command; returns exit status (None after a timeout), output and seconds."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "MPLBACKEND": "agg"}
     start = time.monotonic()
     with (
@@ -391,26 +377,26 @@ def _ended(command: Sequence[str], folder: Path) -> tuple[int | None, str, float
         subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT) as process,
     ):
         try:
-            code: int | None = process.wait(LIMIT_S)
+            code: int | None = process.wait(RUN_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = None
             process.terminate()
             try:
-                process.wait(ENDING_S)
+                process.wait(TERMINATE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
         output.seek(0)
         return code, output.read(), time.monotonic() - start
 
 
-def _searched(script: Script, where: str, origin: Path) -> _Row:
-    """A search over a flag of the script, and the values of its trials beside the results of runs with the same."""
+def _compare_search(script: Script, where: str, origin: Path) -> _Row:
+    """Compares the values of a search over one flag with the results of plain runs."""
     name, _, values = script.parameter.partition("=")
     with tempfile.TemporaryDirectory(prefix=f"{script.name}-") as temporary:
         folder = Path(temporary) / script.name
         _copy(script, origin, folder)
         tune = [*_FRAMEWORK, "tune", "--name", "wild", "--param", script.parameter, script.path]
-        code, output, seconds = _ended([*tune, "--", *script.arguments], folder)
+        code, output, seconds = _run_command([*tune, "--", *script.arguments], folder)
         shown = subprocess.run(
             [*_FRAMEWORK, "trials", "wild", "--format", "json"], cwd=folder, capture_output=True, text=True, check=False
         ).stdout
@@ -434,30 +420,29 @@ def _searched(script: Script, where: str, origin: Path) -> _Row:
 def _result(script: Script, output: str) -> str:
     lines = re.sub(r"\x1b\[[0-9;]*m|\x08", "", output).splitlines()
     found = [line for line in lines if re.search(script.result, line) and not line.startswith("dike: ")]
-    # The progress bar and the times of Keras differ from run to run.
+    # Strips Keras' progress bar and times, which vary.
     line = re.sub(r"^\s*\d+/\d+ .*?\d+(us|ms|s)/(step|epoch) - ", "", found[-1]) if found else ""
     return line.strip()
 
 
 def _error(output: str) -> str:
-    """The last line that says what went wrong."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     own = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     return (own or lines or [""])[-1]
 
 
 def _judge(script: Script, bare: Run | None, found: Run) -> tuple[str, bool]:
-    """The verdict, and whether it is what is wanted."""
+    """Returns the verdict, and whether the behaviour is correct."""
     if found.code is None:
-        return f"not done in {LIMIT_S:.0f} s", False
+        return f"not done in {RUN_TIMEOUT_S:.0f} s", False
     sentence = _refusal(found)
-    if script.wanted is Wanted.REFUSED:
+    if script.expected is Expected.REFUSED:
         if not sentence:
             return f"not refused: {found.error}", False
         if found.result:
             return f"refused after it was trained: {sentence}", False
-        is_said = bool(re.search(script.says, sentence))
-        return f"refused{'' if is_said else f', but says nothing of {script.says}'}: {sentence}", is_said
+        is_said = bool(re.search(script.message, sentence))
+        return f"refused{'' if is_said else f', but says nothing of {script.message}'}: {sentence}", is_said
     if bare is not None and bare.code != 0:
         is_same = found.code != 0 and bare.error in found.output
         status = "" if found.code == bare.code else f", status {found.code} for {bare.code}"
@@ -478,7 +463,7 @@ def _judge(script: Script, bare: Run | None, found: Run) -> tuple[str, bool]:
 
 
 def _refusal(run: Run) -> str:
-    """Dike's sentence, if that is how it ended: bad input."""
+    """Dike's error sentence if it ended with status 2 (bad input); empty otherwise."""
     lines = run.output.strip().splitlines()
     is_said = run.code == 2 and lines and lines[-1].startswith("dike: ")
     return lines[-1].removeprefix("dike: ") if is_said else ""

@@ -153,7 +153,7 @@ class RunEnd:
 
     Attributes:
         trial, run: the run's key.
-        outcome: `finished` (the script ran to its end), `suspended` (state saved), `stopped` (killed because it did not
+        outcome: `finished` (the script ran to its end), `suspended` (state saved), `killed` (because it did not
             save in time; resumes from its last checkpoint), `bad_input` (the script refused its arguments or Dike its
             input; a retry would not help), `timed_out` (it exceeded its duration, or stalled), `failed`.
         exit_code: minus the signal's number if one ended it; None if it never started, or is paused.

@@ -151,7 +151,7 @@ class RunReports:
         if exit_code == EXIT_BAD_INPUT and self._bad_input_message:
             return "bad_input", self._bad_input_message
         if stopped:
-            return "stopped", stopped
+            return "killed", stopped
         return "failed", self._failure_message or how
 
     def _apply(self, content: dict[str, Any]) -> None:

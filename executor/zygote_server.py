@@ -1,6 +1,6 @@
 """Serves zygotes to all executors of a machine: `python -P -m executor.zygote_server SOCKET FOLDER`.
 
-An embedded Mesos has one, so that its executors, and commands that run jobs on it, import a library once. A connection
+A private Mesos has one, so that its executors, and commands that run jobs on it, import a library once. A connection
 to SOCKET (AF_UNIX, SOCK_SEQPACKET) has one request: a JSON object with a `kind` (`ZygoteKind.dumps`), a `request`
 (`ForkRequest.encode`) and its file descriptors. The answer is a process id or an error message. Without a `request` a
 zygote of that kind begins to import, and there is no answer.

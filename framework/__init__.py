@@ -1,1 +1,1 @@
-"""The Mesos framework: offers, jobs, failures, the embedded Mesos and the `dike` command."""
+"""The Mesos framework: offers, jobs, failures, the private Mesos and the `dike` command."""

@@ -25,7 +25,7 @@ from pydantic_core import PydanticKnownError
 MAX_TEXT = 4096
 MAX_ITEMS = 10_000
 _CHOICES = re.compile(r".* is not one of ('.*)", re.DOTALL)
-"""How typer refuses a value."""
+"""Typer's message for a value that is not a choice."""
 _NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?")
 _UNIT = re.compile(r"_(s|mb|mib)$")
 
@@ -38,12 +38,12 @@ class UserOption:
         panel: title under which `--help` shows it.
         help: what it does, for `--help` and the REST schema.
         flag: the option on the command line; empty for the field's name without its unit.
-        metavar: what stands for the value in `--help`; None for its type's.
-        default: the default in words; empty to show the value.
-        variable: environment variable that gives the value too; empty for none.
-        read: reads what is typed; None for fields whose type the command line knows.
+        metavar: placeholder of the value in `--help`; None for that of its type.
+        default: text for the default; empty to show the value.
+        variable: environment variable for the value; empty for none.
+        read: parses the given text; None for types that typer parses.
         reads: type of what `read` takes, `str` or `list[str]`.
-        settable_on_resume: whether a search that is resumed can be given another value.
+        settable_on_resume: whether `dike tune --resume` can change it.
     """
 
     panel: str
@@ -67,7 +67,7 @@ class DescribedField:
 
     Attributes:
         name: of the field.
-        option: how it is described.
+        option: its description.
         type: what the field holds, without None.
         default: its default.
         minimum, maximum: bounds of a number, inclusive; None for none.
@@ -89,7 +89,7 @@ class DescribedField:
 
     @property
     def flag(self) -> str:
-        """As it is typed: `--quantum`."""
+        """The option: `--quantum`."""
         return f"--{self.parameter.replace('_', '-')}"
 
 
@@ -120,7 +120,7 @@ def _described(described: type, hints: Mapping[str, Any]) -> Iterator[DescribedF
 
 
 def _plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type without None and what annotates it, and the annotations."""
+    """Splits a type into the type without None and annotations, and the annotations."""
     metadata: tuple[Any, ...] = ()
     while True:
         if typing.get_origin(hint) is Annotated:
@@ -133,7 +133,7 @@ def _plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def values_of(described: type, source: object) -> dict[str, Any]:
-    """The values of a dataclass's fields in an object that has them all, for another that has them too."""
+    """Reads the attributes named as a dataclass's fields from any object that has them."""
     return {one.name: getattr(source, one.name) for one in dataclasses.fields(described)}
 
 
@@ -183,7 +183,7 @@ def refusal(subject: str, error: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    # A command line types numbers as texts.
+    # Numbers of a command line arrive as text.
     text = repr(value) if isinstance(value, str) and not _NUMBER.fullmatch(value) else str(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
@@ -194,10 +194,10 @@ def _storable(text: str) -> str:
     except UnicodeEncodeError:
         raise PydanticKnownError("string_unicode") from None
     if "\0" in text:
-        raise ValueError("holds a NUL, which no database and no process takes")
+        raise ValueError("holds a NUL character, which neither databases nor processes accept")
     return text
 
 
 LongText = Annotated[str, AfterValidator(_storable)]
-"""A text that databases and processes take."""
+"""A text that databases and processes accept."""
 Text = Annotated[LongText, Field(max_length=MAX_TEXT)]

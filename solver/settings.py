@@ -50,9 +50,9 @@ class WorkerBounds:
 class PlanOptions:
     """A user's planning options, offline and live."""
 
-    objective: Annotated[Objective, UserOption(_PANEL, "What to plan for: speed, or the paper's Eq. 1 (traffic).")] = (
-        "throughput"
-    )
+    objective: Annotated[
+        Objective, UserOption(_PANEL, "Plan for speed, or for little network traffic (Eq. 1 of the paper).")
+    ] = "throughput"
     rules: Annotated[
         Text,
         UserOption(
@@ -65,7 +65,7 @@ class PlanOptions:
     gpus_per_task: Annotated[
         int,
         Field(ge=1, le=MAX_ITEMS),
-        UserOption(_PANEL, "GPUs that one plain task may have: they share the batches of Keras' fit."),
+        UserOption(_PANEL, "Maximum GPUs of a plain task. They share each batch of Keras' fit."),
     ] = 1
     task_mem_mb: Annotated[
         int,
@@ -75,7 +75,7 @@ class PlanOptions:
     time_limit_s: Annotated[
         float | None,
         Field(gt=0, allow_inf_nan=False),
-        UserOption(_PANEL, "Maximum planning time, seconds.", default="30, kept roughly"),
+        UserOption(_PANEL, "Maximum planning time, seconds.", default="about 30"),
     ] = None
 
     def check_rules(self) -> None:

@@ -1,4 +1,4 @@
-"""Three training jobs that come one after the other to four GPUs: sizes that stay against sizes that change."""
+"""Runs three training jobs that share four GPUs, with fixed and with elastic sizes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SCRIPT = Path(__file__).parent / "scripts" / "paced.py"
 STEP_S = 0.05
 """As in the script."""
 GPUS = 4
-# Beside a worker with the GPU there is room for a ps, but for no worker without one.
+# Room for a worker with the GPU and a ps, not for a second worker.
 AGENT = AgentSpec(resources="cpus:0.9;mem:3700;disk:4096;gpus:1", attributes="gpu_model:k80")
 RESIZE_INTERVAL_S = 5.0
 TIMEOUT_S = 600.0
 REPEATS = 3
 REFERENCE = "two workers each"
-K80_FLOPS_OF_A_STEP = 1.4e11
-"""So many the solver takes a K80 to compute in about the time of a step."""
+K80_STEP_FLOPS = 1.4e11
+"""The solver estimates about `STEP_S` for this on a K80."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A job: when it is submitted, in seconds after the first, and its steps."""
+    """A job, submitted `at_s` seconds after the first."""
 
     name: str
     at_s: float
@@ -53,19 +53,15 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a job went: seconds from its submission to its end, and its result."""
+class JobResult:
+    """Seconds from submission to end, and the result of a job."""
 
     seconds: float
     result: dict[str, Any]
 
 
 def measure(repeats: int = REPEATS) -> Iterator[str]:
-    """Lines of Markdown: completion times of the jobs in each mode.
-
-    Args:
-        repeats: how often all modes are run.
-    """
+    """Reports the jobs' completion times in each mode."""
     jobs = ", ".join(f"{job.name} at {job.at_s:g} s with {job.steps:,} steps" for job in ARRIVALS)
     yield f"Three asynchronous jobs - {jobs} -"
     yield f"on an embedded Mesos of {GPUS} agents with a GPU each. A step takes a worker {STEP_S * 1000:g} ms in which"
@@ -100,7 +96,7 @@ def measure(repeats: int = REPEATS) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Row:
-    """Seconds of each job, when the last ended, and what each change cost."""
+    """Seconds of each job, the last end, and the cost of each resize."""
 
     seconds: tuple[float, ...]
     last_s: float
@@ -111,7 +107,7 @@ class _Row:
         return sum(self.seconds)
 
 
-def _row(ended: dict[str, Ended]) -> _Row:
+def _row(ended: dict[str, JobResult]) -> _Row:
     return _Row(
         tuple(ended[job.name].seconds for job in ARRIVALS),
         max(job.at_s + ended[job.name].seconds for job in ARRIVALS),
@@ -120,24 +116,22 @@ def _row(ended: dict[str, Ended]) -> _Row:
 
 
 def ratios(values: Sequence[float]) -> str:
-    """Their mean, the least and the largest."""
     return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def run_jobs(options: Sequence[str]) -> dict[str, Ended]:
-    """Submits all jobs in time and waits for their ends.
+def run_jobs(options: Sequence[str]) -> dict[str, JobResult]:
+    """Submits all jobs on time and waits for their ends.
 
-    Args:
-        options: of `dike run`.
+    `options`: of `dike run`.
 
     Raises:
-        RuntimeError: if a job fails or takes too long.
+        RuntimeError: if a job fails, or the jobs exceed `TIMEOUT_S`.
     """
     with tempfile.TemporaryDirectory() as folder, EmbeddedCluster([AGENT] * GPUS) as cluster:
         cluster.wait_for_agents(60)
         begun_s = time.monotonic()
         running: dict[str, subprocess.Popen[bytes]] = {}
-        ended: dict[str, Ended] = {}
+        ended: dict[str, JobResult] = {}
         try:
             while len(ended) < len(ARRIVALS):
                 now_s = time.monotonic() - begun_s
@@ -145,9 +139,9 @@ def run_jobs(options: Sequence[str]) -> dict[str, Ended]:
                     if job.name not in running and now_s >= job.at_s:
                         running[job.name] = _submit(job, Path(folder), cluster.master, options)
                     elif job.name in running and job.name not in ended and running[job.name].poll() is not None:
-                        ended[job.name] = Ended(now_s - job.at_s, _result(job, Path(folder), running[job.name]))
+                        ended[job.name] = JobResult(now_s - job.at_s, _result(job, Path(folder), running[job.name]))
                 if now_s > TIMEOUT_S:
-                    raise RuntimeError(f"the jobs did not end within {TIMEOUT_S:g} s")
+                    raise RuntimeError(f"the jobs do not end within {TIMEOUT_S:g} s")
                 time.sleep(0.05)
         finally:
             for process in running.values():
@@ -174,15 +168,15 @@ def _result(job: Arrival, folder: Path, process: subprocess.Popen[bytes]) -> dic
 
 
 def paced_profile() -> ModelProfile:
-    """The script's model, with the FLOPs of one whose step takes a GPU that long."""
+    """The script's model, with FLOPs that take a K80 about `STEP_S` a step."""
     return ModelProfile(
         name=SCRIPT.name,
         api=Api.GRAPH,
         parameters=8,
         parameter_bytes=32,
         variables=(VariableSpec("w", (8, 1), "float32", 32),),
-        flops_forward_per_sample=K80_FLOPS_OF_A_STEP / 96,
-        flops_step_per_sample=K80_FLOPS_OF_A_STEP / 32,
-        longest_path_flops=K80_FLOPS_OF_A_STEP / 96,
+        flops_forward_per_sample=K80_STEP_FLOPS / 96,
+        flops_step_per_sample=K80_STEP_FLOPS / 32,
+        longest_path_flops=K80_STEP_FLOPS / 96,
         batch_size=32,
     )

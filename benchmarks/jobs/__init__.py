@@ -1,4 +1,4 @@
-"""Everything that is claimed of `python -m benchmarks simulate-jobs`, in one document."""
+"""All results of `python -m benchmarks simulate-jobs`, in one document."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from benchmarks.jobs import contenders, errors, job_plots, parts
 from benchmarks.jobs.cases import CASES, SEEDS
-from benchmarks.simulation.jobs.beliefs import SAMPLE_RUNS
+from benchmarks.simulation.jobs.estimates import SAMPLE_RUNS
 from benchmarks.simulation.jobs.world import SAMPLE_RUN_S, JobsSettings
 
 TITLE = "Many training jobs on one cluster, simulated"
 PARTS = ("job_plots",)
-"""Those that can be run alone."""
+"""Parts that can be run alone."""
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and a figure beside the results."""
+    """Runs all parts, and draws a figure beside the results."""
     settings, sampling_s = JobsSettings(), SAMPLE_RUNS * SAMPLE_RUN_S
     yield f"Means of {len(SEEDS)} seeds; every policy gets the same jobs of a seed. A round every"
     yield f"{settings.interval_s:g} s; a job that begins or changes loses {settings.resize_s:g} s, and"

@@ -1,4 +1,4 @@
-"""The workloads, and how they are run on all cores."""
+"""The simulated workloads, and their execution on all cores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 
-from benchmarks.simulation.jobs.beliefs import BeliefSettings
 from benchmarks.simulation.jobs.comparison import SchedulerResult, Sources, Workload, compare
+from benchmarks.simulation.jobs.estimates import EstimateSettings
 from benchmarks.simulation.jobs.machines import Machines
 from benchmarks.simulation.jobs.workload import read_trace
 from benchmarks.simulation.jobs.world import JobsSettings
@@ -24,16 +24,12 @@ FEWER_SEEDS = range(5)
 
 @dataclass(frozen=True)
 class Case:
-    """Jobs on machines.
+    """A workload on a cluster.
 
     Attributes:
-        name: for the tables.
-        text: what it is, in a sentence.
-        measured: whether there are models of measured speed.
-        profiles: whether there are models with parameter servers.
-        jobs: how many.
-        per_hour: how many come in an hour; None for those of the trace.
-        network_gbps: of the machines.
+        measured: includes the models with measured speeds.
+        profiles: includes the models with parameter servers.
+        per_hour: mean arrivals per hour; None: arrivals of the trace.
     """
 
     name: str
@@ -46,13 +42,12 @@ class Case:
 
     @functools.cached_property
     def sources(self) -> Sources:
-        """The models on 16 machines of 4 GPUs."""
+        """The models, on 16 machines of 4 GPUs."""
         tables, profiles = DATA / "pollux" if self.measured else None, DATA / "profiles" if self.profiles else None
         return Sources.read(tables, profiles, Machines(network_gbps=self.network_gbps))
 
     @functools.cached_property
     def workload(self) -> Workload:
-        """What comes when."""
         trace = read_trace(DATA / "pollux" / "workload-1.csv") if self.per_hour is None else ()
         return Workload(self.jobs, self.per_hour, trace)
 
@@ -103,10 +98,12 @@ COMPARED = ("all-reduce", "ps", "trace")
 
 
 def run(
-    case: str, policies: Sequence[str], beliefs: BeliefSettings | None = None, seeds: Sequence[int] = SEEDS
+    case: str, policies: Sequence[str], estimates: EstimateSettings | None = None, seeds: Sequence[int] = SEEDS
 ) -> tuple[SchedulerResult, ...]:
-    """The policies on a case, one seed at a time on each core."""
-    of_seeds = list(_pool().map(_one, [(case, tuple(policies), beliefs or BeliefSettings(), seed) for seed in seeds]))
+    """Runs the policies on a case, one seed at a time on each core."""
+    of_seeds = list(
+        _pool().map(_run_seed, [(case, tuple(policies), estimates or EstimateSettings(), seed) for seed in seeds])
+    )
     return tuple(
         SchedulerResult(name, tuple(of_seed[place].outcomes[0] for of_seed in of_seeds))
         for place, name in enumerate(policies)
@@ -114,7 +111,7 @@ def run(
 
 
 def ratio(result: SchedulerResult, unit: SchedulerResult) -> str:
-    """Mean completion time over that of another, by seed: the mean, and its standard error."""
+    """Formats the mean and the standard error of the ratio of mean completion times, by seed."""
     ratios = [
         one.mean_completion_s / other.mean_completion_s
         for one, other in zip(result.outcomes, unit.outcomes, strict=True)
@@ -123,7 +120,7 @@ def ratio(result: SchedulerResult, unit: SchedulerResult) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of Markdown, and an empty one."""
+    """Yields a Markdown table and an empty line."""
     yield f"| {' | '.join(columns)} |"
     yield "|" + "---|" * len(columns)
     for row in rows:
@@ -133,11 +130,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 @functools.cache
 def _pool() -> ProcessPoolExecutor:
-    # Processes that keep their models from one comparison to the next.
+    # Reused, as the processes cache their models.
     return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
 
 
-def _one(task: tuple[str, tuple[str, ...], BeliefSettings, int]) -> tuple[SchedulerResult, ...]:
-    case, policies, beliefs, seed = task
+def _run_seed(task: tuple[str, tuple[str, ...], EstimateSettings, int]) -> tuple[SchedulerResult, ...]:
+    case, policies, estimates, seed = task
     found = CASES[case]
-    return compare(found.sources, found.workload, policies, JobsSettings(beliefs=beliefs), [seed])
+    return compare(found.sources, found.workload, policies, JobsSettings(estimates=estimates), [seed])

@@ -17,7 +17,6 @@ COLUMNS = ("policy", "mean completion, h", "x (± standard error)", "90% of the 
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and the figure."""
     yield "Time from a job's arrival to its end; x: as a multiple of optimus', by seed. In brackets: the means as"
     yield "multiples of optimus'. The paper 'Optimus' has about 2.39 for drf's mean completion time and 1.63 for its"
     yield "makespan."

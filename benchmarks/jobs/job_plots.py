@@ -1,4 +1,4 @@
-"""What each policy does with one and the same training jobs: who holds how many workers when, and who waits."""
+"""Draws the schedules of all policies for the same training jobs: workers over time, and waiting times."""
 
 from __future__ import annotations
 
@@ -23,38 +23,26 @@ TITLE = "What each policy does, drawn"
 MACHINES = Machines(count=4)
 WORKLOAD = Workload(jobs=12, per_hour=8)
 SEED = 0
-"""Of the jobs; one with which the policies' times are close to those of the case all-reduce."""
+"""Seed of the jobs; its times are close to the means of the case all-reduce."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one policy has made of the jobs.
-
-    Attributes:
-        outcome: its figures.
-        stretches: who held how many workers when, in the order of time.
-    """
+    """Outcome of one policy, and the time spans in which jobs had workers, in time order."""
 
     outcome: JobsOutcome
     stretches: Sequence[Stretch]
 
 
 def schedule_of(policy: str, jobs: Sequence[SimulatedJob], machines: Machines, seed: int) -> Schedule:
-    """Lets a policy play.
-
-    Args:
-        policy: its name.
-        jobs: in the order of arrival.
-        machines: what they share.
-        seed: of the noise in what is measured.
-    """
+    """Runs one policy. `jobs`: in order of arrival; `seed`: of the measurement noise."""
     stretches: list[Stretch] = []
     outcome = JobsWorld(jobs, machines, scheduler_named(policy), JobsSettings(), seed, stretches.append).run()
     return Schedule(outcome, stretches)
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown; the pictures go where docs/policies.md shows them."""
+    """Reports the figures, and draws the pictures of docs/policies.md."""
     sources = Sources.read(DATA / "pollux", None, MACHINES)
     jobs = WORKLOAD.draw(sources.models(SEED), MACHINES, SEED)
     schedules = {name: schedule_of(name, jobs, MACHINES, SEED) for name in SCHEDULERS}
@@ -83,7 +71,7 @@ def measure() -> Iterator[str]:
 
 
 def colours_of(jobs: Sequence[SimulatedJob]) -> dict[int, str]:
-    """Job -> its colour; grey but for the shortest ones, as they train with one worker."""
+    """Job -> colour; the jobs with the least work are coloured, the others grey."""
     by_length = sorted(jobs, key=_alone_s)
     short = {job.id: colour for job, colour in zip(by_length, GOOD_COLOURS, strict=False)}
     return {job.id: short.get(job.id, OTHER_COLOURS[job.id % len(OTHER_COLOURS)]) for job in jobs}
@@ -95,11 +83,7 @@ def _alone_s(job: SimulatedJob) -> float:
 
 
 def stacked(stretches: Sequence[Stretch]) -> Iterator[tuple[Stretch, int]]:
-    """Each stretch, and how many workers the jobs that came before its own hold meanwhile.
-
-    Args:
-        stretches: round by round; those of a round begin together.
-    """
+    """Yields each span and the number of workers of earlier jobs in the same round, for a stacked plot."""
     start_s, below = -1.0, 0
     for stretch in sorted(stretches, key=lambda one: (one.start_s, one.job)):
         if stretch.start_s != start_s:

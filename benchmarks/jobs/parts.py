@@ -1,4 +1,4 @@
-"""What each part of Optimus is worth by itself."""
+"""The gain of each part of Optimus alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ WITHOUT = {
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: one table of what is gained, one of what is lost."""
     yield "Mean completion time with one part of Optimus put into drf (which is drf's allocation, tasks spread over"
     yield "the machines, variables dealt out to the ps in turn), as a multiple of drf's; and with one part of drf put"
     yield "into Optimus, as a multiple of Optimus'. All-reduce has no ps to balance. In the paper allocation gains 62%,"

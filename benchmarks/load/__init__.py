@@ -1,6 +1,6 @@
-"""What a service carries: 1,000 jobs at once on 100 agents, while clients look on; how long placement and answers take.
+"""Loads a service with 1,000 jobs on 100 agents while clients query it; measures placement and response times.
 
-Service, Mesos, database and HTTP are real. The tasks are not: their executor reports a few states and ends.
+Service, Mesos, database and HTTP are real. The executor is fake: it reports a few states and ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-from benchmarks.load.fake_service import FakeService, fake_service
+from benchmarks.load.service import ServiceUnderLoad, service_under_load
 from framework.service.api.client import ServiceClient
 
 TITLE = "A service under load"
@@ -22,29 +22,27 @@ AGENTS = 100
 JOBS = 1000
 SINGLE_JOBS = 20
 SUBMITTERS = 4
-LOOK_EVERY_S = 0.05
+POLL_INTERVAL_S = 0.05
 DEADLINE_S = 3600.0
 
 
 @dataclass
 class Timings:
-    """Seconds that calls took, by what they were."""
+    """Kind of call -> durations in seconds."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def time(self, name: str, call: Callable[[], object]) -> None:
-        """Makes a call and notes how long it took."""
         begun = time.perf_counter()
         call()
         self.seconds.setdefault(name, []).append(time.perf_counter() - begun)
 
 
 def measure() -> Iterator[str]:
-    """Lines of a Markdown page."""
-    with fake_service(AGENTS, cpus_of_agent=8) as service:
+    with service_under_load(AGENTS, cpus_of_agent=8) as service:
         yield from _describe(service)
         yield ""
-        alone = [_placement(service, service.client) for _ in range(SINGLE_JOBS)]
+        alone = [_measure_placement(service, service.client) for _ in range(SINGLE_JOBS)]
         burst, among_others = _burst(service)
         yield "## Placement"
         yield ""
@@ -62,7 +60,7 @@ def measure() -> Iterator[str]:
         yield from burst
 
 
-def _describe(service: FakeService) -> Iterator[str]:
+def _describe(service: ServiceUnderLoad) -> Iterator[str]:
     daemons = [service.cluster.master_pid, *(agent.pid for agent in service.cluster.agents)]
     yield (
         f"{len(daemons) - 1} agents of 8 CPUs each on this one machine, so that Mesos itself and the jobs' executors "
@@ -70,13 +68,13 @@ def _describe(service: FakeService) -> Iterator[str]:
     )
 
 
-def _burst(service: FakeService) -> tuple[list[str], list[float]]:
-    """Lines on many jobs at once, and in how many seconds those of another user were placed meanwhile."""
+def _burst(service: ServiceUnderLoad) -> tuple[list[str], list[float]]:
+    """Submits many jobs at once; returns the report and the placement times of another user's jobs meanwhile."""
     before_updates, before_mib = _status_updates(service), service.memory_mib()
     timings = Timings()
     is_over = threading.Event()
     with ThreadPoolExecutor() as pool:
-        looking = pool.submit(_look_on, service, timings, is_over)
+        querying = pool.submit(_query, service, timings, is_over)
         begun = time.perf_counter()
         try:
             ids = _submit_all(service, timings)
@@ -86,7 +84,7 @@ def _burst(service: FakeService) -> tuple[list[str], list[float]]:
             all_s = time.perf_counter() - begun
         finally:
             is_over.set()
-        looking.result()
+        querying.result()
         among_others = placing.result()
     lines = [
         f"## {len(ids)} jobs at once",
@@ -108,7 +106,7 @@ def _burst(service: FakeService) -> tuple[list[str], list[float]]:
     return lines, among_others
 
 
-def _submit_all(service: FakeService, timings: Timings) -> list[str]:
+def _submit_all(service: ServiceUnderLoad, timings: Timings) -> list[str]:
     with ThreadPoolExecutor(SUBMITTERS) as pool:
 
         def submit(number: int) -> str:
@@ -119,9 +117,9 @@ def _submit_all(service: FakeService, timings: Timings) -> list[str]:
         return list(pool.map(submit, range(JOBS)))
 
 
-def _look_on(service: FakeService, timings: Timings, is_over: threading.Event) -> None:
+def _query(service: ServiceUnderLoad, timings: Timings, is_over: threading.Event) -> None:
     with service.another_client("load") as client:
-        while not is_over.wait(LOOK_EVERY_S):
+        while not is_over.wait(POLL_INTERVAL_S):
             page: list[str] = []
             timings.time("GET /jobs?limit=200", lambda page=page: page.extend(_first_page(client)))  # type: ignore[misc]
             if page:
@@ -135,30 +133,30 @@ def _first_page(client: ServiceClient) -> list[str]:
     return [] if first is None else [first.id]
 
 
-def _place_others(service: FakeService, is_over: threading.Event) -> list[float]:
+def _place_others(service: ServiceUnderLoad, is_over: threading.Event) -> list[float]:
     placements = []
     with service.another_client("other") as client:
         while not is_over.is_set():
-            placements.append(_placement(service, client))
+            placements.append(_measure_placement(service, client))
     return placements
 
 
-def _placement(service: FakeService, client: ServiceClient) -> float:
-    """Submits a job, waits for its end; returns the seconds until its tasks were launched."""
+def _measure_placement(service: ServiceUnderLoad, client: ServiceClient) -> float:
+    """Submits a job and waits for its end; returns the seconds from submission to launch."""
     job_id = service.submit(client)
     deadline = time.monotonic() + DEADLINE_S
     while not (job := client.job(job_id)).state.has_ended():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"job {job_id} has not ended: {job}")
-        time.sleep(LOOK_EVERY_S)
+            raise RuntimeError(f"job {job_id} does not end: {job}")
+        time.sleep(POLL_INTERVAL_S)
     return min(task.launched_s for task in client.tasks(job_id)) - job.submitted_s
 
 
-def _wait_for_all(service: FakeService) -> dict[str, int]:
+def _wait_for_all(service: ServiceUnderLoad) -> dict[str, int]:
     deadline = time.monotonic() + DEADLINE_S
     while service.open_jobs():
         if time.monotonic() > deadline:
-            raise RuntimeError("the jobs have not ended")
+            raise RuntimeError("the jobs do not end")
         time.sleep(1)
     states: dict[str, int] = {}
     for job in service.client.jobs(user="load"):
@@ -167,7 +165,7 @@ def _wait_for_all(service: FakeService) -> dict[str, int]:
     return states
 
 
-def _status_updates(service: FakeService) -> int:
+def _status_updates(service: ServiceUnderLoad) -> int:
     answer = httpx.get(
         f"http://{service.cluster.master}/metrics/snapshot", auth=service.cluster.access.credentials, trust_env=False
     ).json()

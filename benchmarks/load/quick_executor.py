@@ -1,8 +1,8 @@
-"""An executor whose tasks are over at once: with it a load test measures the service and Mesos, not a thousand scripts.
+"""A fake executor whose tasks end immediately, so that load tests measure the service and Mesos, not the scripts.
 
-It speaks Mesos' v1 executor API by itself and imports next to nothing, as there are thousands of it. It takes any
-number of tasks. A parameter server runs until it is killed; any other task says `RUNNING` a few times and finishes.
-With an argument, `forever`, all run until they are killed. It ends when its last task has.
+It implements the v1 executor API without a library and imports little, as thousands of it run. A parameter server runs
+until it is killed; other tasks report `RUNNING` several times and finish, or with the argument `forever` run until
+killed. The executor exits after its last task.
 """
 
 import base64
@@ -21,7 +21,7 @@ IDS = {
 
 
 def connect(call):
-    """Posts a call; returns its connection."""
+    """Posts a call; returns the connection."""
     host, _, port = ENDPOINT.rpartition(":")
     body = json.dumps({**IDS, **call}).encode()
     head = (
@@ -34,7 +34,7 @@ def connect(call):
 
 
 def events(connection):
-    """The events of a subscription: each is one chunk of the answer, a length and JSON on two lines."""
+    """Yields the events of a subscription (RecordIO: length and JSON in each HTTP chunk)."""
     stream = connection.makefile("rb")
     while stream.readline().strip():
         pass
@@ -44,7 +44,7 @@ def events(connection):
 
 
 def update(task_id, state, message):
-    """Sends a status update and waits for the agent's answer."""
+    """Sends a status update and waits for the agent's response."""
     status = {
         "task_id": {"value": task_id},
         "executor_id": IDS["executor_id"],
@@ -58,7 +58,6 @@ def update(task_id, state, message):
 
 
 def main():
-    """Runs tasks until none is left."""
     tasks = set()
     left = 0
     for event in events(connect({"type": "SUBSCRIBE", "subscribe": {}})):

@@ -1,4 +1,4 @@
-"""Methods of planning that only evaluations need, beside those of `dike plan --method`."""
+"""Planning methods that only evaluations need, in addition to those of `dike plan --method`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from solver.options import default_rules
 from solver.plan import Plan
 from solver.request import PlanRequest
 
-_SEEN_BY_ITERATIVE = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
+_RULES_OF_ITERATIVE = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
 """`iterative` tries every plan that keeps these rules."""
 
 
 def _iterative(request: PlanRequest) -> Plan:
     rules = default_rules("throughput") if request.rules is None else request.rules
     description = "every placement of every option, for small clusters"
-    return baseline_plan("iterative", description, iterative, request, proven=rules >= _SEEN_BY_ITERATIVE)
+    return baseline_plan("iterative", description, iterative, request, proven=rules >= _RULES_OF_ITERATIVE)
 
 
 def _sar_tuned(request: PlanRequest) -> Plan:

@@ -1,4 +1,4 @@
-"""Every placement of every option: the optimum by brute force."""
+"""The optimum by brute force: every placement of every option."""
 
 from __future__ import annotations
 
@@ -30,45 +30,45 @@ from solver.shards import Shards
 from solver.traffic import weighted_traffic
 from solver.units import BYTES_PER_S_PER_GBPS
 
-MOST_PLACEMENTS = 200_000_000
+MAX_PLACEMENTS = 200_000_000
 """More take minutes."""
-MOST_LAYOUTS = 200_000
-"""So many placements of the parameter servers are listed one by one at most."""
-ROWS = 4096
-CELLS = 1 << 19
-"""Rows, and placements, looked at in one go: arrays of them fit a processor's cache."""
-BATCH = 1 << 15
-"""Asynchronous placements whose rates are found in one go."""
+MAX_LAYOUTS = 200_000
+"""Maximum number of ps placements, which are listed one by one."""
+ROWS_PER_CHUNK = 4096
+CELLS_PER_CHUNK = 1 << 19
+"""Rows, and cells of rows x layouts, evaluated at a time: their arrays fit a processor's cache."""
+PLACEMENTS_PER_CHUNK = 1 << 15
+"""Asynchronous placements evaluated at a time."""
 
 
 def iterative(setting: Setting) -> BaselineChoice:
-    """Evaluates every placement of every option, as the paper 'Dike' (section 4) does to know the best throughput.
+    """Evaluates every placement of every option (paper 'Dike', section 4).
 
-    Options: every size of worker that the first two rules leave or static methods use, any number of workers, up to one
-    ps for each machine.
-    Placements: all, parameter servers together on one machine included (the third rule is not kept), except those that
-    differ in nothing but which of the machines that are alike is which. Of equally fast ones the one with least traffic
-    (Eq. 1), then with fewest tasks. 'Best' is the step-time model's opinion.
+    Options: every worker size that the first two rules leave or static methods use, any number of workers, up to one ps
+        for
+    each machine.
+    Placements: all, including several ps on one machine (the third rule is not kept), except permutations of equal
+    machines. Ties are broken by least traffic (Eq. 1), then fewest tasks. 'Best' is by the step-time model.
 
     Raises:
-        BadInputError: if there are more than `MOST_PLACEMENTS`, or more than `MOST_LAYOUTS` of the parameter servers.
+        BadInputError: if there are more than `MAX_PLACEMENTS`, or more than `MAX_LAYOUTS` placements of the ps.
         InfeasibleError: if not even one worker fits.
     """
     return exhaust(setting)
 
 
 def exhaust(setting: Setting, *, inside_rules: bool = False) -> BaselineChoice:
-    """As `iterative`; if `inside_rules`, of what the rules leave: their sizes of workers, one ps a machine at most."""
+    """As `iterative`; `inside_rules` restricts it to the rules' worker sizes and one ps a machine."""
     kinds, sizes = setting.scenario.kinds, setting.scenario.sizes
     shapes = setting.shapes if inside_rules else tuple(dict.fromkeys((*setting.shapes, setting.slice)))
     rooms = [[_room(setting, kind, shape, ()) for kind in kinds] for shape in shapes]
     machines = [kind.count for kind in kinds]
     magnitude = log10_placements(machines, rooms, setting.max_ps)
-    if magnitude > math.log10(MOST_PLACEMENTS):
-        raise _too_many(f"about 10^{magnitude:.0f} placements", MOST_PLACEMENTS)
+    if magnitude > math.log10(MAX_PLACEMENTS):
+        raise _too_many(f"about 10^{magnitude:.0f} placements", MAX_PLACEMENTS)
     of_ps = layout_count(machines, setting.max_ps)
-    if of_ps > MOST_LAYOUTS:
-        raise _too_many(f"about 10^{math.log10(of_ps):.0f} placements of the parameter servers alone", MOST_LAYOUTS)
+    if of_ps > MAX_LAYOUTS:
+        raise _too_many(f"about 10^{math.log10(of_ps):.0f} placements of the parameter servers alone", MAX_LAYOUTS)
     layouts = [
         shard_layouts(kinds, sizes, setting.scenario.shards(ps).sizes, ps_may_share=not inside_rules)
         for ps in range(1, setting.max_ps + 1)
@@ -79,8 +79,8 @@ def exhaust(setting: Setting, *, inside_rules: bool = False) -> BaselineChoice:
         for runs, alike in by_runs.items()
         for of_shape in rooms
     )
-    if placements > MOST_PLACEMENTS:
-        raise _too_many(f"{placements:,} placements", MOST_PLACEMENTS)
+    if placements > MAX_PLACEMENTS:
+        raise _too_many(f"{placements:,} placements", MAX_PLACEMENTS)
     best: _Found | None = None
     for ps, by_runs in enumerate(layouts, 1):
         for shape, of_shape in zip(shapes, rooms, strict=True):
@@ -99,11 +99,11 @@ def exhaust(setting: Setting, *, inside_rules: bool = False) -> BaselineChoice:
 
 
 def _too_many(count: str, most: int) -> BadInputError:
-    return BadInputError(f"iterative would have to try {count}, and {most:,} are the most; take dike.")
+    return BadInputError(f"iterative would have to try {count}, more than its limit of {most:,}; use dike.")
 
 
 def _room(setting: Setting, kind: NodeKind, shape: WorkerShape, shelf: Shelf, *, with_chief: bool = False) -> int:
-    """How many workers a machine holds beside these shards; -1 if it does not hold what else there is."""
+    """How many workers a machine holds beside these shards; -1 if it does not hold the shards."""
     sizes = setting.scenario.sizes
     taken = [sizes.ps(size) for size in shelf]
     if with_chief and sizes.chief is not None:
@@ -114,7 +114,7 @@ def _room(setting: Setting, kind: NodeKind, shape: WorkerShape, shelf: Shelf, *,
 
 @dataclass(frozen=True)
 class _Found:
-    """The best placement so far: what each machine holds, and how many workers it has, kind by kind."""
+    """The best placement so far: shards and number of workers of each machine, kind by kind."""
 
     rank: tuple[float, int]
     samples_per_s: float
@@ -124,13 +124,12 @@ class _Found:
     workers: tuple[int, ...]
 
     def beats(self, other: _Found) -> bool:
-        """Whether it is faster, or as fast with less traffic or as much and fewer tasks."""
+        """Whether it is faster or, at equal speed, has less traffic or as much traffic and fewer tasks."""
         if abs(self.samples_per_s - other.samples_per_s) > SPEED_TOLERANCE * other.samples_per_s:
             return self.samples_per_s > other.samples_per_s
         return self.rank < other.rank
 
     def assignment(self, setting: Setting) -> Assignment:
-        """The machines' names."""
         kinds = [kind for kind in setting.scenario.kinds for _ in kind.names]
         names = [name for kind in setting.scenario.kinds for name in kind.names]
         left = {size: [ps for ps, of_ps in enumerate(self.shards.sizes) if of_ps == size] for size in self.shards.sizes}
@@ -148,7 +147,7 @@ class _Found:
 
 
 class _Block:
-    """Placements of one option's parameter servers, to be combined with many placements of workers."""
+    """Placements of one option's parameter servers, to combine with placements of workers."""
 
     def __init__(self, setting: Setting, shape: WorkerShape, shards: Shards, layouts: Sequence[Layout]) -> None:
         self._setting, self._shape, self._shards = setting, shape, shards
@@ -158,7 +157,7 @@ class _Block:
         self._kind_of = [number for number, kind in enumerate(kinds) for _ in kind.names]
         self._layouts = [tuple(shelf for of_kind in layout for shelf in of_kind) for layout in layouts]
         seen: list[dict[Shelf, int]] = [{} for _ in kinds]
-        # For each layout and machine, which of the shelves of its kind it has.
+        # [layout, machine] -> index of its shelf among those of its kind.
         self._shelf_of = np.array(
             [
                 [seen[kind].setdefault(shelf, len(seen[kind])) for kind, shelf in zip(self._kind_of, row, strict=True)]
@@ -167,7 +166,7 @@ class _Block:
         )
         self._local = [np.array([float(sum(shelf)) for shelf in shelves]) for shelves in seen]
         self._cards = np.array([kinds[number].network_bytes_per_s for number in self._kind_of])
-        # Of each layout, how long the slowest machine takes to send what it holds (solver.async_rates).
+        # For each layout, the longest time of a machine to send its shards (solver.async_rates).
         self._slowest_s = np.max(
             [
                 self._local[number][self._shelf_of[:, machine]] / self._cards[machine]
@@ -179,17 +178,15 @@ class _Block:
         self._beside_chief = [self._rooms_of(kind, shelves, True) for kind, shelves in zip(kinds, seen, strict=True)]
 
     def best(self, rows: Ints, best: _Found | None) -> _Found | None:
-        """The best of these placements, or the one given if that is better.
+        """Returns the best of these placements, or `best` if that is better.
 
-        Args:
-            rows: numbers of workers on every machine.
-            best: the best so far.
+        `rows`: numbers of workers on every machine.
         """
         counts = rows.sum(axis=1)
         rows = rows[(counts > 0) & (counts <= self._setting.cap_workers(int(counts.max(initial=0))))]
-        for start in range(0, len(rows), ROWS):
-            part = rows[start : start + ROWS]
-            step = max(1, CELLS // len(part))
+        for start in range(0, len(rows), ROWS_PER_CHUNK):
+            part = rows[start : start + ROWS_PER_CHUNK]
+            step = max(1, CELLS_PER_CHUNK // len(part))
             for first in range(0, len(self._layouts), step):
                 layouts = np.arange(first, min(first + step, len(self._layouts)))
                 speeds = self._speeds(layouts, part, 0.0 if best is None else best.samples_per_s)
@@ -202,12 +199,12 @@ class _Block:
         return np.array([_room(self._setting, kind, self._shape, shelf, with_chief=with_chief) for shelf in shelves])
 
     def _speeds(self, layouts: Ints, rows: Ints, least: float) -> Floats:
-        """Speeds of layouts x rows; 0 where the tasks do not fit.
+        """Returns speeds of layouts x rows; 0 where the tasks do not fit.
 
         Args:
-            layouts: which of the block's.
+            layouts: indices of the block's layouts.
             rows: numbers of workers on every machine.
-            least: asynchronous placements that are slower get some speed between their own and this.
+            least: slower asynchronous placements get any speed between their own and this.
         """
         model, scenario = self._model, self._setting.scenario
         counts = rows.sum(axis=1)
@@ -237,7 +234,7 @@ class _Block:
         return samples_per_s(model, np.broadcast_to(slowest, network.shape), network, self._load, counts)
 
     def _asynchronous_speeds(self, layouts: Ints, rows: Ints, rates: Floats, least: float) -> Floats:
-        """Speeds of layouts x rows whose workers make `rates` steps a second where only they limit themselves."""
+        """Speeds of layouts x rows; `rates`: steps per second limited by the workers alone."""
         model, scenario = self._model, self._setting.scenario
         kinds = [scenario.kinds[number] for number in self._kind_of]
         uplink, racks = np.inf, []
@@ -250,10 +247,10 @@ class _Block:
         steps = np.minimum(rates, shared.max_steps_per_s)
         wanted = least / model.samples_per_step * (1 - 2 * SPEED_TOLERANCE)
         at, row = np.nonzero((steps > 0) & (steps >= wanted))
-        # Promising ones first: those left when none can be faster keep the rate that they cannot exceed.
+        # By descending bound; the loop stops where no bound beats the best rate.
         order = np.argsort(-steps[at, row])
-        for start in range(0, len(order), BATCH):
-            some = order[start : start + BATCH]
+        for start in range(0, len(order), PLACEMENTS_PER_CHUNK):
+            some = order[start : start + PLACEMENTS_PER_CHUNK]
             here, beside = layouts[at[some]], rows[row[some]]
             if steps[at[some[0]], row[some[0]]] < wanted:
                 break
@@ -268,7 +265,7 @@ class _Block:
         return steps * model.samples_per_step
 
     def _own_rates(self, layouts: Ints, machine: int) -> Floats:
-        """Steps per second of a worker on the machine, alone on the network, in each of the layouts."""
+        """Steps per second of a worker on the machine, alone on the network, in each layout."""
         model, number = self._model, self._kind_of[machine]
         stored, card = self._local[number][self._shelf_of[layouts, machine]], self._cards[machine]
         waited = waits_s(stored, card, self._slowest_s[layouts])
@@ -278,7 +275,7 @@ class _Block:
         return rates
 
     def _uplinks_s(self, layouts: Ints, rows: Ints, counts: Ints) -> Floats:
-        """The busiest uplink of layouts x rows, as `solver.racks.uplink_s`."""
+        """Time of the busiest uplink of layouts x rows, as `solver.racks.uplink_s`."""
         scenario = self._setting.scenario
         assert scenario.cluster.across_racks_gbps is not None
         racks = [scenario.kinds[number].rack for number in self._kind_of]
@@ -292,7 +289,7 @@ class _Block:
         return 2 * busiest / (scenario.cluster.across_racks_gbps * BYTES_PER_S_PER_GBPS)
 
     def _top(self, speeds: Floats, first: int, rows: Ints) -> _Found | None:
-        """The fastest, with least traffic and fewest tasks."""
+        """The fastest placement, ties broken by traffic and number of tasks."""
         fastest = float(speeds.max())
         if fastest == 0:
             return None
@@ -302,7 +299,7 @@ class _Block:
         for machine, number in enumerate(self._kind_of):
             local += self._local[number][self._shelf_of[first + at, machine]] * rows[row, machine]
         workers = rows[row].sum(axis=1)
-        # Eq. 1 is linear in the workers and in the local bytes; in whole models, so that rounding makes no difference.
+        # Eq. 1 is linear in workers and local bytes; in units of the model, so that rounding does not matter.
         traffic = workers * weighted_traffic(1, 1, 0.0) + local / total * weighted_traffic(0, 0, 1.0)
         ranks = np.round(traffic, 6)
         index = int(np.lexsort((workers, ranks))[0])

@@ -1,4 +1,4 @@
-"""All ways to put a job's tasks on machines, machines that are alike not told apart."""
+"""Enumerates placements of a job's tasks up to permutations of equal machines."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from solver.resources import TaskSizes
 Shelf = tuple[int, ...]
 """Sizes of the shards on one machine, largest first."""
 Layout = tuple[tuple[Shelf, ...], ...]
-"""For each kind of machine what its machines hold, in descending order."""
+"""For each kind of machine the shards of its machines, in descending order."""
 Runs = tuple[tuple[int, ...], ...]
-"""For each kind how many of its machines in a row hold the same: workers do not tell those apart either."""
+"""For each kind the lengths of runs of machines with equal shards, which are interchangeable for workers too."""
 
 
 def shard_layouts(
     kinds: Sequence[NodeKind], sizes: TaskSizes, shards: Sequence[int], *, ps_may_share: bool
 ) -> dict[Runs, list[Layout]]:
-    """Every placement of the parameter servers that fits without any other task.
+    """Returns every placement of the parameter servers that fits without other tasks.
 
     Args:
         kinds: the machines.
@@ -47,13 +47,8 @@ def shard_layouts(
 
 
 def layout_count(machines: Sequence[int], ps: int) -> int:
-    """How many layouts there are of shards that differ, wherever they fit.
-
-    Args:
-        machines: how many there are of each kind.
-        ps: how many shards.
-    """
-    # Ways to part i shards among j machines that are alike and none of them empty: Stirling numbers.
+    """Counts the layouts of `ps` distinct shards, ignoring capacity; `machines`: number of each kind."""
+    # Stirling numbers: partitions of i shards into j nonempty machines.
     stirling = [[0] * (ps + 1) for _ in range(ps + 1)]
     stirling[0][0] = 1
     for i, j in itertools.product(range(1, ps + 1), repeat=2):
@@ -71,18 +66,17 @@ def fits(kind: NodeKind, sizes: TaskSizes, shelf: Shelf) -> bool:
 
 
 def row_count(runs: Runs, rooms: Sequence[int]) -> int:
-    """How many rows `worker_rows` has."""
     return math.prod(
         math.comb(room + machines, machines) for of_kind, room in zip(runs, rooms, strict=True) for machines in of_kind
     )
 
 
 def worker_rows(runs: Runs, rooms: Sequence[int]) -> Ints:
-    """Every way to place workers: a row has the number on each machine, kind by kind.
+    """Returns every placement of workers: a row has the number on each machine, kind by kind.
 
     Args:
         runs: which machines are interchangeable.
-        rooms: for each kind how many workers a machine holds.
+        rooms: for each kind the maximum number of workers on a machine.
     """
     rows = np.zeros((1, 0), dtype=np.int64)
     for of_kind, room in zip(runs, rooms, strict=True):
@@ -93,12 +87,12 @@ def worker_rows(runs: Runs, rooms: Sequence[int]) -> Ints:
 
 
 def log10_placements(machines: Sequence[int], rooms: Sequence[Sequence[int]], most_ps: int) -> float:
-    """Order of magnitude of the number of placements: all of them over the permutations of machines that are alike.
+    """Estimates log10 of the number of placements: all, divided by the permutations of equal machines.
 
     Args:
-        machines: how many there are of each kind.
-        rooms: for each size of worker and each kind, how many workers a machine holds.
-        most_ps: 1 to this many parameter servers.
+        machines: number of each kind.
+        rooms: for each worker size and kind, the maximum number of workers on a machine.
+        most_ps: maximum number of parameter servers.
     """
     per_shape = [
         sum(count * math.log10(room + 1) for count, room in zip(machines, of_shape, strict=True)) for of_shape in rooms
@@ -106,7 +100,7 @@ def log10_placements(machines: Sequence[int], rooms: Sequence[Sequence[int]], mo
     largest = max(per_shape)
     shapes = largest + math.log10(sum(10 ** (value - largest) for value in per_shape))
     permutations = sum(math.lgamma(count + 1) for count in machines) / math.log(10)
-    # The last term of the sum over numbers of parameter servers outweighs the others.
+    # The last term of the sum over numbers of ps dominates.
     return most_ps * math.log10(sum(machines)) + shapes - permutations
 
 

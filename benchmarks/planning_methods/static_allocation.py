@@ -18,11 +18,10 @@ CELLS = 1 << 19
 
 
 def sar_tuned(setting: Setting) -> BaselineChoice:
-    """Static allocation by someone who has tried every option: the fastest one, with the tasks by turns as before.
+    """Chooses the fastest option with its tasks placed round-robin.
 
-    The paper 'Dike' (section 4), our reading: a worker's size, the number of workers and the number of parameter
-    servers are the best there are by the step-time model; where the tasks go is not tuned. Parameter servers that would
-    leave the largest shard as large are not tried.
+    Our reading of the paper 'Dike' (section 4): worker size and numbers of workers and ps are the best by the step-time
+    model; the placement is not tuned. Numbers of ps that do not shrink the largest shard are skipped.
 
     Raises:
         InfeasibleError: if not even one worker fits.
@@ -54,16 +53,14 @@ def sar_tuned(setting: Setting) -> BaselineChoice:
 
 
 class PrefixSpeeds(Speeds):
-    """Speeds of growing numbers of workers."""
-
     def of_prefixes(self, shards: Shards, ps_on: Ints, workers_on: Ints, least: float = 0.0) -> Floats:
-        """Speeds with the first of these workers, the first two, and so on.
+        """Returns the speeds with the first worker, the first two, and so on.
 
         Args:
-            shards: what each ps holds.
+            shards: what each ps stores.
             ps_on: machine of each ps.
             workers_on: machine of each worker.
-            least: slower ones are of no interest: some speed between their own and this will do.
+            least: slower ones get any speed between their own and this.
         """
         if not self._model.profile.synchronous:
             return self._of_asynchronous_prefixes(shards, ps_on, workers_on, least)
@@ -85,7 +82,7 @@ class PrefixSpeeds(Speeds):
         return samples_per_s(model, work, network, model.load(shards), counts)
 
     def _of_asynchronous_prefixes(self, shards: Shards, ps_on: Ints, workers_on: Ints, least: float) -> Floats:
-        """As `of_prefixes`, by numbers of like machines with equally many workers."""
+        """As `of_prefixes`; groups equal machines with equally many workers."""
         local: Floats = np.bincount(ps_on, weights=shards.sizes, minlength=len(self._card)).astype(np.float64)
         here = _occurrences(workers_on)
         racks = np.unique(self._racks, return_inverse=True)[1] * (self._uplink is not None)
@@ -94,7 +91,7 @@ class PrefixSpeeds(Speeds):
         )
         most: Ints = np.zeros(int(alike.max()) + 1, dtype=np.int64)
         np.maximum.at(most, alike[workers_on], here)
-        # A column for each number of workers that machines of a class have at some time.
+        # A column for each class of machines and number of workers on them.
         first = np.cumsum(most + 1) - most - 1
         columns = first[alike]
         held: Ints = np.bincount(columns, minlength=int(first[-1] + most[-1]) + 1)
@@ -120,7 +117,7 @@ class PrefixSpeeds(Speeds):
 
 
 def _occurrences(values: Ints) -> Ints:
-    """For each element how often its value has been there up to and including it."""
+    """For each element, how often its value has occurred so far, itself included."""
     order = np.argsort(values, kind="stable")
     first = np.searchsorted(values[order], values[order])
     ranks = np.empty(len(values), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""All integer programs of the placement problem by name: the paper's own, those of the planner, and min-max ones."""
+"""All integer programs of the placement problem by name: the paper's, the planner's and min-max programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The integer program of the paper 'Dike' (section 3.3, Eq. 1-6) as printed, with what is wrong in it repaired.
+"""The integer program of the paper 'Dike' (section 3.3, Eq. 1-6) as printed, corrected.
 
 For machines i, parameter servers j and workers k, with P_ij, W_ik and Conn_jk all 0 or 1:
 
@@ -9,14 +9,12 @@ For machines i, parameter servers j and workers k, with P_ij, W_ik and Conn_jk a
                 sum_i P_ij = 1                                    for every j                   Eq. 6
                 Conn_jk + P_ij - W_ik <= 1                        for every i, j, k             added
 
-The added rows let Conn_jk be 1 only where ps j and worker k share a machine; the paper has no such rows, so its optimum
-is Conn = 1 everywhere. Rows for the other direction (Conn_jk >= P_ij + W_ik - 1) are not needed: with Cost_in below
-Cost_out the objective raises Conn by itself. That is why costs the other way round are refused. Further rows keep to
-`ps_per_node` and place the separate chief, where there are such.
+The added rows allow Conn_jk = 1 only if ps j and worker k share a machine; without them, as printed, Conn = 1 is
+optimal everywhere. Rows for the other direction (Conn_jk >= P_ij + W_ik - 1) are unnecessary, as the objective raises
+Conn while Cost_in < Cost_out; other costs are refused. Further rows enforce `ps_per_node` and place the separate chief.
 
-Exact, but slow: N m n rows for N machines, and the linear relaxation proves nothing, for P = W = 1/N allows Conn = 1
-everywhere. One further row a ps repairs most of that (`strengthened`): no more workers can be connected to a ps than
-fit beside it,
+Exact, but slow: N m n rows for N machines, and the linear relaxation is weak, as P = W = 1/N allows Conn = 1
+everywhere. `strengthened` adds one row for each ps, which limits its connected workers to those that fit beside it:
 
     sum_k Conn_jk <= sum_i cap_ij P_ij.
 """
@@ -33,10 +31,9 @@ from solver.placement.naming import Assignment
 
 @dataclass(frozen=True)
 class Literal:
-    """The paper's program; every kind of shards, one Cost_in and one larger Cost_out.
+    """The paper's program; any shards, one Cost_in and one larger Cost_out.
 
-    Attributes:
-        strengthened: with the further row for each ps.
+    `strengthened` adds a row for each ps.
     """
 
     strengthened: bool = False
@@ -57,11 +54,7 @@ class Literal:
         return programs.cost_refusal(instance) or programs.size_refusal(rows)
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves it.
-
-        Raises:
-            OutOfTimeError: if the time was over before there was any answer.
-        """
+        """Raises OutOfTimeError if the time limit passes without a solution."""
         deadline = programs.deadline_after(time_limit_s)
         builder = milp.MilpBuilder()
         nodes = programs.nodes(instance)

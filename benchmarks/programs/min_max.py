@@ -1,24 +1,24 @@
-"""The busiest network card first, Eq. 1 second: what the paper 'Dike' leaves out of its objective.
+"""Minimises the time of the busiest network card, then Eq. 1, which the paper 'Dike' minimises alone.
 
-Eq. 1 sums bytes over all pairs of tasks and knows neither cards nor balance; parameter servers piled on one machine
-cost it nothing. A step waits for the busiest card instead. With S_i shard bytes and a_i of n workers on machine i, M
-bytes in all, gradients and variables cross its card in both directions (docs/planner.md, 'Step time'):
+Eq. 1 sums bytes over pairs of tasks and ignores cards and balance; parameter servers on a single machine cost it
+nothing. A step waits for the busiest card. With S_i shard bytes and a_i of n workers on machine i, M bytes in all,
+gradients and variables cross its card in both directions (docs/planner.md, 'Step time'):
 
     T_i = 2 max(S_i (n - a_i), a_i (M - S_i)) / speed_i         minimise max_i T_i, then Eq. 1
 
-`MinMaxCounts`: T_i depends on machine i's configuration and number of workers only, so max T_i is one of few numbers.
-Within a limit T a configuration allows one range of workers (with a_i the first term falls and the second rises), and
-whether any placement keeps T is the program of `solver.formulations.configurations`. Bisection over the numbers finds
-the least; Eq. 1 is minimised at that one.
+`MinMaxCounts`: T_i depends on machine i's configuration and number of workers only, so max T_i has few possible values.
+Under a limit T a configuration allows a range of workers (the first term falls with a_i, the second rises), and
+feasibility is the program of `solver.formulations.configurations`. Bisection over the values finds the minimum, at
+which Eq. 1 is minimised.
 
-`MinMaxShards`: with too many configurations the program of `solver.formulations.unequal` takes T as a variable. As
+`MinMaxShards`: for too many configurations the program of `solver.formulations.unequal` takes T as a variable. As
 S_i a_i = sum_j Mem_j y_ij,
 
     minimise    T
-    subject to  T speed_i / 2 >= n sum_j Mem_j P_ij - sum_j Mem_j y_ij          for every i: what leaves
-                T speed_i / 2 >= M n_i              - sum_j Mem_j y_ij          for every i: what arrives
+    subject to  T speed_i / 2 >= n sum_j Mem_j P_ij - sum_j Mem_j y_ij          for every i: sent bytes
+                T speed_i / 2 >= M n_i              - sum_j Mem_j y_ij          for every i: received bytes
 
-Exact, since a greater y_ij only lowers both. Then T is fixed and Eq. 1 minimised.
+Exact, since a greater y_ij lowers both. Then T is fixed and Eq. 1 minimised.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ class MinMaxCounts:
         return TOO_MANY if Configurations.of(instance, by_card=True) is None else None
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves it.
-
-        Raises:
-            OutOfTimeError: if the time was over before there was any answer.
-        """
+        """Raises OutOfTimeError if the time limit passes without a solution."""
         deadline = programs.deadline_after(time_limit_s)
         configurations = Configurations.of(instance, by_card=True)
         assert configurations is not None, TOO_MANY
@@ -71,7 +67,7 @@ class MinMaxCounts:
         ]
 
         def place(limit_s: float, value: float) -> tuple[Assignment | None, bool]:
-            limits = [_fewest_and_most(card, limit_s) for card in cards]
+            limits = [_worker_range(card, limit_s) for card in cards]
             found, result = configurations.solve(lambda entry: value * entry.stored_bytes, limits, deadline)
             return found, result.proven
 
@@ -91,12 +87,12 @@ class MinMaxCounts:
             least_traffic, proven = place(times[high], programs.saving(instance) / instance.total_bytes)
         except OutOfTimeError:
             return programs.checked_solution(instance, best, self.objective, proven=False, bound=times[low])
-        assert least_traffic is not None, "what fitted a moment ago fits"
+        assert least_traffic is not None, "the limit was feasible in the bisection"
         return programs.checked_solution(instance, least_traffic, self.objective, proven, bound=times[low])
 
 
-def _fewest_and_most(card: list[float], limit_s: float) -> tuple[int, int] | None:
-    """Fewest and most workers with which a card keeps a limit; None if it never does."""
+def _worker_range(card: list[float], limit_s: float) -> tuple[int, int] | None:
+    """Minimum and maximum number of workers within the limit; None if there is none."""
     fitting = [workers for workers, time_s in enumerate(card) if time_s <= limit_s]
     return (fitting[0], fitting[-1]) if fitting else None
 
@@ -113,13 +109,9 @@ class MinMaxShards:
         return UnequalShards().refusal(instance)
 
     def solve(self, instance: Instance, time_limit_s: float | None = None) -> Solution | None:
-        """Solves it.
-
-        Raises:
-            OutOfTimeError: if the time was over before there was any answer.
-        """
+        """Raises OutOfTimeError if the time limit passes without a solution."""
         deadline = programs.deadline_after(time_limit_s)
-        # One unit is what the fastest card takes for all M bytes both ways.
+        # Unit: time of the fastest card for all M bytes both ways.
         unit_s = 2 * instance.total_bytes / max(kind.network_bytes_per_s for kind in instance.kinds)
         program = CountedWorkers.of(instance)
         local = add_local_workers(program, instance, 0.0)
@@ -141,7 +133,7 @@ class MinMaxShards:
             result = programs.run(program.builder.build(), deadline)
         except OutOfTimeError:
             return programs.checked_solution(instance, quickest, self.objective, proven=False, bound=bound)
-        # Where rounding inside the solver leaves nothing within the limit, what is there is the best.
+        # Rounding in the solver may leave no solution within the limit.
         least_traffic = quickest if result.values is None else program.assignment(result.values)
         return programs.checked_solution(instance, least_traffic, self.objective, result.proven, bound)
 
@@ -149,7 +141,7 @@ class MinMaxShards:
 def _limit_cards(
     program: CountedWorkers, instance: Instance, local: list[dict[str, int]], unit_s: float, factor: int | None = None
 ) -> None:
-    """Adds T_i <= unit_s times the factor (1 without one) for every machine i, in units of all M bytes."""
+    """Adds T_i <= unit_s times the factor (default 1) for every machine i, in units of all M bytes."""
     shares = [shard.size_bytes / instance.total_bytes for shard in program.types]
     for name, kind in programs.nodes(instance):
         moved = unit_s * kind.network_bytes_per_s / (2 * instance.total_bytes)

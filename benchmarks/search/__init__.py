@@ -1,4 +1,4 @@
-"""Everything that is claimed of the hyper-parameter search, in one document."""
+"""All measurements of the hyper-parameter search, in one document."""
 
 from __future__ import annotations
 
@@ -11,5 +11,4 @@ PARTS = ("simulated", "held_out", "policy_plots", "real", "preemption")
 
 
 def measure() -> Iterator[str]:
-    """The parts one after the other; each can be run alone."""
     return measure_parts("benchmarks.search", PARTS)

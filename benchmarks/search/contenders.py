@@ -1,4 +1,4 @@
-"""Runs one whole search, by Dike or by another library, and reads what the trials wrote down."""
+"""Runs one whole search, by Dike or another library, and reads the logs of its trials."""
 
 from __future__ import annotations
 
@@ -32,34 +32,31 @@ OWN = {
     "dike": ("--policy=dike",),
     "dike, --stop asha": ("--policy=dike", "--stop=asha"),
 }
-"""Kind of search -> the options of `dike tune`."""
+"""Kind of search -> options of `dike tune`."""
 OTHERS = {
     "Ray Tune, ASHA": ("ray_tune", "asha"),
     "Ray Tune, HyperBand": ("ray_tune", "hyperband"),
     "Optuna, median pruner": ("optuna_pruners", "median"),
     "Optuna, Hyperband": ("optuna_pruners", "hyperband"),
 }
-"""Kind of search -> the module that runs it, and what that is told."""
+"""Kind of search -> the module that runs it, and its first argument."""
 KINDS = (*OWN, *OTHERS)
 SLOTS = 2
 QUANTUM_S = 3.0
 TIMEOUT_S = 600.0
-DIARIES = "diaries"
+LOGS = "logs"
 
 Space = Mapping[str, Sequence[Any]]
 Epoch = tuple[float, float]
-"""When an epoch ended, in seconds since the search was started, and its loss."""
+"""End of an epoch, in seconds since the start of the command, and its loss."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is searched.
+    """A search task.
 
     Attributes:
-        script: the name of the script that is a trial.
-        words: what it trains.
         space: parameter -> its values.
-        epochs: how long a trial is.
     """
 
     script: str
@@ -70,15 +67,14 @@ class Task:
 
 @dataclass(frozen=True)
 class SearchRun:
-    """A search that has run to its end.
+    """A finished search; times are seconds since the start of the command.
 
     Attributes:
-        begun_s: when the first trial began to train, in seconds since the command was started, and
-        ended_s: when the search had ended.
-        epochs: configuration -> the epochs it was trained for, in their order.
-        suspend_s: seconds from each request to suspend to the slot being free.
-        resume_s: seconds from each decision to go on with a trial to its first step.
-        cpu_s: seconds of processors that the whole machine was busy meanwhile, whatever with.
+        begun_s: start of the first trial's training.
+        epochs: configuration -> its epochs, in order.
+        suspend_s: seconds from each suspend request to the slot being free.
+        resume_s: seconds from each decision to resume a trial to its first step.
+        cpu_s: CPU seconds of the whole machine meanwhile.
     """
 
     begun_s: float
@@ -89,34 +85,31 @@ class SearchRun:
     cpu_s: float = math.nan
 
     def reached_s(self, configuration: str, target: float) -> float:
-        """When the loss of a configuration came down to a target; infinity if it was stopped before."""
+        """When a configuration reached the target loss; infinity if it was stopped before."""
         return next((at_s for at_s, loss in self.epochs.get(configuration, ()) if loss <= target), math.inf)
 
     def finished_s(self, configuration: str, epochs: int) -> float:
-        """When a configuration had been trained to the end; infinity if it was stopped before."""
+        """When a configuration finished its last epoch; infinity if it was stopped before."""
         done = self.epochs.get(configuration, [])
         return done[epochs - 1][0] if len(done) >= epochs else math.inf
 
     def pace(self, other: SearchRun) -> float:
-        """How long epochs took, as a multiple of another search's: the typical one of each configuration."""
-        usual_s = {name: _usual_s(done) for name, done in self.epochs.items() if len(done) > 1}
-        others_s = {name: _usual_s(other.epochs[name]) for name in usual_s if len(other.epochs.get(name, ())) > 1}
+        """Epoch time relative to another search: median of each configuration, weighted by epochs."""
+        median_s = {name: _median_epoch_s(done) for name, done in self.epochs.items() if len(done) > 1}
+        others_s = {
+            name: _median_epoch_s(other.epochs[name]) for name in median_s if len(other.epochs.get(name, ())) > 1
+        }
         counts = {name: len(self.epochs[name]) for name in others_s}
-        own_s = sum(count * usual_s[name] for name, count in counts.items())
+        own_s = sum(count * median_s[name] for name, count in counts.items())
         return own_s / sum(count * others_s[name] for name, count in counts.items())
 
 
-def _usual_s(epochs: Sequence[Epoch]) -> float:
+def _median_epoch_s(epochs: Sequence[Epoch]) -> float:
     return statistics.median(end_s - begin_s for (begin_s, _), (end_s, _) in itertools.pairwise(epochs))
 
 
 def run_search(kind: str, task: Task, seed: int) -> SearchRun:
-    """Runs a search of one of `KINDS`.
-
-    Args:
-        kind: which.
-        task: what is searched.
-        seed: says the order of the trials; for Dike's policies the seed besides.
+    """Runs a search of one of `KINDS`; `seed` sets the order of the trials, and the seed of Dike's policies.
 
     Raises:
         RuntimeError: if the search fails.
@@ -124,26 +117,25 @@ def run_search(kind: str, task: Task, seed: int) -> SearchRun:
     space = shuffled(task.space, seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / DIARIES).mkdir()
+        (folder / LOGS).mkdir()
         busy_s = _busy_s()
         run = _run_dike(kind, task, space, seed, folder) if kind in OWN else _run_other(kind, task, space, folder)
         return replace(run, cpu_s=_busy_s() - busy_s)
 
 
 def _busy_s() -> float:
-    """Processor seconds since the machine has begun: Mesos' and Ray's daemons are nobody's child, Ray's are niced."""
+    """CPU seconds of the machine since boot: the daemons of Mesos and Ray are not our children, and Ray's are niced."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 
 
 def shuffled(space: Space, seed: int) -> Space:
-    """The same space with parameters and values in another order, and so another order of the grid's trials."""
+    """Returns the space with parameters and values, and so the grid's trials, in random order."""
     order = random.Random(seed)  # noqa: S311
     return {name: order.sample(space[name], len(space[name])) for name in order.sample(list(space), len(space))}
 
 
 def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> SearchRun:
-    """By `dike tune` on an embedded Mesos."""
     storage = f"sqlite:///{folder / 'searches.db'}"
     options = {
         "name": task.script,
@@ -161,7 +153,7 @@ def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> S
         *(f"--param={name}={','.join(map(str, values))}" for name, values in space.items()),
         *(f"--{name}={value}" for name, value in options.items()),
     ]
-    own = ["--", "--epochs", str(task.epochs), "--diaries", str(folder / DIARIES)]
+    own = ["--", "--epochs", str(task.epochs), "--logs", str(folder / LOGS)]
     begin_s = time.time()
     output = _run(["framework", "tune", str(SCRIPTS / f"{task.script}.py"), *flags, *own], folder)
     ended_s = time.time()
@@ -180,19 +172,18 @@ def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> S
 
 
 def _run_other(kind: str, task: Task, space: Space, folder: Path) -> SearchRun:
-    """The same trials in the same order by another library."""
     points = folder / "points.jsonl"
     rows = (json.dumps(dict(zip(space, point, strict=True))) for point in itertools.product(*space.values()))
     points.write_text("\n".join(rows) + "\n", encoding="utf-8")
     module, choice = OTHERS[kind]
-    arguments = [choice, task.script, str(points), str(task.epochs), str(folder / DIARIES)]
+    arguments = [choice, task.script, str(points), str(task.epochs), str(folder / LOGS)]
     begin_s = time.time()
     output = _run([f"benchmarks.search.{module}", *arguments], ROOT)
     return _read(folder, begin_s, float(output.split()[-1]))
 
 
 def _run(arguments: Sequence[str], folder: Path) -> str:
-    """Runs a module of ours with threads as a slot of one CPU has them; returns its output."""
+    """Runs a module with the threads of a slot with one CPU; returns its output."""
     environment = {**slot_environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPTS}"}
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
@@ -204,7 +195,7 @@ def _run(arguments: Sequence[str], folder: Path) -> str:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments[:2])} has failed:\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"{' '.join(arguments[:2])} failed:\n{done.stderr[-4000:]}")
     return done.stdout
 
 
@@ -213,7 +204,7 @@ def _read(
 ) -> SearchRun:
     epochs: dict[str, list[Epoch]] = {}
     begun_s = math.inf
-    for path in sorted((folder / DIARIES).iterdir()):
+    for path in sorted((folder / LOGS).iterdir()):
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         begun_s = min(begun_s, lines[0]["time"] - begin_s)
         ends = [line for line in lines if "loss" in line]

@@ -1,4 +1,4 @@
-"""Policy `dike` where it was not tuned: other bins, other mixes, other clusters, other targets, validation losses."""
+"""Tests policy `dike` where it was not tuned: other bins, mixes, clusters and targets, and validation losses."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from benchmarks.simulation.oracle import OraclePolicy
 TITLE = "Policy dike in other settings"
 POLICIES = ("dike", "hermes")
 SEEDS = range(100, 124)
-"""None of the bins that the policy's form and numbers were chosen on."""
+"""None of the bins that the policy was tuned on."""
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """What differs from bins of 16 with 4 good ones on 4 GPUs.
+    """Differences from bins of 16 with 4 good trials on 4 GPUs.
 
     Attributes:
-        text: for people.
-        changed: what is simulated; the target's share of the way is put in.
-        sets: the sets of curves, by their places in `SETS`.
-        target_share: another than the set's own.
-        metric: another column of the file.
+        changed: the simulation; its target share is replaced by that of the set.
+        sets: indices of the sets of curves in `SETS`.
+        target_share: overrides the set's.
     """
 
     text: str
@@ -56,7 +54,6 @@ SETTINGS = (
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown."""
     yield "Mean time for a good trial to reach the target as a multiple of the oracle's. Each row:"
     yield f"{len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}) that the policy was not made on; 27 of the"
     yield "settings were looked at, though, when a share of 3% was preferred to 5% (docs/policies.md). Unless a row"

@@ -1,4 +1,4 @@
-"""Policies to compare with: what the field does, and one that is told the family of the curves."""
+"""Policies for comparison: a Gaussian process as in the literature, and one that knows the family of the curves."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from framework.policies.trials.interface import PolicySettings, TrialView
 Array = NDArray[np.float64]
 Worths = dict[int, tuple[float, str]]
 
-FEWEST_PAIRS = 8
-"""Before that a Gaussian process is not fitted, and the lowest loss runs."""
-NEW_PAIRS = 8
-"""Its kernel is fitted anew when there are so many more."""
+MIN_PAIRS = 8
+"""With fewer pairs the Gaussian process is not fitted, and the trial with the lowest loss runs."""
+REFIT_PAIRS = 8
+"""The kernel is refitted after this many new pairs."""
 
 NEIGHBOURS = 20
 _NORMAL = NormalDist()
 
 
 class GaussianProcessPolicy(DikePolicy):
-    """As DyHPO (Wistuba et al., NeurIPS 2022): the expected improvement at the next budget, by a Gaussian process.
+    """As DyHPO (Wistuba et al., NeurIPS 2022): expected improvement at the next budget, by a Gaussian process.
 
-    What there is of a trial at an age (the age, its lowest loss, and how far that fell since half the age) tells its
-    lowest loss at twice the age. DyHPO has a deep kernel over parameters and curve; recorded curves have no parameters
-    here, so the kernel is a plain one over the curve. Slots are given out as in `dike`.
+    It predicts a trial's lowest loss at twice its age from the age, the lowest loss, and its fall since half the age.
+    DyHPO has a deep kernel over parameters and curve; recorded curves have no parameters here, so the kernel is a plain
+    one over the curve. Slots are assigned as in `dike`.
 
-    Args:
-        settings: the length of a quantum.
+    `settings`: the quantum is the unit of age.
     """
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -55,11 +54,10 @@ class GaussianProcessPolicy(DikePolicy):
         self._fitted_pairs = 0
 
     def worths(self, trials: Sequence[TrialView]) -> Worths:
-        """See `DikePolicy`."""
         found: Worths = {}
         asked: list[tuple[int, list[float]]] = []
         for trial in trials:
-            self._follow(trial)
+            self._record_pairs(trial)
             if self.progress[trial.id].is_diverged:
                 found[trial.id] = (-math.inf, "lost")
             elif not trial.readings:
@@ -78,30 +76,29 @@ class GaussianProcessPolicy(DikePolicy):
             found[trial_id] = (max(float(worth), 1e-12) / 2 ** max(features[0], 0.0), "expected improvement")
         return found
 
-    def _follow(self, trial: TrialView) -> None:
-        """Notes the pairs that are new."""
+    def _record_pairs(self, trial: TrialView) -> None:
         had_s = trial.readings[-1].train_s if trial.readings else 0.0
         while 2 * (age_s := self._next_s.setdefault(trial.id, self._unit_s)) <= had_s:
-            before, now, later = (self._low(trial, age_s * factor) for factor in (0.5, 1, 2))
+            before, now, later = (self._lowest_loss(trial, age_s * factor) for factor in (0.5, 1, 2))
             self._pairs.append(([self._log_age(age_s), now, before - now], later - now))
             self._next_s[trial.id] = 2 * age_s
 
     def _log_age(self, age_s: float) -> float:
         return math.log2(max(age_s / self._unit_s, 0.25))
 
-    def _low(self, trial: TrialView, age_s: float) -> float:
+    def _lowest_loss(self, trial: TrialView, age_s: float) -> float:
         losses = [reading.loss for reading in trial.readings if reading.train_s <= age_s * 1.001]
         sound = [loss for loss in losses or [trial.readings[0].loss] if math.isfinite(loss)]
         return min(sound, default=1e3)
 
     def _predict(self, features: Array) -> tuple[Array, Array]:
-        """How far the lowest losses fall until twice the age: means and deviations."""
+        """Predicts the falls of the lowest losses until twice the age: means and deviations."""
         pairs = self._pairs
-        if len(pairs) < FEWEST_PAIRS:
+        if len(pairs) < MIN_PAIRS:
             return np.zeros(len(features)), np.full(len(features), 1e-3)
         if len(pairs) != self._used_pairs:
             inputs, falls = np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
-            is_due = len(pairs) >= self._fitted_pairs + NEW_PAIRS
+            is_due = len(pairs) >= self._fitted_pairs + REFIT_PAIRS
             self._scale = (inputs.mean(axis=0), inputs.std(axis=0) + 1e-9)
             process = GaussianProcessRegressor(
                 self._kernel, optimizer="fmin_l_bfgs_b" if is_due else None, normalize_y=True
@@ -116,29 +113,26 @@ class GaussianProcessPolicy(DikePolicy):
         return np.minimum(mean, 0.0), np.maximum(deviation, 1e-9)
 
 
-def ended(curves: Sequence[Curve]) -> list[EarlierTrial]:
-    """Curves as the trials of an earlier search."""
+def as_earlier_trials(curves: Sequence[Curve]) -> list[EarlierTrial]:
     return [EarlierTrial(*curve.points) for curve in curves]
 
 
-class ToldPolicy(DikePolicy):
-    """Knows many other curves of the same family and the target: the greatest chance per second to reach it.
+class KnownFamilyPolicy(DikePolicy):
+    """Runs the trial with the greatest chance per second to reach the target, by known curves of the family.
 
-    Slots are given out as in `dike`.
+    Slots are assigned as in `dike`.
 
     Args:
-        settings: the length of a quantum.
-        known: other curves.
-        target: the loss to reach.
+        settings: the quantum is the unit of age.
+        known: other curves of the family.
     """
 
     def __init__(self, settings: PolicySettings, known: Sequence[Curve], target: float) -> None:
         super().__init__(settings, rungs_share=0.0)
         self._unit_s = settings.quantum_s
-        self._known = EarlierTrials(ended(known), target, NEIGHBOURS)
+        self._known = EarlierTrials(as_earlier_trials(known), target, NEIGHBOURS)
 
     def worths(self, trials: Sequence[TrialView]) -> Worths:
-        """See `DikePolicy`."""
         found: Worths = {}
         for trial in trials:
             if self.progress[trial.id].is_diverged:

@@ -1,9 +1,9 @@
-"""The trials of the measured searches under Optuna with a pruner, in as many processes as there are slots.
+"""Runs the trials of the measured searches under Optuna with a pruner, in one process for each slot.
 
-    python -m benchmarks.search.optuna_pruners PRUNER SCRIPT POINTS EPOCHS DIARIES
+    python -m benchmarks.search.optuna_pruners PRUNER SCRIPT POINTS EPOCHS LOGS
 
-SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints when the search
-has ended, in seconds since the epoch.
+SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints the end of the
+search, in seconds since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from optuna.trial import TrialState
 SLOTS = 2
 STUDY = "search"
 _ARGUMENTS = 6
-"""The program and what it is given; its processes get the journal besides."""
+"""The program and its arguments; worker processes get the journal as well."""
 
 
 def main() -> None:
-    """Makes the study, and runs the processes that work on it."""
     points, folder = Path(sys.argv[3]), Path(sys.argv[5]).parent
     journal = str(folder / "optuna.log")
     study = optuna.create_study(storage=_storage(journal), study_name=STUDY)
@@ -44,7 +43,7 @@ def main() -> None:
 
 
 def _storage(journal: str) -> JournalStorage:
-    """In a file; of the storages that need no server only this one never gives a queued trial to both processes."""
+    """The only storage without a server that never gives a queued trial to both processes."""
     return JournalStorage(JournalFileBackend(journal))
 
 
@@ -54,8 +53,7 @@ def _pruner(name: str, epochs: int) -> optuna.pruners.BasePruner:
     return optuna.pruners.MedianPruner()
 
 
-def work(pruner: str, script: str, points: Path, epochs: int, diaries: Path, journal: str) -> None:
-    """Runs trials until none is left."""
+def work(pruner: str, script: str, points: Path, epochs: int, logs: Path, journal: str) -> None:
     train = importlib.import_module(script).train
     configurations = [json.loads(line) for line in points.read_text(encoding="utf-8").splitlines()]
     count = len(configurations)
@@ -63,10 +61,10 @@ def work(pruner: str, script: str, points: Path, epochs: int, diaries: Path, jou
 
     def objective(trial: optuna.Trial) -> float:
         if trial.number >= count:
-            raise optuna.TrialPruned  # both processes have asked for the last one
+            raise optuna.TrialPruned  # both processes requested the last trial
         last = float("nan")
 
-        def tell(done: int, loss: float, _: Any) -> None:
+        def on_epoch(done: int, loss: float, _: Any) -> None:
             nonlocal last
             last = loss
             trial.report(loss, done)
@@ -74,7 +72,7 @@ def work(pruner: str, script: str, points: Path, epochs: int, diaries: Path, jou
                 raise optuna.TrialPruned
 
         number = trial.suggest_categorical("point", range(count))
-        train(**configurations[number], epochs=epochs, diaries=diaries, tell=tell)
+        train(**configurations[number], epochs=epochs, logs=logs, on_epoch=on_epoch)
         return last
 
     begun = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)

@@ -1,4 +1,4 @@
-"""Steps of a trial beside the same steps of plain TensorFlow: two processes that take turns on the machine."""
+"""Compares steps of a trial with the same steps of plain TensorFlow, in two processes that alternate."""
 
 from __future__ import annotations
 
@@ -19,61 +19,49 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PROCESSES = 3
 """Pairs of processes."""
 TURNS = 20
-"""Turns of each process; before them it has one to warm up."""
+"""Turns of each process, after one for warm-up."""
 STEPS = 250
-"""Steps in a turn: few, so that the machine is in the same state for both turns of a pair."""
+"""Steps of a turn: few, so that both turns of a pair find the machine in the same state."""
 _READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A stretch of steps.
-
-    Attributes:
-        clock_s: how long it took.
-        cpu_s: seconds of a CPU that the process has had in it, in all its threads.
-    """
+    """Wall time of a turn, and CPU seconds of all threads of the process."""
 
     clock_s: float
     cpu_s: float
 
 
 Pair = tuple[Turn, Turn]
-"""The same stretch twice, one right after the other: of plain TensorFlow, and of the trial."""
+"""Two consecutive turns: of plain TensorFlow, and of the trial."""
 
 
 def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Pair]:
-    """Runs a script of ours (see `scripts.turns`) as it is and as a trial.
-
-    Args:
-        folder: for checkpoints and output.
-        script: its name in our folder of scripts.
-        arguments: its arguments besides the length of a turn.
+    """Runs one of `SCRIPTS` (see `scripts.turns`) plainly and as a trial, in turns.
 
     Raises:
-        RuntimeError: if one of them ends before its time.
+        RuntimeError: if one of them ends early.
     """
     pairs = []
     command = [str(SCRIPTS / script), *arguments, "--turn-steps", str(STEPS)]
     for number in range(PROCESSES):
         with _plain(command, folder / f"plain-{number}.err") as plain, _trial(command, folder, number) as dike:
-            plain.take()
-            dike.take()
+            plain.run_turn()
+            dike.run_turn()
             for turn in range(TURNS):
-                first, second = (dike.take(), plain.take()) if turn % 2 else (plain.take(), dike.take())
+                first, second = (dike.run_turn(), plain.run_turn()) if turn % 2 else (plain.run_turn(), dike.run_turn())
                 pairs.append((second, first) if turn % 2 else (first, second))
     return pairs
 
 
 class _Training:
-    """A process that trains when it is its turn."""
-
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self._process = process
         self._errors = errors
 
-    def take(self) -> Turn:
-        """Gives it a turn.
+    def run_turn(self) -> Turn:
+        """Runs one turn.
 
         Raises:
             RuntimeError: if the process has ended.
@@ -85,7 +73,7 @@ class _Training:
             self._process.stdin.flush()
             clock_s, cpu_s = map(float, self._process.stdout.readline().split())
         except (BrokenPipeError, ValueError):
-            raise RuntimeError(f"the training has ended:\n{self._errors.read_text()[-4000:]}") from None
+            raise RuntimeError(f"the training ended early:\n{self._errors.read_text()[-4000:]}") from None
         return Turn(clock_s, cpu_s)
 
 

@@ -1,4 +1,4 @@
-"""What it costs to take a slot from one trial and give it to another, and to be a trial at all."""
+"""Measures the cost of preemption, and the overhead of being a trial."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @dataclass(frozen=True)
 class Script:
-    """A training that is suspended and resumed."""
-
     name: str
     path: Path
     arguments: tuple[str, ...] = ()
@@ -28,20 +26,18 @@ class Script:
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured of it, in seconds.
+    """Measured times in seconds.
 
     Attributes:
-        begin_s: from the request to the zygote to the first step of a trial that begins.
-        stay_s, suspend_s: from the request to suspend to the slot being free; where the process stays in memory, and
-            where it ends.
-        cold_s, zygote_s, memory_s: from the request to the first step of a trial that goes on.
-        checkpoint_bytes: size of a checkpoint.
-        gpu_bytes: what the trial held on its GPUs.
-        refusals: what their driver has said when it could not move it.
+        begin_s: from the request to the zygote to the first step of a new trial.
+        pause_s, suspend_s: from the suspend request to the free slot, with the process paused and ended.
+        cold_s, zygote_s, memory_s: from the request to the first step of a resumed trial: in a new Python process,
+            forked from the zygote, and in the paused process.
+        refusals: errors of the GPU driver that could not move its memory.
     """
 
     begin_s: list[float]
-    stay_s: list[float]
+    pause_s: list[float]
     suspend_s: list[float]
     cold_s: list[float]
     zygote_s: list[float]
@@ -57,7 +53,7 @@ INTERRUPTED = (
     Script("dense, 100 MB, Keras", SCRIPTS / "dense_keras.py"),
     Script("dense, 100 MB, v1", SCRIPTS / "dense_v1.py"),
 )
-TURN_TAKERS = (
+OVERHEAD_CASES = (
     ("Keras, epochs of 250 steps", "turns_keras.py", ("--epoch-steps", "250")),
     ("Keras, epochs of 25 steps", "turns_keras.py", ("--epoch-steps", "25")),
     ("v1, `MonitoredTrainingSession`", "turns_v1.py", ()),
@@ -65,7 +61,7 @@ TURN_TAKERS = (
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: seconds to suspend and resume, then steps as a trial against the same steps without Dike."""
+    """Reports seconds to suspend and resume, then steps of a trial relative to the same steps without Dike."""
     yield f"Medians of {REPETITIONS} (slowest in brackets), one CPU, seconds. *suspend*: from the request to the slot"
     yield "being free, the checkpoint on the local disk and the process gone, or stopped. *resume*: from the request to"
     yield "start the process until a step is done; *memory*: continued where it was stopped, *zygote*: forked from a"
@@ -79,13 +75,13 @@ def measure() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as name:
         for number, script in enumerate(INTERRUPTED):
             costs = interrupt(script, Path(name) / str(number), REPETITIONS)
-            suspends_s = [*costs.stay_s, *costs.suspend_s]
+            suspends_s = [*costs.pause_s, *costs.suspend_s]
             suspend_s = statistics.median(suspends_s)
             yield (
-                f"| {script.name} | {costs.checkpoint_bytes / 1e6:.1f} | {in_seconds(suspends_s)} "
-                f"| {in_seconds(costs.begin_s)} | {in_seconds(costs.memory_s)} "
-                f"| {suspend_s + statistics.median(costs.memory_s):.2f} | {in_seconds(costs.zygote_s)} "
-                f"| {suspend_s + statistics.median(costs.zygote_s):.2f} | {in_seconds(costs.cold_s)} "
+                f"| {script.name} | {costs.checkpoint_bytes / 1e6:.1f} | {format_seconds(suspends_s)} "
+                f"| {format_seconds(costs.begin_s)} | {format_seconds(costs.memory_s)} "
+                f"| {suspend_s + statistics.median(costs.memory_s):.2f} | {format_seconds(costs.zygote_s)} "
+                f"| {suspend_s + statistics.median(costs.zygote_s):.2f} | {format_seconds(costs.cold_s)} "
                 f"| {suspend_s + statistics.median(costs.cold_s):.2f} |"
             )
         yield ""
@@ -93,17 +89,12 @@ def measure() -> Iterator[str]:
 
 
 def interrupt(script: Script, folder: Path, repetitions: int, gpus: Sequence[int] = (), *, cold: bool = True) -> Costs:
-    """Begins a trial, suspends it, and resumes it in memory, by the zygote and cold, again and again.
+    """Repeatedly starts a trial, suspends it, and resumes it in memory, from the zygote and (`cold`) in a new Python.
 
-    Args:
-        script: the trial's.
-        folder: for its files; is made.
-        repetitions: how often.
-        gpus: those of its slot.
-        cold: whether it is resumed in a new Python, too.
+    Creates `folder` for its files.
     """
     begin_s: list[float] = []
-    stay_s: list[float] = []
+    pause_s: list[float] = []
     suspend_s: list[float] = []
     cold_s: list[float] = []
     zygote_s: list[float] = []
@@ -114,35 +105,35 @@ def interrupt(script: Script, folder: Path, repetitions: int, gpus: Sequence[int
             checkpoint = None
             for taken in (begin_s, memory_s, zygote_s, *((cold_s,) if cold else ())):
                 cold_start = taken is cold_s
-                started = slot.go_on(checkpoint) if taken is memory_s else slot.start(checkpoint, cold=cold_start)
+                started = slot.resume(checkpoint) if taken is memory_s else slot.start(checkpoint, cold=cold_start)
                 if started is None:
                     continue
                 run, taken_s = started
                 taken.append(taken_s)
                 gpu_bytes = max(gpu_bytes, slot.gpu_bytes(run))
-                stays = taken is begin_s
+                pause = taken is begin_s
                 refusals = len(slot.refusals)
-                end = slot.suspend(run, stays=stays)
+                end = slot.suspend(run, pause=pause)
                 assert end.suspend_s is not None
                 if len(slot.refusals) == refusals:
-                    (stay_s if stays else suspend_s).append(end.suspend_s)
+                    (pause_s if pause else suspend_s).append(end.suspend_s)
                 checkpoint = end.checkpoint
     assert checkpoint is not None
     size = sum(file.stat().st_size for file in Path(checkpoint).rglob("*") if file.is_file())
-    return Costs(begin_s, stay_s, suspend_s, cold_s, zygote_s, memory_s, size, gpu_bytes, slot.refusals)
+    return Costs(begin_s, pause_s, suspend_s, cold_s, zygote_s, memory_s, size, gpu_bytes, slot.refusals)
 
 
 def _overhead(folder: Path) -> Iterator[str]:
     yield "The digits CNN at batch size 64 as a trial that reports, against the same script without Dike:"
-    yield f"{PROCESSES} pairs of processes that take turns of {STEPS} steps on the machine, {TURNS} turns each after"
-    yield f"one to warm up, so {PROCESSES * TURNS * STEPS:,} steps of each kind. Imports and starts are not in it."
+    yield f"{PROCESSES} pairs of processes that alternate in turns of {STEPS} steps on the machine, {TURNS} turns each"
+    yield f"after one to warm up, so {PROCESSES * TURNS * STEPS:,} steps of each kind, without imports and starts."
     yield "Median ratio of the two turns of a pair, and the middle half; by the clock, and by the CPU time of all"
     yield "threads, which suffers less from other work on the machine. The paper has 2.0 to 8.7% for 1,000 iterations"
     yield "(its Table 2). A periodic checkpoint, by default every 60 s, comes on top."
     yield ""
     yield "| training | plain, ms a step | ratio by the clock | ratio by CPU time |"
     yield "|---|---|---|---|"
-    for number, (name, script, arguments) in enumerate(TURN_TAKERS):
+    for number, (name, script, arguments) in enumerate(OVERHEAD_CASES):
         own = folder / f"turns-{number}"
         own.mkdir()
         pairs = take_turns(own, script, arguments)
@@ -152,8 +143,8 @@ def _overhead(folder: Path) -> Iterator[str]:
         yield f"| {name} | {step_ms:.2f} | {by_clock} | {by_cpu} |"
 
 
-def in_seconds(values: Sequence[float]) -> str:
-    """Median, and the greatest in brackets; of nothing `-`."""
+def format_seconds(values: Sequence[float]) -> str:
+    """Formats the median, and the maximum in brackets; `-` without values."""
     if not values:
         return "-"
     return f"{statistics.median(values):.2f} ({max(values):.2f})"

@@ -1,9 +1,9 @@
-"""The trials of the measured searches under Ray Tune.
+"""Runs the trials of the measured searches under Ray Tune.
 
-    python -m benchmarks.search.ray_tune SCHEDULER SCRIPT POINTS EPOCHS DIARIES
+    python -m benchmarks.search.ray_tune SCHEDULER SCRIPT POINTS EPOCHS LOGS
 
-SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints when the search
-has ended, in seconds since the epoch.
+SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints the end of the
+search, in seconds since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
 SLOTS = 2
 SCHEDULERS = {"asha": ASHAScheduler, "hyperband": HyperBandScheduler}
 PAUSES = "hyperband"
-"""The scheduler whose trials have to go on from a checkpoint."""
+"""The scheduler whose trials resume from checkpoints."""
 MODEL = "model.keras"
 
 
 def main() -> None:
-    """Entry point."""
     scheduler, script = sys.argv[1:3]
-    points, epochs, diaries = Path(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
-    ray.init(num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, _temp_dir=str(diaries.parent / "ray"))
+    points, epochs, logs = Path(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
+    ray.init(num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, _temp_dir=str(logs.parent / "ray"))
 
     def report(_: int, loss: float, __: Any) -> None:
         tune.report({"loss": loss})
@@ -45,14 +44,14 @@ def main() -> None:
 
     def run(config: dict[str, Any]) -> None:
         train = importlib.import_module(script).train
-        options = {**config["point"], "epochs": epochs, "diaries": diaries}
+        options = {**config["point"], "epochs": epochs, "logs": logs}
         checkpoint = tune.get_checkpoint()
         if checkpoint is not None:
             with checkpoint.as_directory() as folder:
                 done = checkpoint.get_metadata()["epochs"]
-                train(**options, tell=save_and_report, saved=Path(folder) / MODEL, initial_epoch=done)
+                train(**options, on_epoch=save_and_report, saved=Path(folder) / MODEL, initial_epoch=done)
         else:
-            train(**options, tell=save_and_report if scheduler == PAUSES else report)
+            train(**options, on_epoch=save_and_report if scheduler == PAUSES else report)
 
     results = tune.Tuner(
         tune.with_resources(run, {"cpu": 1}),
@@ -63,9 +62,9 @@ def main() -> None:
             scheduler=SCHEDULERS[scheduler](time_attr="training_iteration", max_t=epochs),
             reuse_actors=True,
         ),
-        run_config=tune.RunConfig(storage_path=str(diaries.parent / "results"), verbose=0),
+        run_config=tune.RunConfig(storage_path=str(logs.parent / "results"), verbose=0),
     ).fit()
-    # The end of Ray's own processes is no part of the search, but the next one has to find the machine without them.
+    # Before Ray's own processes end, which is not part of the search.
     print(time.time())
     if results.errors:
         raise results.errors[0]

@@ -1,4 +1,4 @@
-"""The same 12 trials on two slots: by Dike's policies on an embedded Mesos, by Ray Tune and by Optuna."""
+"""Runs the same 12 trials on two slots by Dike's policies on an embedded Mesos, by Ray Tune and by Optuna."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TASKS = (
 REFERENCE = "fifo"
 REPEATS = 5
 TARGET_SHARE = 0.9
-KEPT = RESULTS / "real.jsonl"
-"""What an interrupted measurement leaves, one search a line."""
+PARTIAL_RESULTS = RESULTS / "real.jsonl"
+"""Results of an interrupted measurement, one search a line."""
 
 Runs = Mapping[str, Sequence[SearchRun]]
 """Kind of search -> its runs, one for each order of the trials."""
@@ -42,12 +42,11 @@ Runs = Mapping[str, Sequence[SearchRun]]
 
 @dataclass(frozen=True)
 class _Goal:
-    """What there is to find.
+    """What a search should find.
 
     Attributes:
-        best: the configuration whose loss is least after all epochs.
-        final: that loss.
-        target: the loss that counts as found.
+        best: configuration with the lowest loss after all epochs.
+        target: loss that counts as found.
     """
 
     best: str
@@ -56,56 +55,55 @@ class _Goal:
 
 
 def measure(repeats: int = REPEATS) -> Iterator[str]:
-    """Lines of Markdown: the times of every policy and library, and as multiples of FIFO's in the same order of trials.
+    """Reports times of every policy and library, and as multiples of FIFO's with the same order of trials.
 
-    Args:
-        repeats: how many orders of the trials.
+    `repeats`: number of orders.
     """
     measured = _search_all(repeats)
     yield f"12 configurations each of two tasks, on {SLOTS} slots of one CPU; quantum {QUANTUM_S:g} s; {repeats}"
-    yield "searches of each kind, each with another order of the trials (the same for all kinds), all kinds by turns."
+    yield "searches of each kind, each with another order of the trials (the same for all kinds), in rotation."
     yield "Times are seconds from the start of the command, starting Mesos, Ray and TensorFlow included: the median"
     yield "and, after the comma, the least and the greatest; in brackets the same of the ratios to fifo with the same"
     yield "order."
     yield ""
-    yield f"*found*: the configuration that is best in the end has come {TARGET_SHARE:.0%} of the way from the median"
+    yield f"*found*: the configuration that is best in the end is {TARGET_SHARE:.0%} of the way from the median"
     yield "first epoch's training loss to its own last. *trained*: to its end. *never*: it was stopped before. *whole*:"
     yield "the search has ended (Dike's Mesos, too; Ray's own processes end later). Policies suspend trials and train"
     yield "them all to their end; `--stop` and the other two libraries stop trials for good, and so train fewer epochs."
     yield "*paced*: the ratio of *whole* divided by that of the time that an epoch takes, the median one of each"
-    yield "configuration: at times the machine takes half as long again for the same epochs, whoever runs them."
+    yield "configuration: at times the machine takes half as long again for the same epochs, in any library."
     yield f"*processors*: seconds that the machine's {psutil.cpu_count()} were busy during the search, whatever with."
-    yield "All have their defaults; Ray and Optuna's Hyperband are told how many epochs a trial has. Ray's HyperBand"
-    yield "pauses trials, too: they go on from the Keras model that was saved at the end of an epoch, and shuffle the"
+    yield "All have their defaults; Ray and Optuna's Hyperband get the number of epochs of a trial. Ray's HyperBand"
+    yield "pauses trials, too: they resume from the Keras model that was saved at the end of an epoch, and shuffle the"
     yield "samples anew. Ray reuses its processes and Optuna has two for all trials, so that TensorFlow is imported"
     yield f"once for each slot everywhere. No policy was chosen on `{TASKS[1].script}`."
     for task in TASKS:
         yield ""
         yield from _table(task, measured[task.script])
     yield ""
-    yield from _switches([one for runs in measured.values() for kind in OWN for one in runs[kind]])
-    yield from _compared(list(measured.values()))
+    yield from _preemption_times([one for runs in measured.values() for kind in OWN for one in runs[kind]])
+    yield from _compare_losses(list(measured.values()))
 
 
 def _search_all(repeats: int) -> Mapping[str, Runs]:
-    """All searches by task; those that an interrupted measurement has kept are not run again."""
-    kept: dict[tuple[str, str, int], SearchRun] = {}
-    if KEPT.exists():
-        for line in KEPT.read_text(encoding="utf-8").splitlines():
+    """Runs all searches that `PARTIAL_RESULTS` does not contain; returns them by task."""
+    stored: dict[tuple[str, str, int], SearchRun] = {}
+    if PARTIAL_RESULTS.exists():
+        for line in PARTIAL_RESULTS.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
-            kept[entry["task"], entry["kind"], entry["seed"]] = SearchRun(**entry["run"])
-        print(f"goes on after the {len(kept)} searches in {KEPT}", file=sys.stderr, flush=True)
+            stored[entry["task"], entry["kind"], entry["seed"]] = SearchRun(**entry["run"])
+        print(f"resumes after the {len(stored)} searches in {PARTIAL_RESULTS}", file=sys.stderr, flush=True)
     found: dict[str, dict[str, list[SearchRun]]] = {task.script: defaultdict(list) for task in TASKS}
     searches = [(seed, task, kind) for seed in range(repeats) for task in TASKS for kind in KINDS]
     for number, (seed, task, kind) in enumerate(searches, 1):
-        one = kept.get((task.script, kind, seed))
+        one = stored.get((task.script, kind, seed))
         if one is None:
             one = run_search(kind, task, seed)
-            with KEPT.open("a", encoding="utf-8") as file:
+            with PARTIAL_RESULTS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"task": task.script, "kind": kind, "seed": seed, "run": asdict(one)}) + "\n")
             print(f"{number}/{len(searches)} {task.script}, {kind}: {one.ended_s:.1f} s", file=sys.stderr, flush=True)
         found[task.script][kind].append(one)
-    KEPT.unlink()
+    PARTIAL_RESULTS.unlink()
     return found
 
 
@@ -137,7 +135,7 @@ def _table(task: Task, runs: Runs) -> Iterator[str]:
 
 
 def _goal(run: SearchRun) -> _Goal:
-    """From a search that has trained everything to its end."""
+    """Derives the goal from a search that has trained all trials to the end."""
     best = min(run.epochs, key=lambda configuration: run.epochs[configuration][-1][1])
     final = run.epochs[best][-1][1]
     first = statistics.median(done[0][1] for done in run.epochs.values())
@@ -150,23 +148,22 @@ def _cell(runs: Sequence[SearchRun], reference: Sequence[SearchRun], value: Call
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    """The median, the least and the greatest; one figure where all are printed alike."""
     figures = (statistics.median(values), min(values), max(values))
     median, least, greatest = (f"{figure:{form}}" if math.isfinite(figure) else "never" for figure in figures)
     return median if least == greatest else f"{median}, {least}-{greatest}"
 
 
-def _switches(runs: Sequence[SearchRun]) -> Iterator[str]:
+def _preemption_times(runs: Sequence[SearchRun]) -> Iterator[str]:
     suspend_s = [seconds for run in runs for seconds in run.suspend_s]
     resume_s = [seconds for run in runs for seconds in run.resume_s]
     if suspend_s and resume_s:
         yield f"{len(suspend_s)} suspensions: the slot was free {statistics.median(suspend_s):.2f} s after the request"
-        yield f"(median; slowest {max(suspend_s):.2f} s); a trial that went on took its first step"
+        yield f"(median; slowest {max(suspend_s):.2f} s); a resumed trial took its first step"
         yield f"{statistics.median(resume_s):.2f} s after the decision (slowest {max(resume_s):.2f} s)."
 
 
-def _compared(tasks: Sequence[Runs]) -> Iterator[str]:
-    """Whether the same configuration has had the same losses everywhere, suspended or not."""
+def _compare_losses(tasks: Sequence[Runs]) -> Iterator[str]:
+    """Reports whether each configuration has the same losses in every search, suspended or not."""
     same, other = 0, dict.fromkeys(KINDS, 0)
     for runs in tasks:
         expected = runs[REFERENCE][0].epochs

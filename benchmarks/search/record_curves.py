@@ -1,8 +1,8 @@
-"""Records learning curves of small models, to have some that no policy was made on.
+"""Records learning curves of small models that no policy was designed on.
 
     python -m benchmarks.search.record_curves SET FILE.csv.gz
 
-Each trial draws its parameters by its number; its seconds are those of the processor, on one thread.
+A trial's number seeds its parameters. Seconds are CPU time, on one thread.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from threadpoolctl import threadpool_limits
 TRIALS = 64
 EPOCHS = 60
 CUTS = {"none": (), "one": (0.6,), "two": (0.4, 0.75)}
-"""Where in the training the learning rate is divided by ten."""
+"""Progress at which the learning rate is divided by ten."""
 PIXELS = 5000
 TREES = 5
-"""Of an epoch of `boosting`."""
+"""Trees of an epoch of `boosting`."""
 
 Row = tuple[int, float, float, float]
-"""Epoch, seconds, losses of training and validation."""
+"""Epoch, seconds, training loss, validation loss."""
 Data = tuple[Any, Any, Any, Any]
 
 
@@ -46,7 +46,7 @@ def digits() -> Data:
 
 
 def photo() -> Data:
-    """The colour of a pixel of scikit-learn's photo of a flower from sines of its place."""
+    """A pixel's colour in scikit-learn's photo of a flower, from sines of its position."""
     image = load_sample_image("flower.jpg")[::4, ::4] / 255
     rows, columns = np.mgrid[0 : image.shape[0], 0 : image.shape[1]]
     places = np.stack([rows.ravel() / image.shape[0], columns.ravel() / image.shape[1]], axis=1)
@@ -58,7 +58,7 @@ def photo() -> Data:
 
 
 def diabetes() -> Data:
-    """How far a disease has come after a year, from ten measurements."""
+    """Progression of a disease after a year, from ten measurements."""
     inputs, wanted = load_diabetes(return_X_y=True)
     split = train_test_split(inputs * 20, wanted / 100, test_size=0.4, random_state=0)
     return tuple(split)
@@ -71,7 +71,6 @@ def cancer() -> Data:
 
 
 def draw_parameters(number: int) -> dict[str, Any]:
-    """A trial's parameters."""
     rng = np.random.default_rng(number)
     return {
         "solver": str(rng.choice(["sgd", "adam"])),
@@ -86,7 +85,6 @@ def draw_parameters(number: int) -> dict[str, Any]:
 
 
 def train(model: Any, data: Data, parameters: dict[str, Any]) -> Iterator[Row]:
-    """Trains to the end."""
     train_inputs, test_inputs, train_wanted, test_wanted = data
     classes = {"classes": np.unique(train_wanted)} if model is MLPClassifier else {}
     network = model(
@@ -117,13 +115,11 @@ def train(model: Any, data: Data, parameters: dict[str, Any]) -> Iterator[Row]:
 
 
 def draw_with_activation(number: int) -> dict[str, Any]:
-    """The same, and which function its units have."""
     activations = ["relu", "tanh", "logistic"]
     return draw_parameters(number) | {"activation": activations[int(np.random.default_rng([number, 1]).integers(3))]}
 
 
 def draw_boosting(number: int) -> dict[str, Any]:
-    """A trial's parameters, of boosted trees."""
     rng = np.random.default_rng(number)
     return {
         "lr": float(10 ** rng.uniform(-3.0, 0.5)),
@@ -135,7 +131,6 @@ def draw_boosting(number: int) -> dict[str, Any]:
 
 
 def boost(data: Data, parameters: dict[str, Any]) -> Iterator[Row]:
-    """Adds a few trees in each epoch."""
     train_inputs, test_inputs, train_wanted, test_wanted = data
     trees = GradientBoostingClassifier(
         n_estimators=0,
@@ -168,7 +163,6 @@ SETS: dict[str, tuple[Callable[[], Data], Draw, Train]] = {
 
 
 def main() -> None:
-    """Entry point."""
     name, path = sys.argv[1], Path(sys.argv[2])
     load, draw, run = SETS[name]
     data = load()
@@ -187,7 +181,7 @@ def main() -> None:
             except ValueError as error:
                 if not any(word in str(error) for word in ("finite", "NaN", "infinity")):
                     raise
-                # scikit-learn refuses to go on with weights that are not finite.
+                # scikit-learn refuses weights that are not finite: the trial diverged.
                 writer.writerow([number, epoch + 1, f"{seconds * 1.02:.4f}", "nan", "nan", *shown])
             print(number, parameters, flush=True)
 

@@ -1,4 +1,4 @@
-"""Policies in virtual time on recorded learning curves, as `python -m benchmarks simulate` runs them."""
+"""Policies in virtual time on recorded learning curves, as in `python -m benchmarks simulate`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEEDS = range(30)
 
 @dataclass(frozen=True)
 class _Set:
-    """A file of curves, and how far a good trial of it comes."""
+    """A file of curves, and the target share of its good trials."""
 
     name: str
     file: str
@@ -50,12 +50,12 @@ SETS = (
 
 
 def _fixed_quantum(_: Bin, settings: PolicySettings) -> Policy:
-    """`hermes` without what the paper's section 4.1.2 says of the quantum."""
+    """`hermes` without the paper's changes of the quantum (section 4.1.2)."""
     return HermesPolicy(replace(settings, milestones=(), quantum_growth=0.0))
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown, and a figure for each set of curves beside the results."""
+    """Reports all sets, and draws a figure for each beside the results."""
     yield f"4 GPUs, bins of 16 trials that are all there at time 0, {len(SEEDS)} bins (the same for all policies), at"
     yield "most 4 trials bound to a GPU. A trial is *good* if it comes 90% of the way from the median first loss to the"
     yield "final loss of the best 2% (OGBG: 98%, as all of its trials come 90% of the way). Quantum: 1% of the median"
@@ -67,7 +67,7 @@ def measure() -> Iterator[str]:
     yield ""
     yield "Times are from the start of the search until a good trial reaches the target: the mean over the good ones,"
     yield f"the first, and the first {TOP}; in brackets as a multiple of the oracle's. *To the end*: the mean if trials"
-    yield "do not leave at the target but at the end of their curve, so that only the oracle gives way in time."
+    yield "do not leave at the target but at the end of their curve, so that only the oracle frees slots in time."
     yield ""
     for one in SETS:
         curves = read_curves(DATA / one.file)

@@ -1,4 +1,4 @@
-"""A slot without Mesos: trials forked from a real zygote, or started cold, and watched as the executor watches them."""
+"""A slot without Mesos: trials forked from a real zygote or started cold, and monitored as in the executor."""
 
 from __future__ import annotations
 
@@ -31,28 +31,23 @@ from framework.project.script_facts import script_facts
 from framework.search.slot_pool import GPU_GROWTH_ENVIRONMENT
 
 DEADLINE_S = 120.0
-STILL_S = 1.0
-"""How long a process stands still before it goes on: losses are told twice a second."""
+PAUSE_S = 1.0
+"""Time that a process stays paused before it resumes."""
 _POLL_S = 0.1
 _CLEAR_POLL_S = 0.01
-_OUT_OF_THE_WAY = 10
-"""File descriptors from here on are none that a trial expects to find."""
+_FIRST_FREE_FD = 10
+"""First file descriptor that trials do not use."""
 
 
 def slot_environment(variables: Mapping[str, str] = MappingProxyType({}), gpus: Sequence[int] = ()) -> dict[str, str]:
-    """The environment of the processes of a slot with one CPU, for whatever is compared with it, too.
-
-    Args:
-        variables: besides.
-        gpus: the slot's.
-    """
+    """The environment of processes in a slot with one CPU, also for plain processes to compare with."""
     return process_environment(
         Setup(LAUNCHER, (), {**(GPU_GROWTH_ENVIRONMENT if gpus else {}), **variables}, gpu_devices=gpus)
     )
 
 
 class NoDriver:
-    """Nobody hears of the slot."""
+    """An executor driver that sends nothing."""
 
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
         pass
@@ -68,17 +63,10 @@ class NoDriver:
 
 
 class BenchmarkSlot:
-    """Runs one trial of a script, again and again. Made by `slot_for`.
-
-    Args:
-        script: the script.
-        arguments: its arguments.
-        folder: for checkpoints and output.
-        zygote: has imported what the script needs.
-        gpus: the slot's.
+    """Runs one trial of a script repeatedly; see `slot_for`.
 
     Attributes:
-        refusals: what the GPU's driver has said when it could not move a run's memory.
+        refusals: errors of the GPU driver that could not move a run's memory.
     """
 
     def __init__(
@@ -95,14 +83,12 @@ class BenchmarkSlot:
         self._runs = 0
 
     def start(self, checkpoint: str | None, *, cold: bool = False) -> tuple[SlotRun, float]:
-        """Starts a run of the trial, and waits until it has done a step; returns it, and the seconds that took.
+        """Starts a run of the trial; returns it and the seconds until its first step.
 
-        Args:
-            checkpoint: what it goes on from; None to begin.
-            cold: whether Python starts anew, instead of a fork of the zygote.
+        `cold`: in a new Python process instead of a fork of the zygote.
 
         Raises:
-            RuntimeError: if it does not come that far.
+            RuntimeError: if it makes no step.
         """
         channel = TaskChannel(NoDriver(), "slot", self._folder)
         run = SlotRun(self._order(checkpoint), channel, RunMonitor(self._gpus))
@@ -115,24 +101,20 @@ class BenchmarkSlot:
         self._wait(run, lambda: run.reports.last)
         return run, time.monotonic() - begin_s
 
-    def go_on(self, checkpoint: str | None) -> tuple[SlotRun, float] | None:
-        """As `start`, in the process that has stayed in memory; None if the driver has refused, and it is gone.
+    def resume(self, checkpoint: str | None) -> tuple[SlotRun, float] | None:
+        """As `start`, in the paused process; returns None if the driver refuses and the process is killed.
 
-        Args:
-            checkpoint: what it has written last.
-
-        Raises:
-            RuntimeError: as `start`.
+        `checkpoint`: the one written last.
         """
         order, monitor = self._order(checkpoint), RunMonitor(self._gpus)
-        time.sleep(STILL_S)
+        time.sleep(PAUSE_S)
         begin_s = time.monotonic()
-        was_kept = bool(self._paused)
+        was_paused = bool(self._paused)
         run = self._paused.resume(order, monitor)
         if run is None:
-            if was_kept:
-                self.refusals.append("it does not get its GPU memory back")
-            self._wait(None, self._is_clear)
+            if was_paused:
+                self.refusals.append("its GPU memory cannot be restored")
+            self._wait(None, self._reap_rest)
             return None
         self._wait(run, lambda: run.reports.last)
         return run, time.monotonic() - begin_s
@@ -142,55 +124,52 @@ class BenchmarkSlot:
         self._runs += 1
         return TrialRun(spec, self._arguments)
 
-    def suspend(self, run: SlotRun, *, stays: bool = False) -> RunEnd:
-        """Has a run suspended after some more steps, and waits until the slot is free.
+    def suspend(self, run: SlotRun, *, pause: bool = False) -> RunEnd:
+        """Suspends a run after some more steps, and waits until the slot is free.
 
-        Args:
-            run: which.
-            stays: whether its process stays in memory, if the driver can bring what it holds on GPUs to the host.
+        `pause` keeps its process paused, if the driver can offload its GPU memory.
 
         Raises:
             RuntimeError: if it ends in another way.
         """
         first = run.reports.step
         self._wait(run, lambda: run.reports.step > first)
-        run.suspend(DEADLINE_S, pause=stays)
+        run.suspend(DEADLINE_S, pause=pause)
         self._wait(run, lambda: run.has_ended)
-        if stays and self._gpus:
+        if pause and self._gpus:
             run.offload_gpus(self._gpus.bytes_by_process())
         try:
-            self._until(lambda: not stays or self._is_still(run))
+            self._wait_until_free(lambda: not pause or self._try_freeze(run))
         except CudaCheckpointError as error:
             self.refusals.append(str(error))
             run.evict()
             run.kill_if_due()
-            stays = False
-        self._until(lambda: stays or _has_died(run))
-        self._until(lambda: stays or self._is_clear())
-        self._until(run.monitor.gpus_free)
-        self._until(run.save_outputs)
+            pause = False
+        self._wait_until_free(lambda: pause or _has_died(run))
+        self._wait_until_free(lambda: pause or self._reap_rest())
+        self._wait_until_free(run.monitor.gpus_free)
+        self._wait_until_free(run.save_outputs)
         end = run.finish()
-        if stays:
+        if pause:
             self._paused.add(run, run.process_tree)
         if end.outcome != "suspended":
-            raise RuntimeError(f"a run of {self._script.name} has {end.outcome}: {end.message}\n{end.tail}")
+            raise RuntimeError(f"a run of {self._script.name} ended as {end.outcome}: {end.message}\n{end.tail}")
         return end
 
-    def _is_still(self, run: SlotRun) -> bool:
-        """Whether the processes of a suspended run stand still, and what they held on GPUs is on the host."""
+    def _try_freeze(self, run: SlotRun) -> bool:
+        """Freezes a suspended run once its GPU memory is on the host; returns whether it is done."""
         is_off_gpus = run.offload is None or run.offload.is_done()
         return is_off_gpus and run.freeze()
 
     def gpu_bytes(self, run: SlotRun) -> int:
-        """What a run holds on the slot's GPUs."""
+        """Memory that a run uses on the slot's GPUs."""
         return run.monitor.measure_gpu_bytes(run.processes)
 
-    def _is_clear(self) -> bool:
+    def _reap_rest(self) -> bool:
         self._paused.poll()
         return descendants.kill_and_reap((self._zygote.pid, *self._paused.pids))
 
     def wait_until_ready(self) -> None:
-        """Waits for the zygote's imports."""
         self._wait(None, lambda: self._zygote.ready)
 
     def _fork(self, request: ForkRequest, descriptors: Sequence[int]) -> int:
@@ -198,10 +177,10 @@ class BenchmarkSlot:
         self._wait(None, lambda: not self._zygote.is_forking)
         answer = self._zygote.take_answer()
         if not isinstance(answer, int):
-            raise RuntimeError(f"the zygote has forked nothing: {answer}")
+            raise RuntimeError(f"the zygote did not fork: {answer}")
         return answer
 
-    def _until(self, condition: Callable[[], object]) -> None:
+    def _wait_until_free(self, condition: Callable[[], object]) -> None:
         end_s = time.monotonic() + DEADLINE_S
         while not condition():
             if time.monotonic() > end_s:
@@ -212,9 +191,9 @@ class BenchmarkSlot:
         end_s = time.monotonic() + DEADLINE_S
         while not condition():
             if self._zygote.failure or time.monotonic() > end_s:
-                raise RuntimeError(f"{self._script.name} does not get on: {self._zygote.failure or 'too slow'}")
+                raise RuntimeError(f"{self._script.name} makes no progress: {self._zygote.failure or 'timeout'}")
             if run is not None and run.has_ended:
-                raise RuntimeError(f"a run of {self._script.name} has ended: {run.finish()}")
+                raise RuntimeError(f"a run of {self._script.name} ended: {run.finish()}")
             wait_readable((*self._zygote.watched_fds, *(run.watched_fds if run else ())), _POLL_S)
             self._zygote.poll()
             if run is not None:
@@ -228,7 +207,7 @@ def _has_died(run: SlotRun) -> bool:
 
 @contextlib.contextmanager
 def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequence[int] = ()) -> Iterator[BenchmarkSlot]:
-    """A slot whose zygote is ready for a script. This process becomes the parent of its orphans, as executors do."""
+    """Yields a slot whose zygote is ready for a script. Makes this process a subreaper, as executors are."""
     process.adopt_orphans()
     folder.mkdir()
     preload = script_facts(EntryPoint(script, script.parent)).preload
@@ -244,11 +223,11 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequenc
 
 
 def _spawn(request: ForkRequest, descriptors: Sequence[int], gpus: Sequence[int]) -> int:
-    """Starts what a zygote would fork as a process of its own; returns its id."""
+    """Starts a request for the zygote as a new process; returns its id."""
     changes = {name: value for name, value in request.environment.items() if value is not None}
     targets = (1, 2, REPORT_FD, CONTROL_FD)
-    # The numbers may be each other's.
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for descriptor in descriptors]
+    # Moved out of the way first: a source may be another's target.
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for descriptor in descriptors]
     try:
         return os.posix_spawn(
             sys.executable,

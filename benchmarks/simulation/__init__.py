@@ -1,1 +1,1 @@
-"""Policies in virtual time, on recorded learning curves."""
+"""Search policies in virtual time, on recorded learning curves."""

@@ -1,4 +1,4 @@
-"""The limit on GPUs that differ: at every event the best assignment of trials to slots, speeds known."""
+"""The limit on GPUs of different types: the optimal assignment of trials to slots at every event, with known speeds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ import numpy as np
 from benchmarks.simulation.bins import Bin
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 
-STAYS = 0.02
-"""What it counts for a trial to stay where it is, as a share of its mean speed: changes that gain less are not made."""
+STAY_BONUS = 0.02
+"""Bonus for keeping a trial in its slot, as a share of its mean speed: smaller gains are not worth a move."""
 
 
 class AssignmentPolicy:
-    """At every event the trials that run, and where, are those with the greatest sum of speeds.
+    """Runs the trials, in the slots, with the greatest sum of speeds at every event.
 
-    Speeds are the true ones, as multiples of the trial's mean over the types, whoever has run where. Which trials go
-    first it decides by nothing else: it knows nothing of the curves.
-
-    Args:
-        trials: the bin that it will be asked about, with the speeds of its jobs.
-        settings: what the search tells its policy.
+    Speeds are the true ones, relative to the trial's mean over the types. Losses are ignored.
     """
 
     name = "assignment"
@@ -32,46 +27,45 @@ class AssignmentPolicy:
         self._jobs = trials.jobs
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         open_slots = [slot for slot in slots if not slot.busy]
-        home = {slot.trial: slot for slot in open_slots if slot.trial is not None}
-        candidates = [trial for trial in trials if trial.runnable or trial.id in home]
+        running_in = {slot.trial: slot for slot in open_slots if slot.trial is not None}
+        candidates = [trial for trial in trials if trial.runnable or trial.id in running_in]
         places = Counter(slot.kind for slot in open_slots)
         if not candidates or not places:
             return Decision()
-        worths = np.array([[self._worth(trial, kind, home) for kind in places] for trial in candidates])
+        worths = np.array([[self._worth(trial, kind, running_in) for kind in places] for trial in candidates])
         chosen = best_assignment(worths, list(places.values()))
         kinds = list(places)
         kind_of = {trial.id: kinds[place] for trial, place in zip(candidates, chosen, strict=True) if place is not None}
-        staying = {slot.id for trial, slot in home.items() if kind_of.get(trial) == slot.kind}
+        staying = {slot.id for trial, slot in running_in.items() if kind_of.get(trial) == slot.kind}
         runs: dict[int, Choice] = {}
         suspends = set()
         for kind in kinds:
-            coming = [trial for trial, its in kind_of.items() if its == kind and trial not in home]
+            coming = [trial for trial, its in kind_of.items() if its == kind and trial not in running_in]
             free = [slot for slot in open_slots if slot.kind == kind and slot.id not in staying]
-            # Empty slots first; who runs in one of the others and is to run elsewhere has to make place.
+            # Empty slots first; trials in the others are preempted.
             free.sort(key=lambda slot: (slot.trial is not None, slot.id))
             for slot, trial in zip(free, coming, strict=False):
                 runs[slot.id] = Choice(trial, "best assignment")
             suspends |= {slot.id for slot in free if slot.id not in runs and slot.trial in kind_of}
         return Decision(runs, suspends=frozenset(suspends))
 
-    def _worth(self, trial: TrialView, kind: str, home: Mapping[int, SlotView]) -> float:
-        stays = trial.id in home and home[trial.id].kind == kind
-        return self._jobs[trial.id].relative(kind) + (STAYS if stays else 0.0)
+    def _worth(self, trial: TrialView, kind: str, running_in: Mapping[int, SlotView]) -> float:
+        stays = trial.id in running_in and running_in[trial.id].kind == kind
+        return self._jobs[trial.id].relative(kind) + (STAY_BONUS if stays else 0.0)
 
 
 def best_assignment(worths: np.ndarray, places: Sequence[int]) -> list[int | None]:
-    """Assigns each row to one column at most so that the sum of the worths is the greatest there is.
+    """Assigns each row to at most one column, with the maximum sum of worths.
 
-    The linear program of an assignment problem, whose vertices are integral, solved by HiGHS.
+    Solves the linear program of the assignment problem, whose vertices are integral, by HiGHS.
 
     Args:
         worths: rows x columns; not negative.
-        places: how many rows each column takes at most.
+        places: maximum number of rows of each column.
 
     Returns:
-        The column of each row; None for those that have none.
+        The column of each row, or None.
     """
     rows, columns = worths.shape
     count = rows * columns

@@ -1,4 +1,4 @@
-"""Which trials are good, and the bins of trials that policies are compared on."""
+"""Good trials, and the bins of trials that policies are compared on."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Bin:
     """Trials that arrive one after the other.
 
     Attributes:
-        curves: by order of arrival, which is their number.
-        target_s: seconds of training each needs to reach the target; infinite for those that are not good.
-        jobs: how fast each trains on which GPU type; empty where slots are alike.
+        curves: in order of arrival; the index is the trial's number.
+        target_s: seconds of training until the target; infinity for trials that are not good.
+        jobs: each trial's speed by GPU type; empty if slots are alike.
     """
 
     curves: tuple[Curve, ...]
@@ -33,16 +33,12 @@ class Bin:
 
     @property
     def good(self) -> int:
-        """How many reach the target."""
+        """The number of trials that reach the target."""
         return sum(map(math.isfinite, self.target_s))
 
 
 def default_target(curves: Sequence[Curve], share: float = TARGET_SHARE) -> float:
-    """The loss that lies 90% of the way from the median first loss to the final loss that the best 2% reach.
-
-    Args:
-        curves: all trials that were recorded.
-        share: another share of the way than 90%.
+    """The loss at `share` of the way from the median first loss to the final loss that the best 2% reach.
 
     Raises:
         BadInputError: if the best do not end below the median first loss.
@@ -62,15 +58,14 @@ def default_target(curves: Sequence[Curve], share: float = TARGET_SHARE) -> floa
 
 
 def count_good(curves: Sequence[Curve], target: float) -> int:
-    """How many trials reach the target."""
     return sum(math.isfinite(curve.time_to(target)) for curve in curves)
 
 
 def draw_bin(curves: Sequence[Curve], target: float, jobs: int, good: int, seed: int) -> Bin:
-    """Draws trials of which exactly `good` reach the target, in random order; a seed always gives the same.
+    """Draws trials of which exactly `good` reach the target, in random order; deterministic for a seed.
 
     Raises:
-        BadInputError: if there are not as many trials of one of the two kinds.
+        BadInputError: if there are too few good or other trials.
     """
     times_s = [curve.time_to(target) for curve in curves]
     kinds: dict[bool, list[int]] = {True: [], False: []}

@@ -1,4 +1,4 @@
-"""`python -m benchmarks simulate` and `simulate-jobs`: policies and schedulers in virtual time, as options say."""
+"""The commands `python -m benchmarks simulate` and `simulate-jobs`."""
 
 from __future__ import annotations
 

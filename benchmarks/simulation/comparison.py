@@ -1,4 +1,4 @@
-"""Policies compared on bins of recorded curves."""
+"""Compares policies on bins of recorded curves."""
 
 from __future__ import annotations
 
@@ -26,34 +26,30 @@ REPORTS_PER_QUANTUM = 4
 
 POLICY_NAMES = (*POLICIES, OraclePolicy.name)
 TYPED_POLICY_NAMES = (*POLICIES, AssignmentPolicy.name)
-"""Those there are where GPUs differ."""
+"""Policies that can run on GPUs of different types."""
 
 PolicyFactory = Callable[[Bin, PolicySettings], Policy]
-"""Makes the policy for one bin; only the limits look at the bin."""
+"""Makes the policy for one bin; only the limits use the bin."""
 
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """What is simulated. None stands for a default that depends on the curves: see `resolved`.
+    """A simulation. None stands for a default that depends on the curves: see `resolve`.
 
     Attributes:
-        gpus: how many slots.
+        gpus: number of slots.
         jobs: trials of a bin.
-        good: how many of them reach the target.
-        target: the loss to reach.
-        target_share: the share of the way from the median first loss to the best 2% of final losses where the target
-            is, if it is not given.
+        good: trials of a bin that reach the target.
+        target_share: position of the default target; see `default_target`.
         quantum_s: the policies' quantum, in seconds of the curves.
-        overhead_s: seconds that putting a trial into a slot costs.
+        overhead_s: seconds to put a trial into a slot.
         report_s: seconds of training between two readings.
-        trials_per_slot: trials bound to one slot at most.
-        milestones: longer quanta for trials that have come far.
-        quantum_growth: by this share a trial's quantum grows with each preemption.
-        arrival_s: seconds from one trial's arrival to the next.
+        milestones: longer quanta for trials with much progress.
+        quantum_growth: relative growth of a trial's quantum with each preemption.
         until: whether trials leave at the end of their curve or at the target.
         gpu_types: the type of each slot, instead of `gpus`; empty: slots are alike.
-        table_jobs: how fast trials are on which type; each trial is one of them.
-        move_s: seconds more if a trial ran in another slot before.
+        table_jobs: speeds by type; each trial is one of these jobs.
+        move_s: additional seconds if a trial ran in another slot before.
     """
 
     gpus: int = 4
@@ -76,14 +72,12 @@ class SimulationSettings:
 
 @dataclass(frozen=True)
 class Scenario:
-    """The settings with nothing left open.
+    """Settings with all defaults resolved.
 
     Attributes:
-        target: the loss to reach.
-        recorded: how many trials there are to draw from.
-        recorded_good: how many of them reach the target.
+        recorded: number of recorded trials.
+        recorded_good: number of these that reach the target.
         quantum_s, jobs, good, trials_per_slot, milestones, quantum_growth, table_jobs: as in `SimulationSettings`.
-        world: what the policies decide in.
     """
 
     target: float
@@ -101,12 +95,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What a policy has made of all bins, one outcome for each seed; means over the seeds.
-
-    Attributes:
-        name: the policy's.
-        outcomes: by seed.
-    """
+    """Outcomes of a policy, one for each seed; properties are means over the seeds."""
 
     name: str
     outcomes: tuple[Outcome, ...]
@@ -118,38 +107,37 @@ class PolicyResult:
 
     @property
     def time_first_s(self) -> float:
-        """When the first trial has reached it."""
+        """Time until the first trial reaches the target."""
         return fmean(outcome.reached_s[0] for outcome in self.outcomes)
 
     @property
     def time_top4_s(self) -> float:
-        """When four have; all good ones, if there are fewer."""
+        """Time until four trials reach it, or all good ones if there are fewer."""
         return fmean(outcome.reached_s[:TOP][-1] for outcome in self.outcomes)
 
     @property
     def preemptions(self) -> float:
-        """How often a trial had to make place for another."""
         return fmean(outcome.preemptions for outcome in self.outcomes)
 
     @property
     def mean_completion_s(self) -> float:
-        """Mean time from a trial's arrival until it left, all trials; where GPUs differ."""
+        """Mean time from a trial's arrival until it leaves; with GPU types only."""
         return fmean(fmean(outcome.completion_s) for outcome in self.outcomes)
 
     @property
     def speed(self) -> float:
-        """How well trials and GPU types fit; where GPUs differ. See `Outcome.speed`."""
+        """See `Outcome.speed`; with GPU types only."""
         return fmean(outcome.speed for outcome in self.outcomes)
 
 
 def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
-    """Puts in what was left open.
+    """Resolves the defaults: target (`default_target`), quantum, overhead and reports.
 
-    The default target, see `default_target`; a quantum of 1% of the median curve's length; an overhead of 1.5 s, but at
-    most a tenth of the quantum; four reports in a quantum.
+    The quantum is 1% of the median curve's length; the overhead 1.5 s, but at most a tenth of the quantum; a quantum
+    has four reports.
 
     Raises:
-        BadInputError: if it makes no sense.
+        BadInputError: if a setting is invalid.
     """
     _check(settings)
     if settings.jobs > len(curves):
@@ -185,28 +173,27 @@ def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
 def _check(settings: SimulationSettings) -> None:
     if not 1 <= settings.good <= settings.jobs:
         raise BadInputError(
-            f"--good {settings.good} of --jobs {settings.jobs} cannot be; of the trials of a bin one at least is good, "
-            "and at most all are."
+            f"--good must be at least 1 and at most --jobs, which is {settings.jobs}, not {settings.good}."
         )
     for option, count in (("--gpus", settings.gpus), ("--trials-per-slot", settings.trials_per_slot)):
         if count < 1:
-            raise BadInputError(f"{option} {count} cannot be; give 1 or more.")
+            raise BadInputError(f"{option} must be at least 1, not {count}.")
     for option, seconds in (("--quantum", settings.quantum_s), ("--report-every", settings.report_s)):
         if seconds is not None and not 0 < seconds < math.inf:
-            raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, more than 0.")
+            raise BadInputError(f"{option} must be more than 0 seconds, not {seconds:g}.")
     for option, seconds in (
         ("--overhead", settings.overhead_s),
         ("--move-overhead", settings.move_s),
         ("--arrival-every", settings.arrival_s),
     ):
         if seconds is not None and not 0 <= seconds < math.inf:
-            raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, 0 or more.")
+            raise BadInputError(f"{option} must be finite and at least 0 seconds, not {seconds:g}.")
     if not 0 <= settings.quantum_growth < math.inf:
-        raise BadInputError(f"--quantum-growth {settings.quantum_growth:g} cannot be; give a number, 0 or more.")
+        raise BadInputError(f"--quantum-growth must be finite and at least 0, not {settings.quantum_growth:g}.")
     if settings.target is not None and not math.isfinite(settings.target):
-        raise BadInputError(f"--target {settings.target:g} cannot be; give a finite number.")
+        raise BadInputError(f"--target must be a finite number, not {settings.target:g}.")
     if not 0 < settings.target_share < 1:
-        raise BadInputError(f"--target-share {settings.target_share:g} cannot be; give a share between 0 and 1.")
+        raise BadInputError(f"--target-share must be between 0 and 1, not {settings.target_share:g}.")
 
 
 def simulate(
@@ -216,17 +203,10 @@ def simulate(
     seeds: Sequence[int],
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[PolicyResult, ...]:
-    """Runs every policy on the same bins, one bin for each seed.
-
-    Args:
-        curves: what the bins are drawn from.
-        policies: name -> what makes the policy; see `policies_named`.
-        scenario: see `resolve`.
-        seeds: of the bins and the policies.
-        progress: called after each policy on each bin.
+    """Runs every policy on the same bins, one for each seed; calls `progress` after each policy on each bin.
 
     Raises:
-        BadInputError: if there are too few good trials, or too few others.
+        BadInputError: if there are too few good or other trials.
         PolicyViolationError: if a policy breaks a rule.
     """
     outcomes: dict[str, list[Outcome]] = {name: [] for name in policies}
@@ -250,7 +230,7 @@ def simulate(
 
 
 def reference(results: Sequence[PolicyResult]) -> PolicyResult:
-    """What results are normalised to: the limit, or without it the policy with the least mean time."""
+    """The result to normalise by: the limit's, or else that with the lowest mean time."""
     for result in results:
         if result.name in (OraclePolicy.name, AssignmentPolicy.name):
             return result
@@ -258,14 +238,10 @@ def reference(results: Sequence[PolicyResult]) -> PolicyResult:
 
 
 def policies_named(names: Sequence[str], *, typed: bool = False) -> dict[str, PolicyFactory]:
-    """The policies of these names, the limit among them.
-
-    Args:
-        names: which.
-        typed: whether GPUs differ. Then the limit is `assignment`, otherwise `oracle`.
+    """The policies of these names. The limit is `assignment` if GPUs differ (`typed`), otherwise `oracle`.
 
     Raises:
-        BadInputError: if there is none of a name.
+        BadInputError: if a name is unknown.
     """
     known = TYPED_POLICY_NAMES if typed else POLICY_NAMES
     for name in names:
@@ -273,7 +249,7 @@ def policies_named(names: Sequence[str], *, typed: bool = False) -> dict[str, Po
             near = difflib.get_close_matches(name.lower(), known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             where = (" with --gpu-types" if typed else " without --gpu-types") if name in _LIMITS else ""
-            raise BadInputError(f"There is no policy '{name}'{where}; {hint}choose of {', '.join(known)}.")
+            raise BadInputError(f"There is no policy '{name}'{where}; {hint}choose one of {', '.join(known)}.")
     return {name: _LIMITS.get(name) or _registered(name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Recorded learning curves: files of them, and what a trial that follows one reports."""
+"""Recorded learning curves: their files, and the reports of trials that follow them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ Mode = Literal["min", "max"]
 class Curve:
     """The loss of one training run over its training time.
 
-    Between two recorded points the loss and the step are interpolated linearly; before the first the loss is the first
-    one. A loss that is NaN or infinite lasts from its own moment to the next recorded one.
+    Loss and step are interpolated linearly between two points; before the first point the loss is the first one. A NaN
+    or infinite loss lasts until the next point.
 
     Args:
-        name: the trial's name.
-        times_s: seconds of training, ascending, above 0 at the end.
-        steps: training steps done by then.
-        losses: what is to be minimised.
+        times_s: seconds of training, ascending; the last is above 0.
     """
 
     def __init__(self, name: str, times_s: Sequence[float], steps: Sequence[float], losses: Sequence[float]) -> None:
@@ -42,7 +39,7 @@ class Curve:
         self._times_s = list(times_s)
         self._steps = list(steps)
         self._losses = list(losses)
-        # A stretch from one point to the next ends at the loss it leads to, unless one of the two is no number.
+        # The loss at the end of each interval: the next point, or constant if either is not finite.
         self._ends = [
             following if math.isfinite(loss) and math.isfinite(following) else loss
             for loss, following in pairwise(self._losses)
@@ -55,7 +52,6 @@ class Curve:
 
     @property
     def length_s(self) -> float:
-        """Seconds of training that were recorded."""
         return self._times_s[-1]
 
     @property
@@ -73,11 +69,11 @@ class Curve:
 
     @property
     def lowest_loss(self) -> float:
-        """The least of its finite losses; infinite if there is none."""
+        """The minimum of its finite losses; infinity if there is none."""
         return min(filter(math.isfinite, self._losses), default=math.inf)
 
     def time_to(self, target: float) -> float:
-        """Seconds of training until the loss is at most `target`; infinite if it never is."""
+        """Seconds of training until the loss is at most `target`; infinity if it never is."""
         for place, loss in enumerate(self._losses):
             if loss <= target:
                 return self._times_s[place]
@@ -87,12 +83,12 @@ class Curve:
         return math.inf
 
     def reading(self, begin_s: float, end_s: float, train_s: float | None = None) -> Reading:
-        """What the trial reports of its training from `begin_s` to `end_s`, one loss for each step.
+        """Returns the report on the training from `begin_s` to `end_s`, with one loss for each step.
 
         Args:
-            begin_s: seconds it had trained before.
-            end_s: seconds it has trained now, more than `begin_s` and at most `length_s`.
-            train_s: what it tells of its training time, where that is not the curve's.
+            begin_s: seconds trained before.
+            end_s: seconds trained now, more than `begin_s` and at most `length_s`.
+            train_s: reported training time, if it is not the curve's.
         """
         first = bisect_right(self._times_s, begin_s)
         last = bisect_right(self._times_s, end_s)
@@ -111,7 +107,7 @@ class Curve:
         return Reading(end_s if train_s is None else train_s, step, loss, low, high, max(1, step - round(begin[1])))
 
     def _at(self, place: int, time_s: float) -> tuple[float, float, float]:
-        """Loss, step and the area under the curve at a time that lies behind the point of this place."""
+        """Loss, step and area under the curve at a time after point number `place`."""
         if place >= len(self._ends):
             return self._losses[-1], self._steps[-1], self._areas[-1]
         passed_s = time_s - self._times_s[place]
@@ -132,20 +128,19 @@ class _Point:
 
 
 def read_curves(path: Path, metric: str | None = None, mode: Mode = "min") -> tuple[Curve, ...]:
-    """Reads a file of curves, plain or gzipped, in one of two forms.
+    """Reads a file of curves, plain or gzipped, in one of two forms; other columns are ignored.
 
-    Long: columns `trial`, `step`, `seconds` (of training) and the metric, one row for each evaluation, in any order;
-    further columns do not matter. Wide: columns `METRIC_0`, `METRIC_1`, ..., one row for each trial, one second and one
-    step from an evaluation to the next; further columns do not matter. An empty cell is a NaN, at the end of a wide row
-    it is no evaluation.
+    Long: columns `trial`, `step`, `seconds` (of training) and the metric, one row for each evaluation, in any order.
+    Wide: columns `METRIC_0`, `METRIC_1`, ..., one row for each trial, one second and one step from an evaluation to the
+    next. An empty cell is a NaN; at the end of a wide row it is no evaluation.
 
     Args:
         path: the CSV file.
-        metric: the column; without it `train_loss`, and in the wide form `acc`, an accuracy: the loss is 1 - acc.
-        mode: whether small or great values of the metric are good; great ones count as losses negated.
+        metric: the column; by default `train_loss`, in the wide form `acc`, an accuracy: the loss is 1 - acc.
+        mode: whether to minimise or maximise the metric; for `max` the losses are negated.
 
     Raises:
-        BadInputError: if there is no such file or column, or a cell is no number.
+        BadInputError: if there is no such file or column, or a cell is not a number.
     """
     try:
         with _open(path) as file:
@@ -157,7 +152,7 @@ def read_curves(path: Path, metric: str | None = None, mode: Mode = "min") -> tu
             else:
                 curves = tuple(_read_long(path, rows, columns, metric or LONG_METRIC, mode))
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no CSV text"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not CSV text"
         raise BadInputError(f"The curves in {path} cannot be read: {reason}.") from error
     if not curves:
         raise BadInputError(f"There is no trial in {path}; give a file of recorded learning curves.")
@@ -205,7 +200,7 @@ def _read_wide(
         while values and not row[evaluations[len(values) - 1]]:
             values.pop()
         if not values:
-            raise BadInputError(f"Line {rows.line_num} of {path} holds no evaluation; leave it out.")
+            raise BadInputError(f"Line {rows.line_num} of {path} has no evaluation; leave it out.")
         losses = (
             [1 - value for value in values] if metric is None else values if mode == "min" else [-v for v in values]
         )
@@ -225,4 +220,4 @@ def _number(path: Path, line: int, column: str, text: str | None, empty: float |
     try:
         return float(text or "")
     except ValueError:
-        raise BadInputError(f"Line {line} of {path}: '{text or ''}' in column {column} is no number.") from None
+        raise BadInputError(f"Line {line} of {path}: '{text or ''}' in column {column} is not a number.") from None

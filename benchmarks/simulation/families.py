@@ -1,4 +1,4 @@
-"""Made-up learning curves: families with the features that real ones have, drawn by a seed."""
+"""Families of synthetic learning curves with features of real ones, drawn by seed."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from benchmarks.simulation.curves import Curve
 from dike.exceptions import BadInputError
 
 EVALUATIONS = 120
-"""Points of a curve that is trained to its end."""
+"""Points of a curve."""
 STEPS = 12_000
 """Training steps of a curve."""
 LENGTH_S = 12_000.0
-"""Seconds of a curve whose steps take as long as most."""
+"""Median seconds of a curve."""
 TRIALS = 200
 
 Array = NDArray[np.float64]
 Shape = Callable[[np.random.Generator, Array], Array]
-"""Draws one trial: its losses, without noise, by the share of its steps that are done."""
+"""Draws one trial: its losses without noise, by progress from 0 to 1."""
 
 
 def power_law(rng: np.random.Generator, done: Array) -> Array:
-    """Falls by a power of the steps, from the start on; no two features depend on each other."""
+    """Falls by a power of the steps from the start; its features are independent."""
     start, floor = rng.normal(6.0, 0.2), 1.0 + rng.exponential(0.8)
     knee, power = 10 ** rng.uniform(-3.0, -1.3), rng.uniform(0.4, 1.2)
     return floor + (start - floor) * (1 + done / knee) ** -power
 
 
 def plateau(rng: np.random.Generator, done: Array) -> Array:
-    """Nothing happens for up to half of the training, then it falls as a sigmoid; a quarter never leaves the start."""
+    """Is flat for up to half of the training, then falls as a sigmoid; a quarter never falls."""
     start, floor = rng.normal(6.9, 0.05), 1.5 + rng.exponential(1.2)
     begins, width = rng.uniform(0.02, 0.5), 10 ** rng.uniform(-2.0, -1.0)
     if rng.random() < 0.25:
@@ -44,7 +44,7 @@ def plateau(rng: np.random.Generator, done: Array) -> Array:
 
 
 def learning_rate_steps(rng: np.random.Generator, done: Array) -> Array:
-    """Stands still between two cuts of the learning rate; the greater it was, the higher before and the lower after."""
+    """Is flat between cuts of the learning rate; with a greater rate higher before and lower after the cuts."""
     rate = rng.uniform(-1.5, 1.5)
     start, best = rng.normal(4.6, 0.1), 0.4 + 0.9 * abs(rate - 0.4) + rng.exponential(0.25)
     cuts = np.array([0.3, 0.6, 0.85]) + rng.uniform(-0.08, 0.08, 3)
@@ -59,7 +59,7 @@ def learning_rate_steps(rng: np.random.Generator, done: Array) -> Array:
 
 
 def divergence(rng: np.random.Generator, done: Array) -> Array:
-    """The greater the learning rate, the faster; near the edge the loss breaks out, and for some it ends as a NaN."""
+    """Falls faster with larger learning rates; the largest make it rise, and for some it ends as NaN."""
     rate = rng.uniform(-3.0, 1.0)
     start, floor = rng.normal(2.3, 0.05), 0.15 + rng.exponential(0.12)
     losses = floor + (start - floor) * (1 + done * 60 * math.exp(1.2 * rate)) ** -0.8
@@ -72,7 +72,7 @@ def divergence(rng: np.random.Generator, done: Array) -> Array:
 
 
 def crossing(rng: np.random.Generator, done: Array) -> Array:
-    """Who falls fast at first stays high, and who is slow comes far."""
+    """Fast starters stay high, slow starters end low."""
     speed = rng.uniform(0.0, 1.0)
     start = rng.normal(5.0, 0.1)
     floor = 0.8 + 1.6 * speed**2 + rng.exponential(0.35)
@@ -80,7 +80,7 @@ def crossing(rng: np.random.Generator, done: Array) -> Array:
 
 
 def warm_up(rng: np.random.Generator, done: Array) -> Array:
-    """The learning rate rises, and for some the loss; then the rate falls as a cosine, and the loss most at the end."""
+    """The learning rate rises, for some with the loss, then falls as a cosine; the loss falls mostly at the end."""
     start, peak = rng.normal(6.0, 0.15), rng.uniform(-1.0, 1.0)
     warm = rng.uniform(0.02, 0.15)
     rate = np.minimum(done / warm, 0.5 * (1 + np.cos(math.pi * np.clip((done - warm) / (1 - warm), 0, 1))))
@@ -92,7 +92,7 @@ def warm_up(rng: np.random.Generator, done: Array) -> Array:
 
 
 def overfitting(rng: np.random.Generator, done: Array) -> Array:
-    """A validation loss: it falls, and rises again the sooner the larger the model is."""
+    """A validation loss that falls, and rises again earlier for larger models."""
     size = rng.uniform(-1.0, 1.0)
     start, floor = rng.normal(3.0, 0.1), 0.6 + 0.35 * abs(size) + rng.exponential(0.25)
     fall = floor + (start - floor) * (1 + done * 50 * math.exp(size)) ** -1.1
@@ -100,7 +100,7 @@ def overfitting(rng: np.random.Generator, done: Array) -> Array:
 
 
 def warm_restarts(rng: np.random.Generator, done: Array) -> Array:
-    """The learning rate falls as a cosine and starts again, each time for twice as long; the loss jumps up with it."""
+    """The learning rate falls as a cosine and restarts, for twice as long each time; the loss jumps up with it."""
     rate, cycles = rng.uniform(-1.0, 1.0), int(rng.integers(2, 5))
     ends = np.cumsum(2.0 ** np.arange(cycles)) / (2**cycles - 1)
     cycle = np.searchsorted(ends, np.minimum(done, ends[-1]))
@@ -112,7 +112,7 @@ def warm_restarts(rng: np.random.Generator, done: Array) -> Array:
 
 
 def late_fall(rng: np.random.Generator, done: Array) -> Array:
-    """Grokking: the loss falls to a first level and stands there, and for half of the trials falls again late."""
+    """Grokking: the loss falls to a first level and is flat; for half of the trials it falls again late."""
     start, level = rng.normal(4.0, 0.1), 1.8 + rng.exponential(0.4)
     first = level + (start - level) * np.exp(-done * 10 ** rng.uniform(1.0, 2.0))
     if rng.random() < 0.5:
@@ -122,7 +122,7 @@ def late_fall(rng: np.random.Generator, done: Array) -> Array:
 
 
 def heavy_noise(rng: np.random.Generator, done: Array) -> Array:
-    """A power law under noise as large as what trials differ by, with spikes."""
+    """A power law, with noise as large as the differences between trials, and spikes."""
     losses = power_law(rng, done)
     losses *= np.exp(rng.uniform(0.02, 0.12) * rng.standard_t(3, len(done)).clip(-8, 8))
     spikes = rng.random(len(done)) < rng.uniform(0.0, 0.05)
@@ -130,7 +130,7 @@ def heavy_noise(rng: np.random.Generator, done: Array) -> Array:
 
 
 def two_speeds(rng: np.random.Generator, done: Array) -> Array:
-    """A part falls at once and the rest slowly; how large either is, and how slow, says nothing of the other."""
+    """Falls in part immediately and in part slowly; sizes and speed are independent."""
     floor, fast, slow = 0.5 + rng.exponential(0.3), rng.uniform(0.5, 2.5), rng.uniform(0.5, 2.5)
     return (
         floor + fast * np.exp(-done * 10 ** rng.uniform(1.0, 2.5)) + slow * np.exp(-done * 10 ** rng.uniform(0.0, 1.2))
@@ -138,7 +138,7 @@ def two_speeds(rng: np.random.Generator, done: Array) -> Array:
 
 
 def double_descent(rng: np.random.Generator, done: Array) -> Array:
-    """Falls, rises to a peak, and falls again, for most to below where it had been."""
+    """Falls, rises to a peak, and falls again, mostly lower than before."""
     start, first = rng.normal(3.0, 0.1), 0.9 + rng.exponential(0.3)
     base = first + (start - first) * np.exp(-done * 10 ** rng.uniform(1.0, 1.8))
     place, width = rng.uniform(0.1, 0.6), rng.uniform(0.04, 0.15)
@@ -148,7 +148,7 @@ def double_descent(rng: np.random.Generator, done: Array) -> Array:
 
 
 def instabilities(rng: np.random.Generator, done: Array) -> Array:
-    """The loss breaks out again and again, the more often the larger the rate, and takes its time to come back."""
+    """Diverges again and again, more often with larger learning rates, and recovers slowly."""
     rate = rng.uniform(-1.0, 1.0)
     start, floor = rng.normal(8.0, 0.1), 2.0 + 0.8 * abs(rate - 0.3) + rng.exponential(0.3)
     losses = floor + (start - floor) * (1 + done * 40 * math.exp(rate)) ** -0.6
@@ -159,7 +159,7 @@ def instabilities(rng: np.random.Generator, done: Array) -> Array:
 
 
 def stages(rng: np.random.Generator, done: Array) -> Array:
-    """A curriculum: at each stage the data get harder, and the loss jumps up by what the trial has not learnt."""
+    """A curriculum: the data become harder at each stage, and the loss jumps up."""
     talent = rng.uniform(0.0, 1.0)
     start, floor = rng.normal(4.0, 0.1), 0.5 + 0.9 * (1 - talent) + rng.exponential(0.2)
     number = int(rng.integers(2, 6))
@@ -171,7 +171,7 @@ def stages(rng: np.random.Generator, done: Array) -> Array:
 
 
 def slow_and_close(rng: np.random.Generator, done: Array) -> Array:
-    """Falls with the logarithm of the steps to its end; trials lie close together."""
+    """Falls with the logarithm of the steps; trials are close together."""
     start, slope = rng.normal(5.0, 0.02), rng.normal(0.55, 0.025)
     return start - slope * np.log1p(done * 10 ** rng.uniform(2.0, 2.6))
 
@@ -196,21 +196,16 @@ FAMILIES: dict[str, tuple[Shape, ...]] = {
     "slow-and-close": (slow_and_close,),
     "mixed": (power_law, plateau, learning_rate_steps, divergence, crossing, warm_up, overfitting),
 }
-"""Name -> the shapes of its trials. Where there are several, each trial has one of them, brought to one scale."""
+"""Name -> shapes of its trials. Each trial has one of several shapes, scaled to start at about 1."""
 
-_UNEQUAL = {"step-lengths": 8.0, "mixed": 3.0}
-"""Of these a step takes up to so many times as long for one trial as for another; elsewhere up to 1.5 times."""
-_SLOW_STARTS = {"slow-start": 0.15}
-"""Of these the first step takes up to such a share of the time of all others; elsewhere as long as any."""
+_STEP_TIME_RATIOS = {"step-lengths": 8.0, "mixed": 3.0}
+"""Maximum ratio of step times between trials of a family; 1.5 by default."""
+_FIRST_STEP_SHARES = {"slow-start": 0.15}
+"""Maximum duration of the first step as a share of all others; elsewhere the same as any step."""
 
 
 def draw_family(name: str, seed: int = 0, trials: int = TRIALS) -> tuple[Curve, ...]:
-    """Curves of a family.
-
-    Args:
-        name: of `FAMILIES`.
-        seed: the same one always gives the same curves.
-        trials: how many.
+    """Draws the curves of a family; deterministic for a seed.
 
     Raises:
         BadInputError: if there is no family of that name.
@@ -218,7 +213,7 @@ def draw_family(name: str, seed: int = 0, trials: int = TRIALS) -> tuple[Curve, 
     if name not in FAMILIES:
         near = difflib.get_close_matches(name.lower(), FAMILIES, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise BadInputError(f"There is no family of curves '{name}'; {hint}choose of {', '.join(FAMILIES)}.")
+        raise BadInputError(f"There is no family of curves '{name}'; {hint}choose one of {', '.join(FAMILIES)}.")
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
     return tuple(_draw(name, FAMILIES[name], rng, number) for number in range(trials))
 
@@ -228,10 +223,10 @@ def _draw(name: str, shapes: Sequence[Shape], rng: np.random.Generator, number: 
     shape = shapes[int(rng.integers(len(shapes)))]
     losses = shape(rng, done)
     if len(shapes) > 1:
-        # All begin at about 1, so that one target serves them all.
+        # Scaled to start at about 1, so that one target fits all shapes.
         losses = losses / losses[0] * rng.normal(1.0, 0.02)
     spread = 10 ** rng.uniform(-3.0, -1.5)
     losses = losses * np.exp(spread * rng.standard_normal(EVALUATIONS))
-    length_s = LENGTH_S * _UNEQUAL.get(name, 1.5) ** rng.uniform(-0.5, 0.5)
-    start_s = length_s * rng.uniform(0.0, _SLOW_STARTS[name]) if name in _SLOW_STARTS else 0.0
+    length_s = LENGTH_S * _STEP_TIME_RATIOS.get(name, 1.5) ** rng.uniform(-0.5, 0.5)
+    start_s = length_s * rng.uniform(0.0, _FIRST_STEP_SHARES[name]) if name in _FIRST_STEP_SHARES else 0.0
     return Curve(f"{name}-{number}", (start_s + done * length_s).tolist(), (done * STEPS).tolist(), losses.tolist())

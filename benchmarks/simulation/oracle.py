@@ -1,4 +1,4 @@
-"""The limit: a policy that knows the curves."""
+"""The limit on equal GPUs: a policy that knows the curves."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from framework.policies.trials.interface import Choice, Decision, PolicySettings
 
 
 class OraclePolicy:
-    """Shortest time to the target first; trials that are there, or never will be, last. No trial is bound to a slot.
+    """Shortest time to the target first; trials that have reached it, or never will, last. Binds no trial to a slot.
 
-    Where all trials arrive together, no order reaches the target sooner in the mean: on slots that are alike the
-    shortest job first is optimal, and nothing is preempted before it has reached the target. It knows what no policy
-    can know, and only tells the limit.
-
-    Args:
-        trials: the bin that it will be asked about.
-        settings: what the search tells its policy.
+    If all trials arrive together, this minimises the mean time to the target: on equal slots shortest job first is
+        optimal,
+    and no trial is preempted before it has reached the target. It serves as a bound only.
     """
 
     name = "oracle"
@@ -28,10 +24,9 @@ class OraclePolicy:
         self._switch_s = settings.switch_s
         self._reaches_s: dict[tuple[int, float], float] = {}
         """Trial and beginning of its slice -> when it reaches the target."""
-        self._there: set[int] = set()
+        self._reached: set[int] = set()
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.trials.interface.Policy`."""
         by_id = {trial.id: trial for trial in trials}
         free = [slot for slot in slots if not slot.busy]
         reaches_s = {trial.id: now_s + self._switch_s + self._left_s(trial) for trial in trials if trial.runnable}
@@ -40,7 +35,7 @@ class OraclePolicy:
             if slot.trial is not None:
                 running.add(slot.trial)
                 reaches_s[slot.trial] = self._running_reaches_s(now_s, slot, by_id[slot.trial])
-        # To the trials that will not reach the target, nothing is worth a preemption: those that run come first.
+        # Ties (trials that never reach the target) keep running trials: no preemption is worth it.
         chosen = sorted(reaches_s, key=lambda trial: (reaches_s[trial], trial not in running, trial))[: len(free)]
         coming = (trial for trial in chosen if trial not in running)
         runs = {
@@ -51,16 +46,16 @@ class OraclePolicy:
         return Decision(runs, min(wakes_s, default=None))
 
     def _left_s(self, trial: TrialView) -> float:
-        """Seconds of training that a trial is away from the target; infinite if it is there."""
-        if trial.id in self._there:
+        """Remaining seconds of training until the target; infinity once it is reached."""
+        if trial.id in self._reached:
             return math.inf
         return self._target_s[trial.id] - (trial.readings[-1].train_s if trial.readings else 0.0)
 
     def _running_reaches_s(self, now_s: float, slot: SlotView, trial: TrialView) -> float:
-        """When a running trial reaches the target; reckoned when its slice begins to train, when its readings tell."""
+        """When a running trial reaches the target; computed at the start of its slice, with current readings."""
         key = (trial.id, slot.since_s)
         if key not in self._reaches_s:
             self._reaches_s[key] = now_s + self._left_s(trial)
         if now_s >= self._reaches_s[key]:
-            self._there.add(trial.id)
-        return math.inf if trial.id in self._there else self._reaches_s[key]
+            self._reached.add(trial.id)
+        return math.inf if trial.id in self._reached else self._reaches_s[key]

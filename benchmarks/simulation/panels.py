@@ -1,4 +1,4 @@
-"""Pictures of comparisons: a row of three panels for each."""
+"""Figures of comparisons: a row of three panels for each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Result = TypeVar("Result")
-NAMES_LENGTH = 40
-"""So many letters fit below a panel, side by side."""
+MAX_NAME_CHARS = 40
+"""Maximum number of characters side by side below a panel."""
 
 
 class Named(Protocol):
-    """A result with a name."""
-
     @property
     def name(self) -> str: ...
 
@@ -26,17 +24,12 @@ def draw_rows(
     draw: Callable[[Sequence[Axes], Sequence[Result]], None],
     path: Path,
 ) -> None:
-    """Draws comparisons into a PNG, SVG or PDF file.
-
-    Args:
-        rows: title and results of each comparison.
-        draw: draws the results of one into its three panels.
-        path: the file.
+    """Draws a row of three panels for each comparison (title and results) into a PNG, SVG or PDF file.
 
     Raises:
         BadInputError: if the file cannot be written.
     """
-    # matplotlib takes a while to load, and a table needs none.
+    # matplotlib loads slowly, and tables do not need it.
     from solver.drawing.figure_files import check_picture_path, new_figure, save_figure
 
     check_picture_path(path)
@@ -48,7 +41,7 @@ def draw_rows(
     save_figure(figure, path)
 
 
-def turn_names(axes: Axes, results: Sequence[Named]) -> None:
-    """Turns the names below the bars where they would cover each other: all bars are equally wide."""
-    if max(len(result.name) for result in results) * len(results) > NAMES_LENGTH:
+def rotate_names(axes: Axes, results: Sequence[Named]) -> None:
+    """Rotates the names below the bars if they would overlap."""
+    if max(len(result.name) for result in results) * len(results) > MAX_NAME_CHARS:
         axes.tick_params(axis="x", labelrotation=30, labelsize=9)

@@ -1,4 +1,4 @@
-"""Draws how policies compare, after Figures 5 and 6 of the paper 'Hermes'."""
+"""Draws comparisons of policies, as Figures 5 and 6 of the paper 'Hermes'."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.simulation.comparison import TOP, PolicyResult, reference
-from benchmarks.simulation.panels import draw_rows, turn_names
+from benchmarks.simulation.panels import draw_rows, rotate_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +28,10 @@ _OTHER = "#d6604d"
 
 
 def plot_comparison(rows: Sequence[tuple[str, Sequence[PolicyResult]]], path: Path) -> None:
-    """Draws one row of three panels for each comparison into a PNG, SVG or PDF file.
+    """Draws a row of three panels for each comparison (title and results) into a PNG, SVG or PDF file.
 
-    The mean time for a good trial to reach the target; the time until one and until four have reached it (both as
-    multiples of `reference`); and how many have reached it over time.
-
-    Args:
-        rows: title and results of each comparison.
-        path: the file.
+    The mean time for a good trial to reach the target, the time until one and until four have reached it (all relative
+    to `reference`), and how many have reached it over time.
 
     Raises:
         BadInputError: if the file cannot be written.
@@ -55,7 +51,7 @@ def _draw_means(axes: Axes, results: Sequence[PolicyResult]) -> None:
     values = [result.mean_time_good_s / unit.mean_time_good_s for result in results]
     bars = axes.bar([result.name for result in results], values, color=[_colour(result.name) for result in results])
     axes.bar_label(bars, fmt="%.2f", fontsize=8)
-    turn_names(axes, results)
+    rotate_names(axes, results)
     axes.margins(y=0.1)
     axes.set_ylabel(f"mean time to target, {unit.name} = 1")
 
@@ -71,7 +67,7 @@ def _draw_tops(axes: Axes, results: Sequence[PolicyResult]) -> None:
     axes.bar_label(of_top, fmt="%.1f", fontsize=6)
     axes.margins(y=0.1)
     axes.set_xticks(places, [result.name for result in results])
-    turn_names(axes, results)
+    rotate_names(axes, results)
     axes.set_ylabel(f"time of first, of top {TOP} (pale)")
 
 

@@ -1,4 +1,4 @@
-"""The seeds of a simulation."""
+"""Seeds of a simulation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dike.exceptions import BadInputError
 
 
 def seed_range(first: int, count: int) -> range:
-    """The seeds that `--first-seed` and `--seeds` stand for.
+    """The range of `--first-seed` and `--seeds`.
 
     Raises:
-        BadInputError: if there are none, or one is negative.
+        BadInputError: if it is empty, or a seed is negative.
     """
     if count < 1 or first < 0:
-        raise BadInputError(f"--seeds {count} from --first-seed {first} cannot be; give 1 or more, from 0 or more.")
+        raise BadInputError(f"--seeds must be at least 1, not {count}, and --first-seed at least 0, not {first}.")
     return range(first, first + count)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks simulate`: policies compared on recorded learning curves."""
+"""`python -m benchmarks simulate`: compares policies on recorded learning curves."""
 
 from __future__ import annotations
 
@@ -24,15 +24,11 @@ if TYPE_CHECKING:
 
 
 class Mode(enum.StrEnum):
-    """Which values of the metric are good."""
-
     MIN = "min"
     MAX = "max"
 
 
 class Until(enum.StrEnum):
-    """When a trial leaves."""
-
     TARGET = "target"
     END = "end"
 
@@ -53,7 +49,7 @@ def simulate_policies(
     curves: Annotated[Path | None, typer.Option(help="CSV file of recorded curves, .gz or not.")] = None,
     family: Annotated[
         str,
-        typer.Option(help="Made-up curves instead of --curves: plateau, crossing, warm-up, ..."),
+        typer.Option(help="Invented curves instead of --curves: plateau, crossing, warm-up, ..."),
     ] = "",
     family_seed: Annotated[int, typer.Option(help="Another seed draws other curves of --family.")] = 0,
     gpus: Annotated[int | None, typer.Option(help="Number of slots, all alike.", show_default="4")] = None,
@@ -96,7 +92,7 @@ def simulate_policies(
         float | None,
         typer.Option(help="Seconds of training between two reports.", show_default="a quarter of --quantum"),
     ] = None,
-    arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0 means all at once.")] = 0.0,
+    arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0: all at the start.")] = 0.0,
     trials_per_slot: Annotated[
         int, typer.Option(help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
     ] = 4,
@@ -105,7 +101,7 @@ def simulate_policies(
         typer.Option(help="Longer quanta for trials that have come far (hermes, hermes2): 50%:2x or 50%:20s, or none."),
     ] = ",".join(map(str, MILESTONES)),
     quantum_growth: Annotated[
-        float, typer.Option(help="With each preemption a trial's quantum grows by so much (hermes, hermes2).")
+        float, typer.Option(help="Relative growth of a trial's quantum with each preemption (hermes, hermes2).")
     ] = QUANTUM_GROWTH,
     metric: Annotated[
         str | None, typer.Option(help="Column of the file; train_loss, or acc where columns are acc_0, acc_1, ...")
@@ -123,7 +119,7 @@ def simulate_policies(
 ) -> None:
     """Compares search policies in virtual time.
 
-    The trials follow recorded learning curves, or made-up ones.
+    The trials follow recorded learning curves, or invented ones.
     """
     from rich.progress import Progress
 
@@ -145,7 +141,7 @@ def simulate_policies(
     known = TYPED_POLICY_NAMES if kinds else POLICY_NAMES
     chosen = policies_named(_names(policies) if policies else known, typed=bool(kinds))
     if not chosen:
-        raise BadInputError(f"--policies names none; choose of {', '.join(known)}.")
+        raise BadInputError(f"--policies is empty; choose from {', '.join(known)}.")
     recorded, source = _curves(curves, family, family_seed, metric, mode)
     sign = -1 if mode is Mode.MAX else 1
     settings = SimulationSettings(
@@ -186,20 +182,19 @@ def simulate_policies(
 
 
 def _curves(path: Path | None, family: str, seed: int, metric: str | None, mode: Mode) -> tuple[tuple[Curve, ...], str]:
-    """The curves, and what they are called."""
     from benchmarks.simulation.curves import read_curves
     from benchmarks.simulation.families import FAMILIES, draw_family
 
     if (path is None) != bool(family):
         raise BadInputError(
-            f"Give either recorded curves by --curves FILE or made-up ones by --family, one of {', '.join(FAMILIES)}."
+            f"Give either recorded curves by --curves FILE or invented ones by --family, one of {', '.join(FAMILIES)}."
         )
     if path is not None:
         return read_curves(path, metric, mode.value), path.name
     if metric is not None or mode is not Mode.MIN:
         raise BadInputError("--metric and --mode say what a column of --curves is; leave them out with --family.")
     if seed < 0:
-        raise BadInputError(f"--family-seed {seed} cannot be; give 0 or more.")
+        raise BadInputError(f"--family-seed must be at least 0, not {seed}.")
     return draw_family(family, seed), f"{family}, seed {seed}"
 
 
@@ -210,16 +205,16 @@ def _names(text: str) -> list[str]:
 def _kinds_and_jobs(
     gpus: int | None, gpu_types: str, throughputs: Path | None, models: str
 ) -> tuple[tuple[str, ...], ThroughputTable | None, tuple[Job, ...]]:
-    """The type of each slot, the table, and its jobs that trials are drawn from; nothing where GPUs are alike."""
+    """The type of each slot, the table, and its jobs to draw trials from; empty if GPUs are alike."""
     from benchmarks.simulation.throughputs import gpu_types_of, read_throughputs
 
     if not gpu_types:
         for option, value in (("--throughputs", throughputs), ("--models", models)):
             if value:
-                raise BadInputError(f"{option} is for GPUs that differ; say which there are by --gpu-types.")
+                raise BadInputError(f"{option} is for GPUs that differ; name the types by --gpu-types.")
         return (), None, ()
     if throughputs is None:
-        raise BadInputError("--gpu-types needs --throughputs, a file that tells how fast jobs run on each type.")
+        raise BadInputError("--gpu-types needs --throughputs, a file of the speeds of jobs on each type.")
     if gpus is not None:
         raise BadInputError("--gpu-types says how many GPUs there are; leave --gpus out.")
     kinds = gpu_types_of(gpu_types)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks simulate-jobs`: schedulers compared on many training jobs in virtual time."""
+"""`python -m benchmarks simulate-jobs`: compares schedulers on many training jobs in virtual time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def simulate_jobs(
     profiles: Annotated[
         Path | None, typer.Option(help="Folder of saved profiles, for jobs with parameter servers.", show_default=False)
     ] = None,
-    arrivals: Annotated[str, typer.Option(help="poisson:JOBS, so many an hour on average.")] = "poisson:6",
+    arrivals: Annotated[str, typer.Option(help="poisson:JOBS, the mean number of jobs an hour.")] = "poisson:6",
     trace: Annotated[
         Path | None, typer.Option(help="CSV file of arrivals, instead of --arrivals.", show_default=False)
     ] = None,
@@ -77,8 +77,8 @@ def simulate_jobs(
     """Compares schedulers of training jobs in virtual time."""
     from rich.progress import Progress
 
-    from benchmarks.simulation.jobs.beliefs import BeliefSettings
     from benchmarks.simulation.jobs.comparison import Sources, Workload, compare
+    from benchmarks.simulation.jobs.estimates import EstimateSettings
     from benchmarks.simulation.jobs.machines import Machines
     from benchmarks.simulation.jobs.plots import plot_comparison
     from benchmarks.simulation.jobs.scheduler import scheduler_named
@@ -88,28 +88,28 @@ def simulate_jobs(
     numbers = seed_range(first_seed, seeds)
     for option, count in (("--jobs", jobs), ("--max-workers", max_workers)):
         if count < 1:
-            raise BadInputError(f"{option} {count} cannot be; give 1 or more.")
+            raise BadInputError(f"{option} must be at least 1, not {count}.")
     if not 0 < interval < math.inf:
-        raise BadInputError(f"--interval {interval:g} cannot be; give seconds, more than 0.")
+        raise BadInputError(f"--interval must be more than 0 seconds, not {interval:g}.")
     if not 0 <= resize_cost < interval:
-        raise BadInputError(f"--resize-cost {resize_cost:g} cannot be; give 0 or more, and less than --interval.")
+        raise BadInputError(f"--resize-cost must be at least 0 and less than --interval, not {resize_cost:g}.")
     for option, error in (("--convergence-error", convergence_error), ("--speed-error", speed_error)):
         if error is not None and not 0 <= error < 1:
-            raise BadInputError(f"{option} {error:g} cannot be; give a share of at least 0 and below 1.")
+            raise BadInputError(f"{option} must be at least 0 and below 1, not {error:g}.")
     if plot is not None:
         check_picture_path(plot)
     chosen = [name for name in dict.fromkeys(map(str.strip, policies.split(","))) if name]
     if not chosen:
-        raise BadInputError(f"--policies names none; choose of {', '.join(SCHEDULERS)}.")
+        raise BadInputError(f"--policies is empty; choose from {', '.join(SCHEDULERS)}.")
     for name in chosen:
         scheduler_named(name)
     shared = Machines(machines, gpus_per_machine, cpus_per_machine, memory_per_machine, network_gbps, gpu_model)
     sources = Sources.read(tables, profiles, shared)
     if trace is None:
-        workload = Workload(jobs, per_hour=_per_hour(arrivals), most_workers=max_workers)
+        workload = Workload(jobs, per_hour=_per_hour(arrivals), max_workers=max_workers)
     else:
-        workload = Workload(jobs, trace=read_trace(trace), most_workers=max_workers)
-    settings = JobsSettings(interval, resize_cost, BeliefSettings(convergence_error, speed_error))
+        workload = Workload(jobs, trace=read_trace(trace), max_workers=max_workers)
+    settings = JobsSettings(interval, resize_cost, EstimateSettings(convergence_error, speed_error))
     with Progress(console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulating", total=seeds * len(chosen))
         results = compare(sources, workload, chosen, settings, numbers, lambda: progress.advance(task))
@@ -138,7 +138,7 @@ def _per_hour(arrivals: str) -> float:
     except ValueError:
         per_hour = math.nan
     if not 0 < per_hour < math.inf:
-        raise BadInputError(f"--arrivals '{arrivals}' cannot be; give poisson:JOBS, such as poisson:6 for 6 an hour.")
+        raise BadInputError(f"--arrivals must be poisson:JOBS, such as poisson:6 for 6 an hour, not '{arrivals}'.")
     return per_hour
 
 
@@ -171,11 +171,11 @@ def _notes(results: Sequence[SchedulerResult], settings: JobsSettings) -> Sequen
     def known(error: float | None) -> str:
         return "estimated from what is measured" if error is None else f"known up to {error:.0%}"
 
-    beliefs = settings.beliefs
+    estimates = settings.estimates
     return (
         f"Time from a job's arrival to its end; x: as a multiple of {reference(results).name}.",
         f"A round every {settings.interval_s:g} s; a change costs a job {settings.resize_s:g} s; the length of a job "
-        f"is {known(beliefs.convergence_error)}, its speed {known(beliefs.speed_error)}.",
+        f"is {known(estimates.convergence_error)}, its speed {known(estimates.speed_error)}.",
     )
 
 
@@ -198,11 +198,11 @@ def _to_json(
             "jobs_per_hour": workload.per_hour,
             "machines": machines.count,
             "gpus_per_machine": machines.gpus,
-            "max_workers": workload.most_workers,
+            "max_workers": workload.max_workers,
             "interval_s": settings.interval_s,
             "resize_s": settings.resize_s,
-            "convergence_error": settings.beliefs.convergence_error,
-            "speed_error": settings.beliefs.speed_error,
+            "convergence_error": settings.estimates.convergence_error,
+            "speed_error": settings.estimates.speed_error,
             "seeds": list(seeds),
         },
     }

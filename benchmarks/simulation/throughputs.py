@@ -1,4 +1,4 @@
-"""How fast training jobs run on GPUs of different types: recorded tables."""
+"""Recorded speeds of training jobs by GPU type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 from dike.exceptions import BadInputError
 
 _BATCH_SIZE = re.compile(r" \(batch size (\d+)\)$")
-_MOST_SLOTS = 100_000
+_MAX_SLOTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Job:
 
     Attributes:
         name: model and batch size, as in the table.
-        batch_size: samples of a step; 1 where the name tells none.
-        speeds: GPU type -> samples a second; only types that are simulated.
-        reference_speed: samples a second on the type whose seconds are those of the recorded curves.
+        batch_size: samples of a step; 1 if the name has none.
+        speeds: GPU type -> samples per second; only simulated types.
+        reference_speed: samples per second on the type of the recorded curves.
     """
 
     name: str
@@ -39,21 +39,20 @@ class Job:
     reference_speed: float
 
     def pace(self, kind: str) -> float:
-        """Seconds of the recorded curve that pass in a second on a GPU of this type."""
+        """Seconds of the recorded curve per second on a GPU of this type."""
         return self.speeds[kind] / self.reference_speed
 
     def relative(self, kind: str) -> float:
-        """Its speed there by its mean over the types: what counts of jobs whose samples do not compare."""
+        """Its speed relative to its mean over the types, comparable between jobs with different samples."""
         return self.speeds[kind] / fmean(self.speeds.values())
 
 
 @dataclass(frozen=True)
 class ThroughputTable:
-    """Steps per second by GPU type and job; jobs alone on one GPU only.
+    """Steps per second by GPU type and job, for single jobs on one GPU.
 
     Attributes:
-        path: where it was read.
-        steps_s: GPU type -> name of the job -> steps a second.
+        steps_s: GPU type -> name of the job -> steps per second.
     """
 
     path: Path
@@ -65,7 +64,7 @@ class ThroughputTable:
 
     @property
     def reference(self) -> str:
-        """The type with the greatest mean speed: the geometric mean over the jobs that all types have."""
+        """The type with the greatest geometric mean speed over the jobs that all types have."""
         common = self.jobs_of(self.kinds)
         return max(self.kinds, key=lambda kind: geometric_mean([self.steps_s[kind][name] for name in common]))
 
@@ -90,10 +89,10 @@ class ThroughputTable:
         return common
 
     def jobs(self, kinds: Sequence[str], models: Sequence[str] = ()) -> tuple[Job, ...]:
-        """What trials can be of.
+        """The jobs that trials can be drawn from.
 
         Args:
-            kinds: the GPU types there will be.
+            kinds: the simulated GPU types.
             models: names of models (all their batch sizes) or of jobs; empty: all jobs that all types have.
 
         Raises:
@@ -120,12 +119,11 @@ class ThroughputTable:
 
 
 def model_of(job: str) -> str:
-    """The model in a job's name."""
     return _BATCH_SIZE.sub("", job)
 
 
 def draw_jobs(jobs: Sequence[Job], count: int, seed: int) -> tuple[Job, ...]:
-    """Draws the job of each trial, all alike likely; a seed always gives the same."""
+    """Draws the job of each trial, uniformly; deterministic for a seed."""
     rng = np.random.default_rng([seed, len(jobs)])
     return tuple(jobs[place] for place in rng.integers(len(jobs), size=count))
 
@@ -133,9 +131,9 @@ def draw_jobs(jobs: Sequence[Job], count: int, seed: int) -> tuple[Job, ...]:
 def read_throughputs(path: Path) -> ThroughputTable:
     """Reads a table in the form of Gavel's simulator, plain or gzipped.
 
-    `{TYPE: {"('ResNet-50 (batch size 64)', 1)": {"null": STEPS_PER_SECOND, ...}}}`: the number after the name is how
-    many GPUs the job takes, and `null` stands for nothing beside it on the GPU. Jobs on several GPUs, jobs beside
-    others, speeds of 0 (it did not fit) and types that end in `_unconsolidated` are left out.
+    `{TYPE: {"('ResNet-50 (batch size 64)', 1)": {"null": STEPS_PER_SECOND, ...}}}`: the number after the name is the
+    number of GPUs, and `null` stands for a job alone on its GPU. Jobs on several GPUs, jobs that share a GPU, speeds of
+    0 (out of memory) and types that end in `_unconsolidated` are left out.
 
     Raises:
         BadInputError: if the file cannot be read or has another form.
@@ -144,13 +142,13 @@ def read_throughputs(path: Path) -> ThroughputTable:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         tables = json.loads(text)
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no JSON"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not JSON"
         raise BadInputError(f"The throughputs in {path} cannot be read: {reason}.") from error
     try:
         steps_s = {kind: dict(_alone(table)) for kind, table in tables.items() if not kind.endswith("_unconsolidated")}
     except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
         raise BadInputError(
-            f"{path} is no table of throughputs: it must hold {{TYPE: {{\"('MODEL (batch size N)', 1)\": "
+            f"{path} is not a table of throughputs: it must hold {{TYPE: {{\"('MODEL (batch size N)', 1)\": "
             '{"null": STEPS_PER_SECOND}}}.'
         ) from error
     steps_s = {kind: jobs for kind, jobs in steps_s.items() if jobs}
@@ -178,9 +176,9 @@ def gpu_types_of(text: str) -> tuple[str, ...]:
     kinds: list[str] = []
     for part in text.split(","):
         kind, _, count = part.strip().partition(":")
-        if not kind or not count.isdecimal() or not 1 <= int(count) <= _MOST_SLOTS:
+        if not kind or not count.isdecimal() or not 1 <= int(count) <= _MAX_SLOTS:
             raise BadInputError(
-                f"'{part.strip()}' in --gpu-types is no number of GPUs of a type; write TYPE:COUNT,TYPE:COUNT, such as "
+                f"'{part.strip()}' in --gpu-types is not a type and a count; write TYPE:COUNT,TYPE:COUNT, such as "
                 "k80:2,v100:1."
             )
         kinds += [kind] * int(count)

@@ -1,4 +1,4 @@
-"""Virtual time: trials follow recorded curves in slots that a policy gives out."""
+"""Virtual time: trials follow recorded curves in slots that a policy assigns."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from enum import Enum, auto
 from typing import Literal
 
 from benchmarks.simulation.bins import Bin
-from benchmarks.simulation.simulated import SimulatedSlot, SimulatedTrial, UseOfSlots
+from benchmarks.simulation.state import SimulatedSlot, SimulatedTrial, SlotUtilization
 from framework.policies.trials.interface import Choice, Policy, TrialView
 
 Until = Literal["end", "target"]
 
 _ROUNDING = 1e-6
-"""Sums of times may be wrong by this share of the time between two reports."""
+"""Tolerance of sums of times, relative to the time between two reports."""
 
 
 class PolicyViolationError(Exception):
-    """A policy has broken a rule of `framework.policies.trials.interface.Policy`; the message says which."""
+    """A policy has broken a rule of `framework.policies.trials.interface.Policy`; the message names it."""
 
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """What does not depend on the policy.
+    """Settings independent of the policy.
 
     Attributes:
-        slots: how many there are.
-        overhead_s: seconds for which a slot does not train when a trial is put into it, whether it suspends another
-            before or not, and whether the trial is new or resumes.
-        report_s: seconds of training from one reading to the next; what is left is reported at a suspension.
-        arrival_s: seconds from the arrival of a trial to that of the next; 0: all arrive at time 0.
-        until: whether trials leave at the end of their curve, or as soon as they have reached the target.
-        kinds: the GPU type of each slot; empty if they are alike. With types the simulation goes on until all trials
+        overhead_s: seconds without training when a trial is put into a slot, new or resumed, the suspension of the
+            previous trial included.
+        report_s: seconds of training from one reading to the next; the rest is reported at a suspension.
+        arrival_s: seconds from one trial's arrival to the next; 0: all arrive at time 0.
+        until: whether trials leave at the end of their curve or at the target.
+        kinds: the GPU type of each slot; empty if they are alike. With types the simulation continues until all trials
             have left.
-        move_s: seconds that it takes on top of `overhead_s` if the trial ran in another slot before.
+        move_s: seconds in addition to `overhead_s` if the trial ran in another slot before.
     """
 
     slots: int
@@ -50,16 +49,15 @@ class WorldSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a policy has made of a bin.
+    """Outcome of one policy on a bin.
 
     Attributes:
         reached_s: when the good trials reached the target, ascending.
-        preemptions: how often a trial had to make place for another, or for none, until then.
-        decisions: how often the policy was asked.
-        completion_s: from each trial's arrival until it left, by number; empty where slots are alike.
-        speed: what a slot achieved on average, as long as there were trials for all of them (or, of fewer trials than
-            slots, all): the speed of its trial as a multiple of the trial's mean over the GPU types, 0 while it was
-            empty or busy. 1 where slots are alike and never idle.
+        preemptions: number of preemptions until then.
+        completion_s: seconds from each trial's arrival until it left, by number; empty if slots are alike.
+        speed: mean relative speed of a slot while there were trials for all slots (or, with fewer trials than slots,
+            while all were there): its trial's speed relative to the trial's mean over the GPU types, 0 while empty or
+            busy. 1 if slots are alike and never idle.
     """
 
     reached_s: tuple[float, ...]
@@ -70,7 +68,7 @@ class Outcome:
 
 
 class _Event(Enum):
-    """FILLED: what was to be put into a slot is there, even if it is nothing."""
+    """FILLED: a slot has been filled or emptied."""
 
     ARRIVAL = auto()
     FILLED = auto()
@@ -78,18 +76,13 @@ class _Event(Enum):
 
 
 class World:
-    """One policy on one bin, from the first arrival until all good trials have reached the target.
+    """Runs one policy on one bin, from the first arrival until all good trials have reached the target.
 
-    A decision takes effect at once: the trial that has to make place reports what it has not yet reported, and for
-    `overhead_s` neither it nor the one that takes its place can be run elsewhere; then the new one trains, one second
-    of its curve in a second, or as many as the slot's GPU type is faster than the one the curve stands for. To empty a
-    slot takes as long. The policy is asked when trials arrive or end, when a slot is filled or emptied, and when it
-    wants.
-
-    Args:
-        trials: the bin.
-        policy: a new policy.
-        settings: see there.
+    A decision takes effect immediately: the victim reports the rest of its training, and for `overhead_s` neither it
+        nor
+    its successor can run elsewhere; then the successor trains, one second of its curve per second, scaled by the speed
+    of the slot's GPU type relative to the curve's. Emptying a slot takes as long. The policy is called when trials
+    arrive or end, when a slot has been filled or emptied, and at the times it requests.
     """
 
     def __init__(self, trials: Bin, policy: Policy, settings: WorldSettings) -> None:
@@ -114,15 +107,15 @@ class World:
         self._slot_views = [slot.view() for slot in self._slots]
         self._events: list[tuple[float, int, _Event, int, int]] = []
         self._counter = itertools.count()
-        self._missing = trials.good
+        self._unreached = trials.good
         self._reached_s: list[float] = []
         self._completion_s: dict[int, float] = {}
-        self._use = UseOfSlots(len(self._slots), len(self._trials))
+        self._utilization = SlotUtilization(len(self._slots), len(self._trials))
         self._preemptions = 0
         self._decisions = 0
 
     def run(self) -> Outcome:
-        """Runs it.
+        """Runs the bin.
 
         Raises:
             PolicyViolationError: if the policy breaks a rule.
@@ -138,28 +131,30 @@ class World:
             something_happened = self._now_s == wake_s
             while self._events and self._events[0][0] <= self._now_s:
                 _, _, event, number, fills = heapq.heappop(self._events)
-                something_happened |= self._take(event, number, fills)
+                something_happened |= self._apply(event, number, fills)
             if not something_happened:
                 continue
             for slot in self._slots:
                 self._train(slot)
-            self._use.follow(self._now_s)
+            self._utilization.advance(self._now_s)
             if not self._is_over:
                 wake_s = self._decide()
-            if self._missing:
+            if self._unreached:
                 preemptions = self._preemptions
         completion_s = tuple(self._completion_s[trial.id] for trial in self._trials) if self._settings.kinds else ()
-        return Outcome(tuple(sorted(self._reached_s)), preemptions, self._decisions, completion_s, self._use.speed)
+        return Outcome(
+            tuple(sorted(self._reached_s)), preemptions, self._decisions, completion_s, self._utilization.speed
+        )
 
     @property
     def _is_over(self) -> bool:
-        return not self._missing and (not self._settings.kinds or len(self._completion_s) == len(self._trials))
+        return not self._unreached and (not self._settings.kinds or len(self._completion_s) == len(self._trials))
 
     def _push(self, time_s: float, event: _Event, number: int, fills: int = 0) -> None:
         heapq.heappush(self._events, (time_s, next(self._counter), event, number, fills))
 
-    def _take(self, event: _Event, number: int, fills: int) -> bool:
-        """Makes an event happen; whether it did."""
+    def _apply(self, event: _Event, number: int, fills: int) -> bool:
+        """Applies an event; returns whether it was still valid."""
         if event is _Event.ARRIVAL:
             self._trial_views[number] = self._trials[number].view(self._now_s, runnable=True)
             return True
@@ -170,14 +165,14 @@ class World:
             self._end(slot)
         else:
             if slot.leaving is not None:
-                self._see_trial(slot.leaving, runnable=True)
+                self._update_trial_view(slot.leaving, runnable=True)
                 slot.leaving = None
             slot.busy = False
             if slot.trial is not None:
                 slot.trains_from_s, slot.trained_before_s = self._now_s, slot.trial.trained_s
                 ends_s = self._now_s + slot.trial.ends_s / slot.pace - slot.trial.trained_s / slot.pace
                 self._push(ends_s, _Event.END, number, fills)
-        self._see_slot(slot)
+        self._update_slot_view(slot)
         return True
 
     def _end(self, slot: SimulatedSlot) -> None:
@@ -186,29 +181,29 @@ class World:
             return
         self._train(slot, ends=True)
         self._completion_s[trial.id] = self._now_s - self._trial_views.pop(trial.id).arrived_s
-        self._use.left()
+        self._utilization.trial_left()
         slot.trial = None
 
     def _train(self, slot: SimulatedSlot, *, ends: bool = False) -> None:
-        """Lets the trial of a slot come to where it is now; `ends` says that this is its end, rounding or not."""
+        """Advances the trial of a slot to now; `ends` sets it to its end in spite of rounding."""
         trial = slot.trial
         if trial is None or slot.busy:
             return
         passed_s = (self._now_s - slot.trains_from_s) * slot.pace
         before_s = trial.trained_s
         trial.trained_s = trial.ends_s if ends else min(slot.trained_before_s + passed_s, trial.ends_s)
-        self._use.add(slot, trial.trained_s - before_s)
+        self._utilization.add(slot, trial.trained_s - before_s)
         rounding_s = self._rounding_s * slot.pace
         if not trial.reached and trial.trained_s >= trial.target_s - rounding_s:
             trial.reached = True
-            self._missing -= 1
+            self._unreached -= 1
             self._reached_s.append(slot.trains_from_s + trial.target_s / slot.pace - slot.trained_before_s / slot.pace)
         every_s = self._settings.report_s * slot.pace
         while trial.trained_s - trial.reported_s >= every_s - rounding_s:
             trial.report(min(trial.reported_s + every_s, trial.trained_s), slot.kind)
 
     def _decide(self) -> float:
-        """Asks the policy, does what it says, and returns when to ask again."""
+        """Calls the policy and applies its decision; returns when to call it again."""
         self._decisions += 1
         decision = self._policy.decide(self._now_s, list(self._trial_views.values()), list(self._slot_views))
         taken = {slot.trial.id: slot.id for slot in self._slots if slot.trial is not None}
@@ -218,7 +213,8 @@ class World:
         for slot_id in decision.suspends:
             if slot_id in decision.runs or slot_id not in taken.values() or self._slots[slot_id].busy:
                 raise PolicyViolationError(
-                    f"{self._policy.name} suspends the trial of slot {slot_id}, which is not its to suspend"
+                    f"{self._policy.name} suspends the trial of slot {slot_id}, "
+                    "which is empty, busy or about to be filled"
                 )
         for slot_id, choice in sorted(decision.runs.items()):
             slot = self._slots[slot_id]
@@ -230,7 +226,8 @@ class World:
             return math.inf
         if not decision.wake_at_s > self._now_s:
             raise PolicyViolationError(
-                f"{self._policy.name} wants to be asked at {decision.wake_at_s} s, and it is {self._now_s} s"
+                f"{self._policy.name} requests its next call at {decision.wake_at_s} s, "
+                f"but it is already {self._now_s} s"
             )
         return decision.wake_at_s
 
@@ -252,7 +249,7 @@ class World:
             )
 
     def _fill(self, slot: SimulatedSlot, trial: SimulatedTrial | None) -> None:
-        """Puts a trial into a slot, or none, after the one that is there."""
+        """Replaces the trial of a slot, by another or by none."""
         slot.leaving = slot.trial
         if slot.leaving is not None:
             self._preemptions += 1
@@ -268,13 +265,13 @@ class World:
                 slot.pace, slot.relative = trial.job.pace(slot.kind), trial.job.relative(slot.kind)
             trial.slot = slot.id
             trial.slices.append(len(trial.readings))
-            self._see_trial(trial, runnable=False)
-        self._see_slot(slot)
+            self._update_trial_view(trial, runnable=False)
+        self._update_slot_view(slot)
         self._push(ready_s, _Event.FILLED, slot.id, slot.fills)
 
-    def _see_trial(self, trial: SimulatedTrial, *, runnable: bool) -> None:
+    def _update_trial_view(self, trial: SimulatedTrial, *, runnable: bool) -> None:
         arrived_s = self._trial_views[trial.id].arrived_s
         self._trial_views[trial.id] = trial.view(arrived_s, runnable=runnable)
 
-    def _see_slot(self, slot: SimulatedSlot) -> None:
+    def _update_slot_view(self, slot: SimulatedSlot) -> None:
         self._slot_views[slot.id] = slot.view()

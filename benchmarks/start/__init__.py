@@ -1,4 +1,4 @@
-"""How long it takes from a command to the first step of its training, and from the last step to the prompt."""
+"""Measures the time from a command to the first training step, and from the last step to the prompt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.start.marks import steps_in
-from benchmarks.start.standstill import GROWS, REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, standstills
+from benchmarks.start.interruptions import GROWS, REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, measure_interruptions
+from benchmarks.start.step_log import read_steps
 from framework.embedded.library import ensure_library
 
 TITLE = "From the command to the first step"
@@ -27,42 +27,38 @@ CLUSTER = ROOT / "examples" / "clusters" / "laptop.yaml"
 DIKE = Path(sys.executable).with_name("dike")
 KERAS, SESSION = "two_epochs.py", "session_steps.py"
 STEPS = 126
-"""Of each script; a trial makes as many."""
-LIMIT_S = 300
-"""How long a command may take."""
+"""Steps of each script, and of each trial."""
+COMMAND_TIMEOUT_S = 300
 MANY_WORKERS = 4
 MANY_RESOURCES = "cpus:8;mem:6144;disk:8192"
-"""What is declared so that so many workers find room on any machine."""
+"""Declared resources, so that `MANY_WORKERS` fit on any machine."""
 MANY_FLOPS = 1e9
-"""So many the script's model would need per sample to be worth so many workers."""
+"""FLOPs per sample at which the planner chooses `MANY_WORKERS`."""
 FLOPS = ("flops_forward_per_sample", "flops_step_per_sample", "longest_path_flops")
 """Fields of a profile."""
 
-KEPT_LIMIT_S, COLD_LIMIT_S = 1.5, 3.0
+WARM_LIMIT_S, COLD_LIMIT_S = 1.5, 3.0
 END_LIMIT_S = 1.0
 PLAN_LIMIT_S = 1.0
 CPU_LIMIT = 1.5
-LIMITED_TASKS = 4
-"""So many tasks of one machine, at most, have limits."""
-STANDSTILL_LIMITS_S = {REJOINS: 1.5, REJOINS_ELASTIC: 1.5, RESTARTS: 1.5, GROWS: 1.5, SHRINKS: None}
-"""None: new offers are waited for."""
+MAX_LIMITED_TASKS = 4
+"""Jobs with more tasks on one machine have no limits."""
+INTERRUPTION_LIMITS_S = {REJOINS: 1.5, REJOINS_ELASTIC: 1.5, RESTARTS: 1.5, GROWS: 1.5, SHRINKS: None}
+"""None: includes the wait for new offers."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command that is measured.
+    """A measured command.
 
     Attributes:
-        name: as the tables have it.
-        command: what is run, in the project's folder.
-        bare: the same script's case without Dike; empty for that itself, and for what trains nothing.
-        is_cold: whether its cache folder holds nothing but Mesos.
-        tasks: how many it must have launched; 0 if it launches none.
-        steps: how many it must make.
-        start_limit_s: by how much the first step may come later than without Dike.
-        end_limit_s: most seconds from the last step to the prompt.
-        cpu_limit: most CPU seconds, as a multiple of those without Dike.
-        wall_limit_s: most seconds in all.
+        command: run in the project's folder.
+        bare: the case of the same script without Dike; empty for that case itself, and for commands that do not train.
+        is_cold: whether its cache folder contains only Mesos.
+        tasks: number of tasks it must launch.
+        steps: number of steps it must make.
+        start_limit_s: maximum delay of the first step relative to `bare`.
+        cpu_limit: maximum CPU seconds, as a multiple of `bare`'s.
     """
 
     name: str
@@ -79,14 +75,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """How a command went. One that trains nothing has no steps.
+    """Times of a command.
 
     Attributes:
-        wall_s: seconds from its start to its end.
-        cpu_s: CPU seconds of it and of all that it has started.
-        gone_s: from its end to that of the last process that it has started.
-        start_s: from its start to its first step.
-        end_s: from its last step to its end.
+        cpu_s: CPU seconds, all its child processes included.
+        gone_s: seconds from its end to that of its last child process.
+        start_s: seconds from its start to its first step; 0 without training.
+        end_s: seconds from its last step to its end; 0 without training.
     """
 
     wall_s: float
@@ -98,12 +93,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Figure:
-    """Something that has a limit, or none.
+    """Measurements of one quantity, one for each round.
 
     Attributes:
-        what: for people.
-        values: measured, each in another round.
-        limit: most that their median may be.
+        what: name in the table.
+        limit: maximum of their median, if any.
     """
 
     what: str
@@ -112,20 +106,18 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the limit holds; None where there is none."""
         return None if self.limit is None else bool(np.median(self.values) <= self.limit)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Figures of one kind; `measure` says what they are, with the unit."""
+    """Figures of one kind; `measure` names the quantity and its unit."""
 
     title: str
     measure: str
     figures: Sequence[Figure]
 
     def lines(self) -> Iterator[str]:
-        """Of Markdown."""
         yield f"## {self.title}"
         yield ""
         yield f"| | {self.measure} | wanted | holds |"
@@ -137,47 +129,39 @@ class Table:
 
 
 def measure(repeats: int) -> Iterator[str]:
-    """Lines of Markdown.
-
-    Args:
-        repeats: runs of each command, which take turns.
-    """
+    """Runs all commands in rotation, `repeats` times."""
     with tempfile.TemporaryDirectory(prefix="dike-start-") as made:
-        stage = Stage(Path(made))
-        cases = stage.cases()
-        stage.prepare(cases)
+        workspace = Workspace(Path(made))
+        cases = workspace.cases()
+        workspace.prepare(cases)
         runs: dict[str, list[Run]] = {case.name: [] for case in cases}
         for number in range(repeats):
             for case in cases:
-                run = stage.run(case)
+                run = workspace.run(case)
                 runs[case.name].append(run)
                 print(f"{number + 1}/{repeats} {case.name}: {run}", file=sys.stderr, flush=True)
-    yield from report(cases, runs, standstills(repeats))
+    yield from report(cases, runs, measure_interruptions(repeats))
 
 
-class Stage:
-    """The folders in which the commands are run.
-
-    Args:
-        folder: for all of them.
-    """
+class Workspace:
+    """The folders that the commands run in, below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._project = folder / "project"
         shutil.copytree(SCRIPTS, self._project, ignore=shutil.ignore_patterns("__pycache__"))
-        # Outside of the project: what lies there travels with a job.
-        self._marks = folder / "marks"
+        # Outside of the project, which is packed into the bundle of a job.
+        self._step_log = folder / "step_log"
         self._log = folder / "stderr"
         self._plan = folder / "plan.json"
         self._mesos = ensure_library().parent
         self._kept = self._cache("kept")
 
     def cases(self) -> list[Case]:
-        """All that is measured, in the order of a round."""
+        """All measured commands, in the order of a round."""
         python: tuple[str | Path, ...] = (sys.executable,)
         run: tuple[str | Path, ...] = (DIKE, "run")
-        # Tasks -> how they are asked for; beside the workers Keras has a ps and a chief.
+        # Number of tasks -> command; Keras adds a ps and a chief to the workers.
         sizes: dict[int, tuple[str | Path, ...]] = {
             1: run,
             3: (*run, "--min-workers", "1", "--max-workers", "1"),
@@ -185,37 +169,37 @@ class Stage:
             MANY_WORKERS + 2: (*run, "--plan", self._plan, "--resources", MANY_RESOURCES),
         }
         bare, bare_session = "`python two_epochs.py`", "`python session_steps.py`"
-        found = [Case(bare, (*python, KERAS, self._marks))]
+        found = [Case(bare, (*python, KERAS, self._step_log))]
         for is_cold in (True, False):
             profile = "no profile kept" if is_cold else "profile kept"
             for tasks, chosen in sizes.items():
-                # Three times as many as there are cores are for information.
-                limited = tasks <= LIMITED_TASKS
+                # Many more tasks than cores: for information.
+                limited = tasks <= MAX_LIMITED_TASKS
                 found.append(
                     Case(
                         f"`dike run two_epochs.py`, tasks: {tasks}, {profile}",
-                        (*chosen, KERAS, self._marks),
+                        (*chosen, KERAS, self._step_log),
                         bare=bare,
                         is_cold=is_cold,
                         tasks=tasks,
-                        start_limit_s=(COLD_LIMIT_S if is_cold else KEPT_LIMIT_S) if limited else None,
+                        start_limit_s=(COLD_LIMIT_S if is_cold else WARM_LIMIT_S) if limited else None,
                         end_limit_s=END_LIMIT_S if limited else None,
                         cpu_limit=CPU_LIMIT if tasks in (1, 3) else None,
                     )
                 )
-        session = (*run, "--min-workers", "1", "--max-workers", "1", SESSION, self._marks)
-        tune = (DIKE, "tune", KERAS, "--param", "lr=0.1,0.01", "--slots", "2", "--", self._marks)
-        plan = (DIKE, "plan", KERAS, "--cluster", CLUSTER, "--", self._marks)
+        session = (*run, "--min-workers", "1", "--max-workers", "1", SESSION, self._step_log)
+        tune = (DIKE, "tune", KERAS, "--param", "lr=0.1,0.01", "--slots", "2", "--", self._step_log)
+        plan = (DIKE, "plan", KERAS, "--cluster", CLUSTER, "--", self._step_log)
         return [
             *found,
-            Case("`dike tune two_epochs.py`, trials: 2", tune, bare, steps=2 * STEPS, start_limit_s=KEPT_LIMIT_S),
-            Case(bare_session, (*python, SESSION, self._marks)),
+            Case("`dike tune two_epochs.py`, trials: 2", tune, bare, steps=2 * STEPS, start_limit_s=WARM_LIMIT_S),
+            Case(bare_session, (*python, SESSION, self._step_log)),
             Case(
                 "`dike run session_steps.py`, tasks: 2, profile kept",
                 session,
                 bare_session,
                 tasks=2,
-                start_limit_s=KEPT_LIMIT_S,
+                start_limit_s=WARM_LIMIT_S,
                 end_limit_s=END_LIMIT_S,
                 cpu_limit=CPU_LIMIT,
             ),
@@ -224,13 +208,13 @@ class Stage:
         ]
 
     def prepare(self, cases: Sequence[Case]) -> None:
-        """Leaves kept profiles, compiled modules and the plan for many workers behind."""
+        """Creates cached profiles, compiled modules and the plan for many workers."""
         planned = (DIKE, "run", "--min-workers", "1", "--plan-only", "--format", "json", "--resources", MANY_RESOURCES)
-        plan = json.loads(self._timed((*planned, KERAS, self._marks), self._kept)[1])
+        plan = json.loads(self._timed((*planned, KERAS, self._step_log), self._kept)[1])
         heavy = self._folder / "heavy.json"
         heavy.write_text(json.dumps(plan["profile"] | dict.fromkeys(FLOPS, MANY_FLOPS)), encoding="utf-8")
         many = ("--max-workers", str(MANY_WORKERS), "--profile", heavy)
-        self._plan.write_text(self._timed((*planned, *many, KERAS, self._marks), self._kept)[1], encoding="utf-8")
+        self._plan.write_text(self._timed((*planned, *many, KERAS, self._step_log), self._kept)[1], encoding="utf-8")
         for case in cases:
             if not case.is_cold:
                 self.run(case)
@@ -239,35 +223,34 @@ class Stage:
         """Runs a command to its end.
 
         Raises:
-            RuntimeError: it has failed, or has not started or made what it was to.
+            RuntimeError: if it fails, or its steps or tasks differ from the case's.
         """
-        self._marks.unlink(missing_ok=True)
+        self._step_log.unlink(missing_ok=True)
         cache = self._cache("cold") if case.is_cold else self._kept
         times, printed = self._timed(case.command, cache)
-        said = printed + self._log.read_text(encoding="utf-8")
+        output_text = printed + self._log.read_text(encoding="utf-8")
         if case.is_cold:
             shutil.rmtree(cache)
         shutil.rmtree(self._project / "dike-runs", ignore_errors=True)
-        steps = steps_in(self._marks)
-        tasks = len(set(re.findall(r"((?:ps|worker|chief):\d+)\s+on\s", said)))
+        steps = read_steps(self._step_log)
+        tasks = len(set(re.findall(r"((?:ps|worker|chief):\d+)\s+on\s", output_text)))
         if (len(steps), tasks) != (case.steps, case.tasks):
-            raise RuntimeError(f"{case.name} has made {len(steps)} steps with {tasks} tasks:\n{said}")
+            raise RuntimeError(f"{case.name} made {len(steps)} steps with {tasks} tasks:\n{output_text}")
         begun_s, ended_s = times["begun_s"], times["ended_s"]
         in_all = (ended_s - begun_s, times["cpu_s"], times["gone_s"] - ended_s)
         return Run(*in_all, steps[0].at_s - begun_s, ended_s - steps[-1].at_s) if steps else Run(*in_all)
 
     def _cache(self, name: str) -> Path:
-        """A cache folder in which there is Mesos alone."""
         cache = self._folder / name
         cache.mkdir()
         (cache / self._mesos.name).symlink_to(self._mesos)
         return cache
 
     def _timed(self, command: Sequence[str | Path], cache: Path) -> tuple[Mapping[str, float], str]:
-        """What `timed.py` writes of a command that succeeds, and what the command says."""
+        """Runs a command successfully; returns the output of `timed.py` and that of the command."""
         result = self._folder / "timed.json"
-        timed = [sys.executable, TIMED, result, LIMIT_S, *command]
-        # Compiled modules are left beside their sources, as an installed package has them.
+        timed = [sys.executable, TIMED, result, COMMAND_TIMEOUT_S, *command]
+        # Modules are compiled once, as those of an installed package.
         own = {name: value for name, value in os.environ.items() if not name.startswith("DIKE_")}
         own.pop("PYTHONDONTWRITEBYTECODE", None)
         output = self._folder / "output"
@@ -283,20 +266,14 @@ class Stage:
             )
         times = json.loads(result.read_text(encoding="utf-8"))
         if times["exit_code"]:
-            raise RuntimeError(f"{' '.join(map(str, command))} has failed:\n{self._log.read_text()}")
+            raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{self._log.read_text()}")
         return times, output.read_text(encoding="utf-8")
 
 
 def report(
-    cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], standstill: Mapping[str, Sequence[float]]
+    cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], interruptions: Mapping[str, Sequence[float]]
 ) -> Iterator[str]:
-    """Lines of Markdown.
-
-    Args:
-        cases: what was measured.
-        runs: of each case, by its name, in the order of the rounds.
-        standstill: see `benchmarks.start.standstill`.
-    """
+    """Reports all measurements. `runs`: case name -> its runs, in the order of the rounds."""
     later, ends, cpu, walls = [], [], [], []
     for case in cases:
         own = runs[case.name]
@@ -308,7 +285,7 @@ def report(
             pairs = list(zip(own, runs[case.bare], strict=True))
             later.append(Figure(case.name, [run.start_s - bare.start_s for run, bare in pairs], case.start_limit_s))
             cpu.append(Figure(case.name, [run.cpu_s / bare.cpu_s for run, bare in pairs], case.cpu_limit))
-    still = [Figure(name, values, STANDSTILL_LIMITS_S[name]) for name, values in standstill.items()]
+    still = [Figure(name, values, INTERRUPTION_LIMITS_S[name]) for name, values in interruptions.items()]
     tables = (
         Table("The first step", "later than without Dike, s", later),
         Table("The end", "from the last step to the prompt, s", ends),
@@ -326,8 +303,8 @@ def report(
     if missed:
         yield ""
     rounds = len(next(iter(runs.values())))
-    yield f"The commands take turns; rounds: {rounds}. Medians, in brackets the quartiles. Differences and ratios are"
-    yield "those of each round. `two_epochs.py` is two epochs of 63 steps of a small Keras"
+    yield f"The commands run in rotation; rounds: {rounds}. Medians, in brackets the quartiles. Differences and ratios"
+    yield "are those of each round. `two_epochs.py` is two epochs of 63 steps of a small Keras"
     yield "model, `session_steps.py` 126 steps of a TensorFlow 1 session ([scripts](../start/scripts)). They write down"
     yield "when each step ends, in the same way with and without Dike. CPU seconds are those of all processes that a"
     yield "command starts, the Mesos daemons included. All commands use the private Mesos of this machine. One task is"
@@ -354,6 +331,5 @@ def report(
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, and the quartiles of several values."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return f"{median:.2f} ({low:.2f} to {high:.2f})" if len(values) > 1 else f"{median:.2f}"

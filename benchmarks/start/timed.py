@@ -1,11 +1,11 @@
-"""Runs a command and says when it began and ended, and how much it and everything that it has started computed.
+"""Runs a command; measures its start and end, and the CPU time of it and all its descendants.
 
     python timed.py RESULT LIMIT_S COMMAND...
 
 Writes `{"begun_s", "ended_s", "gone_s", "cpu_s", "exit_code"}` into the file RESULT; times are those of
-`time.monotonic`, which all processes of a machine share. Processes whose parent has ended become children of this one
-(PR_SET_CHILD_SUBREAPER), so none gets away by a double fork: it waits for all of them (`gone_s`). After LIMIT_S seconds
-it ends the command by SIGTERM; it fails if anything is left a minute after the command's end.
+`time.monotonic`, which all processes of a machine share. It is a subreaper (PR_SET_CHILD_SUBREAPER), so that it can
+wait for daemonised descendants too (`gone_s`). It sends SIGTERM after LIMIT_S seconds, and fails if a process is left a
+minute after the command's end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import NoReturn
 
 PR_SET_CHILD_SUBREAPER = 36
-LEAVING_S = 60
+EXIT_TIMEOUT_S = 60
 
 
 def main() -> None:
-    """Entry point."""
     result, limit_s, *command = sys.argv[1:]
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError("this system has no PR_SET_CHILD_SUBREAPER")
+        raise OSError("this system does not support PR_SET_CHILD_SUBREAPER")
     begun_s = time.monotonic()
     process = subprocess.Popen(command)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(process.pid, signal.SIGTERM))
@@ -43,7 +42,7 @@ def main() -> None:
         if pid == process.pid:
             ended_s, exit_code = time.monotonic(), os.waitstatus_to_exitcode(status)
             signal.signal(signal.SIGALRM, _give_up)
-            signal.alarm(LEAVING_S)
+            signal.alarm(EXIT_TIMEOUT_S)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     figures = {
         "begun_s": begun_s,
@@ -56,7 +55,7 @@ def main() -> None:
 
 
 def _give_up(number: int, frame: object) -> NoReturn:
-    raise TimeoutError(f"processes of the command still run {LEAVING_S} s after its end")
+    raise TimeoutError(f"processes of the command still run {EXIT_TIMEOUT_S} s after its end")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,28 @@ _DTYPE = "dtype"
 
 
 @dataclass(frozen=True)
+class OptionNames:
+    """How the caller writes the options of an export, for messages.
+
+    Attributes:
+        target: the file or folder to write.
+        overwrite: overwrites existing files.
+        last_epoch: selects the last epoch.
+        checkpoint_dir: the option of a search that sets the folder of its checkpoints.
+    """
+
+    target: str
+    overwrite: str
+    last_epoch: str
+    checkpoint_dir: str
+
+
+COMMAND_LINE = OptionNames("-o", "--force", "--epoch last", "--checkpoint-dir")
+PYTHON = OptionNames("path", "force=True", "epoch='last'", "checkpoint_dir")
+"""Arguments of `TrialResult.export`, `TrialResult.load_into` and `dike.tune`."""
+
+
+@dataclass(frozen=True)
 class StoredModel:
     """A model that a trial or a job has stored.
 
@@ -113,7 +135,9 @@ def check_meta(meta: Any, path: str) -> dict[str, Any]:
     return meta
 
 
-def find_model(folder: str, epoch: str | None, best_step: int | None) -> StoredModel:
+def find_model(
+    folder: str, epoch: str | None, best_step: int | None, *, option_names: OptionNames = COMMAND_LINE
+) -> StoredModel:
     """Finds a stored model in a trial's folder; see `pick_checkpoint`.
 
     Raises:
@@ -131,11 +155,12 @@ def find_model(folder: str, epoch: str | None, best_step: int | None) -> StoredM
     if epoch == "best" and pick_checkpoint(names, None, None) is not None:
         raise BadInputError(
             f"No model of a best epoch is stored in '{folder}': the script reports only losses of batches, or cannot "
-            "be saved where it reports; export the last one with --epoch last."
+            f"be saved where it reports; select the last one with {option_names.last_epoch}."
         )
     raise BadInputError(
         f"There is no whole checkpoint in '{folder}': none was written yet, it was deleted, or it is on an agent's "
-        "local disk; see docs/suspend-resume.md for which scripts have checkpoints, and --checkpoint-dir for where."
+        "local disk; see docs/suspend-resume.md for which scripts have checkpoints, and set "
+        f"{option_names.checkpoint_dir} to a folder that this machine can read."
     )
 
 
@@ -166,7 +191,7 @@ def find_job_model(folder: str) -> StoredModel:
     return dataclasses.replace(stored, newer_step=newest if is_newer else None)
 
 
-def export(stored: StoredModel, target: str, *, force: bool = False) -> None:
+def export(stored: StoredModel, target: str, *, force: bool = False, option_names: OptionNames = COMMAND_LINE) -> None:
     """Writes a stored model to a file `*.keras` or `*.weights.h5`, or to a folder if it is not a Keras model.
 
     Raises:
@@ -179,7 +204,7 @@ def export(stored: StoredModel, target: str, *, force: bool = False) -> None:
     if is_file and not stored.suffix:
         what = "files that the script saved" if stored.meta["kind"] == "script" else "a checkpoint of TensorFlow"
         raise BadInputError(f"'{stored.path}' holds {what}, not a Keras model; name a folder to export it to.")
-    _check_target(target, is_file=is_file, force=force)
+    _check_target(target, is_file=is_file, force=force, option_names=option_names)
     try:
         if is_file:
             with _readable(stored):
@@ -238,13 +263,16 @@ def load_into(stored: StoredModel, model: Any) -> None:
             model.load_weights(path)
 
 
-def _check_target(target: str, *, is_file: bool, force: bool) -> None:
+def _check_target(target: str, *, is_file: bool, force: bool, option_names: OptionNames) -> None:
     if os.path.isdir(target) if is_file else os.path.isfile(target):
         other = "folder" if is_file else "file"
-        raise BadInputError(f"'{target}' is a {other}; name another with -o.")
+        raise BadInputError(f"'{target}' is a {other}; name another with {option_names.target}.")
     is_there = os.path.exists(target) if is_file else os.path.isdir(target) and bool(os.listdir(target))
     if is_there and not force:
-        raise BadInputError(f"'{target}' is there already; name another with -o, or overwrite it with --force.")
+        raise BadInputError(
+            f"'{target}' exists already; name another with {option_names.target}, or overwrite it with "
+            f"{option_names.overwrite}."
+        )
 
 
 def _write_file(target: str, content: bytes) -> None:
@@ -285,7 +313,7 @@ def _keras_file(stored: StoredModel) -> bytes:
         if problem:
             raise BadInputError(
                 f"Keras cannot describe this model in a file ({problem}), so only its weights are stored: export them "
-                "with -o best.weights.h5, and load them with model.load_weights into the model that the script builds."
+                "to best.weights.h5, and load them with model.load_weights into the model that the script builds."
             )
         whole = io.BytesIO()
         with zipfile.ZipFile(whole, "w") as archive:

@@ -64,7 +64,7 @@ class TrialResult:
         Raises:
             BadInputError: if no such model can be read from this machine.
         """
-        export.load_into(export.find_model(self.folder, epoch, self.best_step), model)
+        export.load_into(_stored_model(self, epoch), model)
         return model
 
     def export(self, path: str | os.PathLike[str], *, epoch: str | None = None, force: bool = False) -> None:
@@ -78,7 +78,7 @@ class TrialResult:
         Raises:
             BadInputError: if no such model can be read from this machine, or the target exists.
         """
-        export.export(export.find_model(self.folder, epoch, self.best_step), os.fspath(path), force=force)
+        export.export(_stored_model(self, epoch), os.fspath(path), force=force, option_names=export.PYTHON)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], checkpoint_dir: str) -> TrialResult:
@@ -139,6 +139,10 @@ class SearchResult:
             trials=tuple(TrialResult.from_json(trial, values["checkpoint_dir"]) for trial in values["trials"]),
             checkpoint_dir=values["checkpoint_dir"],
         )
+
+
+def _stored_model(trial: TrialResult, epoch: str | None) -> export.StoredModel:
+    return export.find_model(trial.folder, epoch, trial.best_step, option_names=export.PYTHON)
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:

@@ -1,7 +1,7 @@
-"""The `dike` command: one module for each subcommand, one place where errors become exit codes.
+"""The `dike` command: one module per subcommand, and the conversion of errors to exit codes.
 
-A subcommand's module is imported when that subcommand is used, so none waits for the libraries of another. Nor does a
-module import at its top what only the work needs: `--help` and a shell's completion ask for the options alone.
+A subcommand's module is imported when the subcommand is used. At its top it imports what its options need and no more,
+so that `--help` and shell completion are fast.
 """
 
 from __future__ import annotations
@@ -40,40 +40,38 @@ __all__ = ["app", "main"]
 logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = 10_000
-"""So many objects are allocated between two looks for garbage."""
-REPORTED = {"tensorflow": "TensorFlow", "keras": "Keras"}
-"""Distribution -> its name: those whose versions a report of an error should name."""
-SCRIPTS_OWN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""What follows SCRIPT belongs to the script, options included."""
+"""Number of allocations between two garbage collections."""
+VERSIONED_PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras"}
+"""Distribution -> name: those whose versions `--version` prints."""
+SCRIPT_CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Everything after SCRIPT belongs to the script, including options."""
 OPTIONS_ENDED = "dike.options_ended"
-"""In a context's `meta`: whether '--' stands in front of SCRIPT."""
+"""Key in a context's `meta`: whether '--' precedes SCRIPT."""
 
 
-class _Subcommand(TyperCommand):
-    """Stands for a subcommand until it is used; its line in the list of commands is read off its source.
+class _LazyCommand(TyperCommand):
+    """A subcommand whose module is imported on use.
 
     Args:
-        name: how it is typed.
-        place: `MODULE:FUNCTION`. Where the module has an `app`, that is the subcommand, and the function its callback.
-        context_settings: of the function.
+        target: `MODULE:FUNCTION`. If the module has an `app`, that is the subcommand, and the function its callback.
+        context_settings: settings for click's context.
     """
 
-    def __init__(self, name: str, place: str, context_settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, name: str, target: str, context_settings: dict[str, Any] | None = None) -> None:
         super().__init__(name)
         self._settings = context_settings
-        self._module, _, self._function = place.partition(":")
+        self._module, _, self._function = target.partition(":")
 
     def summary(self) -> str:
-        """What it does: the first sentence of its help."""
+        """Returns the first sentence of its help, read from its source."""
         text = " ".join((_docstring(self._module, self._function) or "").split("\n\n")[0].split())
         return text.partition(". ")[0].rstrip(".")
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """The same, for a shell's completion."""
         return self.summary()
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        """The context of the subcommand itself."""
+        """Imports the subcommand's module and makes its context."""
         module = importlib.import_module(self._module)
         group = getattr(module, "app", None)
         if group is None:
@@ -81,23 +79,19 @@ class _Subcommand(TyperCommand):
             command = with_panels(getattr(module, "PANELS", {}))
             group.command(self.name, cls=command, context_settings=self._settings)(getattr(module, self._function))
         words = list(settings["args"] if "args" in settings else arguments[1])  # typer empties it
-        with _one_sentence(f"dike {self.name}"):
+        with _as_bad_input(f"dike {self.name}"):
             context: Any = get_command(group).make_context(*arguments, **settings)
         context.meta[OPTIONS_ENDED] = ("--", str(context.params.get("script"))) in pairwise(words)
         for param in context.command.params:
             value = context.params.get(param.name)
             if isinstance(value, float) and not math.isfinite(value):
-                raise BadInputError(f"{param.opts[0]} {value} cannot be; give a finite number.")
+                raise BadInputError(f"{param.opts[0]} is {value}; it must be a finite number.")
         return context
 
 
 @contextlib.contextmanager
-def _one_sentence(command: str) -> Iterator[None]:
-    """Says what is wrong with a command line as a service says it of a request.
-
-    Raises:
-        BadInputError: in the place of typer's errors.
-    """
+def _as_bad_input(command: str) -> Iterator[None]:
+    """Converts typer's errors to `BadInputError`, worded like those of a service's requests."""
     try:
         yield
     except typer.BadParameter as error:
@@ -119,41 +113,39 @@ def _refusal(error: Any) -> str:
 
 SUBCOMMANDS = {
     "Train": (
-        _Subcommand("run", "framework.cli.run:run", SCRIPTS_OWN),
-        _Subcommand("submit", "framework.cli.submit:submit", SCRIPTS_OWN),
+        _LazyCommand("run", "framework.cli.run:run", SCRIPT_CONTEXT),
+        _LazyCommand("submit", "framework.cli.submit:submit", SCRIPT_CONTEXT),
     ),
     "Search hyper-parameters": (
-        _Subcommand("tune", "framework.cli.tune:tune"),
-        _Subcommand("trials", "framework.cli.trials:trials"),
-        _Subcommand("timeline", "framework.cli.timeline:timeline"),
-        _Subcommand("export", "framework.cli.export:export_model"),
-        _Subcommand("plot", "framework.cli.plot:plot"),
+        _LazyCommand("tune", "framework.cli.tune:tune"),
+        _LazyCommand("trials", "framework.cli.trials:trials"),
+        _LazyCommand("timeline", "framework.cli.timeline:timeline"),
+        _LazyCommand("export", "framework.cli.export:export_model"),
+        _LazyCommand("plot", "framework.cli.plot:plot"),
     ),
     "Plan, without a cluster": (
-        _Subcommand("plan", "solver.cli.plan:plan"),
-        _Subcommand("profile", "framework.cli.profile:profile"),
+        _LazyCommand("plan", "solver.cli.plan:plan"),
+        _LazyCommand("profile", "framework.cli.profile:profile"),
     ),
     "Serve a team": (
-        _Subcommand("serve", "framework.cli.serve:serve_command"),
-        _Subcommand("users", "framework.cli.users:users"),
-        _Subcommand("mesos", "framework.cli.mesos:mesos"),
+        _LazyCommand("serve", "framework.cli.serve:serve_command"),
+        _LazyCommand("users", "framework.cli.users:users"),
+        _LazyCommand("mesos", "framework.cli.mesos:mesos"),
     ),
     "Look at jobs, and end them": (
-        _Subcommand("jobs", "framework.cli.jobs:jobs"),
-        _Subcommand("logs", "framework.cli.logs:logs"),
-        _Subcommand("outputs", "framework.cli.outputs:outputs"),
-        _Subcommand("explain", "framework.cli.explain:explain"),
-        _Subcommand("agents", "framework.cli.agents:agents"),
-        _Subcommand("kill", "framework.cli.kill:kill"),
-        _Subcommand("clean", "framework.cli.clean:clean"),
+        _LazyCommand("jobs", "framework.cli.jobs:jobs"),
+        _LazyCommand("logs", "framework.cli.logs:logs"),
+        _LazyCommand("outputs", "framework.cli.outputs:outputs"),
+        _LazyCommand("explain", "framework.cli.explain:explain"),
+        _LazyCommand("agents", "framework.cli.agents:agents"),
+        _LazyCommand("kill", "framework.cli.kill:kill"),
+        _LazyCommand("clean", "framework.cli.clean:clean"),
     ),
 }
-"""All subcommands, by the title under which `--help` lists them."""
+"""Title in `--help` -> subcommands."""
 
 
-class _Subcommands(TyperGroup):
-    """The `dike` command."""
-
+class _CommandGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for commands in SUBCOMMANDS.values():
@@ -161,7 +153,7 @@ class _Subcommands(TyperGroup):
                 self.add_command(command)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Writes the list of commands, one section for each title."""
+        """Writes one section per title."""
         width = max(map(len, self.commands))
         for title, commands in SUBCOMMANDS.items():
             with formatter.section(title):
@@ -170,13 +162,13 @@ class _Subcommands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for param in self.get_params(ctx):
             if isinstance(param, TyperOption) and param.is_flag and param.default is None:
-                # Typer's own options for completion: it would load pydantic to look at the None.
+                # Typer's own completion options: it would import pydantic to check a default of None.
                 param.default = False
         return super().parse_args(ctx, args)
 
 
 def _docstring(module: str, function: str) -> str | None:
-    """What a function says of itself, without importing its module."""
+    """Reads a function's docstring without importing its module."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
@@ -188,7 +180,7 @@ def _docstring(module: str, function: str) -> str | None:
 
 app = typer.Typer(
     name="dike",
-    cls=_Subcommands,
+    cls=_CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -198,11 +190,11 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        # Late: no other command needs it.
+        # Imported late: no other command needs it.
         from importlib.metadata import PackageNotFoundError, version
 
         parts = [f"Python {platform.python_version()}"]
-        for distribution, name in REPORTED.items():
+        for distribution, name in VERSIONED_PACKAGES.items():
             try:
                 parts.append(f"{name} {version(distribution)}")
             except PackageNotFoundError:
@@ -226,26 +218,26 @@ def main() -> None:
 
 
 def _dike() -> None:
-    app(obj=_profile_to_plan_for, prog_name="dike")
+    app(obj=_load_profile, prog_name="dike")
 
 
 def run_command(command: Callable[[], object]) -> None:
     """Runs a command and ends the process. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    # Most of what a command allocates are modules, and no garbage: to look for some is up to a fifth of its start.
+    # A command allocates modules, hardly garbage: collections would be up to a fifth of its start time.
     gc.set_threshold(GC_THRESHOLD)
     try:
-        _exit_with_sentence(command)
+        _report_errors(command)
     except SystemExit as end:
-        if not _is_flushed() and not end.code:
+        if not _flush_output() and not end.code:
             end.code = 1
         if is_busy():
-            # All that the command had begun is closed: a plan that nobody wants any more is left behind.
+            # The command has released all it owned; only the planning of a job that has ended still runs in a thread.
             atexit._run_exitfuncs()
             end_process(int(end.code or 0))
         raise
 
 
-def _exit_with_sentence(command: Callable[[], object]) -> None:
+def _report_errors(command: Callable[[], object]) -> None:
     try:
         _log_to_file_only()
         command()
@@ -255,22 +247,22 @@ def _exit_with_sentence(command: Callable[[], object]) -> None:
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
-        # A disk that is full, a folder that is gone: whatever no command expects.
-        logger.exception("the command has ended")
+        # What the command does not expect, such as a full disk or a deleted folder.
+        logger.exception("the command failed")
         print(f"dike: {_sentence(error)}", file=sys.stderr)
         sys.exit(1)
 
 
 def _sentence(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename is not None else ""
-    said = error.strerror or str(error)
-    return f"{where}{said}. DIKE_LOG=FILE shows where that happened."
+    reason = error.strerror or str(error)
+    return f"{where}{reason}. Set DIKE_LOG=FILE to log the traceback to a file."
 
 
-def _is_flushed() -> bool:
-    """Whether all that was printed is written; if not, says so once, and Python does not try again at its end."""
+def _flush_output() -> bool:
+    """Flushes standard output; if that fails, prints why and redirects it, so that Python does not retry at exit."""
     if sys.stdout is None:
-        # It was closed before we began; what is printed goes nowhere.
+        # It was closed before the start; output is discarded.
         return True
     try:
         sys.stdout.flush()
@@ -284,7 +276,7 @@ def _is_flushed() -> bool:
     return False
 
 
-def _profile_to_plan_for(
+def _load_profile(
     model: str,
     batch_size: int | None = None,
     /,
@@ -293,16 +285,16 @@ def _profile_to_plan_for(
     is_module: bool = False,
     again: bool = False,
 ) -> ModelProfile:
-    # Late: only `dike plan` asks.
+    # Imported late: only `dike plan` needs it.
     from framework.project.profiling import load_profile
     from solver.cli.output import console, say
 
-    tell = functools.partial(say, console(stderr=True))
-    return load_profile(model, arguments, batch_size, is_module=is_module, refresh=again, notify=tell)
+    notify = functools.partial(say, console(stderr=True))
+    return load_profile(model, arguments, batch_size, is_module=is_module, refresh=again, notify=notify)
 
 
 def _log_to_file_only() -> None:
-    """Keeps log records off the terminal; `$DIKE_LOG` names a file that gets them."""
+    """Keeps log records off the terminal; `$DIKE_LOG` names a file for them."""
     path = os.environ.get("DIKE_LOG")
     if path:
         try:

@@ -1,4 +1,4 @@
-"""`dike agents`: the cluster as a service sees it; `dike agents measure`: its network."""
+"""`dike agents`: a service's cluster; `dike agents measure`: its network."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from framework.scheduler.mesos_access import MesosAccess
     from framework.scheduler.network_measurement import NetworkReport
 
-LEAST_BYTES, MOST_BYTES = 4 * 2**20, 64 * 2**30
-"""Of one transfer: less is over before its speed is known."""
+MIN_TRANSFER_BYTES, MAX_TRANSFER_BYTES = 4 * 2**20, 64 * 2**30
+"""Bounds of --size. Shorter transfers end before their speed is measurable."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -41,7 +41,7 @@ def agents(
 ) -> None:
     """Shows the agents of a service's cluster.
 
-    Shows what of each agent is used, and what it offered last.
+    For each agent: the resources in use and its last offer.
     """
     if context.invoked_subcommand is not None:
         return
@@ -54,7 +54,9 @@ def agents(
 
         console().print(agents_table(cluster.agents))
     else:
-        print("No agent is registered." if cluster.agents == [] else "The master has not told of its agents yet.")
+        print(
+            "No agent is registered." if cluster.agents == [] else "The Mesos master has not reported its agents yet."
+        )
 
 
 PANELS = {
@@ -72,16 +74,16 @@ def measure(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="The network file to write (YAML).")
     ] = Path("network.yaml"),
-    size: Annotated[str, typer.Option(metavar="SIZE", help="Most that one transfer sends.")] = "64MiB",
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Longest that one transfer takes.")] = 2.0,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Maximum data that one transfer sends.")] = "64MiB",
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Maximum time of one transfer, seconds.")] = 2.0,
     chosen: AgentOptions,
     mesos: MesosAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Measures the network between the agents of a Mesos.
+    """Measures the network between the agents of a Mesos cluster.
 
-    Runs a small task on each agent that has room. They send to one another, one at a time, and then out of their racks.
-    Writes what --network takes of dike run, dike plan and dike serve.
+    Runs a small task on each agent that has room. First one pair of tasks at a time sends data, then all tasks of a
+    rack send to other racks. Writes a file for the --network option of dike run, dike plan and dike serve.
     """
     from framework.scheduler.network_measurement import TransferLimits, measure_network
     from solver.cluster_file import write_network
@@ -91,17 +93,17 @@ def measure(
         limits = TransferLimits(int(parse_bytes(size)), seconds)
     except ValueError as error:
         raise BadInputError(f"'{size}' is not a value of --size: {error}.") from None
-    if not LEAST_BYTES <= limits.size_bytes <= MOST_BYTES:
-        raise BadInputError(f"--size {size} cannot be; give 4MiB to 64GiB.")
+    if not MIN_TRANSFER_BYTES <= limits.size_bytes <= MAX_TRANSFER_BYTES:
+        raise BadInputError(f"--size is {size}; it must be 4MiB to 64GiB.")
     if not output.parent.is_dir() or output.is_dir():
-        raise BadInputError(f"The network file {output} cannot be written; name a file in a folder that there is.")
+        raise BadInputError(f"The network file {output} cannot be written; name a file in an existing folder.")
     as_json = output_format is Format.JSON
-    tell = functools.partial(say, console(stderr=True))
-    report = measure_network(mesos, limits, chosen.constraints, lambda text: None if as_json else tell(text))
+    notify = functools.partial(say, console(stderr=True))
+    report = measure_network(mesos, limits, chosen.constraints, lambda text: None if as_json else notify(text))
     for problem in report.problems:
-        tell(problem)
+        notify(problem)
     if not report.transfers:
-        raise JobFailedError("No transfer came to its end, so nothing is known of the network and nothing was written.")
+        raise JobFailedError("No transfer was completed, so the network file is not written.")
     when = datetime.datetime.now().astimezone()
     about = f"Measured by dike agents measure on {when:%Y-%m-%d %H:%M}: up to {size} or {seconds:g} s a transfer, Gb/s."
     write_network(output, report.network(), about)

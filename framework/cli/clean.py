@@ -1,4 +1,4 @@
-"""`dike clean`: removes old checkpoints of runs and searches that have ended."""
+"""`dike clean`: removes old checkpoints of ended runs and searches."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from framework.project.run_folders import Content, RunFolders
     from framework.search.store import SearchSummary, Store
 
-IN_USE = "something runs there"
+IN_USE = "in use"
 YOUNG = "written to since"
-UNKNOWN = "no run of dike run, nor a search in the database"
-MAY_GO_ON = "trials that --resume goes on with"
+UNKNOWN = "neither a run of dike run nor a search in the database"
+RESUMABLE = "trials that --resume can continue"
 BEST = "the best trial of its search"
 
 
 @dataclass
-class Found:
-    """What there is to remove.
+class CleanupReport:
+    """What is removed, or could be.
 
     Attributes:
-        contents: path below the folder -> what of it.
-        left: why something is left alone -> how often.
-        errors: path -> why it cannot be looked at or removed.
+        contents: path below the folder -> what is removed of it.
+        left: reason for which something is kept -> count.
+        errors: path -> why it cannot be read or removed.
     """
 
     contents: dict[str, Content] = field(default_factory=dict)
@@ -49,7 +49,6 @@ class Found:
         return sum(content.size_bytes for content in self.contents.values())
 
     def to_json(self, folder: Path, *, removed: bool) -> dict[str, Any]:
-        """As JSON values."""
         contents = self.contents.items()
         return {
             "folder": str(folder),
@@ -65,13 +64,13 @@ class Found:
 
 
 def clean(
-    folder: Annotated[Path, typer.Argument(help="The folder that the runs' folders are in.")] = Path(RUNS_FOLDER),
+    folder: Annotated[Path, typer.Argument(help="Folder that contains the runs' folders.")] = Path(RUNS_FOLDER),
     older_than: Annotated[
-        str, typer.Option(metavar="TIME", help="Only folders unchanged for this long, such as 30d or 12h.")
+        str, typer.Option(metavar="TIME", help="Only folders that have not changed for this time, such as 30d or 12h.")
     ] = "30d",
     outputs: Annotated[
         bool,
-        typer.Option("--outputs", help="Remove also what scripts have written and printed."),
+        typer.Option("--outputs", help="Also remove what scripts have written and printed."),
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Remove the checkpoints; without it they are only listed.")
@@ -81,28 +80,29 @@ def clean(
 ) -> None:
     """Removes old checkpoints.
 
-    Lists those of runs and searches that have ended, and removes them with --yes. It never removes a best trial's.
+    Lists the checkpoints of ended runs and searches; with --yes, removes them. Checkpoints of a search's best trial
+    are never removed.
     """
     from framework.project.run_folders import RunFolders
 
     before_s = time.time() - read_age("--older-than")(older_than)
     if not folder.is_dir():
-        raise BadInputError(f"There is no folder {folder}; name the one that the runs' folders are in.")
+        raise BadInputError(f"The folder {folder} does not exist; name the folder that contains the runs' folders.")
     folders = RunFolders(folder, results_too=outputs)
     with _searches(folder, storage) as store:
-        found = _look(folder, folders, store, before_s, remove=yes)
+        found = _scan(folder, folders, store, before_s, remove=yes)
     if output_format is Format.JSON:
         print_json(found.to_json(folder, removed=yes))
     else:
         _print(found, folder, removed=yes)
     if found.errors:
         path, reason = next(iter(found.errors.items()))
-        raise DikeError(f"What is in {folder / path} cannot be {'removed' if yes else 'looked at'}: {reason}.")
+        raise DikeError(f"What is in {folder / path} cannot be {'removed' if yes else 'read'}: {reason}.")
 
 
 @contextlib.contextmanager
 def _searches(folder: Path, storage: str | None) -> Iterator[Store | None]:
-    """The database of the searches below a folder; None if there is none."""
+    """Opens the database of the searches below a folder; yields None if there is none."""
     from framework.project.entry_point import SEARCHES_FILE
     from framework.search.store import Store
 
@@ -114,11 +114,11 @@ def _searches(folder: Path, storage: str | None) -> Iterator[Store | None]:
         yield store
 
 
-def _look(folder: Path, folders: RunFolders, store: Store | None, before_s: float, *, remove: bool) -> Found:
-    """Looks for what is old, and removes it if that is wanted, as long as nobody can begin to use it."""
+def _scan(folder: Path, folders: RunFolders, store: Store | None, before_s: float, *, remove: bool) -> CleanupReport:
+    """Finds what is old, and with `remove` removes it under the lock of its run or search."""
     from framework.project.run_folders import TRASH
 
-    found = Found()
+    found = CleanupReport()
     searches: dict[Path, SearchSummary] = {}
     if store is not None:
         searches = {Path(search.spec.checkpoint_dir).resolve(): search for search in store.searches()}
@@ -131,35 +131,35 @@ def _look(folder: Path, folders: RunFolders, store: Store | None, before_s: floa
         search = searches.get((folder / name).resolve())
         try:
             if search is not None and store is not None:
-                _look_at_search(folder, folders, name, store, search, found, before_s, remove=remove)
+                _scan_search(folder, folders, name, store, search, found, before_s, remove=remove)
             else:
-                _look_at_run(folders, name, found, before_s, remove=remove)
+                _scan_run(folders, name, found, before_s, remove=remove)
         except OSError as error:
             found.errors[name] = str(error.strerror or error)
     return found
 
 
-def _look_at_run(folders: RunFolders, name: str, found: Found, before_s: float, *, remove: bool) -> None:
+def _scan_run(folders: RunFolders, name: str, found: CleanupReport, before_s: float, *, remove: bool) -> None:
     from framework.project.run_folders import LOCK
 
     if LOCK not in folders.parts(name):
         found.left[UNKNOWN] += 1
         return
     with folders.lock_idle(name) as run:
-        # A job of a service that was told to use the folder claims it in its own name.
+        # A service's job with this --checkpoint-dir is its last owner.
         if run is None or folders.last_owner(name) not in (None, run):
             found.left[IN_USE] += 1
         else:
-            _take(folders, (name,), found, before_s, remove=remove)
+            _remove_if_old(folders, (name,), found, before_s, remove=remove)
 
 
-def _look_at_search(
+def _scan_search(
     folder: Path,
     folders: RunFolders,
     name: str,
     store: Store,
     search: SearchSummary,
-    found: Found,
+    found: CleanupReport,
     before_s: float,
     *,
     remove: bool,
@@ -189,16 +189,18 @@ def _look_at_search(
         known = {f"trial-{trial.number}" for trial in trials}
         for part in folders.parts(name):
             if part in dispensable:
-                _take(folders, (name, part), found, before_s, remove=remove)
+                _remove_if_old(folders, (name, part), found, before_s, remove=remove)
             elif spec.entry.is_function and (folder / name / part).resolve() == spec.entry.script.parent.resolve():
-                # The function that the trials call: needed as long as one may go on.
+                # The function that the trials call: needed while one of them may still run.
                 if result.complete and not search.failure and all(trial.state.has_ended() for trial in trials):
-                    _take(folders, (name, part), found, before_s, remove=remove)
+                    _remove_if_old(folders, (name, part), found, before_s, remove=remove)
             elif part in known:
-                found.left[BEST if part in best else MAY_GO_ON] += 1
+                found.left[BEST if part in best else RESUMABLE] += 1
 
 
-def _take(folders: RunFolders, path: tuple[str, ...], found: Found, before_s: float, *, remove: bool) -> None:
+def _remove_if_old(
+    folders: RunFolders, path: tuple[str, ...], found: CleanupReport, before_s: float, *, remove: bool
+) -> None:
     content = folders.content(*path)
     if content is None:
         return
@@ -210,7 +212,7 @@ def _take(folders: RunFolders, path: tuple[str, ...], found: Found, before_s: fl
     found.contents["/".join(path)] = content
 
 
-def _print(found: Found, folder: Path, *, removed: bool) -> None:
+def _print(found: CleanupReport, folder: Path, *, removed: bool) -> None:
     from rich.text import Text
 
     out = console()

@@ -29,27 +29,26 @@ from solver.cli.tables import print_plan, print_profile
 from solver.plan import ROLES
 from solver.units import format_bytes
 
-PROGRESS_EVERY_S = 10.0
-_COPY = re.compile(r"/[^\s\"']*/executors/[^/\s]+/runs/[0-9a-f-]{36}/bundle(?=/)")
+PROGRESS_INTERVAL_S = 10.0
+_SANDBOX_COPY = re.compile(r"/[^\s\"']*/executors/[^/\s]+/runs/[0-9a-f-]{36}/bundle(?=/)")
 """The copy of the script's folder in a task's sandbox."""
 ASYNCHRONOUS = (
-    "training is asynchronous: {workers} workers take turns to update the weights, with gradients of weights that may "
-    "be a few steps old, so the result differs a little from run to run; --max-workers 1 trains step by step"
+    "training is asynchronous: {workers} workers update the weights independently. Gradients may be computed from "
+    "weights that are a few steps old, so results differ a little between runs; --max-workers 1 trains synchronously"
 )
-NAMED_OUTPUTS = 8
-"""How many of a run's outputs are named."""
+MAX_NAMED_OUTPUTS = 8
+"""Maximum number of output files listed by name."""
 
 
 class PlainObserver(JobObserver):
-    """Lines on standard error, the script's own output where it belongs; for pipes, logs and CI.
+    """Prints plain lines, for pipes, logs and CI.
 
     Args:
-        console: where Dike's own lines go.
+        console: for Dike's own lines.
         profile: shown with the first plan.
-        chief_output: stream name -> where the chief's output goes.
+        chief_output: stream name -> stream for the chief's output.
         verbose: whether tables of profile and plan are shown.
-        script_folder: the folder of ours that the tasks have a copy of: tracebacks name it in the copy's place. None
-            leaves them as they are.
+        script_folder: local folder that replaces the path of its copies in tracebacks; None for no replacement.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class PlainObserver(JobObserver):
         self._console = console
         self._profile = profile
         self._script_folder = script_folder
-        self._output = TaskOutput(chief_output, self.with_own_paths)
+        self._output = TaskOutput(chief_output, self.with_local_paths)
         self._verbose = verbose
         self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
         self._planned: Plan | None = None
@@ -86,7 +85,7 @@ class PlainObserver(JobObserver):
             if plan.option.workers > 1 and not self._profile.synchronous:
                 self.say(ASYNCHRONOUS.format(workers=plan.option.workers))
         elif before.option == plan.option:
-            self.say("planned again: the same tasks, placed anew")
+            self.say("planned again: same tasks, new placement")
         else:
             self.say(f"planned again: {Size(plan.option.workers, plan.option.ps)}")
 
@@ -102,7 +101,7 @@ class PlainObserver(JobObserver):
 
     def progress(self, task: JobTask) -> None:
         now = time.monotonic()
-        if now - self._progress_at >= PROGRESS_EVERY_S:
+        if now - self._progress_at >= PROGRESS_INTERVAL_S:
             self._progress_at = now
             self.say(f"{task.name} {describe_progress(task)}")
 
@@ -129,7 +128,7 @@ class PlainObserver(JobObserver):
         self.say(text)
 
     def finished(self, result: JobResult, seconds: float) -> None:
-        """The last word: where the checkpoints are, or what went wrong."""
+        """Prints where the checkpoints are, or the output of the failed task."""
         self._output.finish()
         if result.succeeded:
             for resize in result.resizes if self._verbose else ():
@@ -140,33 +139,33 @@ class PlainObserver(JobObserver):
             )
         elif result.failed_tail and not self._has_shown(result.failure):
             self._console.print("end of the failed task's output:", style="bold")
-            self._console.print(self.with_own_paths(result.failed_tail.rstrip()), markup=False, soft_wrap=True)
+            self._console.print(self.with_local_paths(result.failed_tail.rstrip()), markup=False, soft_wrap=True)
         for text in describe_outputs(result.checkpoint_dir):
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Prints one line of Dike's own."""
+        """Prints a line of Dike's own."""
         self._output.end_line()
         self._console.print(f"dike: {text}", markup=False, soft_wrap=True)
 
     def _has_shown(self, failure: str) -> bool:
-        """Whether a failure is the chief's, whose output is shown as it comes."""
+        """Returns whether a failure is the chief's, whose output has been printed already."""
         return any(failure.startswith(f"{task.name} ") for task in self.tasks.values() if self._is_chief(task))
 
-    def with_own_paths(self, text: str) -> str:
-        """A text with the user's folder in the place of the tasks' copies."""
-        return text if self._script_folder is None else _COPY.sub(lambda _: str(self._script_folder), text)
+    def with_local_paths(self, text: str) -> str:
+        """Replaces the paths of the tasks' copies by the user's folder."""
+        return text if self._script_folder is None else _SANDBOX_COPY.sub(lambda _: str(self._script_folder), text)
 
     def _is_chief(self, task: JobTask) -> bool:
         return task.planned.is_plain or is_chief(self._profile.api, task.planned.role, task.planned.index)
 
 
 class LiveObserver(PlainObserver):
-    """The same on a terminal, with a table of the tasks that is kept up to date below the output."""
+    """Shows a live table of the tasks below the output, on a terminal."""
 
     def __init__(self, console: Console, profile: ModelProfile, script_folder: Path | None = None) -> None:
         # The streams are looked up at each write: rich replaces them while the table is shown.
-        streams: dict[str, Any] = {"stdout": _Current("stdout"), "stderr": _Current("stderr")}
+        streams: dict[str, Any] = {"stdout": _CurrentStream("stdout"), "stderr": _CurrentStream("stderr")}
         super().__init__(console, profile, streams, script_folder=script_folder)
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4, transient=True)
 
@@ -185,7 +184,7 @@ class LiveObserver(PlainObserver):
         self.tasks.update({task.task_id: task for task in tasks})
 
     def progress(self, task: JobTask) -> None:
-        """Seen in the table."""
+        """The table shows it."""
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -203,13 +202,13 @@ class LiveObserver(PlainObserver):
         return table
 
     def _shown_tasks(self) -> list[JobTask]:
-        """Those of the attempt, in the order of the plan, before those that wait to join."""
+        """Returns the attempt's tasks in the order of the plan, then those that wait to join."""
         tasks = [task for task in self.tasks.values() if task.member or not task.state.is_terminal()]
         return sorted(tasks, key=lambda task: (not task.member, ROLES.index(task.planned.role), task.planned.index))
 
 
-class _Current:
-    """The process' standard stream of this name, whatever stands in for it at the moment."""
+class _CurrentStream:
+    """The process' standard stream of this name, looked up at each write."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -222,13 +221,13 @@ class _Current:
 
 
 def describe_outputs(folder: str) -> list[str]:
-    """What a run's script has written, and where it is; nothing where that cannot be seen from here."""
+    """Describes the output files of a run; nothing if its record cannot be read from this machine."""
     record = read_record(folder) if folder else None
     if record is None:
         return []
     texts = []
     if record.kept:
-        names = [printable(path) for path in itertools.islice(sorted(record.kept), NAMED_OUTPUTS)]
+        names = [printable(path) for path in itertools.islice(sorted(record.kept), MAX_NAMED_OUTPUTS)]
         count = len(record.kept)
         more = f" and {count - len(names)} more" if count > len(names) else ""
         files = f"{count} file{'s' if count > 1 else ''}, {format_bytes(record.size_bytes)}"
@@ -236,7 +235,7 @@ def describe_outputs(folder: str) -> list[str]:
     if record.left_behind:
         limit = "" if record.limit_bytes is None else f" (--outputs-limit is {format_bytes(record.limit_bytes)})"
         left = [
-            f"{printable(path)}: {why}" for path, why in itertools.islice(record.left_behind.items(), NAMED_OUTPUTS)
+            f"{printable(path)}: {why}" for path, why in itertools.islice(record.left_behind.items(), MAX_NAMED_OUTPUTS)
         ]
         more = f"; and {len(record.left_behind) - len(left)} more" if len(record.left_behind) > len(left) else ""
         texts.append(f"outputs left behind{limit}: {'; '.join(left)}{more}")
@@ -244,7 +243,6 @@ def describe_outputs(folder: str) -> list[str]:
 
 
 def describe_resize(resize: Resize) -> str:
-    """A change of size in words."""
     if (resize.from_workers, resize.from_ps) == (resize.to_workers, resize.to_ps):
         what = f"replaced a worker at step {resize.step}"
     else:
@@ -254,7 +252,7 @@ def describe_resize(resize: Resize) -> str:
 
 
 def describe_progress(task: JobTask) -> str:
-    """Step, loss and speed in words, as far as they are known."""
+    """Describes step, loss and speed, if known."""
     parts = [] if task.step is None else [f"step {task.step}"]
     if task.loss is not None:
         parts.append(f"loss {task.loss:.4f}")

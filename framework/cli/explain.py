@@ -1,4 +1,4 @@
-"""`dike explain JOB`: why a job does not run, or not yet."""
+"""`dike explain JOB`: why a job does not run yet."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def explain(
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Says why a job does not run yet.
+    """Explains why a job does not run yet.
 
-    Shows what is missing on which agent and by how much, and who holds it.
+    Shows which resources are missing on each agent, and which jobs use them.
     """
     with access.client() as client:
         explanation = client.explain(find_job(client, job).id)

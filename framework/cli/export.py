@@ -1,4 +1,4 @@
-"""`dike export`: the best model of a search, or what a training job has trained, as a file that Keras loads."""
+"""`dike export`: writes the model of a search or a training job to a file that Keras loads."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class Epoch(enum.StrEnum):
-    """Which of the models that a trial has kept."""
+    """Which of a trial's stored models."""
 
     BEST = "best"
     LAST = "last"
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What was asked for.
+class _ExportRequest:
+    """The command's options.
 
     Attributes:
         name: search, run or job.
         trial: number of the trial; None for the best.
         epoch: `best`, `last` or None.
-        target: where to; None for a name of its own.
+        target: file or folder to write; None for one named after the search, run or job.
         force: whether files may be overwritten.
     """
 
@@ -55,34 +55,44 @@ class _Wanted:
 def export_model(
     *,
     name: Annotated[
-        str, typer.Argument(metavar="SEARCH|RUN|JOB", help="A search, a run of dike run, or a job of a service.")
+        str,
+        typer.Argument(metavar="SEARCH|RUN|JOB", help="Name of a search, of a run of dike run, or of a service's job."),
     ],
     target: Annotated[
         str | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="*.keras or *.weights.h5; for scripts without Keras a folder."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file to write, *.keras or *.weights.h5. For scripts without Keras: a folder.",
         ),
     ] = None,
-    trial: Annotated[int | None, typer.Option(min=0, help="Of a search: this trial, not the best one.")] = None,
-    epoch: Annotated[
-        Epoch | None, typer.Option(help="The best epoch by the metric, or the last; the best one that was kept.")
+    trial: Annotated[
+        int | None, typer.Option(min=0, help="For a search: export this trial instead of the best one.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    epoch: Annotated[
+        Epoch | None,
+        typer.Option(
+            help="Which epoch to export: the best by the metric, or the last.",
+            show_default="best if its model is stored, else last",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     storage: StorageOption = None,
     access: ServiceAccess,
 ) -> None:
-    """Writes the best model of a search, or a job's, to a file.
+    """Writes the model of a search or a job to a file.
 
-    Keras loads the file. Of a search it is the model of the best trial at its best epoch; of a training job what it has
-    trained so far.
+    Keras can load the file. For a search, it is the model of the best trial at its best epoch; for a training job, the
+    model trained so far.
     """
-    wanted = _Wanted(name, trial, None if epoch is None else epoch.value, target, force)
-    if not _of_local_search(wanted, storage) and not _of_run(wanted):
-        _of_service(wanted, access)
+    request = _ExportRequest(name, trial, None if epoch is None else epoch.value, target, force)
+    if not _export_from_search(request, storage) and not _export_from_run(request):
+        _export_from_service(request, access)
 
 
-def _of_local_search(wanted: _Wanted, storage: str | None) -> bool:
-    """Exports from a search of `dike tune`; False if there is none of this name."""
+def _export_from_search(request: _ExportRequest, storage: str | None) -> bool:
+    """Exports from a search of `dike tune`; returns False if there is none of this name."""
     from dike.trial.export import find_model
     from framework.search.database import default_storage
     from framework.search.store import Store
@@ -92,23 +102,25 @@ def _of_local_search(wanted: _Wanted, storage: str | None) -> bool:
     except BadInputError:
         if storage is not None:
             raise
-        return False  # Nothing has been searched from here.
+        return False  # This folder has no database of searches.
     with contextlib.closing(store):
-        if not store.searches(wanted.name):
+        if not store.searches(request.name):
             if storage is not None:
-                store.open_search(wanted.name)  # says what there is
+                store.open_search(request.name)  # raises with a list of the searches
             return False
-        spec = store.open_search(wanted.name)
+        spec = store.open_search(request.name)
         trials = store.load_trials(readings=False)
-    record = _trial(wanted, trials, spec.mode, f"dike trials {wanted.name}")
-    _check_has_checkpoints(record, wanted.name)
-    kept = find_model(f"{spec.checkpoint_dir.rstrip('/')}/trial-{record.number}", wanted.epoch, record.best_step)
-    _write(wanted, kept, spec.metric, record)
+    record = _find_trial(request, trials, spec.mode, f"dike trials {request.name}")
+    _check_has_checkpoints(record, request.name)
+    kept = find_model(f"{spec.checkpoint_dir.rstrip('/')}/trial-{record.number}", request.epoch, record.best_step)
+    _write(request, kept, spec.metric, record)
     return True
 
 
-def _trial(wanted: _Wanted, trials: Sequence[TrialRecord], mode: Mode, shows: str) -> TrialRecord:
-    """The trial that is wanted.
+def _find_trial(request: _ExportRequest, trials: Sequence[TrialRecord], mode: Mode, shows: str) -> TrialRecord:
+    """Finds the trial to export.
+
+    `shows` is the command that lists the trials, for messages.
 
     Raises:
         BadInputError: if there is none, or it has nothing to export yet.
@@ -116,98 +128,99 @@ def _trial(wanted: _Wanted, trials: Sequence[TrialRecord], mode: Mode, shows: st
     from framework.search.records import TrialState, best_trial
 
     record = best_trial(trials, mode)
-    if wanted.trial is not None:
-        record = next((one for one in trials if one.number == wanted.trial), None)
+    if request.trial is not None:
+        record = next((one for one in trials if one.number == request.trial), None)
         if record is None:
-            raise BadInputError(f"The search '{wanted.name}' has no trial {wanted.trial} yet; {shows} lists them.")
+            raise BadInputError(f"The search '{request.name}' has no trial {request.trial} yet; {shows} lists them.")
     if record is None:
         raise BadInputError(
-            f"No trial of the search '{wanted.name}' has reported a value yet, so none is best; {shows} shows how they "
-            "stand, and --trial N exports one of them."
+            f"No trial of the search '{request.name}' has reported a value yet, so none is best. {shows} lists "
+            "them, and --trial N exports one of them."
         )
     if record.state is TrialState.WAITING and record.checkpoint is None:
         raise BadInputError(
-            f"Trial {record.number} of '{wanted.name}' waits and has no checkpoint yet; export it later."
+            f"Trial {record.number} of '{request.name}' has not started yet and has no checkpoint; export it later."
         )
     return record
 
 
 def _check_has_checkpoints(record: TrialRecord, search: str) -> None:
-    """Raises `BadInputError` if a trial has ended without ever having written a checkpoint."""
+    """Raises `BadInputError` if a trial has finished without writing a checkpoint."""
     from framework.search.records import TrialState
 
     if record.state is TrialState.FINISHED and record.checkpoint is None:
         raise BadInputError(
-            f"Trial {record.number} of '{search}' has trained without checkpoints: Dike writes none for tf_keras, "
-            "Keras on JAX or PyTorch, a tf.distribute strategy, and a loop without dike.checkpoint; let the script end "
-            f"in model.save('model.keras'), and the file is in trial-{record.number}/outputs."
+            f"Trial {record.number} of '{search}' has no checkpoints: Dike writes none for tf_keras, "
+            "Keras on JAX or PyTorch, a tf.distribute strategy, and a loop without dike.checkpoint. End the script "
+            f"with model.save('model.keras'); the file is then in trial-{record.number}/outputs."
         )
 
 
-def _of_run(wanted: _Wanted) -> bool:
-    """Exports what `dike run` has trained; False if there is no such folder."""
+def _export_from_run(request: _ExportRequest) -> bool:
+    """Exports the model of `dike run`; returns False if there is no such folder."""
     from dike.trial.export import find_job_model
 
-    folder = next((path for path in (Path(wanted.name), Path(RUNS_FOLDER, wanted.name)) if path.is_dir()), None)
-    if folder is None or any(folder.glob("trial-*")):  # That is a search's, of a service or of another database.
+    folder = next((path for path in (Path(request.name), Path(RUNS_FOLDER, request.name)) if path.is_dir()), None)
+    if folder is None or any(folder.glob("trial-*")):  # A search of a service or of another database.
         return False
-    _refuse_trial(wanted)
-    _write(wanted, find_job_model(str(folder)))
+    _refuse_trial(request)
+    _write(request, find_job_model(str(folder)))
     return True
 
 
-def _refuse_trial(wanted: _Wanted) -> None:
-    if wanted.trial is not None:
-        raise BadInputError(f"'{wanted.name}' is a training job and has no trials; leave --trial out.")
-    if wanted.epoch == Epoch.BEST:
-        raise BadInputError(f"'{wanted.name}' is a training job, of which the last epoch is kept; leave --epoch out.")
+def _refuse_trial(request: _ExportRequest) -> None:
+    if request.trial is not None:
+        raise BadInputError(f"'{request.name}' is a training job and has no trials; leave --trial out.")
+    if request.epoch == Epoch.BEST:
+        raise BadInputError(f"'{request.name}' is a training job, which stores its last epoch only; leave --epoch out.")
 
 
-def _of_service(wanted: _Wanted, access: ServiceAccess) -> None:
+def _export_from_service(request: _ExportRequest, access: ServiceAccess) -> None:
     from dike.trial.export import find_model
     from framework.scheduler.records import JobKind
     from framework.service.api.client_http import ServiceUnavailableError
 
     try:
         with access.client() as client:
-            job = find_job(client, wanted.name)
+            job = find_job(client, request.name)
             record: TrialRecord | None = None
-            metric, epoch = "", wanted.epoch
+            metric, epoch = "", request.epoch
             if job.kind is JobKind.SEARCH:
                 found = client.trials(job.id)
                 trials = [view.to_record() for view in found.trials]
-                record = _trial(wanted, trials, found.mode, f"dike jobs {job.id}")
+                record = _find_trial(request, trials, found.mode, f"dike jobs {job.id}")
                 metric = found.metric
             else:
-                _refuse_trial(wanted)
+                _refuse_trial(request)
                 epoch = "last"
             with tempfile.TemporaryDirectory(prefix="dike-export-") as folder:
                 client.model(job.id, Path(folder), None if record is None else record.number, epoch)
                 best_step = None if record is None else record.best_step
-                _write(wanted, find_model(folder, epoch, best_step), metric, record)
+                _write(request, find_model(folder, epoch, best_step), metric, record)
     except ServiceUnavailableError as error:
         raise BadInputError(
-            f"There is no search '{wanted.name}' in the database here, and no run {RUNS_FOLDER}/{wanted.name}. {error}"
+            f"There is no search '{request.name}' in this folder's database, and no run "
+            f"{RUNS_FOLDER}/{request.name}. {error}"
         ) from error
 
 
-def _write(wanted: _Wanted, kept: StoredModel, metric: str = "", record: TrialRecord | None = None) -> None:
+def _write(request: _ExportRequest, kept: StoredModel, metric: str = "", record: TrialRecord | None = None) -> None:
     from dike.trial.export import WEIGHTS, export
 
-    stem = Path(wanted.name).name
+    stem = Path(request.name).name
     default = f"{stem}{kept.suffix}" if record is None else f"{stem}-trial-{record.number}{kept.suffix}"
-    target = wanted.target or default
-    export(kept, target, force=wanted.force)
-    whose = f"step {kept.step}" if record is None else f"trial {record.number} at step {kept.step}"
+    target = request.target or default
+    export(kept, target, force=request.force)
+    source = f"step {kept.step}" if record is None else f"trial {record.number} at step {kept.step}"
     value = "" if kept.value is None else f", {metric} {kept.value:.6g}"
-    print(f"Exported the model of {whose}{value}, to {target}")
+    print(f"Exported the model of {source}{value}, to {target}")
     if kept.suffix:
         load = f"model.load_weights('{target}')" if target.endswith(WEIGHTS) else f"keras.models.load_model('{target}')"
         print(f"Load it with {load}")
     if kept.newer_step is not None:
         print(
-            f"A newer checkpoint, of step {kept.newer_step}, holds no model to export: fit keeps one when it ends. Let "
-            "the job go on to its end."
+            f"A newer checkpoint, of step {kept.newer_step}, contains no model to export: fit stores one when it ends. "
+            "Run the job to its end to export it."
         )
-    if record is not None and wanted.epoch is None and record.best_step not in (None, kept.step):
-        print(f"The best value, {record.best_value:.6g}, was at step {record.best_step}, of which no model was kept.")
+    if record is not None and request.epoch is None and record.best_step not in (None, kept.step):
+        print(f"The best value, {record.best_value:.6g}, was at step {record.best_step}, of which no model is stored.")

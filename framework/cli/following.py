@@ -1,4 +1,4 @@
-"""From a submitted job's name to its end: its output as it comes, how it ended as an exit code."""
+"""Follows a submitted job until it ends: prints its output, and converts its end to an exit code."""
 
 from __future__ import annotations
 
@@ -23,27 +23,21 @@ from framework.service.api.schemas import JobDetails, Submitted
 from solver.cli.output import console, print_json, say
 
 Note = Callable[[str], None]
-"""Tells the user something."""
+"""Prints a line for the user."""
 
 
-def tell(submitted: Submitted, out: Console, what: str) -> None:
-    """Says under which name a job was taken in, and what its user should know."""
+def report_submission(submitted: Submitted, out: Console, what: str) -> None:
+    """Prints the name of a submitted job, and the service's warnings."""
     for warning in submitted.warnings:
         say(out, f"warning: {warning}")
     say(out, f"{what} {submitted.id}")
 
 
-def tell_what_next(submitted: Submitted, out: Console, url: str) -> None:
-    """Says which commands go on with a job, and where the page shows it.
-
-    Args:
-        submitted: the job.
-        out: where to.
-        url: the service's address.
-    """
+def print_next_commands(submitted: Submitted, out: Console, url: str) -> None:
+    """Prints the commands for a submitted job, and the address of its page."""
     is_usual = url == os.environ.get(SERVICE_VARIABLE, DEFAULT_SERVICE).rstrip("/")
     end = submitted.id if is_usual else f"{submitted.id} --service {url}"
-    commands = {"its output": "logs -f", "why it waits": "explain", "end it": "kill"}
+    commands = {"its output": "logs -f", "why it waits": "explain", "kill it": "kill"}
     if submitted.kind is JobKind.SEARCH:
         commands = {"its trials": "jobs", **commands}
     for what, command in commands.items():
@@ -52,13 +46,13 @@ def tell_what_next(submitted: Submitted, out: Console, url: str) -> None:
 
 
 @dataclass(frozen=True)
-class Staying:
-    """What is done when a service has taken a job in.
+class FollowMode:
+    """What a command does after it has submitted a job.
 
     Attributes:
-        wait: whether to stay until the job has ended.
-        follow: whether to stay and show what it prints.
-        as_json: whether to print what the service knows of it; standard output is for that alone.
+        wait: whether it waits for the job's end.
+        follow: whether it waits and prints the job's output.
+        as_json: whether it prints the job as JSON; nothing else goes to standard output then.
     """
 
     wait: bool
@@ -67,25 +61,25 @@ class Staying:
 
     @property
     def out(self) -> Console:
-        """Where Dike's own lines go: what a job prints, and JSON, have standard output to themselves."""
+        """Console for Dike's own lines: standard error if a job's output or JSON goes to standard output."""
         return console(stderr=self.as_json or self.follow)
 
     def after(self, client: ServiceClient, submitted: Submitted, *, resumed: bool = False) -> None:
-        """Tells the user, and stays until the job has ended if that was asked for.
+        """Reports the submission, and waits for the job's end if asked to.
 
         Args:
             client: the service.
-            submitted: what it has answered.
-            resumed: whether the job has been there before; what it printed then is not shown again.
+            submitted: its answer.
+            resumed: whether the job was resumed; earlier output is not printed again.
 
         Raises:
-            InterruptedByUserError: after Ctrl-C; the job goes on.
-            JobFailedError: if it has not ended well.
+            InterruptedByUserError: after Ctrl-C; the job continues.
+            JobFailedError: the job failed or was killed.
         """
-        tell(submitted, self.out, "resumed" if resumed else "submitted")
+        report_submission(submitted, self.out, "resumed" if resumed else "submitted")
         last: Submitted | JobDetails = submitted
         if not self.wait and not self.follow:
-            tell_what_next(submitted, self.out, client.url)
+            print_next_commands(submitted, self.out, client.url)
         else:
             last = self._end_of(client, submitted.id, tail=0 if resumed else None)
         if self.as_json:
@@ -101,7 +95,7 @@ class Staying:
         if self.follow:
             streams = {"stdout": sys.stderr if self.as_json else sys.stdout, "stderr": sys.stderr}
             print_output(client, client.job(job_id), streams, note, follow=True, tail=tail)
-        with leaving_is_fine(job_id):
+        with detach_on_interrupt(job_id):
             return client.wait_for_end(job_id, note)
 
 
@@ -116,17 +110,17 @@ def print_output(
     follow: bool,
     tail: int | None = None,
 ) -> None:
-    """Prints what a job's tasks have written, and with `follow` what they write until it has ended.
+    """Prints the output of a job's tasks.
 
     Args:
         client: the service.
-        job: whose output.
-        streams: `stdout` and `stderr` -> where it goes.
-        note: told when the connection is lost.
-        task: only this task's; None for all.
-        trial: of a search, what the trial of this number has printed; None for what the search itself tells.
-        follow: whether to stay.
-        tail: of what has been written so far, only so many lines; None for all.
+        job: the job.
+        streams: `stdout` and `stderr` -> stream to print to.
+        note: called when the connection is lost.
+        task: the only task to print; None for all.
+        trial: number of a search's trial to print; None for the output of the search itself.
+        follow: whether to print new output until the job ends.
+        tail: maximum number of lines of earlier output; None for all.
 
     Raises:
         BadInputError: if the job has no such task.
@@ -136,7 +130,7 @@ def print_output(
     several = job.kind is JobKind.SEARCH or job.request is None or bool(job.request.get("stream_all_logs"))
     output = TaskOutput(streams)
     try:
-        with leaving_is_fine(job.id):
+        with detach_on_interrupt(job.id):
             for chunk in _chunks(client, job.id, note, task, trial, follow=follow, tail=tail):
                 label = f"[{chunk.task}] " if several and task is None and trial is None else ""
                 # A trial's two streams are one.
@@ -147,7 +141,7 @@ def print_output(
 
 
 def _check_task(client: ServiceClient, job: JobDetails, name: str) -> None:
-    # What its failed trials printed last is in one; what each trial prints, `--trial` shows.
+    # A search has one source, the last output of failed trials; `--trial` selects a trial's own output.
     of_a_search = ["trials"] if job.kind is JobKind.SEARCH else []
     known = of_a_search or sorted({task.name for task in client.tasks(job.id)})
     if name not in known:
@@ -175,40 +169,33 @@ def _chunks(
 
 
 def last_lines(chunks: Sequence[OutputChunk], count: int) -> list[OutputChunk]:
-    """The last lines of an output, those that have not ended last; what TensorFlow always says does not count."""
+    """Returns the last lines of an output, unfinished ones last, without TensorFlow's usual messages."""
     lines: list[OutputChunk] = []
     begun: dict[tuple[str, str], str] = {}
     for chunk in chunks:
         source = chunk.task, chunk.stream
         *ended, begun[source] = (begun.get(source, "") + chunk.text).split("\n")
-        told = [line for line in ended if chunk.stream != "stderr" or not is_noise(line.encode())]
-        lines += [dataclasses.replace(chunk, text=f"{line}\n") for line in told]
+        shown = [line for line in ended if chunk.stream != "stderr" or not is_noise(line.encode())]
+        lines += [dataclasses.replace(chunk, text=f"{line}\n") for line in shown]
     number = chunks[-1].number if chunks else 0
     lines += [OutputChunk(number, task, stream, text) for (task, stream), text in begun.items() if text]
     return lines[max(0, len(lines) - count) :]
 
 
 @contextlib.contextmanager
-def leaving_is_fine(job_id: str) -> Iterator[None]:
-    """Ctrl-C ends the watching, not the job.
-
-    Raises:
-        InterruptedByUserError: after Ctrl-C.
-    """
+def detach_on_interrupt(job_id: str) -> Iterator[None]:
+    """Converts Ctrl-C to `InterruptedByUserError`: it ends the command, not the job."""
     try:
         yield
     except KeyboardInterrupt:
         raise InterruptedByUserError(
-            f"Interrupted; the job {job_id} goes on. dike logs {job_id} -f shows it again, dike kill {job_id} ends it."
+            f"Interrupted; the job {job_id} continues. dike logs {job_id} -f shows its output, dike kill {job_id} ends "
+            "it."
         ) from None
 
 
 def check_success(job: JobDetails) -> None:
-    """Does nothing for a job that has ended well.
-
-    Raises:
-        JobFailedError: if it has not.
-    """
+    """Raises `JobFailedError` unless an ended job has finished."""
     if job.state is JobState.KILLED:
         raise JobFailedError(f"The job {job.id} was killed.")
     if job.state is not JobState.FINISHED:

@@ -1,4 +1,4 @@
-"""Finding the job that a user means."""
+"""Finds a job by its name, a prefix of it, or as the user's newest."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ if TYPE_CHECKING:
     from framework.service.api.client import ServiceClient
     from framework.service.api.schemas import JobDetails
 
-MAX_LOOKED_AT = 1000
-"""Of how many jobs, the newest, the beginning of a name is looked for."""
-MAX_SHOWN = 5
-JOB_HELP = f"The job: its name, the beginning of it, or '{NEWEST}' for your newest."
+MAX_SEARCHED_JOBS = 1000
+"""Maximum number of jobs, newest first, that are compared with a prefix."""
+MAX_SUGGESTIONS = 5
+JOB_HELP = f"The job: its name, the start of its name, or '{NEWEST}' for your newest job."
 
 
 def find_job(client: ServiceClient, name: str) -> JobDetails:
-    """The job of this name, the only one that begins so, or the user's newest.
+    """Returns the job of this name, the only one that starts with it, or the user's newest.
 
     Raises:
-        BadInputError: if there is none, or several begin so; the message names them, or the nearest.
+        BadInputError: if there is none, or several start with it; the message lists them, or similar names.
     """
     job = client.find(name) if name else None
     if job is not None:
         return job
     if name == NEWEST:
         return _newest(client)
-    known = [job.id for job in itertools.islice(client.jobs(), MAX_LOOKED_AT)]
-    meant = [job_id for job_id in known if name and job_id.startswith(name)]
-    if len(meant) == 1:
-        return client.job(meant[0])
-    if meant:
-        more = f" and {len(meant) - MAX_SHOWN} more" if len(meant) > MAX_SHOWN else ""
+    known = [job.id for job in itertools.islice(client.jobs(), MAX_SEARCHED_JOBS)]
+    matches = [job_id for job_id in known if name and job_id.startswith(name)]
+    if len(matches) == 1:
+        return client.job(matches[0])
+    if matches:
+        more = f" and {len(matches) - MAX_SUGGESTIONS} more" if len(matches) > MAX_SUGGESTIONS else ""
         raise BadInputError(
-            f"Several jobs begin with '{name}': {', '.join(meant[:MAX_SHOWN])}{more}; write more of it."
+            f"Several jobs start with '{name}': {', '.join(matches[:MAX_SUGGESTIONS])}{more}; give more of the name."
         )
-    nearest = difflib.get_close_matches(name, known, MAX_SHOWN) or known[:MAX_SHOWN]
-    hint = f"; the nearest are {', '.join(nearest)}" if nearest else "; it has no jobs yet"
-    raise BadInputError(f"The service at {client.url} knows no job '{name}'{hint}.")
+    nearest = difflib.get_close_matches(name, known, MAX_SUGGESTIONS) or known[:MAX_SUGGESTIONS]
+    hint = f"; similar names: {', '.join(nearest)}" if nearest else "; it has no jobs yet"
+    raise BadInputError(f"The service at {client.url} has no job '{name}'{hint}.")
 
 
 def _newest(client: ServiceClient) -> JobDetails:

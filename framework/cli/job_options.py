@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(TrainingOptions):
-    """What was said of a training job; its script has not been read yet.
+    """The options of a training job; its script has not been read yet.
 
     Attributes:
         script, is_module, arguments: the script, or the name of a module, and its own arguments.
-        plan_file: a plan to follow; None to make one.
+        plan_file: plan to follow; None to make one.
         stream_all_logs: see `JobSpec`.
-        batch_size: what to plan for; None for the script's own.
-        outputs_limit: how much of what the script writes is brought back, as it was typed; None for the default.
-        saved_profile: a profile of the script; None to make one.
-        refresh_profile: whether one is made even if one is kept.
+        batch_size: samples per step to plan for; None for the script's own.
+        outputs_limit: value of `--outputs-limit`; None for the default.
+        saved_profile: profile of the script; None to make one.
+        refresh_profile: whether to make a profile even if one is cached.
     """
 
     script: Path
@@ -58,21 +58,21 @@ class JobOptions(TrainingOptions):
         planning: PlanSettings,
         *,
         on_this_machine: bool,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         handed_over: Path | None = None,
         zygotes: Callable[[], str] = lambda: "",
     ) -> RunRequest:
-        """Reads the plan, packs what travels, gets the script's profile, and puts all of it together.
+        """Reads the plan, packs the script's bundle, gets its profile, and makes the request.
 
         Args:
-            planning: how it is to be planned.
+            planning: how to plan.
             on_this_machine: whether the script's processes run on this machine.
-            tell: is told in one line where the profile comes from.
-            handed_over: a profile that was written for us alone; it is removed.
-            zygotes: called when the script is known; returns the socket of a zygote server, or nothing.
+            notify: called with one line about the source of the profile.
+            handed_over: file with a profile for this request only; it is deleted.
+            zygotes: called once the script is known to exist; returns the socket of a zygote server, or an empty text.
 
         Raises:
-            BadInputError: if something cannot be used.
+            BadInputError: if an option, the script or a file cannot be used.
         """
         from framework.project.profiling import JobZygotes, load_profile, profile_of_job
 
@@ -102,18 +102,18 @@ class JobOptions(TrainingOptions):
             planned = profile if plan is None else plan.profile
             if planned.api != profile.api or fingerprint(planned) != fingerprint(profile):
                 raise BadInputError(
-                    f"The plan {self.plan_file} was made for another model than {self.script}'s; make one with "
+                    f"The plan {self.plan_file} is for another model than that of {self.script}; make a new one with "
                     "--plan-only."
                 )
 
-        def serves(kept: ModelProfile) -> bool:
+        def is_usable(cached: ModelProfile) -> bool:
             try:
-                check_plan(kept)
+                check_plan(cached)
                 if self.checkpoint_dir is not None:
-                    check_folder(self.checkpoint_dir, kept)
+                    check_folder(self.checkpoint_dir, cached)
             except BadInputError:
                 return False
-            return kept.api.compares_variables
+            return cached.api.compares_variables
 
         saved, known = handed_over or self.saved_profile, None
         if saved is None:
@@ -126,8 +126,8 @@ class JobOptions(TrainingOptions):
                 self.checkpoint_dir,
                 forks,
                 refresh=self.refresh_profile,
-                is_acceptable=serves,
-                notify=tell,
+                is_acceptable=is_usable,
+                notify=notify,
             )
             profile = known.profile
         else:
@@ -150,7 +150,7 @@ class JobOptions(TrainingOptions):
     def _check(self, planning: PlanSettings) -> None:
         if self.plan_file is not None and planning != PlanSettings():
             raise BadInputError(
-                f"The plan {self.plan_file} is made already; leave out --plan, or what says how to make one: "
+                f"--plan {self.plan_file} is a finished plan; leave it out, or leave out the options for making one: "
                 f"{', '.join('--' + name.replace('_', '-') for name in (*PLAN_PANELS['The plan'], 'network'))}."
             )
         planning.check_live()
@@ -172,41 +172,41 @@ JOB_PANELS = merged_panels(
     panels_of(TrainingOptions),
     PLAN_PANELS,
 )
-"""How `--help` shows the options of a training job."""
+"""Title in `--help` -> options of a training job."""
 
 
 def outputs_limit_option() -> Any:
-    """How `--outputs-limit` is declared."""
+    """Declares `--outputs-limit`."""
     return typer.Option(
         metavar="SIZE",
-        help="Most that is brought back of the files the script writes, such as 500M, 20G or none.",
-        show_default="1G; none of dike run and dike tune on a private Mesos",
+        help="Maximum size of all output files of the script that are kept, such as 500M, 20G or none.",
+        show_default="1G; no limit for dike run and dike tune on a private Mesos",
     )
 
 
 def script_arguments(
     context: typer.Context, script: Path, arguments: Sequence[str], *, is_module: bool
 ) -> tuple[str, ...]:
-    """What the script gets of the words that follow it.
+    """Returns the script's own arguments.
 
-    All of them are the script's, but an option that Dike has and the script's source does not show was meant for Dike.
-    `--` ends Dike's options: the script gets what follows it, whatever it is.
+    An option after the script that Dike has, and that the script's source does not define, is refused as misplaced.
+    After `--` all arguments are the script's.
 
     Args:
-        context: of the command.
+        context: the command's context.
         script: the script, or the name of a module.
-        arguments: the words.
-        is_module: which of the two.
+        arguments: what follows the script on the command line.
+        is_module: whether `script` is a module.
 
     Raises:
-        BadInputError: if one of them is such an option, or the script cannot be read.
+        BadInputError: if an option is misplaced, or the script cannot be read.
     """
     if arguments and arguments[0] == "--":
         return tuple(arguments[1:])
     options = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
     ours = [word for word in takewhile(lambda word: word != "--", arguments) if word.partition("=")[0] in options]
     if ours and not context.meta[OPTIONS_ENDED]:
-        # Late: the source of few scripts has to be read for this.
+        # Imported late: few command lines need it.
         from framework.project.script_facts import script_flags
 
         shown = script_flags(find_entry_point(script, is_module=is_module))
@@ -216,7 +216,7 @@ def script_arguments(
                 command = f"dike {context.info_name}"
                 name = f"-m {script}" if is_module else str(script)
                 raise BadInputError(
-                    f"{option} stands behind {script}, which shows no such flag of its own; write {command} {option} "
+                    f"{option} follows {script}, which has no such option itself; write {command} {option} "
                     f"... {name} for Dike's option, or {command} {name} -- {option} ... to pass it to the script."
                 )
     return tuple(arguments)
@@ -230,31 +230,35 @@ def job_options(
     module: Annotated[bool, module_option("SCRIPT")] = False,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="The script's own arguments; options of Dike go in front of the script.", show_default=False
-        ),
+        typer.Argument(help="The script's own arguments. Put options of Dike before the script.", show_default=False),
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
     options: TrainingOptions,
-    logs: Annotated[Logs, typer.Option(help="Whose output to show.")] = "chief",
+    logs: Annotated[Logs, typer.Option(help="Show the output of the chief task, or of all tasks.")] = "chief",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Plan for this batch size.", show_default="the script's own")
+        int | None,
+        typer.Option(min=1, help="Batch size to plan for, samples per step.", show_default="the script's own"),
     ] = None,
     outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
-    saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
+    saved_profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="Use this saved profile (JSON) instead of reading the script's model."),
+    ] = None,
     refresh_profile: Annotated[bool, refresh_profile_option()] = False,
 ) -> JobOptions:
-    """Checks the options and puts them together.
+    """Checks the options of a training job.
 
     Raises:
         BadInputError: if they contradict each other or cannot be used.
     """
     if str(script).startswith("-"):
-        # Whatever is not an option of Dike belongs to the script, and this stands in the script's place.
+        # Unknown options are passed to the script, so this one was parsed as SCRIPT.
         option = str(script).partition("=")[0]
         raise BadInputError(f"There is no option {option}; see dike {context.info_name} --help.")
     if refresh_profile and saved_profile is not None:
-        raise BadInputError(f"--refresh-profile reads the model again, --profile takes {saved_profile}; leave one out.")
+        raise BadInputError(
+            f"--refresh-profile reads the model again, and --profile uses {saved_profile}; leave one of them out."
+        )
     own_arguments = script_arguments(context, script, arguments or (), is_module=module)
     options.check(has_plan=plan is not None)
     return JobOptions(
@@ -272,16 +276,16 @@ def job_options(
 
 
 def outputs_limit_for(limit: str | None, mesos: MesosAccess, checkpoint_dir: str | None) -> str | None:
-    """The limit that was typed; else none for what lies on this disk already, and would go with its private Mesos."""
+    """Returns the given limit; by default `none` on a private Mesos, where outputs are on this disk already."""
     is_private = mesos.master is None and "://" not in (checkpoint_dir or "")
     return limit or ("none" if is_private else None)
 
 
 def outputs_environment(limit: str | None) -> dict[str, str]:
-    """The variable by which executors know the limit of `--outputs-limit`; none for the default.
+    """Returns the environment variable that passes `--outputs-limit` to executors; empty for the default.
 
     Raises:
-        BadInputError: if it is no size.
+        BadInputError: if it is not a size.
     """
     from executor.outputs import LIMIT_VARIABLE, read_limit
 

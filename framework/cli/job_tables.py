@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from framework.service.api.schemas import EventView, JobDetails, JobView
 
 _STYLES = {JobState.RUNNING: "green", JobState.FAILED: "red", JobState.QUEUED: "dim", JobState.KILLED: "dim"}
-NARROW = 120
-"""On a narrower terminal the columns that matter least are left out."""
+WIDE_TERMINAL_COLUMNS = 120
+"""Narrower terminals get fewer columns."""
 
 
 def jobs_table(jobs: Sequence[JobView], width: int) -> Table:
-    """Jobs, one a line.
+    """Makes a table with one line per job.
 
     Args:
-        jobs: in the order to show them.
-        width: columns of the terminal.
+        jobs: in the order to show.
+        width: width of the terminal in characters.
     """
-    is_wide = width >= NARROW
+    is_wide = width >= WIDE_TERMINAL_COLUMNS
     now_s = time.time()
     columns: list[tuple[str, Callable[[JobView], Text]]] = [
         ("job", lambda job: Text(job.id)),
@@ -64,18 +64,18 @@ def jobs_table(jobs: Sequence[JobView], width: int) -> Table:
 
 
 def remarks(jobs: Sequence[JobView]) -> list[str]:
-    """Why jobs wait or have failed, a line each: sentences have no room in a table."""
-    return [f"{job.id}: {said}" for job in jobs if (said := job.failure or job.waiting)]
+    """Returns why jobs wait or failed, one line each: too long for the table."""
+    return [f"{job.id}: {reason}" for job in jobs if (reason := job.failure or job.waiting)]
 
 
 def describe_counts(counts: Mapping[JobState, int]) -> str:
-    """How many jobs there are in each state, in one line: `2 running, 5 queued, 31 finished`."""
+    """Formats the number of jobs in each state: `2 running, 5 queued, 31 finished`."""
     order = (JobState.RUNNING, JobState.ENDING, JobState.QUEUED, JobState.FINISHED, JobState.FAILED, JobState.KILLED)
     return ", ".join(f"{counts[state]} {state}" for state in order if counts.get(state))
 
 
 def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = None) -> Table:
-    """What there is to say of one job.
+    """Makes a table of a job's details.
 
     Args:
         job: the job.
@@ -85,7 +85,7 @@ def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = No
     facts = {
         "state": _state(job)
         if job.queue_position is None
-        else f"{_state(job)}, number {job.queue_position} in the queue",
+        else f"{_state(job)}, position {job.queue_position} in the queue",
         "failure": job.failure,
         "user": job.user,
         "script": job.script,
@@ -109,17 +109,17 @@ def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = No
 
 
 def last_events(events: Sequence[EventView], count: int) -> list[EventView]:
-    """The last events; of checkpoints that followed one another only the newest."""
-    told = [
+    """Returns the last events; of consecutive checkpoints only the newest."""
+    shown = [
         event
         for event, following in itertools.zip_longest(events, events[1:])
         if event.kind != "checkpoint" or following is None or following.kind != "checkpoint"
     ]
-    return told[-count:]
+    return shown[-count:]
 
 
 def agents_table(agents: Sequence[AgentView]) -> Table:
-    """The agents of a cluster: what of each is used by whom, and what of it was offered last."""
+    """Makes a table of a cluster's agents, with their used and last offered resources."""
     resources = ("cpus", "mem", "gpus")
     table = new_table(
         "Agents", "agent", "state", *(f"{name} used" for name in resources), "offered", "tasks", "attributes"
@@ -137,13 +137,13 @@ def agents_table(agents: Sequence[AgentView]) -> Table:
 
 
 def tasks_table(tasks: Sequence[TaskRecord]) -> Table:
-    """A job's tasks, in the order of their launch."""
-    table = new_table("Tasks", "task", "agent", "state", "launched", "time", "holds", "message")
+    """Makes a table of a job's tasks, in the order of their launch."""
+    table = new_table("Tasks", "task", "agent", "state", "launched", "time", "resources", "message")
     for task in tasks:
         table.add_row(
             Text(task.name),
             Text(task.node),
-            # Written down before the launch, and not yet heard of since.
+            # Stored before the launch; Mesos has not reported it yet.
             Text("launching" if task.state == INTENDED else task.state),
             _date(task.launched_s),
             format_duration((task.ended_s or time.time()) - task.launched_s),
@@ -154,15 +154,15 @@ def tasks_table(tasks: Sequence[TaskRecord]) -> Table:
 
 
 def events_table(events: Sequence[EventView]) -> Table:
-    """What happened in a job."""
-    table = new_table("What happened last", "time", "what", "")
+    """Makes a table of a job's events."""
+    table = new_table("Last events", "time", "event", "")
     for event in events:
         table.add_row(_date(event.time_s), event.kind, Text(event.text))
     return table
 
 
 def describe_amounts(amounts: dict[str, float]) -> str:
-    """Amounts of resources in words, memory and disk being in MiB: `2 cpus, 1.0 GiB mem`."""
+    """Formats amounts of resources, memory and disk given in MiB: `2 cpus, 1.0 GiB mem`."""
     parts = []
     for name, amount in amounts.items():
         is_bytes = name in ("mem", "disk")
@@ -172,51 +172,45 @@ def describe_amounts(amounts: dict[str, float]) -> str:
 
 
 def print_explanation(out: Console, explanation: Explanation, now_s: float) -> None:
-    """Prints an explanation.
-
-    Args:
-        out: where to.
-        explanation: what there is to say.
-        now_s: seconds since the epoch.
-    """
+    """Prints an explanation; `now_s` in seconds since the epoch."""
     out.print(f"{explanation.job_id}: {explanation.sentence}", markup=False, soft_wrap=True)
     if explanation.needs:
-        table = new_table("It takes at least", "task", "count", "each")
+        table = new_table("Minimum resources", "task", "count", "each")
         for need in explanation.needs:
             table.add_row(need.name, str(need.count), describe_amounts(need.amounts))
         out.print(table)
     if explanation.agents:
         out.print(_explanation_table(explanation.job_id, explanation.agents, now_s))
     if explanation.ahead:
-        out.print(f"Served before it: {', '.join(explanation.ahead)}.", markup=False, soft_wrap=True)
+        out.print(f"Ahead of it in the queue: {', '.join(explanation.ahead)}.", markup=False, soft_wrap=True)
     if explanation.verdict is Verdict.ENDED:
         return
     if explanation.last_offer_s is None:
-        out.print("No offer has come from the Mesos master yet.")
+        out.print("The Mesos master has sent no offer yet.")
     else:
-        out.print(f"The last offer came {_ago(explanation.last_offer_s, now_s)}.")
+        out.print(f"The last offer arrived {_ago(explanation.last_offer_s, now_s)}.")
     for sentence in explanation.could_be_freed:
         out.print(f"- {sentence}", markup=False, soft_wrap=True)
 
 
 def _explanation_table(job_id: str, agents: tuple[AgentRow, ...], now_s: float) -> Table:
-    table = new_table("Agents", "agent", "has", "free", "offered", "missing", "in the way", "held by")
+    table = new_table("Agents", "agent", "total", "free", "offered", "missing", "obstacles", "used by")
     table.columns[-1].overflow = "fold"
     for agent in agents:
-        holders = [
+        users = [
             f"{'this job' if job == job_id else job}: {describe_amounts(amounts)}"
             for job, amounts in agent.held_by_jobs.items()
         ]
         if any(agent.held_by_others.values()):
-            holders.append(f"other frameworks: {describe_amounts(agent.held_by_others)}")
+            users.append(f"other frameworks: {describe_amounts(agent.held_by_others)}")
         table.add_row(
             Text(agent.node),
             describe_amounts(agent.total),
-            "not known" if agent.free is None else describe_amounts(agent.free) or "nothing",
+            "unknown" if agent.free is None else describe_amounts(agent.free) or "nothing",
             "never" if agent.offered_s is None else _ago(agent.offered_s, now_s),
             describe_amounts(agent.missing),
             Text("\n".join(agent.obstacles)),
-            Text("\n".join(holders)),
+            Text("\n".join(users)),
         )
     return table
 
@@ -238,7 +232,7 @@ def _trial(trial: TrialRecord, metric: str) -> str:
 
 
 def _resuming_command(job: JobDetails) -> str:
-    """What goes on with a search that has ended before its last trial; empty for other jobs and other users."""
+    """Returns the command that resumes a search with unfinished trials; empty for other jobs and users."""
     if job.request is None or job.trials is None or not job.state.has_ended():
         return ""
     ended = sum(count for state, count in job.trials.items() if state.has_ended())
@@ -262,12 +256,12 @@ def _progress(job: JobView) -> str:
 
 
 def _time(job: JobView, now_s: float) -> str:
-    """For how long a job has run, from its first task on."""
+    """Formats the time since a job's first task started."""
     return "" if job.started_s is None else format_duration((job.ended_s or now_s) - job.started_s)
 
 
 def _short_date(seconds: float, now_s: float) -> str:
-    """The time of day, after the date if that is not today's."""
+    """Formats the time, with the date if it is not today."""
     then, now = (datetime.datetime.fromtimestamp(one).astimezone() for one in (seconds, now_s))
     return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%m-%d %H:%M}"
 

@@ -1,4 +1,4 @@
-"""`dike jobs [JOB]`: the jobs of a service, or one of them."""
+"""`dike jobs [JOB]`: shows the jobs of a service, or one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EVENTS_SHOWN = 20
 TRIALS_SHOWN = 10
 PAGE_LIMIT = 1000
-"""How many jobs a service tells at a time."""
+"""Maximum number of jobs in one answer of a service."""
 
 
 @with_options(access=service_access)
@@ -28,14 +28,14 @@ def jobs(
     *,
     job: Annotated[str | None, typer.Argument(help=JOB_HELP, show_default=False)] = None,
     user: Annotated[str | None, typer.Option(help="Show only this user's jobs.")] = None,
-    ended: Annotated[bool, typer.Option("--all", help="Show also jobs that have ended.")] = False,
+    ended: Annotated[bool, typer.Option("--all", help="Also show jobs that have ended.")] = False,
     state: Annotated[list[JobState] | None, typer.Option(help="Show only jobs in this state; repeatable.")] = None,
     limit: Annotated[
         int,
         typer.Option(
             min=1,
             metavar="N",
-            help="Show at most N jobs: those that run first, then the queue, then ended ones, newest first.",
+            help="Maximum number of jobs to show: running ones first, then the queue, then ended ones, newest first.",
         ),
     ] = 100,
     access: ServiceAccess,
@@ -43,8 +43,8 @@ def jobs(
 ) -> None:
     """Shows a service's jobs, or one of them.
 
-    Without JOB: the jobs that run, then the queue in the order in which jobs are served, with how long each has waited;
-    --all adds those that have ended. With JOB: its tasks, its plan or its best trials, and what happened.
+    Without JOB: running jobs, then queued jobs in service order with their waiting times. --all adds ended jobs. With
+    JOB: its tasks, its plan or its best trials, and its last events.
     """
     with access.client() as client:
         if job is not None:
@@ -63,7 +63,7 @@ def jobs(
         for line in remarks(found):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
     else:
-        print("There are no such jobs" + ("." if ended or state else "; --all shows those that have ended, too."))
+        print("No job matches" + ("." if ended or state else "; --all also shows jobs that have ended."))
     if counts:
         print(describe_counts(counts))
     if more:
@@ -73,13 +73,13 @@ def jobs(
 def _listed(
     client: ServiceClient, user: str | None, states: tuple[JobState, ...], limit: int
 ) -> tuple[list[JobView], dict[JobState, int], bool]:
-    """Jobs in the order of the queue, how many there are in each state, and whether more were found."""
+    """Returns jobs in the order of the queue, the number in each state, and whether there are more than `limit`."""
     found: list[JobView] = []
     for page in client.job_pages(user=user, states=states, order="queue", limit=min(limit, PAGE_LIMIT)):
         found += page.jobs
         if len(found) >= limit or page.before is None:
             return found[:limit], page.counts, len(found) > limit or page.before is not None
-    raise AssertionError("there is always a last page")
+    raise AssertionError("the last page has no successor")
 
 
 def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
@@ -121,6 +121,6 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
 
 
 def _folder(job: JobDetails) -> str:
-    """Where a search's checkpoints are; empty if that is not known."""
+    """Returns the folder of a search's checkpoints; empty if unknown."""
     known = (job.result, (job.request or {}).get("spec"))
     return next((str(values["checkpoint_dir"]) for values in known if values and values.get("checkpoint_dir")), "")

@@ -1,4 +1,4 @@
-"""`dike kill JOB...`: end jobs."""
+"""`dike kill JOB...`: ends jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kill(
     """
     out = console()
     with access.client() as client:
-        # All names are looked up before any job is ended.
+        # An unknown name must be reported before any job is killed.
         found = {job.id: job for job in [find_job(client, name) for name in jobs]}
         for job in found.values():
             if job.state.has_ended():

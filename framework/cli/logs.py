@@ -1,4 +1,4 @@
-"""`dike logs JOB`: what a job's tasks have written, or a trial of a search."""
+"""`dike logs JOB`: prints the output of a job's tasks, or of a search's trial."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
-from framework.cli.job_names import find_job
+from framework.cli.job_names import JOB_HELP, find_job
 from framework.cli.option_groups import is_given, with_options
 from framework.cli.service_options import ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.project.entry_point import RUNS_FOLDER, SEARCHES_FILE
-from framework.scheduler.records import NEWEST, JobKind, OutputChunk
+from framework.scheduler.records import JobKind, OutputChunk
 from solver.cli.output import console, say
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from framework.search.store import Store
     from framework.service.api.schemas import TrialView
 
-POLL_S = 0.5
-"""How often is looked what a trial has printed since."""
+POLL_INTERVAL_S = 0.5
+"""Between two reads of a trial's output."""
 
 
 @with_options(access=service_access)
@@ -36,41 +36,41 @@ def logs(
     job: Annotated[
         str,
         typer.Argument(
-            help=f"The job: its name, the beginning of it, or '{NEWEST}' for your newest; or a search of dike tune.",
+            help=f"{JOB_HELP} Or the name of a search of dike tune.",
             show_default=False,
         ),
     ],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Stay until the job, or the trial, has ended.")
+        bool, typer.Option("--follow", "-f", help="Print new output until the job or the trial ends.")
     ] = False,
     trial: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Of a search: what trial N has printed in all its runs.")
+        int | None, typer.Option(min=0, metavar="N", help="For a search: show the output of trial N, of all its runs.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Show only this task's output, such as worker:0.")] = None,
-    tail: Annotated[
-        int | None, typer.Option(min=0, help="Show only the last N lines, and with -f what follows.")
-    ] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Show only the last N lines; with -f also new ones.")] = None,
     storage: StorageOption = None,
     access: ServiceAccess,
 ) -> None:
-    """Shows what a job prints, or a trial of a search.
+    """Shows the output of a job, or of a search's trial.
 
     With -f the exit code is 1 if the job or the trial fails.
     """
     if trial is not None and task is not None:
-        raise BadInputError("--trial and --task name different things; leave one of them out.")
-    # What reads a database takes half a second to import.
+        raise BadInputError("--trial is for searches and --task for training jobs; leave one of them out.")
+    # A database is opened only if there is one: its modules take half a second to import.
     own = Path(RUNS_FOLDER, SEARCHES_FILE)
     url = storage or (f"sqlite:///{own}" if own.is_file() else None)
     is_local = is_given(context, "storage") or not is_given(context, "service")
     store = _open_search(job, url, must_exist=is_given(context, "storage")) if url and is_local else None
     if store is None:
-        looked_in = [_shown(url)] if url and is_local else []
-        _logs_of_service(access, job, looked_in, trial, task, follow=follow, tail=tail)
+        searched_urls = [_shown(url)] if url and is_local else []
+        _logs_of_service(access, job, searched_urls, trial, task, follow=follow, tail=tail)
         return
     with contextlib.closing(store):
         if task is not None:
-            raise BadInputError(f"{job} is a search, which has trials and no tasks: use --trial N in place of --task.")
+            raise BadInputError(
+                f"{job} is a search, which has trials instead of tasks: use --trial N instead of --task."
+            )
         if trial is None:
             _choose(store, follow=follow)
         else:
@@ -78,7 +78,7 @@ def logs(
 
 
 def _open_search(name: str, url: str, *, must_exist: bool) -> Store | None:
-    """A database in which there is a search of this name; None if there is none, and need not be."""
+    """Opens a database that contains this search; returns None if it does not, unless it must."""
     from framework.scheduler.journal import StorageUnavailableError
     from framework.search.store import Store
 
@@ -102,20 +102,17 @@ def _shown(url: str) -> str:
     return shown(parse_url(url))
 
 
-# Of a service.
-
-
 def _logs_of_service(
     access: ServiceAccess,
     name: str,
-    looked_in: list[str],
+    searched_urls: list[str],
     trial: int | None,
     task: str | None,
     *,
     follow: bool,
     tail: int | None,
 ) -> None:
-    """Of a job of a service; `looked_in` are databases that hold no search of that name."""
+    """Prints the output of a service's job; `searched_urls`: URLs of databases that contain no search of that name."""
     from framework.cli.following import check_success, print_output
 
     out = console(stderr=True)
@@ -123,7 +120,7 @@ def _logs_of_service(
         try:
             found = find_job(client, name)
         except BadInputError as error:
-            more = "".join(f" Nor does {url} hold a search '{name}'." for url in looked_in)
+            more = "".join(f" {url} has no search '{name}' either." for url in searched_urls)
             raise BadInputError(f"{error}{more}") from error
         is_search = found.kind is JobKind.SEARCH
         if trial is not None and not is_search:
@@ -137,24 +134,23 @@ def _logs_of_service(
                 _check_trial(found.id, [one for one in client.trials(found.id).trials if one.number == trial])
             return
         if is_search:
-            say(out, f"dike logs {found.id} --trial N shows what trial N has printed")
+            say(out, f"dike logs {found.id} --trial N shows the output of trial N")
         if follow:
             check_success(client.wait_for_end(found.id, lambda text: say(out, text)))
 
 
-# Of a search of our own.
-
-
 def _choose(store: Store, *, follow: bool) -> None:
-    """Shows which trials there are to choose from."""
+    """Lists the trials to choose from."""
     from framework.cli.search_tables import trials_table
 
     name = store.spec.name
     if follow:
-        raise BadInputError(f"Which trial of the search {name}? Add --trial N; dike trials {name} lists them.")
+        raise BadInputError(
+            f"--follow needs a trial of the search {name}; add --trial N. dike trials {name} lists them."
+        )
     out = console()
     out.print(trials_table(store.load_trials(readings=False), store.spec, out.width))
-    say(console(stderr=True), f"dike logs {name} --trial N shows what trial N has printed")
+    say(console(stderr=True), f"dike logs {name} --trial N shows the output of trial N")
 
 
 def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) -> None:
@@ -177,7 +173,7 @@ def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) 
             for chunk in _trial_output(store, trial, last, follow=follow):
                 output.write(chunk.task, chunk.stream, without_noise(chunk.text))
     except KeyboardInterrupt:
-        raise InterruptedByUserError(f"The search {name} goes on.") from None
+        raise InterruptedByUserError(f"Interrupted; the search {name} continues.") from None
     finally:
         output.finish()
     if follow:
@@ -186,25 +182,25 @@ def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) 
 
 def _trial_output(store: Store, trial: int, after: int, *, follow: bool) -> Iterator[OutputChunk]:
     while True:
-        # Before the output: what was printed before the end is read before it is believed.
+        # The state is read before the output, so that output printed before the end is not missed.
         state, found = store.trial_state(trial), store.searches(store.spec.name)
         for chunk in store.load_output(trial, after=after):
             yield chunk
             after = chunk.number
         if not follow or (state is not None and state.has_ended()) or not any(one.is_running for one in found):
             return
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _check_trial(search: str, found: Sequence[TrialRecord | TrialView]) -> None:
-    """Does nothing for a trial that has finished, or was stopped for good (`--stop`).
+    """Checks the end of a trial that was followed.
 
     Args:
         search: the search's name.
-        found: the trial; nothing if it has never begun.
+        found: the trial; empty if it never started.
 
     Raises:
-        JobFailedError: if it has failed, or has not ended although nobody trains it any more.
+        JobFailedError: if it has failed, or has neither ended nor can continue as the search does not run.
     """
     from framework.project.failure_summary import failure_summary
     from framework.search.records import TrialState
@@ -216,4 +212,4 @@ def _check_trial(search: str, found: Sequence[TrialRecord | TrialView]) -> None:
             )
         if trial.state.has_ended():
             return
-    raise JobFailedError(f"The search {search} does not run, and the trial has not ended.")
+    raise JobFailedError(f"The trial has not ended, and the search {search} does not run.")

@@ -1,4 +1,4 @@
-"""`dike mesos up`, `status` and `down`: a private Mesos on this machine to play with."""
+"""`dike mesos up`, `status` and `down`: a private Mesos on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mesos() -> None:
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise BadInputError(f'--agents takes a whole number of one or more, not "{text}".')
+        raise BadInputError(f"--agents is {text!r}; it must be a whole number of at least 1.")
     return int(text)
 
 
@@ -28,11 +28,15 @@ def _count(text: str) -> int:
 def up(
     agents: Annotated[str, typer.Option(metavar="N", help="Number of agents.")] = "1",
     resources: Annotated[
-        str, typer.Option(help='What each agent offers, such as "cpus:4;mem:4096;gpus:2" (mem in MiB); default: all.')
+        str,
+        typer.Option(
+            help="Resources of each agent, such as 'cpus:4;mem:4096;gpus:2' (mem in MiB).",
+            show_default="this machine's",
+        ),
     ] = "",
-    attributes: Annotated[str, typer.Option(help='Attributes of each agent, such as "rack:r1".')] = "",
+    attributes: Annotated[str, typer.Option(help="Attributes of each agent, such as 'rack:r1'.")] = "",
 ) -> None:
-    """Starts a private Mesos that stays up until `dike mesos down`, and prints its master's address."""
+    """Starts a private Mesos that runs until `dike mesos down`, and prints its master's address."""
     from framework.cli.mesos_options import warn
     from framework.embedded import detached
     from framework.embedded.access import PRINCIPAL, exposure_warning
@@ -41,13 +45,13 @@ def up(
     cluster = detached.bring_up([AgentSpec(resources, attributes)] * _count(agents))
     print(cluster.master)
     warn(f"Other frameworks authenticate as '{PRINCIPAL}' with the secret in {cluster.secret_file} (HTTP basic).")
-    if said := exposure_warning():
-        warn(said)
+    if warning := exposure_warning():
+        warn(warning)
 
 
 @app.command()
 def status(
-    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Shows the master's address and the agents."""
     from rich.table import Table
@@ -56,7 +60,7 @@ def status(
 
     cluster = detached.find()
     if cluster is None:
-        raise DikeError("No embedded Mesos is up: start one with `dike mesos up`.")
+        raise DikeError("No private Mesos is up: start one with `dike mesos up`.")
     description = cluster.describe()
     if output_format is Format.JSON:
         print_json(description)
@@ -77,8 +81,8 @@ def _row(agent: dict[str, Any]) -> list[str]:
 
 @app.command()
 def down() -> None:
-    """Ends the private Mesos and everything that runs on it."""
+    """Stops the private Mesos and all tasks that run on it."""
     from framework.embedded import detached
 
     if not detached.take_down():
-        print("No embedded Mesos was up.", file=sys.stderr)
+        print("No private Mesos was up.", file=sys.stderr)

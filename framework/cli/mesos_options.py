@@ -1,4 +1,4 @@
-"""The options that say which Mesos to use, for every command that launches something."""
+"""The options that select a Mesos cluster, for every command that launches tasks."""
 
 from __future__ import annotations
 
@@ -25,34 +25,46 @@ def mesos_access(
         str | None,
         typer.Option(
             envvar="DIKE_MASTER",
-            help="Mesos master: HOST:PORT or zk://HOST:PORT/PATH.",
+            help="Address of the Mesos master: HOST:PORT or zk://HOST:PORT/PATH.",
             show_default="a private Mesos on this machine",
         ),
     ] = None,
-    role: Annotated[str, typer.Option(help="Mesos role.")] = "*",
-    principal: Annotated[str | None, typer.Option(help="Mesos principal.")] = None,
-    secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,
+    role: Annotated[str, typer.Option(help="Mesos role to register with.")] = "*",
+    principal: Annotated[str | None, typer.Option(help="Mesos principal to authenticate as.")] = None,
+    secret_file: Annotated[Path | None, typer.Option(help="File with the principal's secret.")] = None,
     image: Annotated[str | None, typer.Option(help="Container image for the tasks.")] = None,
     agent_python: Annotated[
         str | None,
-        typer.Option(help="Python on the agents that has Dike installed.", show_default="this one, or python3"),
+        typer.Option(
+            help="Path on the agents of a Python in which Dike is installed.", show_default="this one, or python3"
+        ),
     ] = None,
     bundle_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port at which agents fetch scripts from here; 0 takes a free one.")
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port of this machine from which agents fetch scripts; 0 for any free port."
+        ),
     ] = 0,
     advertise_address: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="Address at which agents reach this machine; for NAT and containers."),
+        typer.Option(
+            metavar="HOST", help="Address under which agents reach this machine, if it is behind NAT or in a container."
+        ),
     ] = None,
-    connect_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the master.")] = 10.0,
+    connect_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Maximum time to wait for the master, seconds.")
+    ] = 10.0,
     agents: Annotated[int, typer.Option(min=1, help="Number of agents.")] = 1,
     resources: Annotated[
         str,
-        typer.Option(help="Resources of each agent, as in 'cpus:4;mem:4096;gpus:1'.", show_default="this machine's"),
+        typer.Option(
+            help="Resources of each agent, such as 'cpus:4;mem:4096;gpus:1' (mem in MiB).",
+            show_default="this machine's",
+        ),
     ] = "",
-    attributes: Annotated[str, typer.Option(help="Attributes of each agent, as in 'rack:r1'.")] = "",
+    attributes: Annotated[str, typer.Option(help="Attributes of each agent, such as 'rack:r1'.")] = "",
 ) -> MesosAccess:
-    """Checks the options and puts them together.
+    """Checks the options and reads the secret.
 
     Raises:
         BadInputError: if they contradict each other or cannot be used.
@@ -72,7 +84,9 @@ def mesos_access(
     private = {"--agents": agents != 1, "--resources": resources, "--attributes": attributes}
     if master is not None and any(private.values()):
         given = ", ".join(option for option, value in private.items() if value)
-        raise BadInputError(f"{given} is for a private Mesos, but --master or $DIKE_MASTER names one; leave that out.")
+        raise BadInputError(
+            f"{given} is for a private Mesos, but --master or $DIKE_MASTER names another one; leave one of them out."
+        )
     if not re.fullmatch(r"\*|[^\s/*.-][^\s*]*", role):
         raise BadInputError(f"'{role}' is not a Mesos role; a role is one word without '*', or '*' alone.")
     return MesosAccess(
@@ -90,8 +104,11 @@ def mesos_access(
     )
 
 
-def remembered_access(options: Mapping[str, Any]) -> MesosAccess:
-    """`mesos_access` of these options, which may be JSON values and may be others', too.
+def access_from_options(options: Mapping[str, Any]) -> MesosAccess:
+    """Calls `mesos_access` with stored options.
+
+    Args:
+        options: parameter -> JSON value; other parameters are ignored.
 
     Raises:
         BadInputError: as `mesos_access`.
@@ -103,22 +120,20 @@ def remembered_access(options: Mapping[str, Any]) -> MesosAccess:
 
 
 def warn(text: str) -> None:
-    """Says what the user should know and need not act on."""
+    """Prints a note to standard error."""
     print(f"dike: {text}", file=sys.stderr)
 
 
 MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
-"""Their names."""
 MESOS_PANELS = {
     "Which Mesos": ("master", "role", "principal", "secret_file", "connect_timeout"),
     "Private Mesos, without --master": ("agents", "resources", "attributes"),
     "How tasks start on the agents": ("image", "agent_python", "bundle_port", "advertise_address"),
 }
-"""How `--help` shows them."""
 PRIVATE_MESOS_OPTIONS = frozenset({"agents", "resources", "attributes"})
-"""Those of a private Mesos; the others are for one that is there already, or for both."""
+"""Options of a private Mesos."""
 MASTER_OPTIONS = frozenset({"master", "role", "principal", "secret_file", "image", "agent_python", "advertise_address"})
-"""Those that say which one is there already, and how it is to be used."""
+"""Options of an existing Mesos."""
 
 
 def _read_secret(path: Path | None, principal: str | None) -> str | None:
@@ -128,8 +143,8 @@ def _read_secret(path: Path | None, principal: str | None) -> str | None:
         return None
     if principal is None:
         raise BadInputError("--secret-file needs --principal, the name the secret belongs to.")
-    # HTTP authentication knows nothing else.
+    # HTTP basic authentication is ASCII.
     secret = read_text(path, "secret file", "ASCII").strip()
     if path.stat().st_mode & stat.S_IRWXO:
-        raise BadInputError(f"Everybody on this machine may read the secret file {path}; chmod 600 it.")
+        raise BadInputError(f"All accounts of this machine can access the secret file {path}; run chmod 600 {path}.")
     return secret

@@ -1,4 +1,4 @@
-"""What the user has given on the command line."""
+"""Finds out which options are given on the command line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ __all__ = ["is_given", "with_options"]
 
 
 def is_given(context: typer.Context, parameter: str) -> bool:
-    """Whether the user has given an option or an argument on the command line."""
+    """Returns whether an option or argument is given on the command line, not by default or environment."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"

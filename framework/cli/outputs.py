@@ -1,4 +1,4 @@
-"""`dike outputs JOB`: the files that a job's script has written."""
+"""`dike outputs JOB`: lists or copies the files that a job's script has written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def outputs(
     folder: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Copy the files into this folder.")
     ] = None,
-    trial: Annotated[int | None, typer.Option(min=0, help="Of a search: only this trial's files.")] = None,
+    trial: Annotated[int | None, typer.Option(min=0, help="For a search: only this trial's files.")] = None,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
@@ -53,7 +53,7 @@ def outputs(
         for path, reason in found.left_behind.items():
             say(out, f"left behind: {path} ({reason})")
         if found.more:
-            say(out, f"there are more files in {found.folder}")
+            say(out, f"more files are in {found.folder}")
 
 
 def _of_trial(found: OutputList, trial: int) -> OutputList:
@@ -61,7 +61,7 @@ def _of_trial(found: OutputList, trial: int) -> OutputList:
     files = [file for file in found.files if file.path.startswith(prefix)]
     left = {path: why for path, why in found.left_behind.items() if path.startswith(prefix)}
     if not files and not left:
-        raise BadInputError(f"There are no outputs of a trial {trial}; dike outputs JOB lists all there are.")
+        raise BadInputError(f"Trial {trial} has no outputs; dike outputs JOB lists those of all trials.")
     return found.model_copy(update={"files": files, "left_behind": left})
 
 

@@ -1,4 +1,4 @@
-"""`dike plot NAME`: a search as a picture."""
+"""`dike plot NAME`: draws a search."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from solver.cli.output import console
 
 
 def plot(
-    name: Annotated[str, typer.Argument(help="The search.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the search.", show_default=False)],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The picture: .png, .svg or .pdf.", show_default="NAME.png")
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write: .png, .svg or .pdf.", show_default="NAME.png"),
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Draws a search: losses, slots, and the best value over time."""
+    """Draws a search's losses, slots, and best value over time."""
     from framework.search.database import default_storage
     from framework.search.plots import plot_search
     from framework.search.store import Store
@@ -28,4 +29,4 @@ def plot(
     with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
         spec = store.open_search(name)
         plot_search(spec, store.load_trials(), store.load_slices(), store.load_losses(), path)
-    console().print(f"The picture is in {path}.", markup=False, soft_wrap=True)
+    console().print(f"wrote {path}", markup=False, soft_wrap=True)

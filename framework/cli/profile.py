@@ -1,4 +1,4 @@
-"""`dike profile`: the numbers of a model."""
+"""`dike profile`: reads a model's parameters, FLOPs and longest path."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ def profile(
     ] = None,
     module: Annotated[bool, module_option("MODEL")] = False,
     refresh_profile: Annotated[bool, refresh_profile_option()] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the profile in this file.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.", show_default="the script's own")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the profile to this file (JSON).")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Batch size, samples per step.", show_default="the script's own")
+    ] = None,
     format: Annotated[Format, typer.Option(help="How to print the result.")] = Format.TABLE,  # noqa: A002
 ) -> None:
     """Reads a model's parameters, FLOPs and longest path.
 
-    It trains nothing.
+    Nothing is trained.
     """
     from framework.project.profiling import load_profile
 
-    tell = functools.partial(say, console(stderr=True))
-    found = load_profile(model, arguments or (), batch_size, is_module=module, refresh=refresh_profile, notify=tell)
+    notify = functools.partial(say, console(stderr=True))
+    found = load_profile(model, arguments or (), batch_size, is_module=module, refresh=refresh_profile, notify=notify)
     if output is not None:
         try:
             output.write_text(found.dumps() + "\n", encoding="utf-8")
         except OSError as error:
-            raise BadInputError(f"The profile cannot be saved as {output}: {error.strerror}.") from error
+            raise BadInputError(f"The profile cannot be saved to {output}: {error.strerror}.") from error
     if format is Format.JSON:
         if found.uncounted_ops:
             names = ", ".join(f"{name} x {count}" for name, count in found.uncounted_ops.items())
-            print(f"warning: FLOPs of these operations are not known and not counted: {names}.", file=sys.stderr)
+            print(f"warning: the FLOPs of these operations are unknown and not counted: {names}.", file=sys.stderr)
         print_json(found.to_json())
     else:
         from solver.cli.tables import print_profile

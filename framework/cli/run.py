@@ -1,4 +1,4 @@
-"""`dike run SCRIPT [ARGS]`: plan and run a training job."""
+"""`dike run SCRIPT [ARGS]`: plans and runs a training job."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ def run(
     job: JobOptions,
     planning: PlanSettings,
     network: Annotated[Path | None, network_option()] = None,
-    plan_only: Annotated[bool, typer.Option("--plan-only", help="Show the plan and stop.")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Print the plan and exit; nothing is trained.")
+    ] = False,
     mesos: MesosAccess,
     handed_over: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Plans and runs a training job.
 
-    Reads the script's model, looks at what Mesos offers, places the tasks and trains.
+    Reads the script's model, waits for offers of Mesos, chooses and places the tasks, and trains.
     """
     started = time.monotonic()
     as_json = output_format is Format.JSON
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         if not as_json:
             say(console(stderr=True), text)
 
@@ -60,15 +62,15 @@ def run(
         def start_mesos() -> str:
             nonlocal mesos
             mesos = stack.enter_context(mesos.starting())
-            # No task is started from a plan, and its model may need no import either.
+            # With --plan-only no task starts, and a cached profile needs no import either.
             return "" if plan_only else mesos.zygotes
 
         job = dataclasses.replace(job, outputs_limit=outputs_limit_for(job.outputs_limit, mesos, job.checkpoint_dir))
         planning = dataclasses.replace(planning, network=read_network_option(network))
         request = job.request(
-            planning, on_this_machine=mesos.runs_here, tell=tell, handed_over=handed_over, zygotes=start_mesos
+            planning, on_this_machine=mesos.runs_here, notify=notify, handed_over=handed_over, zygotes=start_mesos
         )
-        # Late, as all that is not needed to begin with the start of Mesos and the imports of the tasks.
+        # Imported late, so that Mesos starts and tasks' imports begin first.
         from framework.cli.console import LiveObserver, PlainObserver
         from framework.training.run import run_training
         from solver.cli.tables import print_plan, print_profile
@@ -79,7 +81,7 @@ def run(
         if sys.stdout.isatty() and sys.stderr.isatty() and not as_json:
             observer = stack.enter_context(LiveObserver(console(), request.profile, folder))
         else:
-            # With --format json standard output is the result's alone.
+            # With --format json, only the result goes to standard output.
             stdout = sys.stderr if as_json else sys.stdout
             output: dict[str, Any] = {"stdout": stdout, "stderr": sys.stderr}
             out = console(stderr=as_json)
@@ -96,7 +98,7 @@ def run(
         print_json(result.to_json())
     observer.finished(result, time.monotonic() - started)
     if not result.succeeded:
-        last_words = observer.with_own_paths(result.last_words)
-        words = f"{last_words}; {result.failure}" if last_words else result.failure
-        help_with_it = hint(last_words, request.entry, request.environment)
-        raise JobFailedError(f"The job failed: {words}. {help_with_it}".rstrip())
+        error = observer.with_local_paths(result.last_words)
+        reason = f"{error}; {result.failure}" if error else result.failure
+        advice = hint(error, request.entry, request.environment)
+        raise JobFailedError(f"The job failed: {reason}. {advice}".rstrip())

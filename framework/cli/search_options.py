@@ -1,4 +1,4 @@
-"""From the options of `dike tune` to a search."""
+"""Makes a search from the options of `dike tune`."""
 
 from __future__ import annotations
 
@@ -36,78 +36,85 @@ from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler
 from solver.described import Text, UserOption, described_fields, values_of
 
 DEFAULT_TRIALS = 20
-_SEARCHED = "What is searched"
-_GAIN = re.compile(r"accuracy|(^|_)acc(\d|_|$)|auc|(^|_)f1|precision|recall|reward|score", re.IGNORECASE)
-"""Metrics that nobody wants the least of."""
+_SEARCHED = "What to search"
+_MAXIMIZED = re.compile(r"accuracy|(^|_)acc(\d|_|$)|auc|(^|_)f1|precision|recall|reward|score", re.IGNORECASE)
+"""Metrics whose greatest value is best."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedOptions:
-    """What a user says of a search that only the script, or its space, makes complete."""
+class UnresolvedOptions:
+    """Options of a search whose defaults depend on its script or its space."""
 
     param_style: Annotated[
         ParamStyle | None,
         UserOption(
             "The script",
-            "How the script takes parameters: as flags (--lr=0.1), as key=value (lr=0.1), or by dike.params().",
-            default="what its source shows",
+            "How the script reads parameters: from flags (--lr=0.1), from key=value arguments (lr=0.1), or from "
+            "dike.params() alone (none).",
+            default="detected in its source",
         ),
     ] = None
     param: Annotated[
         tuple[str, ...],
         UserOption(
             _SEARCHED,
-            "NAME=a,b,c, NAME=1e-5:1e-1:log or NAME=2:8:int; repeatable.",
+            "A parameter and its values: NAME=a,b,c, NAME=1e-5:1e-1:log or NAME=2:8:int. Repeatable.",
             metavar="NAME=VALUES",
             read=tuple,
             reads=list[str],
         ),
     ] = ()
     space: Annotated[
-        Path | None, UserOption(_SEARCHED, "YAML file of parameters, NAME: [a, b] or NAME: 1e-5:1e-1:log.")
+        Path | None, UserOption(_SEARCHED, "YAML file of parameters, with lines NAME: [a, b] or NAME: 1e-5:1e-1:log.")
     ] = None
     trials: Annotated[
         int | None,
         Field(ge=1, le=MAX_TRIALS),
-        UserOption(_SEARCHED, "Number of trials.", default=f"{DEFAULT_TRIALS}; of a grid, all its points"),
+        UserOption(_SEARCHED, "Number of trials.", default=f"{DEFAULT_TRIALS}; for a grid, all its points"),
     ] = None
     sampler: Annotated[
         str | None,
         UserOption(
             _SEARCHED,
-            "How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's.",
-            default="grid for lists, else tpe",
+            "How to choose points: grid, random, tpe, nsgaii, cmaes, gp, qmc or another sampler of Optuna.",
+            default="grid if all parameters are lists, else tpe",
         ),
     ] = None
     metric: Annotated[
         Text | None,
         UserOption(
             _SEARCHED,
-            "The metric to optimise, such as loss, the training loss.",
+            "Metric to optimise, such as val_loss; loss is the training loss.",
             default="val_loss if the script calls fit with validation data, else loss",
         ),
     ] = None
     mode: Annotated[
         Mode | None,
-        UserOption(_SEARCHED, "Whether the least or the greatest value is best.", default="min, for a loss"),
+        UserOption(_SEARCHED, "Minimise or maximise the metric.", default="min; required for metrics such as accuracy"),
     ] = None
-    name: Annotated[str | None, UserOption("The search", "The search's name.", default="made from the script's")] = None
+    name: Annotated[
+        str | None, UserOption("The search", "Name of the search.", default="made from the script's name")
+    ] = None
     checkpoint_dir: Annotated[
         Text | None,
-        UserOption("Checkpoints", "Folder for checkpoints, each search in its own; the same path on all agents."),
+        UserOption(
+            "Checkpoints",
+            "Folder for checkpoints, with a subfolder per search. It must have the same path on all agents.",
+            default="dike-runs; with --detach, that of the service",
+        ),
     ] = None
 
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """How `dike.tune` in a script or a notebook calls this command.
+    """A call of this command by `dike.tune` in a script or a notebook.
 
     Attributes:
-        number: which of the script's calls this is; None for a search over a whole script.
+        number: index of the call in the script; None for a search over a whole script.
         function: pickled function that the trials call; None for the script.
-        earlier_results: what the calls before returned.
+        earlier_results: results of the earlier calls.
         sampler_object, space_function: pickled; empty for none.
-        for_notebook: whether the view is that of a notebook.
+        for_notebook: whether to print for a notebook.
     """
 
     number: int | None
@@ -127,7 +134,7 @@ def function_call(
     sampler_object: Annotated[Path | None, typer.Option(hidden=True)] = None,
     space_function: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> FunctionCall:
-    """Reads the files of a call."""
+    """Reads the files that `dike.tune` has written for the call."""
     results = () if earlier_results is None else json.loads(earlier_results.read_text(encoding="utf-8"))
     return FunctionCall(
         function_call,
@@ -139,45 +146,45 @@ def function_call(
     )
 
 
-CHANGEABLE = {
+SETTABLE_ON_RESUME = {
     field.parameter: field.name for field in described_fields(SearchOptions).values() if field.option.settable_on_resume
 }
-"""Options that `--resume` takes anew, and their fields of a search: how it is run, not what is searched."""
-_REMEMBERED = ("logdir", "constraint", "volume", *sorted(MESOS_OPTIONS))
-"""Options that are no part of a search, but are the same again when it goes on."""
+"""Option that `--resume` can change -> field of `SearchSpec`: how a search runs, not what it searches."""
+_RESTORED_OPTIONS = ("logdir", "constraint", "volume", *sorted(MESOS_OPTIONS))
+"""Options outside `SearchSpec` that a resumed search restores."""
 
 
 def run_options(context: typer.Context, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Where and how a search is to run, as JSON values: what was said before, and what is said now in its place.
+    """Returns the options of where to run a search, as JSON values: the stored ones, updated by the given ones.
 
     Args:
-        context: of the command.
-        before: the options with which the search was begun; empty for a new one.
+        context: the command's context.
+        before: stored options of the search; empty for a new one.
     """
     given = {}
-    for name in _REMEMBERED:
+    for name in _RESTORED_OPTIONS:
         source = context.get_parameter_source(name)
         if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
             value = context.params[name]
             given[name] = os.path.abspath(value) if name in ("logdir", "secret_file") else value
     kept = dict(before)
     if given.keys() & PRIVATE_MESOS_OPTIONS or "master" in given:
-        # Another Mesos: what was said of the one before does not go with it.
+        # Options of the previous Mesos do not apply to another one.
         for name in PRIVATE_MESOS_OPTIONS | MASTER_OPTIONS:
             kept.pop(name, None)
     return {**kept, **given}
 
 
 def changed_spec(context: typer.Context, spec: SearchSpec, options: SearchOptions) -> SearchSpec:
-    """A search that goes on, with what its user has now said of how it is to run."""
-    given = {field: getattr(options, field) for name, field in CHANGEABLE.items() if is_given(context, name)}
+    """Returns a search that is resumed, with the given options changed."""
+    given = {field: getattr(options, field) for name, field in SETTABLE_ON_RESUME.items() if is_given(context, name)}
     return dataclasses.replace(spec, **given)
 
 
 def search_spec(
     script: Path | None,
     arguments: tuple[str, ...],
-    asked: AskedOptions,
+    unresolved: UnresolvedOptions,
     options: SearchOptions,
     settings: PolicySettings,
     call: FunctionCall,
@@ -186,22 +193,25 @@ def search_spec(
     on_this_machine: bool,
     environment: Mapping[str, str],
 ) -> SearchSpec:
-    """Checks what was asked for and puts it together.
+    """Checks the options and makes the search.
 
     Raises:
-        BadInputError: if it cannot be used.
+        BadInputError: if an option, the script or a file cannot be used.
     """
-    # Late: it reads YAML, which --help need not wait for.
+    # Imported late: it imports PyYAML, which --help does not need.
     from framework.search.space import check_space, parse_parameter, read_space
 
-    name, trials, metric, mode = asked.name, asked.trials, asked.metric, asked.mode
+    name, trials, metric, mode = unresolved.name, unresolved.trials, unresolved.metric, unresolved.mode
     if name is not None:
         check_name(name, "search")
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
-    space = (*(() if asked.space is None else read_space(asked.space)), *map(parse_parameter, asked.param))
-    chosen = asked.sampler or default_sampler(space, trials)
+    space = (
+        *(() if unresolved.space is None else read_space(unresolved.space)),
+        *map(parse_parameter, unresolved.param),
+    )
+    chosen = unresolved.sampler or default_sampler(space, trials)
     if not call.sampler_object:
         check_sampler(chosen)
     if options.stop:
@@ -209,7 +219,7 @@ def search_spec(
     if not call.space_function:
         check_space(space)
     elif chosen == "grid":
-        raise BadInputError("A function has no grid to try; leave the sampler out, or take bruteforce.")
+        raise BadInputError("A space that is a function has no grid; leave the sampler out, or use bruteforce.")
     if chosen in EXHAUSTIVE and not call.space_function and not call.sampler_object:
         size = grid_size(space)
         trials = size if trials is None else min(trials, size)
@@ -217,15 +227,15 @@ def search_spec(
     settings = dataclasses.replace(settings, seed=options.seed, move_s=DEFAULT_MOVE_S)
     make_policy(options.policy, settings)
     check_learning(options.policy, options.warm_start_from)
-    param_style = asked.param_style if call.number is None else ParamStyle.NONE
+    param_style = unresolved.param_style if call.number is None else ParamStyle.NONE
     facts = script_facts(entry, {one.name: one.choices for one in space}, param_style)
     metric = metric or ("val_loss" if facts.validates else "loss")
-    if mode is None and _GAIN.search(metric):
+    if mode is None and _MAXIMIZED.search(metric):
         raise BadInputError(
-            f"More of the metric {metric} seems to be better; say --mode max, or --mode min if the least is best."
+            f"A greater {metric} seems to be better; give --mode max, or --mode min if the least value is best."
         )
     if mode == "max" and metric == "loss" and call.number is None:
-        raise BadInputError("--mode max would look for the greatest training loss; name another figure by --metric.")
+        raise BadInputError("--mode max would maximise the training loss; name another metric with --metric.")
     return SearchSpec(
         **values_of(SearchOptions, options),
         name=name,
@@ -241,7 +251,7 @@ def search_spec(
         settings=settings,
         metric=metric,
         mode=mode or "min",
-        checkpoint_dir=absolute_folder(f"{(asked.checkpoint_dir or RUNS_FOLDER).rstrip('/')}/{name}"),
+        checkpoint_dir=absolute_folder(f"{(unresolved.checkpoint_dir or RUNS_FOLDER).rstrip('/')}/{name}"),
         environment={
             **environment_for_tasks(entry, on_this_machine=on_this_machine),
             **entry.environment,
@@ -258,21 +268,21 @@ def _signed(pickled: bytes, kind: str, entry: EntryPoint) -> str:
 
 
 @contextlib.contextmanager
-def kept_function(function: Path | None, name: str | None, storage: str) -> Iterator[tuple[Path, str] | None]:
-    """Puts a pickled function into the folder of its search, where one that goes on finds it.
+def stored_function(function: Path | None, name: str | None, storage: str) -> Iterator[tuple[Path, str] | None]:
+    """Copies a pickled function into the folder of its search, so that the search can be resumed.
 
-    It is removed again if the context ends with `BadInputError` and has left no search that needs it.
+    If the context ends with `BadInputError`, the copy is deleted again unless a stored search needs it.
 
     Args:
         function: its file; None if there is none.
-        name: the search's name; None for one made from the file's.
+        name: the search's name; None to make one from the file's name.
         storage: URL of the database of searches.
 
     Yields:
-        What trials call in the place of a script, and the search's name; None if there is no function.
+        The copy, which trials call instead of a script, and the search's name; None if there is no function.
 
     Raises:
-        BadInputError: if it cannot be written.
+        BadInputError: if the copy cannot be written.
     """
     if function is None:
         yield None
@@ -280,7 +290,7 @@ def kept_function(function: Path | None, name: str | None, storage: str) -> Iter
     name = name or new_job_id(function)
     check_name(name, "search")
     data = function.read_bytes()
-    # Another search of that name may be there, and this one be refused.
+    # The hash keeps the function of an existing search of that name, in case this search is refused.
     kept = Path(RUNS_FOLDER, name, "function", f"{function.stem}-{hashlib.sha256(data).hexdigest()[:12]}")
     kept = kept.with_suffix(FUNCTION_SUFFIX)
     was_there = kept.exists()
@@ -304,28 +314,24 @@ def kept_function(function: Path | None, name: str | None, storage: str) -> Iter
 
 
 def check_function(spec: SearchSpec) -> None:
-    """Refuses to go on with a search whose function others could have written: it is pickled, and runs as we.
-
-    Raises:
-        BadInputError: if it is such.
-    """
+    """Raises `BadInputError` if other accounts could have written the pickled function, which runs as this one."""
     if not spec.entry.is_function:
         return
-    with contextlib.suppress(FileNotFoundError):  # As for any script, that is said later.
+    with contextlib.suppress(FileNotFoundError):  # Reported later, as for any script.
         found = os.stat(spec.script)
         if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise BadInputError(
                 f"The function of search '{spec.name}', {spec.script}, is a file that other accounts may have written, "
-                "so it is not run; begin the search anew, or have the account that began it go on with it."
+                "so it is not run. Start a new search, or resume this one with the account that started it."
             )
 
 
 def _is_needed(function: Path, name: str, storage: str) -> bool:
-    """Whether a search of that name calls the function."""
+    """Returns whether a stored search of that name calls the function."""
     from framework.search.store import Store
 
     try:
         with contextlib.closing(Store(storage, must_exist=True)) as store:
             return any(Path(search.spec.script).resolve() == function.resolve() for search in store.searches(name))
     except BadInputError:
-        return False  # there is no such database, or none that can be used
+        return False  # no such database, or an unusable one

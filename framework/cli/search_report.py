@@ -1,4 +1,4 @@
-"""What `dike tune` says at its end."""
+"""The report that `dike tune` prints at its end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from framework.search.trials import train_command
 
 
 def report(console: Console, result: SearchResult, spec: SearchSpec, storage: str) -> None:
-    """Prints the best trials and how to repeat the best one, and draws the search beside its checkpoints, if these are
-    on this machine.
-    """
+    """Prints the best trials and the command that repeats the best one; plots the search beside local checkpoints."""
     print_result(console, result, spec)
     if "://" not in spec.checkpoint_dir and any(trial.value is not None for trial in result.trials):
         _draw(console, spec, storage)
     if repeats := _repeats(result):
-        console.print(f"Trials that repeat the point of an earlier one: {repeats}", markup=False, soft_wrap=True)
+        console.print(f"Trials with the same parameters as an earlier one: {repeats}", markup=False, soft_wrap=True)
     for text in _hints(result, spec):
         console.print(text, markup=False, soft_wrap=True)
     command = None if result.best is None else train_command(spec, result.best)
@@ -40,12 +38,12 @@ def report(console: Console, result: SearchResult, spec: SearchSpec, storage: st
     which = "N" if result.best is None else str(result.best.number)
     named = "" if storage == default_storage() else f" --storage {shlex.quote(storage)}"
     console.print(
-        f"What a trial has printed: dike logs {spec.name} --trial {which}{named}", markup=False, soft_wrap=True
+        f"Show the output of a trial: dike logs {spec.name} --trial {which}{named}", markup=False, soft_wrap=True
     )
 
 
 def exporting_command(result: SearchResult, storage: str) -> str | None:
-    """The shell command that exports the best trial's model; None where nothing was kept that is seen from here."""
+    """Returns the command that exports the best trial's model; None if no model can be read from this machine."""
     best = result.best
     if best is None:
         return None
@@ -58,14 +56,14 @@ def exporting_command(result: SearchResult, storage: str) -> str | None:
 
 
 def _repeats(result: SearchResult) -> str:
-    """Which trials have the parameters of an earlier one, and of which."""
+    """Lists trials with the parameters of an earlier one: `5 (as 2)`."""
     first: dict[tuple[tuple[str, object], ...], int] = {}
     pairs = [(trial.number, first.setdefault(tuple(trial.parameters.items()), trial.number)) for trial in result.trials]
     return ", ".join(f"{number} (as {earlier})" for number, earlier in pairs if number != earlier)
 
 
 def _hints(result: SearchResult, spec: SearchSpec) -> set[str]:
-    """What may help trials that did not find a variable or a file."""
+    """Returns advice for trials that did not find an environment variable or a file."""
     errors = (failure_summary(trial.error) for trial in result.trials if trial.error)
     return {text for error in errors if (text := hint(error, spec.entry, spec.environment))}
 
@@ -75,7 +73,7 @@ def _draw(console: Console, spec: SearchSpec, storage: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        console.print(f"There is no plot: {error}", markup=False, soft_wrap=True)
+        console.print(f"The search cannot be plotted: {error}", markup=False, soft_wrap=True)
         return
     with contextlib.closing(Store(storage)) as store:
         store.open_search(spec.name)

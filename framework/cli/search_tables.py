@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _STYLES = {TrialState.RUNNING: "green", TrialState.FAILED: "red", TrialState.WAITING: "dim"}
 _MINUTE_S = 60
-BORDER = 3
-"""What a column's frame and padding take."""
-LEAST_FOLDED = 20
-"""Columns that are folded do not get narrower than this as long as others can be left out."""
+COLUMN_PADDING = 3
+"""Width of a column's frame and padding, in characters."""
+MIN_FOLDED_WIDTH = 20
+"""Minimum width of a folded column while others can be left out, in characters."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,8 @@ class _Column:
     """A column of a table.
 
     Attributes:
-        heading, cells: what is in it.
-        folds: whether its cells may take more than a line.
-        dispensable: columns are left out where there is no room, the highest first; 0 never.
+        folds: whether a cell may have several lines.
+        dispensable: the column with the highest number is left out first if the table is too wide; 0 is never left out.
     """
 
     heading: str
@@ -43,9 +42,9 @@ class _Column:
     dispensable: int = 0
 
     def width(self) -> int:
-        """How wide it must be."""
+        """Returns its minimum width in characters."""
         widest = max([cell_len(self.heading), *(cell.cell_len for cell in self.cells)])
-        return min(widest, LEAST_FOLDED) if self.folds else widest
+        return min(widest, MIN_FOLDED_WIDTH) if self.folds else widest
 
 
 def trials_table(
@@ -57,14 +56,14 @@ def trials_table(
     speeds: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
     best: TrialRecord | None = None,
 ) -> Table:
-    """What the trials are and how they stand; the best trial's value is in bold.
+    """Makes a table of trials; the best trial's value is bold.
 
     Args:
-        records: the trials, in the order to show them.
+        records: the trials, in the order to show.
         spec: the search.
-        width: columns of the terminal.
-        one_line: whether a trial takes one line at most, its parameters cut if need be.
-        speeds: trial -> kind of slot -> samples a second.
+        width: width of the terminal in characters.
+        one_line: whether each trial gets one line, with its parameters truncated.
+        speeds: trial -> kind of slot -> samples/s.
         best: the best trial of the search; None to find it among the records.
     """
     best = best or best_trial(records, spec.mode)
@@ -93,11 +92,11 @@ def trials_table(
 
 
 def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
-    """Which trial held which slot, when, and why.
+    """Makes a table of time slices.
 
     Args:
-        slices: in the order to show them.
-        width: columns of the terminal.
+        slices: in the order to show.
+        width: width of the terminal in characters.
     """
     begin_s = min((record.start_s for record in slices), default=0.0)
     times = (None if record.end_s is None else record.end_s - record.start_s for record in slices)
@@ -128,15 +127,15 @@ def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
 def best_trials_table(
     trials: Sequence[TrialRecord], metric: str, value: ValueKind, names: Sequence[str], folder: str, width: int
 ) -> Table:
-    """The best trials, and where their checkpoints are.
+    """Makes a table of the best trials and their checkpoints.
 
     Args:
         trials: best first.
         metric: the objective.
-        value: whether a trial's value is the last one or the best.
-        names: those of the parameters.
-        folder: the search's checkpoints; empty if it is not known.
-        width: columns of the terminal.
+        value: whether a trial's value is its last or its best.
+        names: names of the parameters.
+        folder: folder of the search's checkpoints; empty if unknown.
+        width: width of the terminal in characters.
     """
     parameters = [_Column(name, _texts(_value(trial.parameters.get(name, "")) for trial in trials)) for name in names]
     if _width(parameters) > width / 2:
@@ -155,29 +154,29 @@ def best_trials_table(
 
 
 def _best_columns(trials: Sequence[TrialRecord], metric: str, value: ValueKind) -> list[_Column]:
-    """The best value of each trial and its step; the step alone where the best is the trial's value."""
+    """Makes a column of best values and their steps; of the steps alone if `value` is `best`."""
     reached = [trial.reached() for trial in trials]
     if value == "best":
         return [_Column("at step", _texts("" if each is None else f"{each[1]:,}" for each in reached), dispensable=3)]
-    # In one column, so that a narrow table does not show the step beside another value.
+    # One column, so that a narrow table never shows the step beside another value.
     cells = _texts("" if each is None else f"{_number(each[0])} at {each[1]:,}" for each in reached)
     return [_Column(f"best {metric} at step", cells, dispensable=3)]
 
 
-def best_in_words(trials: Sequence[TrialRecord], metric: str, mode: Mode) -> str:
-    """`trial 15 (finished): loss 0.0144, at best 0.0141 at step 300`: the best trial; empty before there is one."""
+def describe_best(trials: Sequence[TrialRecord], metric: str, mode: Mode) -> str:
+    """Describes the best trial: `trial 15 (finished): loss 0.0144, at best 0.0141 at step 300`; empty without one."""
     best = best_trial(trials, mode)
     return "" if best is None else f"trial {best.number} ({best.state}): {best.in_words(metric)}"
 
 
 def searches_table(searches: Sequence[SearchSummary], width: int) -> Table:
-    """What searches there are and how they stand, in a terminal of so many columns."""
-    begun = (time.strftime("%Y-%m-%d %H:%M", time.localtime(search.created_s)) for search in searches)
+    """Makes a table of searches for a terminal of `width` characters."""
+    started = (time.strftime("%Y-%m-%d %H:%M", time.localtime(search.created_s)) for search in searches)
     columns = (
         _Column("search", _texts(search.spec.name for search in searches)),
         _Column("script", _texts(search.spec.script for search in searches), folds=True),
         _Column("policy", _texts(search.spec.policy for search in searches), dispensable=2),
-        _Column("begun", _texts(begun), dispensable=1),
+        _Column("started", _texts(started), dispensable=1),
         _Column("state", _texts(map(search_state, searches))),
         _Column("trials", _texts(map(_counts, searches)), folds=True),
     )
@@ -185,7 +184,7 @@ def searches_table(searches: Sequence[SearchSummary], width: int) -> Table:
 
 
 def search_state(search: SearchSummary) -> str:
-    """`running`, `complete`, `ended early` or `interrupted`."""
+    """Returns `running`, `complete`, `ended early` or `interrupted`."""
     if search.is_running:
         return "running"
     if search.ended_s is None:
@@ -193,24 +192,24 @@ def search_state(search: SearchSummary) -> str:
     return "ended early" if search.failure else "complete"
 
 
-def how_to_go_on(search: SearchSummary, options: str = "") -> str:
-    """Why a search that is not complete does not run, and the command that goes on with it; empty otherwise.
+def resume_hint(search: SearchSummary, options: str = "") -> str:
+    """Returns why an incomplete search does not run, and the command that resumes it; empty for other searches.
 
     Args:
         search: the search.
-        options: what the command must be given besides.
+        options: further options for the command.
     """
     name, state = search.spec.name, search_state(search)
     command = f"dike tune --resume {name} {options}".rstrip()
     if state == "interrupted":
-        return f"{name} was interrupted: its process has ended; {command} goes on"
+        return f"{name} was interrupted: its process has ended; {command} resumes it"
     if state == "ended early":
-        return f"{name} has ended early: {search.failure.rstrip('.')}; {command} goes on"
+        return f"{name} has ended early: {search.failure.rstrip('.')}; {command} resumes it"
     return ""
 
 
 def trial_counts(search: SearchSummary) -> dict[str, int]:
-    """State -> how many trials are in it; those that ran when a search ended without a word are `interrupted`."""
+    """Counts trials by state; running ones of a search that does not run count as `interrupted`."""
     return {
         "interrupted" if state is TrialState.RUNNING and not search.is_running else str(state): search.states[state]
         for state in TrialState
@@ -224,7 +223,7 @@ def _counts(search: SearchSummary) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`12.3 s`, `4:05` or `1:04:05`."""
+    """Formats a duration: `12.3 s`, `4:05` or `1:04:05`."""
     if seconds < _MINUTE_S:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), _MINUTE_S)
@@ -233,12 +232,12 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_parameters(trial: TrialRecord) -> str:
-    """A trial's parameters in words."""
+    """Formats a trial's parameters: `lr=0.1, units=64`."""
     return ", ".join(f"{name}={_value(value)}" for name, value in trial.parameters.items())
 
 
 def _fitting_table(title: str, columns: Sequence[_Column], width: int) -> Table:
-    """A table of the columns of which anything is known and for which there is room."""
+    """Makes a table of the columns that are not empty and that fit into `width` characters."""
     known = [column for column in columns if any(column.cells) or not column.cells]
     while _width(known) > width and (least := max(known, key=lambda column: column.dispensable)).dispensable:
         known.remove(least)
@@ -252,8 +251,8 @@ def _fitting_table(title: str, columns: Sequence[_Column], width: int) -> Table:
 
 
 def _width(columns: Sequence[_Column]) -> int:
-    """How wide a table must be at least."""
-    return 1 + sum(BORDER + column.width() for column in columns)
+    """Returns a table's minimum width in characters."""
+    return 1 + sum(COLUMN_PADDING + column.width() for column in columns)
 
 
 def _texts(cells: Iterable[str]) -> list[Text]:

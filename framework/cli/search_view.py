@@ -16,8 +16,8 @@ from rich.text import Text
 from dike.trial.search_command import FRAME_PREFIX
 from framework.cli.console import describe_outputs
 from framework.cli.search_tables import (
-    best_in_words,
     best_trials_table,
+    describe_best,
     describe_parameters,
     trials_table,
 )
@@ -34,10 +34,10 @@ from framework.search.records import (
 )
 from framework.search.slots import Slot
 
-SUMMARY_EVERY_S = 10.0
+SUMMARY_INTERVAL_S = 10.0
 BEST_SHOWN = 5
 NOTEBOOK_WIDTH, NOTEBOOK_LINES = 120, 32
-"""How large a table in a notebook becomes."""
+"""Size of a table in a notebook, in characters and lines."""
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 _STATES = (
     TrialState.WAITING,
@@ -46,16 +46,11 @@ _STATES = (
     *(state for state in TrialState if state is not TrialState.WAITING),
 )
 LINES_BESIDE_TABLE = 9
-"""Lines of a terminal that the live table leaves to headings and notes."""
+"""Lines of a terminal that the live table leaves for headings and notes."""
 
 
 class PlainSearchView(SearchObserver):
-    """Lines for pipes, logs and CI: what starts for the first time, what ends, a summary now and then.
-
-    Args:
-        console: where they go.
-        spec: the search.
-    """
+    """Prints lines for pipes, logs and CI: first starts, ends, and a regular summary."""
 
     def __init__(self, console: Console, spec: SearchSpec) -> None:
         self._console = console
@@ -64,7 +59,7 @@ class PlainSearchView(SearchObserver):
         self._summary_s = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Prints one line of Dike's own."""
+        """Prints a line of Dike's own."""
         self._console.print(f"dike: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def waiting(self, reason: str) -> None:
@@ -74,7 +69,7 @@ class PlainSearchView(SearchObserver):
 
     def trials_changed(self, trials: Sequence[TrialRecord]) -> None:
         now = time.monotonic()
-        if now - self._summary_s >= SUMMARY_EVERY_S:
+        if now - self._summary_s >= SUMMARY_INTERVAL_S:
             self._summary_s = now
             self.say(summary(trials, self._spec))
 
@@ -97,7 +92,7 @@ class PlainSearchView(SearchObserver):
     def trial_stopped(self, trial: TrialRecord) -> None:
         value = "" if trial.value is None else f": {self._spec.metric} {trial.value:.4g}"
         self.say(
-            f"trial {trial.number} ({describe_parameters(trial)}) stopped for good at step {trial.step}{value} "
+            f"trial {trial.number} ({describe_parameters(trial)}) stopped at step {trial.step}{value} "
             f"(--stop {self._spec.stop})"
         )
 
@@ -110,7 +105,7 @@ class PlainSearchView(SearchObserver):
 
 
 class LiveSearchView(PlainSearchView):
-    """The same on a terminal, with a table of the trials that is kept up to date below."""
+    """Shows a live table of the trials below the lines, on a terminal."""
 
     def __init__(self, console: Console, spec: SearchSpec) -> None:
         super().__init__(console, spec)
@@ -127,18 +122,16 @@ class LiveSearchView(PlainSearchView):
         self._live.update(live_frame(trials, self._spec, *self._console.size))
 
     def slot_changed(self, slot: Slot) -> None:
-        """The table says which slots hold what."""
+        """The table shows it."""
 
     def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
-        """The table says so."""
+        """The table shows it."""
 
 
 class NotebookSearchView(PlainSearchView):
-    """The same for a notebook, where `dike.tune` shows what it gets: the table as it changes, and what is worth a line.
+    """Prints for a notebook, in which `dike.tune` shows the output.
 
-    Args:
-        console: where lines go; tables follow `FRAME_PREFIX` on standard error, as JSON.
-        spec: the search.
+    Changed tables go to standard error as JSON after `FRAME_PREFIX`, lines to the console.
     """
 
     def __init__(self, console: Console, spec: SearchSpec) -> None:
@@ -155,49 +148,49 @@ class NotebookSearchView(PlainSearchView):
             print(FRAME_PREFIX + json.dumps(frame), file=sys.stderr, flush=True)
 
     def slot_changed(self, slot: Slot) -> None:
-        """The table says which slots hold what."""
+        """The table shows it."""
 
     def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
-        """The table says so."""
+        """The table shows it."""
 
     def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
-        """The table says so."""
+        """The table shows it."""
 
     def trial_stopped(self, trial: TrialRecord) -> None:
-        """The table says so."""
+        """The table shows it."""
 
 
 def live_frame(trials: Sequence[TrialRecord], spec: SearchSpec, width: int, height: int) -> Group:
-    """How the search stands and its most interesting trials, within a terminal of so many columns and lines."""
+    """Makes a summary and a table of trials that fit into `width` characters and `height` lines."""
     shown = most_interesting(trials, spec.mode, max(3, height - LINES_BESIDE_TABLE))
-    # Where there is no room, Rich leaves out the end.
+    # Rich cuts off the end if there is not enough room.
     return Group(
         Text(summary(trials, spec)), trials_table(shown, spec, width, one_line=True, best=best_trial(trials, spec.mode))
     )
 
 
 def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> list[TrialRecord]:
-    """The trials that a screen has room for: those that run, then the best ones, then those that come next."""
+    """Returns at most `count` trials: running ones, then the others by rank."""
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     others = ranked([trial for trial in trials if trial.state is not TrialState.RUNNING], mode)
     return [*running, *others][:count]
 
 
 def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
-    """How the search stands, in one line."""
-    # Of those that run `starting` and `restarting 2/3` say more.
+    """Describes the state of the search in one line."""
+    # For running trials, `starting` and `restarting 2/3` are more precise than the state.
     counts = Counter(trial.status.partition(" ")[0] for trial in trials)
     states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
-    best = best_in_words(trials, spec.metric, spec.mode)
-    told = f"; best: {best}" if best else ""
-    return f"{len(trials)} trials: {states or 'none yet'}{told}"
+    best = describe_best(trials, spec.metric, spec.mode)
+    best = f"; best: {best}" if best else ""
+    return f"{len(trials)} trials: {states or 'none yet'}{best}"
 
 
 def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> None:
-    """The last word: the best trials and where their checkpoints are."""
+    """Prints the best trials and the folder of the checkpoints."""
     best = best_trials(result.trials, result.mode)[:BEST_SHOWN]
     if best:
-        # Where a function says the space, trials may have different ones.
+        # If a function defines the space, trials may have different parameters.
         names = list(dict.fromkeys(name for trial in best for name in trial.parameters))
         console.print(best_trials_table(best, spec.metric, spec.value, names, result.checkpoint_dir, console.width))
     console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`dike serve`: one framework for many users' jobs, left running."""
+"""`dike serve`: a long-running service that runs many users' jobs as one Mesos framework."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from solver.cli.planning_options import network_option, read_network_option
 from solver.described import values_of
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-TALKATIVE = ("httpx", "httpcore", "kazoo", "uvicorn", "pymesos")
-"""Libraries that log what is of no use to an operator, requests' addresses among it."""
+NOISY_LOGGERS = ("httpx", "httpcore", "kazoo", "uvicorn", "pymesos")
+"""Libraries whose INFO lines, such as the address of each request, are of no use to an operator."""
 
 if TYPE_CHECKING:
     from framework.mesos.master import LeadingMaster
@@ -56,10 +56,10 @@ def serve_command(
     network: Annotated[Path | None, network_option()] = None,
     mesos: MesosAccess,
 ) -> None:
-    """Runs the jobs of many users.
+    """Runs a service for the jobs of many users.
 
-    Keeps one Mesos framework registered, and runs on it what is submitted. docs/service.md says how to install,
-    upgrade and debug a service.
+    The service is one Mesos framework that runs all submitted jobs. It runs until you stop it. docs/service.md shows
+    how to install, upgrade and debug it.
     """
     from framework.scheduler.session import sigterm_as_interrupt
     from framework.service.api.front import ApiFront
@@ -75,11 +75,11 @@ def serve_command(
         stack.enter_context(_logging_to_stderr())
         early: ApiFront | None = None
         if options.ha is None and not options.standby:
-            # A standby listens only when it leads: until then clients are refused immediately, and try another.
+            # A standby listens only while it leads: otherwise clients are refused and try the next service.
             early = stack.enter_context(contextlib.closing(api(listen)))
             listen = f"{listen.rpartition(':')[0]}:{early.url.rpartition(':')[2]}"
         elif listen.endswith(":0"):
-            raise BadInputError("--listen needs a port with --ha and --standby.")
+            raise BadInputError("--listen needs a fixed port with --ha and --standby; give one instead of 0.")
         url = f"http://{listen}" if early is None else early.url
         request = ServeRequest(
             **values_of(ServiceOptions, options),
@@ -89,27 +89,29 @@ def serve_command(
             limits=known.limits,
             network=read_network_option(network),
         )
-        logger.info("users: %s", clients.users or f"only you, by the token in {own_token_file()}")
+        logger.info("users: %s", clients.users or f"only this account, with the token in {own_token_file()}")
         if mesos.master is None:
-            logger.info("a private Mesos on this machine: it ends with this service, and all tasks with it")
+            logger.info("using a private Mesos on this machine: it and all tasks end with this service")
         try:
             with known.auto_reload(), sigterm_as_interrupt():
                 front = _front(early, lambda: api(listen), request.webui_url, has_own_token=clients.users is None)
                 serve(request, front, logger.info)
         except KeyboardInterrupt:
-            logger.info("ended")
+            logger.info("service ended")
 
 
 def _check(context: typer.Context, options: ServiceOptions, mesos: MesosAccess) -> None:
-    """Refuses options that contradict each other."""
+    """Raises `BadInputError` if options contradict each other."""
     from framework.service.election import Ensemble
 
     if options.ha is not None:
         Ensemble.parse(options.ha)
         if mesos.master is None:
-            raise BadInputError("--ha needs --master: a private Mesos ends with the service that has started it.")
+            raise BadInputError("--ha needs --master: a private Mesos ends with the service that started it.")
     if options.allowed_volumes and mesos.image is None:
-        raise BadInputError("--allow-volume needs --image: without one, jobs see the folders of their agents anyway.")
+        raise BadInputError(
+            "--allow-volume needs --image: without a container, jobs can use all folders of their agents anyway."
+        )
     if options.allocation is None:
         for name in ("allocation_interval", "sample_runs"):
             if is_given(context, name):
@@ -118,11 +120,13 @@ def _check(context: typer.Context, options: ServiceOptions, mesos: MesosAccess) 
                     f"{', '.join(get_args(AllocationName))}."
                 )
     if options.keep_checkpoints_s == 0:
-        raise BadInputError("--keep-checkpoints 0 would leave jobs nothing to resume from; give a time, such as 30d.")
+        raise BadInputError(
+            "--keep-checkpoints 0 would delete checkpoints that jobs resume from; give a time, such as 30d."
+        )
 
 
 def _proxy(clients: ClientOptions) -> Proxy | None:
-    """The proxy that may sign users in; None for none.
+    """Returns the proxy that signs users in; None if there is none.
 
     Raises:
         BadInputError: if its options contradict each other.
@@ -144,13 +148,13 @@ def _proxy(clients: ClientOptions) -> Proxy | None:
 def _front(
     early: ApiFront | None, listening: Callable[[], ApiFront], page: str | None, *, has_own_token: bool
 ) -> Front:
-    """Answers clients each time that the service begins to run.
+    """Returns a context manager that answers clients while the service leads.
 
     Args:
-        early: listens already, for the first time; None to begin only then.
-        listening: begins to listen.
-        page: where browsers find the web page.
-        has_own_token: whether the only user is whoever runs this, who can be shown the token.
+        early: server that listens already, for the first time; None to listen only then.
+        listening: makes a server.
+        page: address of the web page.
+        has_own_token: whether this account is the only user, so that the sign-in link may be printed.
     """
     waiting = [] if early is None else [early]
 
@@ -163,7 +167,7 @@ def _front(
             logger.info("listening at %s", api.url)
             logger.info("web page at %s", page)
             if has_own_token and page is not None and sys.stderr.isatty():
-                # Not to the log: that is kept, and may be read by others.
+                # Not logged: others may read the log.
                 print(f"dike: sign in at {_sign_in_link(page)}", file=sys.stderr)
             yield
 
@@ -171,19 +175,19 @@ def _front(
 
 
 def _sign_in_link(page: str) -> str:
-    """The page's address with the own token behind a '#', which browsers send to nobody."""
+    """Returns the page's address with the own token after '#', a part that browsers do not send."""
     from framework.service.users import own_token
 
     return f"{page.rstrip('/')}/#token={quote(own_token(), safe='')}"
 
 
 def _page_url(listen: str, url: str, advertise: str | None) -> str:
-    """Where browsers find the web page.
+    """Returns the address of the web page for browsers.
 
     Args:
-        listen: the address that was asked for.
-        url: the one that is listened on.
-        advertise: what the operator says; None for nothing.
+        listen: value of `--listen`.
+        url: address of the running server.
+        advertise: value of `--advertise`.
     """
     port = url.rpartition(":")[2]
     if advertise is None:
@@ -198,12 +202,12 @@ def _page_url(listen: str, url: str, advertise: str | None) -> str:
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-    """What an operator reads, in the journal of the init system; `$DIKE_LOG` gets it besides."""
+    """Logs to standard error, for the init system's journal; `$DIKE_LOG` gets the same lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
-    for name in TALKATIVE:
+    for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The options that say which service to ask, and who asks."""
+"""The options that select a service and its user's token."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def service_access(
     ] = DEFAULT_SERVICE,
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"File that holds your token; else ${TOKEN_VARIABLE}, else that of your own service here."),
+        typer.Option(
+            help="File with your token.",
+            show_default=f"${TOKEN_VARIABLE}, else the token of your own service on this machine",
+        ),
     ] = None,
 ) -> ServiceAccess:
-    """Puts the options together."""
     return ServiceAccess(service, token_file)
 
 
 SERVICE_OPTIONS = frozenset(inspect.signature(service_access).parameters)
-"""Their names."""
 SERVICE_PANELS = {"Which service": ("service", "token_file")}
-"""How `--help` shows them."""

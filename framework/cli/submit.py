@@ -1,4 +1,4 @@
-"""`dike submit SCRIPT [ARGS]`: hand a training job to a service."""
+"""`dike submit SCRIPT [ARGS]`: submits a training job to a service."""
 
 from __future__ import annotations
 
@@ -33,48 +33,53 @@ def submit(
     *,
     job: JobOptions,
     planning: PlanSettings,
-    name: Annotated[str | None, typer.Option(help="The job's name.", show_default="made from the script's")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the job.", show_default="made from the script's name")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait, and show the output.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait until the job ends, and show its output.")] = False,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Send nothing; write the files that the web page's Submit takes."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Do not submit the job; write the files for the web page's Submit form to this folder.",
+        ),
     ] = None,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Hands a training job to a service (dike serve).
+    """Submits a training job to a service (dike serve).
 
-    The service runs it when its turn comes, whatever happens to this terminal.
+    The service queues and runs it. You can close this terminal meanwhile.
     """
-    from framework.cli.following import Staying
+    from framework.cli.following import FollowMode
 
     if name is not None:
         check_name(name)
     as_json = output_format is Format.JSON
-    staying = Staying(wait, follow, as_json)
+    follow_mode = FollowMode(wait, follow, as_json)
     if save is not None:
         request, archive = _read(job, planning, name, quiet=as_json, on_this_machine=False)
         for path in _save(save, request, archive):
-            say(staying.out, f"wrote {path}")
+            say(follow_mode.out, f"wrote {path}")
         return
     with access.client() as client:
-        client.me()  # a wrong address or token is told before the script is run for its profile
+        client.me()  # reports a wrong address or token before the script is profiled
         read = _read(job, planning, name, quiet=as_json, on_this_machine=client.runs_here())
-        staying.after(client, client.submit_request(*read))
+        follow_mode.after(client, client.submit_request(*read))
 
 
 def _read(
     job: JobOptions, planning: PlanSettings, name: str | None, *, quiet: bool, on_this_machine: bool
 ) -> tuple[TrainingRequest, bytes]:
-    """The request and the bundle."""
+    """Returns the request and the bundle."""
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         if not quiet:
             say(console(stderr=True), text)
 
     try:
-        request = job.request(planning, on_this_machine=on_this_machine, tell=tell)
+        request = job.request(planning, on_this_machine=on_this_machine, notify=notify)
         return _training_request(request, name), request.archive
     except KeyboardInterrupt:
         raise InterruptedByUserError("Interrupted; nothing was submitted.") from None
@@ -92,7 +97,7 @@ def _save(folder: Path, request: TrainingRequest, archive: bytes) -> tuple[Path,
 
 
 def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
-    """What was asked for, as a service takes it."""
+    """Converts a request of `dike run` to one for a service."""
     from dike import checkpoints
     from framework.project.run_folders import absolute_folder
     from framework.project.script_facts import script_facts

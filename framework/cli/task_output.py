@@ -1,4 +1,4 @@
-"""What tasks print, on its way to our own standard output and standard error."""
+"""Prints the output of tasks to standard output and standard error."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from framework.project.tensorflow_noise import is_noise
 from solver.cli.output import escape_output
 
 _LINE_ENDS = "\n\r\b"
-"""Progress bars write over themselves: what stands before a carriage return or a backspace is to be seen."""
-
-
-PATIENCE_S = 1.0
-"""How long the end of a line is waited for."""
+"""Progress bars overwrite their line: text before a carriage return or a backspace is shown, too."""
+LINE_END_TIMEOUT_S = 1.0
+"""Maximum time for which the start of a line is kept back."""
 
 
 class TaskOutput:
-    """Writes the output of several tasks to two streams, lines whole where they would be mixed up.
+    """Writes the output of several tasks to two streams, without mixing their lines.
 
     Args:
-        streams: `stdout` and `stderr` -> where it goes.
-        rewrite: what a line of standard error, where tracebacks stand, is to look like.
+        streams: `stdout` and `stderr` -> stream to write to.
+        rewrite: changes each line of standard error, such as paths in tracebacks.
     """
 
     def __init__(self, streams: Mapping[str, IO[str]], rewrite: Callable[[str], str] = str) -> None:
@@ -34,13 +32,13 @@ class TaskOutput:
         self._timer: threading.Timer | None = None
 
     def write(self, source: str, stream: str, text: str, label: str = "") -> None:
-        """Takes a piece of output in.
+        """Writes a piece of output.
 
         Args:
-            source: what wrote it.
+            source: the task that wrote it.
             stream: `stdout` or `stderr`.
             text: the piece.
-            label: stands before each line; empty to pass standard output on as it is.
+            label: prefix of each line; empty to pass standard output on unchanged.
         """
         is_bare = stream == "stdout" and not label
         with self._lock:
@@ -62,7 +60,7 @@ class TaskOutput:
             self._is_inside_line = not text.endswith("\n")
 
     def end_line(self) -> None:
-        """Ends a line that has been written in part, a progress bar mostly: another's line comes next."""
+        """Ends an unfinished line, such as a progress bar, before another line is printed."""
         with self._lock:
             if self._is_inside_line:
                 self._is_inside_line = False
@@ -70,17 +68,17 @@ class TaskOutput:
                 self._streams["stdout"].flush()
 
     def finish(self) -> None:
-        """Writes the lines that have not ended."""
+        """Writes unfinished lines."""
         with self._lock:
             for (_, stream), line in self._open_line.items():
                 self._streams[stream].write(f"{self._safe(stream, line)}\n")
             self._open_line.clear()
 
     def _show_soon(self, key: tuple[str, str]) -> None:
-        """Shows the beginning of a line whose end does not come: dots that tell of progress, a question."""
+        """Shows the start of a line after a timeout, such as dots of progress or a question."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = threading.Timer(PATIENCE_S, self._show, args=(key,))
+        self._timer = threading.Timer(LINE_END_TIMEOUT_S, self._show, args=(key,))
         self._timer.daemon = True
         self._timer.start()
 
@@ -95,7 +93,7 @@ class TaskOutput:
         return escape_output(text) if self._streams[stream].isatty() else text
 
     def _without_open_line(self, key: tuple[str, str], text: str, ends: str) -> str:
-        """Holds back the last line until its end has come: nobody else's may be spliced into it."""
+        """Returns the text up to its last line end, and keeps back the rest until its line ends."""
         text = self._open_line.pop(key, "") + text
         end = max(map(text.rfind, ends)) + 1
         if text[end:]:

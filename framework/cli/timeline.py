@@ -1,4 +1,4 @@
-"""`dike timeline NAME`: which trial held which slot, when, and why."""
+"""`dike timeline NAME`: shows the time slices of a search."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def timeline(
-    name: Annotated[str, typer.Argument(help="The search.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the search.", show_default=False)],
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
-    """Shows which trial of a search held which slot, when and why."""
+    """Shows which trial of a search used which slot, when and why."""
     from framework.cli.search_tables import slices_table
     from framework.search.database import default_storage
     from framework.search.store import Store
@@ -31,7 +31,7 @@ def timeline(
         records = store.load_slices()
     for record in records:
         if record.end_s is None and not search.is_running:
-            # A process that was killed has not written down that nothing runs any more.
+            # A killed search has not stored the ends of its slices.
             record.outcome = "lost"
     if output_format is Format.JSON:
         print_json({"name": name, "slices": [_to_json(record) for record in records]})

@@ -1,4 +1,4 @@
-"""`dike trials [NAME]`: the searches there are, or the trials of one."""
+"""`dike trials [NAME]`: lists the searches, or the trials of one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ FormatOption = Annotated[Format, typer.Option("--format", help="How to print the
 
 
 def trials(
-    name: Annotated[str | None, typer.Argument(help="The search; without it, all searches are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the search; without it, all searches are listed.", show_default=False)
+    ] = None,
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
     """Shows a search's trials, or lists the searches."""
-    from framework.cli.search_tables import best_in_words, how_to_go_on, search_state, trials_table
+    from framework.cli.search_tables import describe_best, resume_hint, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
     from framework.search.records import best_trial, trials_to_resume
     from framework.search.speeds import SpeedTracker
@@ -48,7 +50,7 @@ def trials(
         [search] = store.searches(name)
         records = store.load_trials(readings=False)
         if not search.is_running:
-            # A process that was killed has not written down that nothing runs any more.
+            # A killed search has not stored that its trials no longer run.
             records = trials_to_resume(records, {})
         measured = SpeedTracker(store.load_slices(), {record.number: record for record in records})
     speeds = {record.number: measured.of(record) for record in records}
@@ -67,17 +69,17 @@ def trials(
         return
     out = console()
     out.print(trials_table(records, spec, out.width, speeds=speeds))
-    if reached := best_in_words(records, spec.metric, spec.mode):
+    if reached := describe_best(records, spec.metric, spec.mode):
         out.print(f"Best: {reached}", markup=False, highlight=False, soft_wrap=True)
     for record in records:
         if record.error:
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
-    if said := how_to_go_on(search, options):
-        say(out, said)
+    if advice := resume_hint(search, options):
+        say(out, advice)
 
 
 def _list(searches: list[SearchSummary], options: str, output_format: Format) -> None:
-    from framework.cli.search_tables import how_to_go_on, searches_table
+    from framework.cli.search_tables import resume_hint, searches_table
 
     if output_format is Format.JSON:
         print_json({"searches": [_to_json(search) for search in searches]})
@@ -85,8 +87,8 @@ def _list(searches: list[SearchSummary], options: str, output_format: Format) ->
         out = console()
         out.print(searches_table(searches, out.width) if searches else "There are no searches yet.")
         for search in searches:
-            if said := how_to_go_on(search, options):
-                say(out, said)
+            if advice := resume_hint(search, options):
+                say(out, advice)
 
 
 def _to_json(search: SearchSummary) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`dike tune SCRIPT`: a hyper-parameter search."""
+"""`dike tune SCRIPT`: runs a hyper-parameter search."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import typer
 from dike.exceptions import BadInputError, JobFailedError
 from framework.cli.job_names import find_job
 from framework.cli.job_options import outputs_environment, outputs_limit_for, outputs_limit_option
-from framework.cli.mesos_options import MESOS_OPTIONS, MESOS_PANELS, mesos_access, remembered_access
+from framework.cli.mesos_options import MESOS_OPTIONS, MESOS_PANELS, access_from_options, mesos_access
 from framework.cli.option_groups import is_given, with_options
 from framework.cli.search_options import (
-    CHANGEABLE,
-    AskedOptions,
+    SETTABLE_ON_RESUME,
     FunctionCall,
+    UnresolvedOptions,
     changed_spec,
     check_function,
     function_call,
-    kept_function,
     run_options,
     search_spec,
+    stored_function,
 )
 from framework.cli.service_options import SERVICE_OPTIONS, SERVICE_PANELS, ServiceAccess, service_access
 from framework.cli.trials import FormatOption, StorageOption
@@ -38,23 +38,23 @@ from solver.cli.output import Format, console, print_json
 from solver.cli.plan import module_option
 
 if TYPE_CHECKING:
-    from framework.cli.following import Staying
+    from framework.cli.following import FollowMode
     from framework.scheduler.mesos_access import MesosAccess
     from framework.search.records import SearchResult, SearchSpec
     from framework.search.run import SearchRequest
 
-ON_RESUME = {
+ALLOWED_ON_RESUME = {
     *("resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format"),
     *MESOS_OPTIONS,
-    *CHANGEABLE,
+    *SETTABLE_ON_RESUME,
 }
-"""Options that `--resume` can be given: where and how the search runs, and how it is printed."""
-ON_RESUME_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
+"""Options that `--resume` accepts: where and how the search runs, and how it is printed."""
+ALLOWED_ON_DETACHED_RESUME = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
 NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "space_function", *sorted(MESOS_OPTIONS))
 
 PANELS = merged_panels(
     {"The script": ("module", "outputs_limit")},
-    panels_of(AskedOptions, SearchOptions, PolicySettings, TaskOptions),
+    panels_of(UnresolvedOptions, SearchOptions, PolicySettings, TaskOptions),
     {
         "The search": ("resume", "storage", "logdir", "output_format"),
         "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
@@ -64,7 +64,7 @@ PANELS = merged_panels(
 
 
 @with_options(
-    asked=options_of(AskedOptions),
+    unresolved=options_of(UnresolvedOptions),
     options=options_of(SearchOptions),
     settings=options_of(PolicySettings),
     tasks=options_of(TaskOptions),
@@ -78,22 +78,23 @@ def tune(
     script: Annotated[Path | None, typer.Argument(help="The training script.", show_default=False)] = None,
     module: Annotated[bool, module_option("SCRIPT")] = False,
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments for every trial, after '--'.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Arguments that every trial passes to the script, after '--'.", show_default=False),
     ] = None,
-    asked: AskedOptions,
+    unresolved: UnresolvedOptions,
     options: SearchOptions,
     settings: PolicySettings,
     tasks: TaskOptions,
     outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
-    resume: Annotated[str | None, typer.Option(help="Resume the search of this name.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Resume the search of this name instead of starting one.")] = None,
     storage: StorageOption = None,
-    logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
+    logdir: Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs with HParams.")] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and return.")
+        bool, typer.Option("--detach", help="Submit the search to a service (dike serve) and return.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="With --detach: wait until the search ends.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="With --detach: wait, and show what failing trials print.")
+        bool, typer.Option("--follow", help="With --detach: wait, and show the last output of failed trials.")
     ] = False,
     call: FunctionCall,
     access: ServiceAccess,
@@ -102,49 +103,49 @@ def tune(
 ) -> None:
     """Searches hyper-parameters.
 
-    Many trials share the slots in rotation; the policy says which of them run first.
+    Trials share the slots in time slices: after each quantum, the policy chooses which trials run next.
     """
     from framework.search.database import default_storage
 
     as_json = output_format is Format.JSON
     url = storage or default_storage()
-    _check_place(context, detach=detach, waits=wait or follow)
+    _check_service_options(context, detach=detach, waits=wait or follow)
     if resume is not None:
-        _refuse_changes(context, resume, ON_RESUME_DETACHED if detach else ON_RESUME)
-    staying = _staying(wait, follow, as_json=as_json) if detach else None
-    if staying is not None and resume is not None:
+        _check_resume_options(context, resume, ALLOWED_ON_DETACHED_RESUME if detach else ALLOWED_ON_RESUME)
+    follow_mode = _follow_mode(wait, follow, as_json=as_json) if detach else None
+    if follow_mode is not None and resume is not None:
         with access.client() as client:
             submitted = client.resume(find_job(client, resume).id, tasks.constraints or None)
-            staying.after(client, submitted, resumed=True)
+            follow_mode.after(client, submitted, resumed=True)
         return
-    with kept_function(call.function, asked.name, url) as kept:
+    with stored_function(call.function, unresolved.name, url) as kept:
         if kept is not None:
-            script, asked = kept[0], dataclasses.replace(asked, name=kept[1])
+            script, unresolved = kept[0], dataclasses.replace(unresolved, name=kept[1])
         remembered = run_options(context, {})
         if resume is None:
-            if staying is None:
-                outputs_limit = outputs_limit_for(outputs_limit, mesos, asked.checkpoint_dir)
+            if follow_mode is None:
+                outputs_limit = outputs_limit_for(outputs_limit, mesos, unresolved.checkpoint_dir)
             spec = search_spec(
                 script,
                 tuple(arguments or ()),
-                asked,
+                unresolved,
                 options,
                 settings,
                 call,
                 is_module=module,
-                on_this_machine=mesos.runs_here if staying is None else _runs_here(access),
+                on_this_machine=mesos.runs_here if follow_mode is None else _runs_here(access),
                 environment={**outputs_environment(outputs_limit), **tasks.environment},
             )
         else:
             spec, remembered = _stored_search(context, resume, url, options)
-            mesos, tasks = remembered_access(remembered), task_values(remembered)
+            mesos, tasks = access_from_options(remembered), task_values(remembered)
             logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
-        if staying is not None:
-            if asked.checkpoint_dir is None:
+        if follow_mode is not None:
+            if unresolved.checkpoint_dir is None:
                 spec = dataclasses.replace(spec, checkpoint_dir="")
-            _hand_over(spec, tasks, access, staying)
+            _submit(spec, tasks, access, follow_mode)
             return
-        chosen_here = resume is None and asked.checkpoint_dir is None
+        chosen_here = resume is None and unresolved.checkpoint_dir is None
         if mesos.image is not None and chosen_here and needs_mount(spec.checkpoint_dir, parse_volumes(tasks.volumes)):
             raise BadInputError(
                 "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers and "
@@ -154,7 +155,7 @@ def tune(
             mesos = stack.enter_context(mesos.starting())
             if mesos.zygotes:
                 _import_for_trials(spec, mesos.zygotes)
-            # Late, as all that is not needed to begin with the start of Mesos and the imports of the trials.
+            # Imported late, so that Mesos starts and trials' imports begin first.
             from framework.search.run import SearchRequest
 
             constraints, volumes = tasks.constraints, tasks.volumes
@@ -163,42 +164,42 @@ def tune(
         _report(result, spec, url, as_json=as_json)
 
 
-def _check_place(context: typer.Context, *, detach: bool, waits: bool) -> None:
-    """Refuses options of a service for a search of one's own, and the other way round."""
+def _check_service_options(context: typer.Context, *, detach: bool, waits: bool) -> None:
+    """Raises `BadInputError` for options of a service without `--detach`, and for local ones with it."""
     if detach:
         if given := [option for option in NOT_WITH_DETACH if is_given(context, option)]:
             raise BadInputError(
-                "With --detach the service says where the search runs and is kept; leave out "
-                f"{', '.join(map(_as_typed, given))}."
+                "With --detach the service chooses where the search runs and is stored; leave out "
+                f"{', '.join(map(_option_name, given))}."
             )
     elif given := [option for option in sorted(SERVICE_OPTIONS) if is_given(context, option)]:
         raise BadInputError(
-            f"{_as_typed(given[0])} is for a search that a service runs; add --detach, or leave it out."
+            f"{_option_name(given[0])} is for a search that a service runs; add --detach, or leave it out."
         )
     elif waits:
         raise BadInputError("--wait and --follow are for a search that a service runs (--detach); leave them out.")
 
 
-def _refuse_changes(context: typer.Context, name: str, changeable: set[str]) -> None:
+def _check_resume_options(context: typer.Context, name: str, changeable: set[str]) -> None:
     given = [option for option in context.params if is_given(context, option) and option not in changeable]
     if given:
         raise BadInputError(
-            f"--resume {name} continues the search as it was first asked for; leave out "
-            f"{', '.join(map(_as_typed, given))}."
+            f"--resume {name} continues the search with its first options; leave out "
+            f"{', '.join(map(_option_name, given))}."
         )
 
 
-def _staying(wait: bool, follow: bool, *, as_json: bool) -> Staying:
-    # With what speaks to a service, which a search of one's own need not wait for.
-    from framework.cli.following import Staying
+def _follow_mode(wait: bool, follow: bool, *, as_json: bool) -> FollowMode:
+    # Imported late: its HTTP client is needed with --detach only.
+    from framework.cli.following import FollowMode
 
-    return Staying(wait, follow, as_json)
+    return FollowMode(wait, follow, as_json)
 
 
 def _stored_search(
     context: typer.Context, name: str, url: str, options: SearchOptions
 ) -> tuple[SearchSpec, dict[str, Any]]:
-    """A search that is resumed, with the options that were given anew, and where it is to run."""
+    """Loads a search with its changed options, and the options of where to run it."""
     from framework.search.store import Store
 
     with contextlib.closing(Store(url, must_exist=True)) as store:
@@ -224,7 +225,7 @@ def _report(result: SearchResult, spec: SearchSpec, url: str, *, as_json: bool) 
     """Prints the result.
 
     Raises:
-        JobFailedError: if the search has ended early, or without a trial that succeeded.
+        JobFailedError: if the search has ended early, or no trial has succeeded.
     """
     from framework.cli.search_report import report
 
@@ -234,17 +235,17 @@ def _report(result: SearchResult, spec: SearchSpec, url: str, *, as_json: bool) 
         report(console(), result, spec, url)
     if result.failure:
         raise JobFailedError(
-            f"The search has ended early: {result.failure}; dike tune --resume {spec.name} continues it."
+            f"The search has ended early: {result.failure}; dike tune --resume {spec.name} resumes it."
         )
     if result.best is None:
         raise JobFailedError(
-            f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more."
-            + _how_parameters_came(spec, result)
+            f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} shows why."
+            + _parameter_hint(spec, result)
         )
 
 
-def _how_parameters_came(spec: SearchSpec, result: SearchResult) -> str:
-    """How the script got its parameters, where none of its trials has come to a step: it may have refused them."""
+def _parameter_hint(spec: SearchSpec, result: SearchResult) -> str:
+    """Returns advice about the parameters if no trial has done a step: the script may have refused them."""
     from framework.project.script_flags import script_arguments
 
     words = (
@@ -255,13 +256,13 @@ def _how_parameters_came(spec: SearchSpec, result: SearchResult) -> str:
     if not words or any(trial.step for trial in result.trials):
         return ""
     return (
-        f" None has come to a step: if the script does not take '{shlex.join(words)}', name the parameters as it does, "
-        "or see --param-style."
+        f" No trial has done a step: if the script does not accept '{shlex.join(words)}', use the script's names of "
+        "parameters, or set --param-style."
     )
 
 
 def _import_for_trials(spec: SearchSpec, zygotes: str) -> None:
-    """Has an embedded Mesos' zygote server begin to import what the trials need."""
+    """Makes the zygote server of a private Mesos import what the trials need."""
     from executor.slot_order import SlotOrder
     from executor.zygote_pool import warm_soon
     from framework.project.script_facts import script_facts
@@ -276,8 +277,8 @@ def _runs_here(access: ServiceAccess) -> bool:
         return client.runs_here()
 
 
-def _hand_over(spec: SearchSpec, tasks: TaskOptions, access: ServiceAccess, staying: Staying) -> None:
-    """Submits a search to a service."""
+def _submit(spec: SearchSpec, tasks: TaskOptions, access: ServiceAccess, follow_mode: FollowMode) -> None:
+    """Submits the search to a service."""
     from framework.project import bundle
     from framework.project.script_facts import script_facts
     from framework.service.requests import search_request
@@ -288,8 +289,8 @@ def _hand_over(spec: SearchSpec, tasks: TaskOptions, access: ServiceAccess, stay
         earlier = tuple(find_job(client, name).id for name in spec.warm_start_from)
         spec = dataclasses.replace(spec, warm_start_from=earlier)
         request = search_request(spec, entry.path, facts.preload, constraints=tasks.constraints, volumes=tasks.volumes)
-        staying.after(client, client.submit_request(request, bundle.pack(entry.script, entry.folder)))
+        follow_mode.after(client, client.submit_request(request, bundle.pack(entry.script, entry.folder)))
 
 
-def _as_typed(parameter: str) -> str:
+def _option_name(parameter: str) -> str:
     return f"the {parameter}" if parameter in ("script", "arguments") else f"--{parameter.replace('_', '-')}"

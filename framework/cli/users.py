@@ -1,4 +1,4 @@
-"""`dike users add`, `rotate`, `remove` and `list`: who may use a service, in its users file."""
+"""`dike users add`, `rotate`, `remove` and `list`: edits the users file of a service."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from framework.service.users_file import Changed
 
 NEVER = "never"
-LONGEST_DAYS = 36525
-"""A hundred years; a date has to have four digits for its year."""
+MAX_VALID_DAYS = 36525
+"""A hundred years: dates have four-digit years."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name, as jobs show it.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user, as shown for jobs.", show_default=False)]
 File = Annotated[
     Path,
     typer.Option("--users", envvar=USERS_VARIABLE, metavar="FILE", help="The users file.", show_default=False),
@@ -36,7 +36,7 @@ File = Annotated[
 def users() -> None:
     """Edits a service's users file.
 
-    Makes, replaces and withdraws tokens; a running service notices.
+    Creates, replaces and revokes tokens. A running service applies the changes.
     """
 
 
@@ -47,22 +47,26 @@ def add(
     expires: Annotated[
         str | None, typer.Option(metavar="DATE|DAYS", help="The token's last day (UTC), such as 2027-01-31 or 90d.")
     ] = None,
-    weight: Annotated[float, typer.Option(help="Weight in the queue, relative to other users.")] = 1.0,
-    admin: Annotated[bool, typer.Option("--admin", help="Lets the user end all jobs and read their output.")] = False,
+    weight: Annotated[
+        float, typer.Option(help="Weight in the queue: with 2, the user's fair share is twice as large.")
+    ] = 1.0,
+    admin: Annotated[bool, typer.Option("--admin", help="Let the user end all jobs and read their output.")] = False,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Make no token: for a user whom a proxy signs in.")
+        bool, typer.Option("--no-token", help="Create no token; for users that a proxy signs in.")
     ] = False,
 ) -> None:
-    """Adds a user, and prints the new token, which is kept nowhere."""
+    """Adds a user, and prints the new token. The file stores only its hash."""
     from framework.service.users_file import UsersFile
 
     if not 0 < weight <= 1e6:
-        raise BadInputError(f"--weight {weight:g} cannot be; give a number above 0 and up to 1000000.")
+        raise BadInputError(f"--weight is {weight:g}; it must be above 0 and at most 1000000.")
     if no_token and expires is not None:
-        raise BadInputError("--expires is the last day of a token, and with --no-token there is none.")
+        raise BadInputError(
+            "--expires sets the last day of a token, and --no-token creates none; leave one of them out."
+        )
     date = None if expires is None else _last_day(expires)
     made = UsersFile(file).add(name, has_token=not no_token, expires=date, weight=weight, admin=admin)
-    _tell(made, file)
+    _report(made, file)
 
 
 @app.command()
@@ -78,27 +82,27 @@ def rotate(
         ),
     ] = None,
 ) -> None:
-    """Makes a new token for a user, prints it, and withdraws the one before."""
+    """Creates a new token for a user, prints it, and revokes the old one."""
     from framework.service.users_file import UsersFile
 
     date = None if expires in (None, NEVER) else _last_day(expires)
-    _tell(UsersFile(file).rotate(name, expires=date, keeps_date=expires is None), file)
+    _report(UsersFile(file).rotate(name, expires=date, keeps_date=expires is None), file)
 
 
 @app.command()
 def remove(name: Name, file: File) -> None:
-    """Takes a user out, and so withdraws the token; jobs of the user go on."""
+    """Removes a user, and so revokes the token; jobs of the user continue."""
     from framework.service.users_file import UsersFile
 
-    _tell(UsersFile(file).remove(name), file)
+    _report(UsersFile(file).remove(name), file)
 
 
 @app.command("list")
 def list_users(
     file: File,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows who is in the file, until when tokens are valid, and who may have how much."""
+    """Lists the users, the last day of their tokens, and their limits."""
     from framework.service.users_file import UsersFile
 
     found = UsersFile(file).users()
@@ -114,36 +118,36 @@ def list_users(
 
 
 def _last_day(text: str) -> datetime.date:
-    """The date that an option tells, not before today.
+    """Reads `--expires` as a date.
 
     Raises:
-        BadInputError: if it is none, or over.
+        BadInputError: if it is malformed, or before today.
     """
     import datetime
 
     from framework.service.users import today
 
     days = re.fullmatch(r"([0-9]{1,5})d", text, re.ASCII)
-    if days is not None and int(days[1]) <= LONGEST_DAYS:
+    if days is not None and int(days[1]) <= MAX_VALID_DAYS:
         return today() + datetime.timedelta(days=int(days[1]))
     try:
         date = datetime.datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError:
         raise BadInputError(
-            f"--expires {text} is no last day of a token; write a date like 2027-01-31, or days from now like 90d."
+            f"'{text}' is not a value of --expires; write a date like 2027-01-31, or days from now like 90d."
         ) from None
     if date < today():
-        raise BadInputError(f"--expires {text} is over; give a day that is to come.")
+        raise BadInputError(f"--expires {text} is in the past; give today or a later day.")
     return date
 
 
-def _tell(made: Changed, file: Path) -> None:
+def _report(made: Changed, file: Path) -> None:
     if made.token is not None:
         print(made.token)
     if made.has_lost_comments:
-        warn(f"{file} had to be written anew, and its comments are lost.")
+        warn(f"{file} was rewritten without its comments.")
     if made.was_open:
-        warn(f"Only its owner can read {file} now; the service has to run as that account.")
+        warn(f"Only its owner can read {file} now; run the service as that account.")
 
 
 def _values(user: User) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def exposure_warning() -> str | None:
     """A warning about what other accounts of this machine can reach; None if there is none."""
     if os.getuid() == ROOT:
         return (
-            "The embedded Mesos runs as root, and so does every script on it. All accounts of this machine can reach "
+            "The private Mesos runs as root, and so does every script on it. All accounts of this machine can reach "
             "the ports of TensorFlow: use an account of your own (docs/security.md)."
         )
     others = {entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid in USER_IDS} - {os.getuid()}

@@ -221,7 +221,7 @@ class EmbeddedCluster:
         """
         state = self._leader_state()
         if state is None:
-            raise DikeError(f"The embedded Mesos master at {self.master} does not answer.")
+            raise DikeError(f"The private Mesos master at {self.master} does not answer.")
         return state
 
     def wait_for_agents(self, timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -236,7 +236,7 @@ class EmbeddedCluster:
             if time.monotonic() > deadline:
                 names = ", ".join(agent.name for agent in missing)
                 tail = self._files.log_tail(missing[0].name)
-                raise DikeError(f"{names} did not register with the embedded Mesos. {tail}")
+                raise DikeError(f"{names} did not register with the private Mesos. {tail}")
             time.sleep(POLL_INTERVAL_S)
 
     def kill_agent(self, index: int, sig: signal.Signals = signal.SIGKILL) -> None:
@@ -341,7 +341,7 @@ class EmbeddedCluster:
 
     def _running(self) -> DaemonRunner:
         if self._runner is None:
-            raise DikeError("The embedded Mesos is not running: start it first.")
+            raise DikeError("The private Mesos is not running: start it first.")
         return self._runner
 
     def _pid(self, daemon: Daemon) -> int:
@@ -355,7 +355,7 @@ class EmbeddedCluster:
         for master in self._masters:
             if self._state(master):
                 return master
-        raise DikeError(f"The embedded Mesos has no leading master at {self._zookeeper}.")
+        raise DikeError(f"The private Mesos has no leading master at {self._zookeeper}.")
 
     def _leader_state(self) -> dict[str, Any] | None:
         return next(filter(None, map(self._state, self._masters)), None)

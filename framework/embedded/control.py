@@ -105,10 +105,10 @@ class SupervisorControl:
             except (OSError, ValueError):  # ValueError: the pipes have been closed.
                 line = b""
         if not line:
-            raise DikeError(f"The embedded Mesos is not running any more; its supervisor's log is {self._log}.")
+            raise DikeError(f"The private Mesos is not running any more; its supervisor's log is {self._log}.")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise DikeError(f"The embedded Mesos could not start {request['name']}: {answer['error']}.")
+            raise DikeError(f"The private Mesos could not start {request['name']}: {answer['error']}.")
         return answer
 
     def _wait_for_answer(self, descriptor: int) -> None:

@@ -133,7 +133,7 @@ class DaemonRunner:
                 if self.has_ended(daemon):
                     another = next(self._spare_ports, None) if movable and not is_free(daemon.port) else None
                     if another is None:
-                        raise DikeError(f"The embedded Mesos' {daemon.name} ended. {self._files.log_tail(daemon.name)}")
+                        raise DikeError(f"The private Mesos' {daemon.name} ended. {self._files.log_tail(daemon.name)}")
                     daemon.port = another
                     self._spawn(daemon)
                 self._keep_waiting(deadline, daemon, "answer")
@@ -169,5 +169,5 @@ class DaemonRunner:
     def _keep_waiting(self, deadline: float, daemon: Daemon, what: str) -> None:
         if time.monotonic() > deadline:
             tail = self._files.log_tail(daemon.name)
-            raise DikeError(f"The embedded Mesos' {daemon.name} does not {what}. {tail}")
+            raise DikeError(f"The private Mesos' {daemon.name} does not {what}. {tail}")
         time.sleep(POLL_INTERVAL_S)

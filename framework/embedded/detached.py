@@ -72,7 +72,7 @@ class DetachedCluster:
         state = None if access is None else get_json(access, int(port), "/master/state")
         if state is None:
             raise DikeError(
-                f"The embedded Mesos is up but its master at {self.master} does not answer: `dike mesos down`."
+                f"The private Mesos is up but its master at {self.master} does not answer: `dike mesos down`."
             )
         known = {agent["hostname"]: agent for agent in state["slaves"]}
         pids = self._running_agents()
@@ -129,7 +129,7 @@ def bring_up(agents: Sequence[AgentSpec]) -> DetachedCluster:
         running = find()
         if running:
             raise BadInputError(
-                f"An embedded Mesos is up already, its master at {running.master}: end it with `dike mesos down`."
+                f"A private Mesos is up already, its master at {running.master}: end it with `dike mesos down`."
             )
         shutil.rmtree(_work_dir(), ignore_errors=True)
         with planned as cluster:
@@ -163,7 +163,7 @@ def take_down() -> bool:
             deadline = time.monotonic() + STOP_TIMEOUT_S
             while cluster.is_up():
                 if time.monotonic() > deadline:
-                    raise DikeError(f"The embedded Mesos (process {cluster.supervisor_pid}) does not end: kill it.")
+                    raise DikeError(f"The private Mesos (process {cluster.supervisor_pid}) does not end: kill it.")
                 time.sleep(POLL_INTERVAL_S)
         _state_file().unlink(missing_ok=True)
         shutil.rmtree(_work_dir(), ignore_errors=True)

@@ -39,7 +39,7 @@ def check_platform() -> None:
     ):
         return
     raise BadInputError(
-        f"The embedded Mesos runs on x86-64 Linux with glibc only and this machine is {platform.system()} on {machine} "
+        f"The private Mesos runs on x86-64 Linux with glibc only and this machine is {platform.system()} on {machine} "
         "with another C library or processor: name a Mesos master with --master, or use `dike plan`, "
         "which needs none."
     )

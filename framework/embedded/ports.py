@@ -58,7 +58,7 @@ def reserve_blocks(count: int) -> list[PortBlock]:
                 claim.close()
         if len(blocks) < count:
             raise DikeError(
-                f"The embedded Mesos needs {count} blocks of {BLOCK_SIZE} free ports between {FIRST_PORT} and "
+                f"The private Mesos needs {count} blocks of {BLOCK_SIZE} free ports between {FIRST_PORT} and "
                 f"{END_PORT}, and only {len(blocks)} are available: end other clusters on this machine."
             )
         claims.pop_all()

@@ -162,7 +162,8 @@ class Daemon:
             try:
                 self._start()
             except OSError as error:
-                print(f"{self._command[0]} could not be restarted: {error}", file=sys.stderr, flush=True)
+                argv, _, _ = self._command
+                print(f"{argv[0]} could not be restarted: {error}", file=sys.stderr, flush=True)
                 self.mark_ended(1)
 
 

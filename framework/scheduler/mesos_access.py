@@ -39,7 +39,7 @@ class MesosAccess:
         agents: the private Mesos' agents.
         connect_timeout_s: how long to wait for the master.
         role: role of the subscription.
-        principal, secret: credentials; an embedded Mesos of the same account needs none.
+        principal, secret: credentials; a private Mesos of the same account needs none.
         image: container image for the tasks; None for the agent's own file system.
         agent_python: interpreter on the agents; None: this one for a Mesos on this machine, `python3` for another.
         advertise_address: host name or address under which agents reach this machine; None for the one that faces the
@@ -71,7 +71,7 @@ class MesosAccess:
 
     @property
     def zygotes(self) -> str:
-        """Socket of the zygote server of an embedded Mesos, either private or of the same account and named by its
+        """Socket of the zygote server of a private Mesos, either private or of the same account and named by its
         address; empty if there is none.
         """
         if self.private is not None:

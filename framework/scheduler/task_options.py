@@ -1,4 +1,4 @@
-"""What a user says of any job, training or search: its name, and its tasks' agents, folders and environment."""
+"""Options of training jobs and searches: name, agents, folders and environment."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class AgentOptions:
         Constraints,
         UserOption(
             "Where tasks run",
-            "Which agents to use, as in rack:IN:r1,r2 or hostname:LIKE:gpu-.*.",
+            "Use only matching agents, such as rack:IN:r1,r2 or hostname:LIKE:gpu-.*. Repeatable.",
             flag="--constraint",
             metavar="FIELD:OPERATOR:VALUE",
             read=_read_constraints,
@@ -104,7 +104,7 @@ class TaskOptions(AgentOptions):
         Environment,
         UserOption(
             "The script",
-            "Set a variable for the script, or pass this shell's value on; repeatable.",
+            "Set an environment variable for the script; NAME alone passes its value in this shell. Repeatable.",
             flag="--env",
             metavar="NAME[=VALUE]",
             read=read_variables,
@@ -115,7 +115,8 @@ class TaskOptions(AgentOptions):
         Volumes,
         UserOption(
             "Where tasks run",
-            "Mount a folder of the agents into the tasks' container; a service allows the same path, /mnt and /data.",
+            "Mount a folder of the agents into the tasks' containers. A service mounts it at the same path, or below "
+            "/mnt or /data. Repeatable.",
             flag="--volume",
             metavar="HOST[:CONTAINER][:ro]",
             read=_read_volumes,

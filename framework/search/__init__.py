@@ -1,1 +1,1 @@
-"""Hyper-parameter searches: trials that take turns on slots, their records, and the Mesos side of it."""
+"""Hyper-parameter searches: trials in time slices on slots, their records, and their tasks on Mesos."""

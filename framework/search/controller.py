@@ -493,7 +493,7 @@ class SearchController:
             logger.info("slot %d never received run %s", slot.id, unknown.key)
             trial = unknown.order.trial
             step = unknown.record.checkpoint_step
-            end = RunEnd(trial.number, trial.run, "stopped", checkpoint=trial.resume_from, step=step)
+            end = RunEnd(trial.number, trial.run, "killed", checkpoint=trial.resume_from, step=step)
             is_news |= self._run_ended(slot, end)
         return is_news or (slot.view(), slot.unsaved) != before
 
@@ -583,7 +583,7 @@ class SearchController:
         self._observer.trial_ended(record, slot, end.outcome)
         if record.state is TrialState.STOPPED:
             return  # reported before, and it never resumes
-        if end.outcome == "stopped" and end.exit_code is not None:
+        if end.outcome == "killed" and end.exit_code is not None:
             self._trial_stopped(record, end, from_step)
         elif end.outcome in ("failed", "bad_input", "timed_out"):
             self._report_failed(record, slot, end, why_hopeless)

@@ -70,8 +70,8 @@ class Parameter:
     log: bool = False
 
 
-_SEARCHED = "What is searched"
-_ORDER = "Which trials run first, and which are stopped"
+_SEARCHED = "What to search"
+_ORDER = "Order and early stopping of trials"
 _FAILURES = "Failures"
 _SLOTS = "Slots"
 _CHECKPOINTS = "Checkpoints"
@@ -80,19 +80,19 @@ Seconds = Annotated[float, Field(ge=0.1, le=1e9, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """What a user says of a search besides its script, its space and its objective: `dike tune` and the REST API."""
+    """Options of a search besides its script, space and objective, for `dike tune` and the REST API."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**63), UserOption(_SEARCHED, "Seed of the sampler and the policy.")] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63), UserOption(_SEARCHED, "Random seed of the sampler and the policy.")] = 0
     value: Annotated[
         ValueKind,
-        UserOption(_SEARCHED, "Judge a trial by the last value of the metric that it reports, or by its best."),
+        UserOption(_SEARCHED, "Rank trials by the last value of the metric that they report, or by the best."),
     ] = "last"
     policy: Annotated[
         Text,
         UserOption(
             _ORDER,
-            "Which trials run first: all are trained to their end, unless --stop is given. One of "
-            f"{', '.join(sorted(POLICIES))}.",
+            f"Policy that chooses which trials run next: {', '.join(sorted(POLICIES))}. All trials are trained to "
+            "their end, unless you set --stop.",
         ),
     ] = "dike"
     warm_start_from: Annotated[
@@ -100,8 +100,8 @@ class SearchOptions:
         Field(max_length=MAX_EARLIER),
         UserOption(
             _ORDER,
-            "An earlier search of the same model: its finished trials say which trials of this one are likely to "
-            "succeed (dike); repeatable.",
+            "Earlier search of the same model. The policy dike uses its finished trials to estimate which trials are "
+            "promising. Repeatable.",
             metavar="NAME",
             read=tuple,
             reads=list[str],
@@ -111,82 +111,95 @@ class SearchOptions:
         Text,
         UserOption(
             _ORDER,
-            "Stop unpromising trials: asha, asha=N, median, patience=N or threshold=X, in epochs or reports. By "
-            "default no trial is stopped.",
+            "Stop unpromising trials by this rule: asha, asha=N, median, patience=N or threshold=X, with N in epochs "
+            "or reports.",
+            default="no trial is stopped",
         ),
     ] = ""
     timeout_s: Annotated[
         Seconds | None,
         UserOption(
             _ORDER,
-            "End the search after X seconds, its trials suspended. With --detach they count from the first slot.",
+            "Maximum time of the search, seconds. Then its trials are suspended, and you can resume it. With --detach, "
+            "the time counts from the first slot.",
             settable_on_resume=True,
         ),
     ] = None
     on_failure: Annotated[
         OnFailure,
-        UserOption(_FAILURES, "Whether the search continues when a trial fails.", settable_on_resume=True),
+        UserOption(
+            _FAILURES, "What to do when a trial fails: continue the search, or abort it.", settable_on_resume=True
+        ),
     ] = "continue"
     trial_timeout_s: Annotated[
         Seconds | None,
-        UserOption(_FAILURES, "A trial that has run for X seconds, suspensions aside, fails.", settable_on_resume=True),
+        UserOption(
+            _FAILURES,
+            "Maximum time that a trial runs, seconds, without suspensions; then it fails.",
+            settable_on_resume=True,
+        ),
     ] = None
     stall_timeout_s: Annotated[
         Seconds | None,
         UserOption(
             _FAILURES,
-            "A trial that reports and prints nothing and uses no CPU for X seconds fails.",
+            "Maximum time without reports, output and CPU use of a trial, seconds; then it fails.",
             settable_on_resume=True,
         ),
     ] = None
     agent_cooldown_s: Annotated[
         float,
         Field(ge=0, le=1e9, allow_inf_nan=False),
-        UserOption(_FAILURES, "Seconds for which an agent is not used after failures.", settable_on_resume=True),
+        UserOption(_FAILURES, "Time for which an agent is not used after failures, seconds.", settable_on_resume=True),
     ] = 300.0
     max_slots: Annotated[
         int | None,
         Field(ge=1, le=MAX_ITEMS),
-        UserOption(_SLOTS, "Use at most N slots.", flag="--slots", settable_on_resume=True),
+        UserOption(_SLOTS, "Maximum number of slots.", flag="--slots", settable_on_resume=True),
     ] = None
     slot_cpus: Annotated[
         float,
         Field(ge=0.1, le=1e9, allow_inf_nan=False),
-        UserOption(_SLOTS, "CPUs of a slot. With GPUs: minimum.", settable_on_resume=True),
+        UserOption(_SLOTS, "CPUs per slot; for slots with GPUs, the minimum.", settable_on_resume=True),
     ] = 1.0
     slot_mem_mib: Annotated[
         float,
         Field(ge=64, le=1e9, allow_inf_nan=False),
-        UserOption(_SLOTS, "Memory of a slot, MiB. With GPUs: minimum.", settable_on_resume=True),
+        UserOption(_SLOTS, "Memory per slot, MiB; for slots with GPUs, the minimum.", settable_on_resume=True),
     ] = 2048.0
     slot_gpus: Annotated[
         int | None,
         Field(ge=0, le=MAX_ITEMS),
-        UserOption(_SLOTS, "GPUs of a slot.", default="1 where agents have GPUs", settable_on_resume=True),
+        UserOption(_SLOTS, "GPUs per slot.", default="1 where agents have GPUs", settable_on_resume=True),
     ] = None
     checkpoint_interval_s: Annotated[
         float,
         Field(ge=1, le=1e9, allow_inf_nan=False),
-        UserOption(_CHECKPOINTS, "Seconds between a trial's checkpoints.", settable_on_resume=True),
+        UserOption(_CHECKPOINTS, "Time between a trial's checkpoints, seconds.", settable_on_resume=True),
     ] = 60.0
     suspend: Annotated[
         Suspend,
         UserOption(
             _CHECKPOINTS,
-            "Whether a suspended trial's process is paused in memory beside its checkpoint, or ends (checkpoint). On "
-            "GPUs, auto: whichever is expected to resume sooner; memory: paused, if the driver can.",
+            "How to suspend a trial: checkpoint saves it and ends its process; memory saves it and pauses its process "
+            "in memory, on GPUs if the driver can; auto does the same as memory, but on GPUs chooses whichever is "
+            "expected to resume sooner.",
             settable_on_resume=True,
         ),
     ] = "auto"
     suspend_timeout_s: Annotated[
         Seconds,
-        UserOption(_CHECKPOINTS, "Seconds a trial may take to save before it is killed.", settable_on_resume=True),
+        UserOption(
+            _CHECKPOINTS,
+            "Maximum time to save a trial that is suspended, seconds; then it is killed.",
+            settable_on_resume=True,
+        ),
     ] = 30.0
 
 
 @dataclass(frozen=True)
 class SearchSpec(SearchOptions):
-    """A search as it is stored, so that `--resume` needs nothing but the name.
+    """A stored search, so that `--resume` needs only its name.
 
     Attributes:
         name: the search's name, unique in its storage.

@@ -183,7 +183,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         elsewhere = "" if request.storage == default_storage() else f" --storage {shlex.quote(request.storage)}"
         job = StandaloneJob(
             job_id=spec.name,
-            make=lambda handle: SearchController(
+            make=lambda _: SearchController(
                 launch, policy, observer, trials, store, agents, first_slot, storage_option=elsewhere
             ),
             cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,

@@ -362,7 +362,7 @@ class TrialTracker:
         elif end.outcome == "finished":
             # A trial being stopped may have finished meanwhile.
             self._finish(record, wall_s)
-        elif end.outcome in ("suspended", "stopped"):
+        elif end.outcome in ("suspended", "killed"):
             self._requeue(record, is_suspended=end.outcome == "suspended")
         elif end.outcome in ("bad_input", "timed_out"):
             self._fail(record, end, wall_s)

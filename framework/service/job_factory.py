@@ -67,16 +67,16 @@ class JobContext:
         return Mounts(self.image, self.checkpoint_root, self.allowed_volumes)
 
 
-def make_job(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> Job:
+def make_job(record: JobRecord, entry: JobEntry, recorder: JobRecorder, context: JobContext) -> Job:
     """Creates a job's state machine, restored from `record.state_data`; raises `BadInputError` if the data are
     unusable.
     """
     if record.kind is JobKind.SEARCH:
-        return make_search(record, handle, recorder, context)
-    return _make_training(record, handle, recorder, context)
+        return make_search(record, entry, recorder, context)
+    return _make_training(record, entry, recorder, context)
 
 
-def _make_training(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> TrainingJob:
+def _make_training(record: JobRecord, entry: JobEntry, recorder: JobRecorder, context: JobContext) -> TrainingJob:
     request = stored_request(record)
     assert isinstance(request, TrainingRequest)
     folder_name = record.folder_name
@@ -94,7 +94,7 @@ def _make_training(record: JobRecord, handle: JobEntry, recorder: JobRecorder, c
             container=context.mounts.container(request, folder),
             hand_out_gpus=context.hand_out_gpus,
         )
-    handle.sizing = TrainingSizing(spec)
+    entry.sizing = TrainingSizing(spec)
     if spec.elastic is not None:
         # Starts the measurement in the background.
         context.demand("")
@@ -106,9 +106,9 @@ def _make_training(record: JobRecord, handle: JobEntry, recorder: JobRecorder, c
         context.agents(record.constraints),
         demand=context.demand,
         state=state,
-        launched=handle.tasks.keys(),
+        launched=entry.tasks.keys(),
         patient=True,
-        background=handle.background,
+        background=entry.background,
     )
     last = context.store.history.last_progress(record.id) if record.state_data is not None else None
     if last is not None and job.result.steps is None:
@@ -165,7 +165,7 @@ class ServiceSearch(SearchController):
             raise
 
 
-def make_search(record: JobRecord, handle: JobEntry, recorder: JobRecorder, context: JobContext) -> ServiceSearch:
+def make_search(record: JobRecord, entry: JobEntry, recorder: JobRecorder, context: JobContext) -> ServiceSearch:
     """Creates a search's state machine, restored from `record.state_data` and the database of searches.
 
     Raises:
@@ -177,7 +177,7 @@ def make_search(record: JobRecord, handle: JobEntry, recorder: JobRecorder, cont
         spec = request.to_spec()
     folder = spec.checkpoint_dir or f"{context.checkpoint_root.rstrip('/')}/{record.folder_name}"
     spec = dataclasses.replace(spec, checkpoint_dir=folder)
-    state = _restored_state(record, handle)
+    state = _restored_state(record, entry)
     live_slots = [] if state is None else [slot.id for slot in state.slots]
     database = context.store.database
     with contextlib.ExitStack() as undo:
@@ -210,7 +210,7 @@ def make_search(record: JobRecord, handle: JobEntry, recorder: JobRecorder, cont
             container=context.mounts.container(request, spec.checkpoint_dir),
             hand_out_gpus=context.hand_out_gpus,
         )
-        handle.sizing = SearchSizing(spec)
+        entry.sizing = SearchSizing(spec)
         observer = SearchRecorder(recorder)
         search = ServiceSearch(
             resources,
@@ -229,12 +229,12 @@ def make_search(record: JobRecord, handle: JobEntry, recorder: JobRecorder, cont
         return search
 
 
-def _restored_state(record: JobRecord, handle: JobEntry) -> SearchState | None:
+def _restored_state(record: JobRecord, entry: JobEntry) -> SearchState | None:
     """The state that the previous service saved, without the slots that have ended since."""
     if record.state_data is None:
         return None
     state = SearchState.from_json(record.state_data)
-    return dataclasses.replace(state, slots=tuple(slot for slot in state.slots if slot.task_id in handle.tasks))
+    return dataclasses.replace(state, slots=tuple(slot for slot in state.slots if slot.task_id in entry.tasks))
 
 
 def _apply_abort(spec: SearchSpec, state: SearchState | None, records: Iterable[TrialRecord]) -> SearchState | None:

@@ -1,4 +1,4 @@
-"""What an operator says of a service: `dike serve`."""
+"""Options of `dike serve`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DAY_S = 24 * 3600.0
 STATE_VARIABLE = "DIKE_STATE"
 HA_VARIABLE = "DIKE_HA"
 USERS_VARIABLE = "DIKE_USERS"
-"""Variables may hold a password, which everybody can read in a command line."""
+"""Environment variables for values that may contain a password: all accounts can read command lines."""
 _CLIENTS = "Clients"
-_KEPT = "What is kept"
-_SERVICES = "Several services"
+_KEPT = "Storage"
+_SERVICES = "High availability"
 _ELASTIC = "Elastic jobs"
 
 
@@ -58,21 +58,24 @@ def read_allowed(texts: Sequence[str]) -> tuple[Volume, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """How clients reach a service, and who they are."""
+    """Options of a service's addresses and users."""
 
-    listen: Annotated[str, UserOption(_CLIENTS, "Address at which clients reach the service.", metavar="HOST:PORT")] = (
+    listen: Annotated[str, UserOption(_CLIENTS, "Address to listen on for clients.", metavar="HOST:PORT")] = (
         DEFAULT_LISTEN
     )
     advertise: Annotated[
         str | None,
-        UserOption(_CLIENTS, "Address of the web page for browsers, if not --listen.", metavar="HOST|URL"),
+        UserOption(
+            _CLIENTS, "Host or URL of the web page for browsers, if --listen is not reachable.", metavar="HOST|URL"
+        ),
     ] = None
     users: Annotated[
         Path | None,
         UserOption(
             _CLIENTS,
-            "YAML file of users (dike users); without it, only you, by a token that is made for you.",
+            "YAML file of users, which dike users edits.",
             metavar="FILE",
+            default="only you, with a generated token",
             variable=USERS_VARIABLE,
         ),
     ] = None
@@ -80,7 +83,7 @@ class ClientOptions:
         str | None,
         UserOption(
             _CLIENTS,
-            "Header in which a proxy that signs users in gives their name, with --proxy-address.",
+            "HTTP header in which a proxy that signs users in sends their names. Needs --proxy-address.",
             metavar="NAME",
         ),
     ] = None
@@ -88,7 +91,7 @@ class ClientOptions:
         tuple[str, ...],
         UserOption(
             _CLIENTS,
-            "Address from which that proxy's requests come; repeatable.",
+            "Address or network of that proxy. Repeatable.",
             flag="--proxy-address",
             metavar="ADDRESS|NETWORK",
             read=tuple,
@@ -99,26 +102,31 @@ class ClientOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
-    """What a service keeps, and how it runs jobs."""
+    """Options of a service's storage, and of how it runs jobs."""
 
     state: Annotated[
         str,
-        UserOption(_KEPT, "Database: sqlite:///FILE or postgresql://...", metavar="URL", variable=STATE_VARIABLE),
+        UserOption(
+            _KEPT, "Database of the service: sqlite:///FILE or postgresql://...", metavar="URL", variable=STATE_VARIABLE
+        ),
     ] = f"sqlite:///{RUNS_FOLDER}/service.db"
     checkpoint_root: Annotated[
-        str, UserOption(_KEPT, "Folder for the checkpoints of all jobs; the same path on all agents.")
+        str, UserOption(_KEPT, "Folder for the checkpoints of all jobs. It must have the same path on all agents.")
     ] = RUNS_FOLDER
     keep_days: Annotated[
         float,
         Field(ge=0),
-        UserOption(_KEPT, "Forget jobs this many days after their end; 0 means never.", flag="--keep", metavar="DAYS"),
+        UserOption(
+            _KEPT, "Days after which ended jobs are removed; 0 keeps them for ever.", flag="--keep", metavar="DAYS"
+        ),
     ] = 30.0
     keep_checkpoints_s: Annotated[
         float | None,
         UserOption(
             _KEPT,
-            "Remove checkpoints this long after the end of their job: 30d, 12h.",
+            "Time after the end of a job until its checkpoints are removed, such as 30d or 12h.",
             metavar="TIME",
+            default="never removed",
             read=read_age("--keep-checkpoints"),
         ),
     ] = None
@@ -126,34 +134,40 @@ class ServiceOptions:
         str | None,
         UserOption(
             _SERVICES,
-            "ZooKeeper that elects one of several services; the others stand by.",
+            "ZooKeeper that elects the active one of several services.",
             metavar="zk://...",
             variable=HA_VARIABLE,
         ),
     ] = None
-    standby: Annotated[bool, UserOption(_SERVICES, "Stand by while another service runs on this database.")] = False
+    standby: Annotated[
+        bool, UserOption(_SERVICES, "Wait while another service uses this database, then take over.")
+    ] = False
     failover_timeout_s: Annotated[
         float,
         Field(ge=1),
-        UserOption(_SERVICES, "Seconds for which Mesos keeps tasks running while the service is away."),
+        UserOption(_SERVICES, "Time for which Mesos keeps tasks running without the service, seconds."),
     ] = 7 * DAY_S
     allocation: Annotated[
         AllocationName | None,
-        UserOption(_ELASTIC, "Policy that divides the cluster among elastic jobs; without it each job sizes itself."),
+        UserOption(
+            _ELASTIC,
+            "Policy that divides the cluster among elastic jobs.",
+            default="each job chooses its own size",
+        ),
     ] = None
     allocation_interval_s: Annotated[
-        float, Field(ge=1), UserOption(_ELASTIC, "Seconds between two rounds of --allocation.")
+        float, Field(ge=1), UserOption(_ELASTIC, "Time between two rounds of --allocation, seconds.")
     ] = 60.0
     sample_runs: Annotated[
         int,
         Field(ge=0, le=4),
-        UserOption(_ELASTIC, "Smaller sizes at which a long job is measured first, with --allocation."),
+        UserOption(_ELASTIC, "Number of smaller sizes at which a long job is measured first. Needs --allocation."),
     ] = 2
     allowed_volumes: Annotated[
         tuple[Volume, ...],
         UserOption(
             "How tasks start on the agents",
-            "A folder of the agents that jobs may mount, with --image; repeatable.",
+            "Folder of the agents that jobs may mount. Needs --image. Repeatable.",
             flag="--allow-volume",
             metavar="FOLDER[:ro]",
             read=read_allowed,
@@ -163,5 +177,5 @@ class ServiceOptions:
 
     @property
     def keep_s(self) -> float | None:
-        """How long jobs that have ended are kept, in seconds; None for ever."""
+        """Seconds until ended jobs are removed; None for ever."""
         return self.keep_days * DAY_S or None

@@ -142,9 +142,9 @@ class Service:
     def _shut_down(self) -> None:
         self._is_shut_down = True
         self._write()
-        for handle in self.scheduler.jobs:
-            if isinstance(handle.job, LeaseOwner):
-                handle.job.release_leases()
+        for entry in self.scheduler.jobs:
+            if isinstance(entry.job, LeaseOwner):
+                entry.job.release_leases()
 
     def _write(self) -> None:
         # One transaction: each waits for the disk.
@@ -181,7 +181,7 @@ class Service:
                     record.id,
                     record.user,
                     self._admitted_count,
-                    lambda handle: make_job(record, handle, recorder, self._context),
+                    lambda entry: make_job(record, entry, recorder, self._context),
                     constraints=record.constraints,
                     tasks=tasks,
                 )
@@ -200,13 +200,13 @@ class Service:
             self.scheduler.cancel_job(job_id)
 
     def _update_states(self) -> None:
-        for handle in self.scheduler.jobs:
-            if self._states[handle.job_id] is JobState.ENDING:
+        for entry in self.scheduler.jobs:
+            if self._states[entry.job_id] is JobState.ENDING:
                 continue
-            if handle.has_tasks:
-                self._set_state(handle.job_id, JobState.RUNNING)
-            elif handle.job.need is not Need.NOTHING:
-                self._set_state(handle.job_id, JobState.QUEUED)
+            if entry.has_tasks:
+                self._set_state(entry.job_id, JobState.RUNNING)
+            elif entry.job.need is not Need.NOTHING:
+                self._set_state(entry.job_id, JobState.QUEUED)
 
     def _set_state(self, job_id: str, state: JobState) -> None:
         if self._states[job_id] is state:
@@ -223,11 +223,11 @@ class Service:
         else:
             self._store.change_job(job_id, state=state)
 
-    def _job_ended(self, handle: JobEntry) -> None:
-        self._finish(handle.job_id, handle.job.outcome())
+    def _job_ended(self, entry: JobEntry) -> None:
+        self._finish(entry.job_id, entry.job.outcome())
 
-    def _job_failed(self, handle: JobEntry, error: Exception) -> None:
-        self._fail(handle.job_id, error)
+    def _job_failed(self, entry: JobEntry, error: Exception) -> None:
+        self._fail(entry.job_id, error)
 
     def _fail(self, job_id: str, error: Exception) -> None:
         if not isinstance(error, DikeError):

@@ -49,7 +49,7 @@ def place(
     # A plan may use any name of an agent; a node's own name takes precedence.
     by_node = {name: agent for agent in agents for name in agent.names} | {agent.node: agent for agent in agents}
     pools: dict[str, ResourcePool] = {}
-    # By machine, not by agent: an embedded Mesos runs several agents on one machine.
+    # By machine, not by agent: a private Mesos runs several agents on one machine.
     used_gpus: defaultdict[str, set[int]] = defaultdict(set)
     for task in held:
         used_gpus[task.host].update(task.gpu_devices)

@@ -1,4 +1,4 @@
-"""What a user says of a training job: `dike run`, `dike submit` and the REST API derive from these fields."""
+"""Options of a training job, from which `dike run`, `dike submit` and the REST API are derived."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ELASTIC_WORKERS = 1024
 
 
 def read_bounds(value: Any) -> tuple[int, int] | None:
-    """Minimum and maximum number of workers of an elastic job, from the text `MIN:MAX` or a pair.
+    """Reads the minimum and maximum number of workers of an elastic job: the text `MIN:MAX`, or a pair.
 
     Raises:
         BadInputError: if it is neither.
@@ -37,23 +37,23 @@ def read_bounds(value: Any) -> tuple[int, int] | None:
     return least, most
 
 
-_SIZE = "Change the size while it trains"
+_SIZE = "Elastic training"
 _CHECKPOINTS = "Checkpoints and restarts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(WorkerBounds, TaskOptions):
-    """What a user says of a training job besides its script and its plan: `dike run`, `dike submit`, the REST API."""
+    """Options of a training job besides its script and its plan."""
 
     isolate_tasks: Annotated[
-        bool, UserOption("Where tasks run", "Give each task a container of its own, even on one agent.")
+        bool, UserOption("Where tasks run", "Start each task in its own container, even if several share an agent.")
     ] = False
     elastic: Annotated[
         tuple[int, int] | None,
         BeforeValidator(read_bounds),
         UserOption(
             _SIZE,
-            "Change the number of workers between MIN and MAX while it trains.",
+            "Change the number of workers during training, from MIN to MAX.",
             metavar="MIN:MAX",
             read=read_bounds,
         ),
@@ -67,21 +67,25 @@ class TrainingOptions(WorkerBounds, TaskOptions):
         Stragglers | None,
         UserOption(
             _SIZE,
-            "What to do about workers of half the usual speed; replace needs --elastic.",
+            "What to do with workers slower than half the median speed. replace needs --elastic.",
             default="replace with --elastic, else report",
         ),
     ] = None
     checkpoint_dir: Annotated[
         Text | None,
-        UserOption(_CHECKPOINTS, "Folder for checkpoints, and to resume from; the same path on all agents."),
+        UserOption(
+            _CHECKPOINTS,
+            "Folder to store checkpoints in, and to resume from. It must have the same path on all agents.",
+            default="a new one for each job",
+        ),
     ] = None
     checkpoint_interval_s: Annotated[
-        float, Field(ge=1, le=1e9, allow_inf_nan=False), UserOption(_CHECKPOINTS, "Seconds between checkpoints.")
+        float, Field(ge=1, le=1e9, allow_inf_nan=False), UserOption(_CHECKPOINTS, "Time between checkpoints, seconds.")
     ] = 60.0
     max_restarts: Annotated[
         int,
         Field(ge=0, le=1000),
-        UserOption(_CHECKPOINTS, "Restarts after failures; each new checkpoint resets the count."),
+        UserOption(_CHECKPOINTS, "Maximum number of restarts after failures. Each new checkpoint resets the count."),
     ] = 3
 
     def check(self, *, has_plan: bool) -> None:
@@ -110,5 +114,5 @@ class TrainingOptions(WorkerBounds, TaskOptions):
 
     @property
     def on_straggler(self) -> Stragglers:
-        """What is done about stragglers."""
+        """`stragglers`, with its default resolved."""
         return self.stragglers or ("report" if self.elastic is None else "replace")

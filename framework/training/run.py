@@ -68,7 +68,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
 
     Raises:
         BadInputError: the input is invalid; nothing was launched.
-        JobFailedError: the master removed the framework, or the embedded Mesos failed.
+        JobFailedError: the master removed the framework, or the private Mesos failed.
         InterruptedByUserError: after Ctrl-C or SIGTERM, when all tasks have ended.
     """
     job_id = new_job_id(request.entry.script)
@@ -157,10 +157,10 @@ def _run(
 ) -> JobResult:
     """Runs the job; `made` receives its state machine as soon as it exists."""
 
-    def make(handle: JobEntry) -> TrainingJob:
+    def make(entry: JobEntry) -> TrainingJob:
         all_agents = functools.partial(admitted_agents, master, request.constraints)
         demand = functools.partial(query_demand, master)
-        made.append(TrainingJob(spec, observer, all_agents, demand=demand, background=handle.background))
+        made.append(TrainingJob(spec, observer, all_agents, demand=demand, background=entry.background))
         return made[0]
 
     job = StandaloneJob(

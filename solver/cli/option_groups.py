@@ -24,11 +24,11 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Command], Command]:
     """Gives a command the parameters of each group in place of the parameter that has the group's name.
 
     Args:
-        groups: parameter of the command -> function that checks a group of options and puts them together; its
-            parameters are declared as typer's. Its return type need not be imported by the command's module.
+        groups: parameter of the command -> function that makes its value from options, declared as for typer. Its
+            return type need not be imported by the command's module.
 
     Returns:
-        A decorator; what it makes is a command, or a group itself.
+        A decorator for commands, and for functions that are groups themselves.
     """
     options = {name: inspect.signature(group).parameters for name, group in groups.items()}
     hints = {key: hint for group in groups.values() for key, hint in _hints(group).items()}
@@ -60,7 +60,7 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Command], Command]:
 
 
 def options_of(described: type[Described]) -> Callable[..., Described]:
-    """A group of options, one for each described field of a dataclass, that makes an instance of it."""
+    """Makes a group with one option per described field of a dataclass; its value is an instance."""
     fields = described_fields(typing.cast("typing.Hashable", described))
 
     def group(**values: Any) -> Described:
@@ -76,7 +76,7 @@ def options_of(described: type[Described]) -> Callable[..., Described]:
 
 
 def panels_of(*described: type) -> dict[str, tuple[str, ...]]:
-    """Title -> parameters, for `--help`."""
+    """Returns title in `--help` -> parameters."""
     panels: dict[str, tuple[str, ...]] = {}
     for one in described:
         for field in described_fields(one).values():
@@ -85,7 +85,7 @@ def panels_of(*described: type) -> dict[str, tuple[str, ...]]:
 
 
 def merged_panels(*panels: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Panels of several groups, in the order in which their titles are first named."""
+    """Merges panels; titles keep the order of their first occurrence."""
     merged: dict[str, tuple[str, ...]] = {}
     for one in panels:
         for title, names in one.items():
@@ -105,12 +105,12 @@ def _declared(field: DescribedField) -> Any:
     if option.metavar is not None:
         shown["metavar"] = option.metavar
     if field.type is bool:
-        # Without its name typer would add --no-NAME.
+        # Without an explicit name, typer would add --no-NAME.
         return Annotated[bool, typer.Option(field.flag, help=option.help, **shown)]
     if field.minimum is not None:
         shown["min"] = field.minimum
     if field.maximum is not None and field.maximum < MAX_ITEMS:
-        # Bounds that only guard against nonsense would hide the others in --help.
+        # Very large bounds only guard against nonsense; --help does not show them.
         shown["max"] = field.maximum
     typed = field.type if option.read is None else option.reads
     return Annotated[
@@ -129,7 +129,7 @@ def _value(field: DescribedField, typed: Any) -> Any:
 
 
 def _hints(function: Callable[..., Any], left_out: typing.Collection[str] = ()) -> dict[str, Any]:
-    """The types of a function's parameters but those left out: where these are imported is of no concern here."""
+    """Resolves the types of a function's parameters, except `left_out`, whose types may not be imported."""
     wanted = {name: hint for name, hint in function.__annotations__.items() if name not in {*left_out, "return"}}
     declared = SimpleNamespace(__annotations__=wanted)
     return typing.get_type_hints(declared, vars(sys.modules[function.__module__]), include_extras=True)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def network_option() -> Any:
     return typer.Option(
-        metavar="FILE", help="What is known of the links (YAML), as dike agents measure writes it.", show_default=False
+        metavar="FILE",
+        help="Speeds of the network links (YAML), as written by dike agents measure.",
+        show_default=False,
     )
 
 

@@ -67,12 +67,12 @@ def test_a_gzipped_file_is_the_same(tmp_path: Path) -> None:
         (LONG, "loss", "There is no column 'loss'"),
         ("", None, "There is no column 'trial'"),
         ("trial,step,seconds,train_loss\n", None, "There is no trial"),
-        ("trial,step,seconds,train_loss\na,1,1,low\n", None, "Line 2 of .*'low' in column train_loss is no number"),
-        ("trial,step,seconds,train_loss\na,1,,1\n", None, "Line 2 of .*'' in column seconds is no number"),
-        ("trial,step,seconds,train_loss\na,1\n", None, "Line 2 of .*'' in column seconds is no number"),
+        ("trial,step,seconds,train_loss\na,1,1,low\n", None, "Line 2 of .*'low' in column train_loss is not a number"),
+        ("trial,step,seconds,train_loss\na,1,,1\n", None, "Line 2 of .*'' in column seconds is not a number"),
+        ("trial,step,seconds,train_loss\na,1\n", None, "Line 2 of .*'' in column seconds is not a number"),
         ("trial,step,seconds,train_loss\na,1,nan,1\n", None, "must be finite and not negative"),
         ("trial,step,seconds,train_loss\na,0,0,1\n", None, "no evaluation after second 0"),
-        ("lr,acc_0,acc_1\n0.1,,\n", None, "Line 2 of .* holds no evaluation"),
+        ("lr,acc_0,acc_1\n0.1,,\n", None, "Line 2 of .* has no evaluation"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, metric: str | None, said: str) -> None:
@@ -87,7 +87,7 @@ def test_a_missing_file_and_a_broken_one(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read"):
         read_curves(tmp_path / "broken.csv.gz")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInputError, match="it is no CSV text"):
+    with pytest.raises(BadInputError, match="it is not CSV text"):
         read_curves(tmp_path / "binary.csv")
 
 

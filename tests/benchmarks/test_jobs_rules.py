@@ -129,9 +129,9 @@ def test_jobs_of_the_same_size_stay_and_move_together_once_there_is_room() -> No
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("optimal", "There is no policy 'optimal'; did you mean optimus? choose of dike, optimus, drf"),
+        ("optimal", "There is no policy 'optimal'; did you mean optimus? choose one of dike, optimus, drf"),
         ("gain/fewest", "There is no policy 'gain/fewest'"),
-        ("gain/many/balanced", "'many' in the policy 'gain/many/balanced' is not known; choose of fewest, spread"),
+        ("gain/many/balanced", "'many' in the policy 'gain/many/balanced' is unknown; choose one of fewest, spread"),
     ],
 )
 def test_unknown_policies_are_refused(name: str, said: str) -> None:

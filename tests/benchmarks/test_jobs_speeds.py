@@ -83,7 +83,7 @@ def test_tables_that_make_no_sense(table: Path, name: str, text: str, said: str)
 
 
 def test_a_table_must_know_the_machines(table: Path) -> None:
-    with pytest.raises(BadInputError, match="The table of 'model' knows up to 2 GPUs on a machine, not 4"):
+    with pytest.raises(BadInputError, match="The table of 'model' has at most 2 GPUs on a machine, not 4"):
         MeasuredModel(table, Machines())
 
 

@@ -8,11 +8,11 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from benchmarks.simulation.jobs.beliefs import (
-    BeliefSettings,
-    ErringSpeeds,
+from benchmarks.simulation.jobs.estimates import (
+    EstimateSettings,
     FittedProgress,
     FittedSpeeds,
+    PerturbedSpeeds,
     make_progress,
     make_speeds,
 )
@@ -69,12 +69,12 @@ def test_nobody_asks_for_more_than_all_machines_hold() -> None:
 
 def test_beliefs_with_errors_are_as_wrong_as_they_are_to_be() -> None:
     rng = np.random.default_rng(0)
-    settings = BeliefSettings(convergence_error=0.2, speed_error=0.1)
-    beliefs = [make_progress(job(number), settings, rng) for number in range(20)]
-    assert {round(one.samples_left(0.0) / 36_000, 6) for one in beliefs} == {0.8, 1.2}
-    assert {round(one.samples_left(0.5) / 18_000, 6) for one in beliefs} == {0.9, 1.1}
+    settings = EstimateSettings(convergence_error=0.2, speed_error=0.1)
+    estimates = [make_progress(job(number), settings, rng) for number in range(20)]
+    assert {round(one.samples_left(0.0) / 36_000, 6) for one in estimates} == {0.8, 1.2}
+    assert {round(one.samples_left(0.5) / 18_000, 6) for one in estimates} == {0.9, 1.1}
     table = make_speeds(job(0), MACHINE, settings, rng, sharding="greedy").table()
-    exact = ErringSpeeds(job(0), MACHINE, 0.0, rng, sharding="greedy").table()
+    exact = PerturbedSpeeds(job(0), MACHINE, 0.0, rng, sharding="greedy").table()
     # Four workers fit one machine; more are slower by a fifth.
     assert exact.tolist() == [[10, 20, 30, 40, 40, 48, 56, 64]]
     assert set(np.round(table / exact, 6).ravel()) == {0.9, 1.1}
@@ -86,13 +86,13 @@ def test_the_fitted_length_comes_near_the_truth_as_the_job_goes_on() -> None:
     assert progress.young
     assert progress.samples_left(0.0) == one.limit_samples
     for done in range(10, 81, 10):
-        progress.see((done - 10) / 100, done / 100)
+        progress.observe((done - 10) / 100, done / 100)
     assert not progress.young
     assert progress.samples_left(0.8) == pytest.approx(0.2 * one.samples, rel=0.5)
 
 
 def test_fitted_speeds_are_near_the_truth_after_sample_runs() -> None:
-    exact = ErringSpeeds(job(0), MACHINE, 0.0, np.random.default_rng(0), sharding="greedy").table()
+    exact = PerturbedSpeeds(job(0), MACHINE, 0.0, np.random.default_rng(0), sharding="greedy").table()
     speeds = FittedSpeeds(job(0), MACHINE, np.random.default_rng(0), sharding="greedy")
     assert np.abs(speeds.table() / exact - 1).max() < 0.3
     for _ in range(20):

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.simulation.jobs.beliefs import BeliefSettings
 from benchmarks.simulation.jobs.comparison import Sources, Workload, compare
+from benchmarks.simulation.jobs.estimates import EstimateSettings
 from benchmarks.simulation.jobs.losses import PATIENCE, TrueCurve
 from benchmarks.simulation.jobs.machines import Host, Machines
 from benchmarks.simulation.jobs.scheduler import SCHEDULERS, scheduler_named
@@ -21,7 +21,7 @@ from tests.benchmarks.jobs_cases import Recorded, job, recording
 from tests.solver.solver_cases import profile
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "data" / "pollux"
-TRUTH = JobsSettings(beliefs=BeliefSettings(0.0, 0.0))
+TRUTH = JobsSettings(estimates=EstimateSettings(0.0, 0.0))
 TWO_GPUS = Machines(count=1, gpus=2, cpus=8)
 
 

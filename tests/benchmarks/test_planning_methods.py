@@ -92,7 +92,7 @@ def _all_speeds(setting: Setting, *, inside_rules: bool) -> Iterator[float]:
 def test_iterative_finds_the_best_of_all_placements(
     seed: int, inside_rules: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exhaustive, "BATCH", 64)
+    monkeypatch.setattr(exhaustive, "PLACEMENTS_PER_CHUNK", 64)
     setting = Setting.of(_random_request(seed, most_gpus=seed % 3))
     expected = max(_all_speeds(setting, inside_rules=inside_rules), default=None)
     if expected is None:
@@ -184,7 +184,7 @@ def test_what_is_too_large_for_iterative_is_a_row_with_a_reason() -> None:
     comparison = compare(request, ["sar_basic", "iterative", "first_fit"], planners=ALL_PLANNERS)
     assert [row.method for row in comparison.rows] == ["sar_basic", "first_fit", "iterative"]
     last = comparison.to_json()[-1]
-    assert re.search(r"about 10\^11 placements, and 200,000,000 are the most", last["reason"])
+    assert re.search(r"about 10\^11 placements, more than its limit of 200,000,000", last["reason"])
     assert last["samples_per_s"] == 0.0
     with pytest.raises(BadInputError, match="about 10"):
         plan_with("iterative", request, planners=ALL_PLANNERS)

@@ -90,7 +90,7 @@ def test_types_of_slots() -> None:
     "text", ["k80", "k80:", ":2", "k80:0", "k80:-1", "k80:two", "k80:1,,v100:1", "k80:2:3", "k80:1.5"]
 )
 def test_malformed_types(text: str) -> None:
-    with pytest.raises(BadInputError, match="in --gpu-types is no number of GPUs of a type"):
+    with pytest.raises(BadInputError, match="in --gpu-types is not a type and a count"):
         gpu_types_of(text)
 
 
@@ -105,12 +105,12 @@ def test_unknown_types_and_models(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "cannot be read: it is no JSON"),
-        ("[]", "is no table of throughputs"),
-        ('{"k80": 3}', "is no table of throughputs"),
-        ('{"k80": {"Net": {"null": 1}}}', "is no table of throughputs"),
-        ('{"k80": {"(\'Net\', 1)": {"null": "fast"}}}', "is no table of throughputs"),
-        ('{"k80": {"(\'Net\', 1)": {}}}', "is no table of throughputs"),
+        ("{", "cannot be read: it is not JSON"),
+        ("[]", "is not a table of throughputs"),
+        ('{"k80": 3}', "is not a table of throughputs"),
+        ('{"k80": {"Net": {"null": 1}}}', "is not a table of throughputs"),
+        ('{"k80": {"(\'Net\', 1)": {"null": "fast"}}}', "is not a table of throughputs"),
+        ('{"k80": {"(\'Net\', 1)": {}}}', "is not a table of throughputs"),
         ('{"k80": {"(\'Net\', 2)": {"null": 1}}}', "There is no speed of a job on one GPU"),
         ("{}", "There is no speed of a job on one GPU"),
     ],

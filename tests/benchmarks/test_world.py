@@ -150,7 +150,7 @@ def test_a_policy_may_not_leave_all_waiting_nor_ask_for_the_past() -> None:
     for idle in (lambda *_: Decision(), lambda now_s, *_: Decision({}, now_s + 1.0)):
         with pytest.raises(PolicyViolationError, match="leaves 1 trials waiting"):
             World(bin_of([5], [5]), FakePolicy(idle), WorldSettings(1, 1.0, 1.0)).run()
-    with pytest.raises(PolicyViolationError, match="wants to be asked at"):
+    with pytest.raises(PolicyViolationError, match="requests its next call at"):
         World(bin_of([5], [5]), FakePolicy(lambda now_s, *_: Decision({}, now_s)), WorldSettings(1, 1.0, 1.0)).run()
 
 

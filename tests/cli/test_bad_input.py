@@ -96,11 +96,9 @@ def test_what_the_system_refuses_is_one_sentence(
 
 
 def test_an_option_of_ours_behind_the_script(dike: Dike, script: Path, tmp_path: Path) -> None:
-    refused(dike("run", script, "--min-workers", "2"), "--min-workers stands behind", "dike run --min-workers ...")
-    refused(dike("submit", script, "--epochs", "2", "--wait"), "--wait stands behind", "train.py -- --wait ...")
-    refused(
-        dike("run", "-m", "train", "--format=json"), "--format stands behind train", "dike run --format ... -m train"
-    )
+    refused(dike("run", script, "--min-workers", "2"), "--min-workers follows", "dike run --min-workers ...")
+    refused(dike("submit", script, "--epochs", "2", "--wait"), "--wait follows", "train.py -- --wait ...")
+    refused(dike("run", "-m", "train", "--format=json"), "--format follows train", "dike run --format ... -m train")
     script.write_text(f"{TRAINS}import argparse\nargparse.ArgumentParser().add_argument('--wait')\n")
     for words in ([script, "--wait"], [script, "--", "--min-workers", "2"], ["--", script, "--save", "x"]):
         done = dike("submit", "--profile", "profile.json", "--save", "sent", *words)
@@ -114,7 +112,9 @@ def test_bounds_of_an_elastic_job(dike: Dike, script: Path) -> None:
 
 
 def test_an_interval_without_end(dike: Dike, script: Path) -> None:
-    refused(dike("run", "--checkpoint-interval", "inf", script), "--checkpoint-interval inf cannot be")
+    refused(
+        dike("run", "--checkpoint-interval", "inf", script), "--checkpoint-interval is inf; it must be a finite number"
+    )
 
 
 @pytest.mark.mesos
@@ -150,8 +150,8 @@ def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
         (("--plan", "nothing.json"), ("nothing.json",)),
         (("--plan", "profile.json"), ("plan",)),
         (("--rules", "luck"), ("'luck' is not a rule",)),
-        (("--time-limit", "100"), ("60 s is the most for a job that runs",)),
-        (("--plan", "profile.json", "--sharding", "optimus"), ("is made already; leave out --plan",)),
+        (("--time-limit", "100"), ("60 s is the maximum for a job that runs",)),
+        (("--plan", "profile.json", "--sharding", "optimus"), ("is a finished plan; leave it out",)),
         (("--resources", "cpus:many"), ("cpus:many",)),
         (("--resources", "cpus:0.05;mem:64"), ("can never start",)),
     ],
@@ -163,7 +163,7 @@ def test_options_that_make_no_sense(dike: Dike, script: Path, options: tuple[str
 def test_a_misspelt_value_is_explained(dike: Dike, script: Path) -> None:
     done = dike("run", "--objective", "luck", script)
     assert done.returncode == 2
-    assert "'luck' is not one of 'throughput', 'traffic'" in done.stderr
+    assert "--objective is 'luck'; it must be one of throughput, traffic" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -182,7 +182,7 @@ def test_a_wrong_secret(dike: Dike, mesos: EmbeddedCluster, script: Path, tmp_pa
     (tmp_path / "open").write_text("right\n")
     (tmp_path / "open").chmod(0o644)
     opened = dike("run", "--profile", "profile.json", "--principal", "dike", "--secret-file", "open", script)
-    refused(opened, "secret file open; chmod 600 it")
+    refused(opened, "secret file open; run chmod 600 open")
     options = ("--profile", "profile.json", "--plan-only", "--master", mesos.master, "--principal", "dike")
     refused(dike("run", *options, "--secret-file", "wrong", script), "--secret-file")
     done = dike("run", *options, "--secret-file", mesos.access.secret_file, script)

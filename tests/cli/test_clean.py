@@ -116,7 +116,7 @@ def test_what_runs_or_is_not_known_to_have_ended_is_left_alone(runs: Path, tmp_p
     claim.write_text(json.dumps({"job": "somebody-else", "attempt": 0}))
     os.utime(claim, (OLD_S, OLD_S))
     (runs / "linked").symlink_to(add_run(tmp_path, "elsewhere"))
-    left = {"something runs there": 2, "no run of dike run, nor a search in the database": 1}
+    left = {"in use": 2, "neither a run of dike run nor a search in the database": 1}
     with mark_in_use(folder, "again", make=False):
         os.utime(folder / LOCK, (OLD_S, OLD_S))
         found = clean("--yes")
@@ -132,11 +132,11 @@ def test_what_runs_or_is_not_known_to_have_ended_is_left_alone(runs: Path, tmp_p
 def test_a_search_keeps_its_best_trial_and_those_that_may_go_on(runs: Path) -> None:
     ended = {"failed": TrialState.FAILED, "best": TrialState.FINISHED, "worse": TrialState.FINISHED}
     with closing(add_search(runs, "digits", **ended, open=TrialState.SUSPENDED)) as store:
-        left = {"the best trial of its search": 1, "trials that --resume goes on with": 1}
+        left = {"the best trial of its search": 1, "trials that --resume can continue": 1}
         before = clean()
         assert (before["folders"], before["left"]) == (["digits/trial-0", "digits/trial-2"], left)
         with store.lock("digits", last_sign_s=OLD_S):
-            assert clean("--yes")["left"] == {"something runs there": 1}
+            assert clean("--yes")["left"] == {"in use": 1}
         found = clean("--yes")
         assert (found["folders"], found["left"], found["size_bytes"]) == (before["folders"], left, 2000)
         assert sorted(path.parent.name for path in (runs / "digits").glob("trial-*/run-0-step-*")) == [
@@ -150,7 +150,7 @@ def test_a_search_keeps_its_best_trial_and_those_that_may_go_on(runs: Path) -> N
         assert clean()["left"] == {"written to since": 1}
     # Without its database nobody knows which is the best.
     (runs / "searches.db").rename(runs / "other.db")
-    assert clean("--older-than", "0s")["left"] == {"no run of dike run, nor a search in the database": 1}
+    assert clean("--older-than", "0s")["left"] == {"neither a run of dike run nor a search in the database": 1}
     found = clean("--older-than", "0s", "--storage", "sqlite:///dike-runs/other.db")
     assert found["folders"] == ["digits/trial-0"]
 
@@ -180,7 +180,7 @@ def test_a_folder_without_a_run_is_not_marked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("nowhere",), "There is no folder nowhere; name the one that"),
+        (("nowhere",), "The folder nowhere does not exist; name the folder that"),
         (
             ("--older-than", "30"),
             "'30' is not a value of --older-than: a time is a number with d, h",

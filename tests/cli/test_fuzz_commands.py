@@ -85,7 +85,7 @@ def test_a_command_line_is_obeyed_or_refused_in_words(folder: Path, monkeypatch:
             patch.setattr(sys, "argv", ["dike", *(word.replace("\0", "") for word in line)])
             code: Any = 0
             try:
-                cli._exit_with_sentence(cli._dike)
+                cli._report_errors(cli._dike)
             except SystemExit as end:  # An exception of any other kind would be a traceback.
                 code = end.code or 0
         codes.add(code)

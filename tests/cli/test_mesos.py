@@ -44,7 +44,7 @@ def dike(tmp_path: Path) -> Iterator[Dike]:
 def test_up_status_down(dike: Dike) -> None:
     absent = dike("status")
     assert absent.returncode == 1
-    assert absent.stderr.startswith("dike: No embedded Mesos is up")
+    assert absent.stderr.startswith("dike: No private Mesos is up")
 
     up = dike("up", "--agents", "3", "--resources", "cpus:4;mem:4096;gpus:2", "--attributes", "rack:r1")
     assert up.returncode == 0, up.stderr
@@ -87,7 +87,7 @@ def test_up_status_down(dike: Dike) -> None:
     assert dike("status").returncode == 1
     down_again = dike("down")
     assert down_again.returncode == 0
-    assert "No embedded Mesos was up" in down_again.stderr
+    assert "No private Mesos was up" in down_again.stderr
 
 
 def test_daemons_that_are_killed_come_back_until_one_is_killed_too_often(dike: Dike) -> None:

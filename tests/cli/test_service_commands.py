@@ -178,7 +178,7 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceStage) -> None
     cells = ["ann", "queued", "1", r"[\d.:]+( s)?", "training", r"20\d\d-"]
     assert re.search(rf"{job} │ {' +│ '.join(cells)}", listed), listed
     assert listed.splitlines()[-1] == "1 queued"
-    assert "queued, number 1 in the queue" in service.dike("jobs", job).stdout
+    assert "queued, position 1 in the queue" in service.dike("jobs", job).stdout
     refused(service.dike("kill", job, user="bob"), job)
     followed = Warm(
         dike_command("logs", "-f", job),
@@ -194,7 +194,7 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceStage) -> None
     assert followed.returncode == 1
     assert "ended already: killed" in service.dike("kill", job).stdout
     assert service.asked("jobs") == {"jobs": [], "counts": {"killed": 1}}
-    assert service.dike("jobs", "--all", "--user", "nobody").stdout == "There are no such jobs.\n"
+    assert service.dike("jobs", "--all", "--user", "nobody").stdout == "No job matches.\n"
     assert "--all" in service.dike("jobs").stdout
     refused(service.dike("logs", job, "--task", "foo"), f"{job} has no task foo; it has none yet")
     assert [one["id"] for one in service.asked("jobs", "--all", "--state", "killed")["jobs"]] == [job]
@@ -202,8 +202,8 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceStage) -> None
 
 def test_names_of_jobs(service: ServiceStage) -> None:
     jobs = [submitted(service), submitted(service)]
-    refused(service.dike("jobs", "train"), "Several jobs begin with 'train'", *jobs)
-    refused(service.dike("logs", jobs[0].replace("train", "tarin")), "knows no job", jobs[0])
+    refused(service.dike("jobs", "train"), "Several jobs start with 'train'", *jobs)
+    refused(service.dike("logs", jobs[0].replace("train", "tarin")), "has no job", jobs[0])
     refused(service.dike("explain", "last", user="bob"), "bob has no job")
     assert service.asked("jobs", "last")["id"] == jobs[1]
     jobs.append(submitted(service, "--name", "mine"))
@@ -297,7 +297,7 @@ def test_a_search_is_handed_over(service: ServiceStage, tmp_path: Path) -> None:
     exported = service.dike("export", "handed-over", "-o", tmp_path / "exported", user="bob")
     assert "trial 1 at step 5, loss" in exported.stdout, exported.stderr
     assert json.loads((tmp_path / "exported" / "state.json").read_text()) == {"loss": pytest.approx(0.98**5)}
-    refused(service.dike("export", "handed-over", "-o", tmp_path / "exported", user="bob"), "is there already")
+    refused(service.dike("export", "handed-over", "-o", tmp_path / "exported", user="bob"), "exists already")
     refused(service.dike("export", "handed-over", "-o", tmp_path / "best.keras", user="bob"), "name a folder")
     refused(service.dike("export", "handed-over", "--trial", "7", user="bob"), "has no trial 7")
     refused(service.dike("export", "handed-over", user="ann"), "belongs to bob")

@@ -29,7 +29,7 @@ def output(rewrite: dict[str, str] | None = None) -> tuple[TaskOutput, FakeTermi
 
 
 def test_a_line_is_held_back_until_its_end_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_output, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(task_output, "LINE_END_TIMEOUT_S", 600.0)
     out, terminal = output()
     out.write("chief", "stdout", "fold 1 ")
     out.end_line()

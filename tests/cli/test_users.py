@@ -107,7 +107,7 @@ def test_a_file_is_made_for_its_owner_only(dike: Dike, file: Path) -> None:
     file.chmod(0o644)
     done = dike("add", "bob")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert done.stderr == f"dike: Only its owner can read {file} now; the service has to run as that account.\n"
+    assert done.stderr == f"dike: Only its owner can read {file} now; run the service as that account.\n"
 
 
 @pytest.mark.parametrize("name", ["ann", "eve", "bob"])
@@ -168,7 +168,7 @@ def test_a_user_is_taken_out_with_nothing_else(dike: Dike, file: Path) -> None:
 def test_what_cannot_be_changed_in_its_place_is_written_anew_and_that_is_said(dike: Dike, file: Path) -> None:
     # The limits of bob are those that stand at ann.
     done = dike("remove", "ann")
-    assert (done.returncode, done.stderr) == (0, f"dike: {file} had to be written anew, and its comments are lost.\n")
+    assert (done.returncode, done.stderr) == (0, f"dike: {file} was rewritten without its comments.\n")
     before = yaml.safe_load(BLOCK)
     del before["ann"]
     assert yaml.safe_load(file.read_text()) == before
@@ -211,15 +211,15 @@ def test_the_users_are_shown_without_their_tokens(dike: Dike, file: Path) -> Non
     [
         (("add", "ann"), "has a user ann already; dike users rotate makes a new token"),
         (("add", "a b"), "'a b' cannot be a user's name"),
-        (("add", "dan", "--weight", "0"), "--weight 0 cannot be"),
-        (("add", "dan", "--weight", "nan"), "--weight nan cannot be"),
-        (("add", "dan", "--expires", "soon"), "--expires soon is no last day"),
-        (("add", "dan", "--expires", "99999d"), "--expires 99999d is no last day"),
-        (("add", "dan", "--expires", "never"), "--expires never is no last day"),
-        (("add", "dan", "--expires", "2026-11-22"), "--expires 2026-11-22 is over"),
-        (("add", "dan", "--expires", "1d", "--no-token"), "with --no-token there is none"),
+        (("add", "dan", "--weight", "0"), "--weight is 0; it must be above 0"),
+        (("add", "dan", "--weight", "nan"), "--weight is nan; it must be"),
+        (("add", "dan", "--expires", "soon"), "'soon' is not a value of --expires"),
+        (("add", "dan", "--expires", "99999d"), "'99999d' is not a value of --expires"),
+        (("add", "dan", "--expires", "never"), "'never' is not a value of --expires"),
+        (("add", "dan", "--expires", "2026-11-22"), "--expires 2026-11-22 is in the past"),
+        (("add", "dan", "--expires", "1d", "--no-token"), "--no-token creates none"),
         (("rotate", "dan"), "has no user dan; dike users list shows those that it has"),
-        (("rotate", "ann", "--expires", "2027-02-30"), "--expires 2027-02-30 is no last day"),
+        (("rotate", "ann", "--expires", "2027-02-30"), "'2027-02-30' is not a value of --expires"),
         (("remove", "dan"), "has no user dan"),
         (("list", "--users", "/nowhere/users.yaml"), "cannot be read: No such file"),
         (("add", "dan", "--users", "/nowhere/users.yaml"), "cannot be changed: No such file"),

@@ -97,13 +97,13 @@ FAILURE = {"type": "failed", "message": "ValueError: no"}
     [
         (SUSPENDED, 75, "", ("suspended", "")),
         (SUSPENDED, 75, "too slow", ("suspended", "")),
-        (SUSPENDED, -9, "too slow", ("stopped", "too slow")),
+        (SUSPENDED, -9, "too slow", ("killed", "too slow")),
         (FAILURE, 75, "", ("failed", "ValueError: no")),
         (REFUSAL, 2, "", ("bad_input", "no flag --lr")),
         (REFUSAL, 1, "", ("failed", "exited with status 1")),
         (FAILURE, 2, "", ("failed", "ValueError: no")),
         (FAILURE, 0, "too slow", ("finished", "")),
-        (FAILURE, -15, "its slot was killed", ("stopped", "its slot was killed")),
+        (FAILURE, -15, "its slot was killed", ("killed", "its slot was killed")),
         ({"type": "started"}, -11, "", ("failed", "ended by signal 11 (SIGSEGV)")),
     ],
 )

@@ -764,7 +764,7 @@ def test_a_run_that_does_not_suspend_in_time_is_stopped(tmp_path: Path, order: S
     slot.wants(trial(1, "finish"))
     assert slot.status_when(lambda status: status.suspending, told).run == (0, 0)
     end = slot.end_of(0)
-    assert (end.outcome, end.exit_code, end.checkpoint, end.step) == ("stopped", -9, f"{CHECKPOINTS}/0/run-0-step-3", 3)
+    assert (end.outcome, end.exit_code, end.checkpoint, end.step) == ("killed", -9, f"{CHECKPOINTS}/0/run-0-step-3", 3)
     assert "0.3 s" in end.message
     assert slot.end_of(1).outcome == "finished"
     slot.close()
@@ -826,7 +826,7 @@ def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: 
     # Its trial is stopped for good.
     slot.wants(trial(1, "finish"), stop=True)
     end = slot.end_of(0)
-    assert (end.outcome, end.preemptible) == ("stopped", False)
+    assert (end.outcome, end.preemptible) == ("killed", False)
     slot.end_of(1)
     slot.wants(trial(2, "fixed"), known=((0, 0), (1, 0)))
     slot.trains(2)
@@ -834,7 +834,7 @@ def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: 
     state, status = slot.task_end()
     assert state == "TASK_FINISHED"
     (end,) = status.ends
-    assert (end.outcome, end.preemptible) == ("stopped", False)
+    assert (end.outcome, end.preemptible) == ("killed", False)
     assert "cannot be suspended" in end.message
 
 
@@ -845,7 +845,7 @@ def test_the_last_slot_ends_what_only_another_could_have_kept(slot: TrialSlotSta
     state, status = slot.task_end()
     assert state == "TASK_FINISHED"
     (end,) = status.ends
-    assert (end.outcome, end.checkpoint) == ("stopped", None)
+    assert (end.outcome, end.checkpoint) == ("killed", None)
     assert "it cannot be suspended" in end.message
 
 
@@ -854,7 +854,7 @@ def test_a_trial_is_told_to_end_wherever_it_has_gone(slot: TrialSlotStage) -> No
     slot.trains(0)
     slot.kill(DEADLINE_S)
     _, status = slot.task_end()
-    assert (status.ends[0].outcome, status.ends[0].exit_code) == ("stopped", 7)
+    assert (status.ends[0].outcome, status.ends[0].exit_code) == ("killed", 7)
 
 
 def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_known(
@@ -878,7 +878,7 @@ def test_a_killed_slot_kills_even_the_stubborn_and_tells_their_end(slot: TrialSl
     slot.kill(0.2)
     state, status = slot.task_end()
     assert state == "TASK_KILLED"
-    assert (status.ends[0].outcome, status.ends[0].exit_code) == ("stopped", -9)
+    assert (status.ends[0].outcome, status.ends[0].exit_code) == ("killed", -9)
     assert not psutil.pid_exists(process.pid)
 
 
@@ -922,7 +922,7 @@ def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(tmp_path:
     slot.close()
     assert state == "TASK_FAILED"
     assert "no module named nothing" in slot.updates[-1]["message"]
-    assert [end.outcome for end in status.ends] == ["stopped"]
+    assert [end.outcome for end in status.ends] == ["killed"]
 
 
 def test_a_run_that_cannot_have_its_files_fails_alone(slot: TrialSlotStage) -> None:

@@ -648,7 +648,7 @@ def test_a_trial_that_never_gets_to_a_checkpoint_is_left_to_run(begin: Any) -> N
     slot.train()
     slot.report(1, 2.0)
     stage.tick(QUANTUM_S + 0.1)
-    slot.end("stopped", exit_code=-9)
+    slot.end("killed", exit_code=-9)
     slot.train()
     slot.report(1, 2.0)
     stage.tick(QUANTUM_S + 0.1)
@@ -904,7 +904,7 @@ def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart
     assert trials_to_resume(list(stored(storage).values()), {})[0].slot is None
 
 
-@pytest.mark.parametrize("end", [{"outcome": "stopped", "exit_code": -9}, {"outcome": "failed", "message": "killed"}])
+@pytest.mark.parametrize("end", [{"outcome": "killed", "exit_code": -9}, {"outcome": "failed", "message": "killed"}])
 def test_of_a_stopped_trial_nothing_is_said_to_go_on(begin: Any, end: dict[str, Any]) -> None:
     stage = begin(trials=1, stop="threshold=3")
     slot = stage.offer(cpus=1)[0]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dike.exceptions import BadInputError
 from dike.trial import pickled
 from framework.cli import app
-from framework.cli.search_options import kept_function
+from framework.cli.search_options import stored_function
 from framework.search.store import Store
 from tests.search.stored_search import SPEC
 
@@ -44,7 +44,7 @@ def test_nothing_is_left_of_a_function_whose_search_is_refused(function: Path, w
 def test_a_function_stays_as_long_as_a_search_needs_it(function: Path, storage: str) -> None:
     def refused(name: str, *, begins: bool) -> Path:
         found = []
-        with contextlib.suppress(BadInputError), kept_function(function, name, storage) as kept:
+        with contextlib.suppress(BadInputError), stored_function(function, name, storage) as kept:
             assert kept is not None
             found.append(kept[0].resolve())
             if begins:

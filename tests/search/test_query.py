@@ -103,19 +103,19 @@ def test_without_a_name_the_searches_are_listed(dike: Dike, url: str) -> None:
 def test_a_search_whose_process_was_killed_is_interrupted_and_nothing_in_it_runs(dike: Dike, url: str) -> None:
     shown = dike("trials").stdout
     assert "3: 1 interrupted, 1 finished, 1 failed" in shown
-    assert "dike: digits was interrupted: its process has ended; dike tune --resume digits goes on" in shown
+    assert "dike: digits was interrupted: its process has ended; dike tune --resume digits resumes it" in shown
     (search,) = json.loads(dike("trials", "--format", "json").stdout)["searches"]
     assert (search["state"], search["trials"]) == ("interrupted", {"interrupted": 1, "finished": 1, "failed": 1})
     shown = dike("trials", "digits").stdout
     assert "running" not in shown
-    assert "dike tune --resume digits goes on" in shown
+    assert "dike tune --resume digits resumes it" in shown
     answer = json.loads(dike("trials", "digits", "--format", "json").stdout)
     assert answer["state"] == "interrupted"
     first = answer["trials"][0]
     assert (first["state"], first["status"], first["slot"], first["slot_s"]) == ("waiting", "waiting", None, 0.0)
     # Named by hand, the storage is named in the command, too.
     other = url.replace("://", "+pysqlite://")
-    assert f"dike tune --resume digits --storage {other} goes on" in dike("trials", "--storage", other).stdout
+    assert f"dike tune --resume digits --storage {other} resumes it" in dike("trials", "--storage", other).stdout
     with closing(Store(url)) as store:
         store.open_search("digits")
         store.finish_search("the search was to end after 9 s (--timeout)")
@@ -162,23 +162,26 @@ def test_what_a_trial_has_printed_is_shown(dike: Dike, url: str) -> None:
     stands = dike("logs", "digits", "--trial", 0, "-f")
     assert (stands.stdout, str(stands.exception)) == (
         whole,
-        "The search digits does not run, and the trial has not ended.",
+        "The trial has not ended, and the search digits does not run.",
     )
     assert str(dike("logs", "digits", "--trial", 1, "-f").exception) == (
         "Trial 1 of digits failed: ValueError: loss is NaN."
     )
     choose = dike("logs", "digits")
     assert "lr=0.1" in choose.stdout
-    assert "dike logs digits --trial N shows what trial N has printed" in choose.stderr
+    assert "dike logs digits --trial N shows the output of trial N" in choose.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("digits", "--trial", 3), "The search digits has no trial 3; its trials are 0 to 2."),
-        (("digits", "-f"), "Which trial of the search digits? Add --trial N; dike trials digits lists them."),
-        (("digits", "--task", "chief:0"), "use --trial N in place of --task"),
-        (("digits", "--task", "chief:0", "--trial", 0), "--trial and --task name different things"),
+        (
+            ("digits", "-f"),
+            "--follow needs a trial of the search digits; add --trial N.",
+        ),
+        (("digits", "--task", "chief:0"), "use --trial N instead of --task"),
+        (("digits", "--task", "chief:0", "--trial", 0), "--trial is for searches and --task for training jobs"),
         (("dogits", "--storage", "sqlite:///searches.db"), "did you mean 'digits'?"),
     ],
 )

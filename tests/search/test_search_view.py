@@ -172,7 +172,7 @@ def test_where_no_folder_can_be_made_the_report_goes_on_without_a_plot(tmp_path:
     assert isinstance(out.file, io.StringIO)
     report(out, SearchResult("digits", True, [best], "min", spec.checkpoint_dir), spec, "sqlite:///unused.db")
     text = out.file.getvalue()
-    assert "There is no plot: " in text
+    assert "The search cannot be plotted: " in text
     assert "--lr=0.49767786904433664" in text
 
 

@@ -55,7 +55,7 @@ def test_the_best_epoch_is_loaded_and_exported(tmp_path: Path) -> None:
     losses = [float(line.split()[1]) for line in lines if line.startswith("LOSS")]
     assert losses == [pytest.approx(best, abs=1e-6)] * 2
 
-    assert "is there already" in refused(tmp_path, "-o", "best.keras")
+    assert "exists already" in refused(tmp_path, "-o", "best.keras")
     assert "end it in .keras or .weights.h5" in refused(tmp_path, "-o", "best.h5")
     assert "has no trial 7" in refused(tmp_path, "--trial", "7")
     shown = run_dike("trials", "overfitting", cwd=tmp_path).stdout

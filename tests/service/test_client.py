@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from dike.exceptions import BadInputError, DikeError
-from framework.cli.following import Staying
+from framework.cli.following import FollowMode
 from framework.service.api import client as client_module
 from framework.service.api import client_http
 from framework.service.api.client import ServiceClient
@@ -103,7 +103,7 @@ def test_of_a_resumed_job_only_what_is_new_is_shown(
 
     with answering(answer) as (client, _):
         submitted = Submitted.model_validate({**JOB, "warnings": []})
-        Staying(wait=False, follow=True, as_json=False).after(client, submitted, resumed=resumed)
+        FollowMode(wait=False, follow=True, as_json=False).after(client, submitted, resumed=resumed)
     said = capsys.readouterr()
     assert said.out == shown
     assert said.err.startswith(f"dike: {'resumed' if resumed else 'submitted'} job\n")

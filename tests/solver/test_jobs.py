@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.many_jobs import alike, least_total_s, mixed, small_case, some_jobs
+from benchmarks.many_jobs import least_total_s, mixed_cluster, random_jobs, small_case, uniform_cluster
 from dike.exceptions import BadInputError
 from dike.profile import Api
 from solver import Cluster, NodeClass, PlanRequest, make_plan
@@ -297,11 +297,11 @@ def test_jobs_spread_over_gpu_models() -> None:
 
 
 def test_the_time_limit_leaves_everyone_the_minimum() -> None:
-    jobs = some_jobs(20, 2, 8, np.random.default_rng(0))
-    plan = plan_jobs(jobs, alike(10), time_limit_s=1e-9)
+    jobs = random_jobs(20, 2, 8, np.random.default_rng(0))
+    plan = plan_jobs(jobs, uniform_cluster(10), time_limit_s=1e-9)
     assert not plan.complete
     assert [job.option.workers for job in plan.placed] == [1] * 20
-    assert plan_jobs(jobs, alike(10)).complete
+    assert plan_jobs(jobs, uniform_cluster(10)).complete
 
 
 def test_a_minimum_above_the_width_of_the_tables() -> None:
@@ -312,7 +312,7 @@ def test_a_minimum_above_the_width_of_the_tables() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["gain", "given"])
 def test_hundreds_of_jobs_on_a_thousand_machines(order: str) -> None:
-    cluster, jobs = mixed(1000), some_jobs(250, 10, 20, np.random.default_rng(3))
+    cluster, jobs = mixed_cluster(1000), random_jobs(250, 10, 20, np.random.default_rng(3))
     plan = plan_jobs(jobs, cluster, order)  # type: ignore[arg-type]
     _check(plan, jobs, cluster)
     assert not plan.unplaced

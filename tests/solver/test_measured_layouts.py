@@ -15,7 +15,7 @@ from solver.search.option_search import SPEED_TIE_SHARE
 def test_layouts_are_distinct_possible_and_hold_what_each_method_chooses(case: Case) -> None:
     found = layouts(case, cluster(case, case.rates_mbps, case.uplink_mbps))
     assert len({layout.text for layout in found}) == len(found)
-    assert len(found) <= case.most
+    assert len(found) <= case.max_layouts
     for layout in found:
         ps, workers = layout.assignment.ps, layout.assignment.workers
         assert len(set(ps)) == len(ps)
@@ -29,8 +29,8 @@ def test_layouts_are_distinct_possible_and_hold_what_each_method_chooses(case: C
 
 
 def test_hosts_that_are_alike_are_not_told_apart() -> None:
-    alike = Case("alike", (100.0,) * 3, (1,) * 3, 0.1, shared=True, synchronous=False, most=1000)
-    apart = Case("apart", (100.0, 200.0, 400.0), (1,) * 3, 0.1, shared=True, synchronous=False, most=1000)
+    alike = Case("alike", (100.0,) * 3, (1,) * 3, 0.1, shared=True, synchronous=False, max_layouts=1000)
+    apart = Case("apart", (100.0, 200.0, 400.0), (1,) * 3, 0.1, shared=True, synchronous=False, max_layouts=1000)
     counts = [len(layouts(case, cluster(case, case.rates_mbps))) for case in (alike, apart)]
     # Each host has a ps, a worker, both or neither: 4^3, less 2 * 2^3 without a ps or without a worker, plus the empty
     # one, taken away twice. Twelve equal variables give equal shards, so hosts alike leave the multisets of size 3.

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import measured
-from benchmarks.shaped_hosts import PREFIX, HostsError, ShapedHosts, why_not
+from benchmarks.shaped_hosts import PREFIX, HostsError, ShapedHosts, unsupported_reason
 from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.integration
 
-REASON = why_not()
+REASON = unsupported_reason()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 COUNT = 1_500_000
 """Bytes sent: far more than a filter lets through at once."""

@@ -320,7 +320,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, v1_profile: Pat
     arguments = ("--master", mesos.master, "--max-workers", "1", "--profile", v1_profile)
     run = dike_run(tmp_path, *arguments, v1_script, "1000000")
     run.wait_for_text("worker:0 running")
-    assert "left alone: 1 (something runs there)" in run_dike("clean", "--older-than", "0s", cwd=tmp_path).stdout
+    assert "left alone: 1 (in use)" in run_dike("clean", "--older-than", "0s", cwd=tmp_path).stdout
     run.process.send_signal(signal.SIGINT)
     run.result(exit_code=130)
     assert re.search(

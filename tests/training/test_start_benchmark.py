@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.start import SCRIPTS, TIMED, Case, Run, report
-from benchmarks.start.marks import Step, steps_in
-from benchmarks.start.standstill import REJOINS, SHRINKS
+from benchmarks.start.interruptions import REJOINS, SHRINKS
+from benchmarks.start.step_log import Step, read_steps
 from framework.project.entry_point import find_entry_point
 from framework.project.script_facts import script_facts
 from tests.waiting import DEADLINE_S
@@ -45,9 +45,9 @@ def test_what_a_process_computes_that_has_left_its_parents_counts(tmp_path: Path
 
 def test_half_a_line_is_no_step_yet(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
-    assert steps_in(marks) == []
+    assert read_steps(marks) == []
     marks.write_text("2.5 7 worker:1\n1.5 8 -\n3.5 7 wor")
-    assert steps_in(marks) == [Step(1.5, 8, "-"), Step(2.5, 7, "worker:1")]
+    assert read_steps(marks) == [Step(1.5, 8, "-"), Step(2.5, 7, "worker:1")]
 
 
 @pytest.mark.parametrize(("script", "library"), [("two_epochs.py", "keras"), ("session_steps.py", "tensorflow")])

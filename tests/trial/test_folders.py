@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import json
@@ -22,6 +23,7 @@ from dike.arrays import dump_arrays
 from dike.exceptions import BadInputError
 from dike.trial import export, folders, script_api
 from dike.trial.runtime import TrialRuntime
+from dike.trial.search_result import TrialResult
 from dike.trial.spec import TrialSpec
 from tests.trees import make_deep
 
@@ -270,13 +272,34 @@ def test_a_folder_is_exported_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["trial"]
     export.export(kept, f"{target}/")
     assert [path.name for path in target.iterdir()] == ["weights"]
-    with pytest.raises(BadInputError, match="is there already"):
+    with pytest.raises(BadInputError, match="exists already"):
         export.export(kept, str(target))
     (target / "weights").write_bytes(b"other")
     (target / "mine").touch()
     export.export(kept, str(target), force=True)
     assert (target / "weights").read_bytes() == b"1"
     assert {path.name for path in target.iterdir()} == {"weights", "mine"}
+
+
+def test_an_export_names_the_options_of_its_caller(tmp_path: Path) -> None:
+    kept, target = _script_model(tmp_path / "trial-0"), str(tmp_path / "out")
+    trial = TrialResult(0, {}, "finished", 5, 0.5, 0.5, {}, None, 1.0, 1.0, 1, "", folder=str(tmp_path / "trial-0"))
+    trial.export(target)
+    with pytest.raises(BadInputError, match=r"exists already; name another with path, or .* with force=True\.$"):
+        trial.export(target)
+    with pytest.raises(BadInputError, match=r"exists already; name another with -o, or .* with --force\.$"):
+        export.export(kept, target)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(BadInputError, match=r"is a file; name another with path\.$"):
+        trial.export(file)
+    for act in (lambda: trial.export(target, epoch="best"), lambda: trial.load_into(None, epoch="best")):
+        with pytest.raises(BadInputError, match=r"select the last one with epoch='last'\.$"):
+            act()
+    with pytest.raises(BadInputError, match=r"select the last one with --epoch last\.$"):
+        export.find_model(trial.folder, "best", None)
+    with pytest.raises(BadInputError, match="and set checkpoint_dir to"):
+        dataclasses.replace(trial, folder=str(tmp_path / "trial-1")).load_into(None)
 
 
 def test_a_checkpoint_that_goes_while_it_is_exported_is_said_to_be_gone(

@@ -1,7 +1,4 @@
-"""Trains a small model whose steps take 50 ms each on a worker, as if a GPU of its own computed them.
-
-The pause stands for work that does not slow down other jobs on the machine, so that any machine can play many GPUs.
-"""
+"""Trains a small model; each step sleeps 50 ms, so that one machine can simulate many GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ BATCH_SIZE = 32
 
 
 def main() -> None:
-    """Entry point; the argument is the number of steps of all workers together."""
+    """The argument is the number of steps of all workers together."""
     tf.disable_v2_behavior()
     random = np.random.RandomState(0)
     data = random.rand(512, 8).astype("f")

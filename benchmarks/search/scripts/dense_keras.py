@@ -1,4 +1,4 @@
-"""Trains a Keras model of 25 million parameters, 100 MB, until it is ended."""
+"""Trains a Keras model of 25 million parameters, 100 MB, until it is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ BATCH_SIZE = 8
 
 
 def main() -> None:
-    """Entry point."""
     keras.utils.set_random_seed(7)
     random = np.random.default_rng(7)
     inputs = random.random((32 * BATCH_SIZE, WIDTH), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Trains a model of 25 million parameters, 100 MB, in a TensorFlow 1 session until it is ended."""
+"""Trains a model of 25 million parameters, 100 MB, in a TensorFlow 1 session until it is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ def weights(name: str, shape: list[int]) -> tf.Variable:
 
 
 def main() -> None:
-    """Entry point."""
     tf.disable_v2_behavior()
     inputs = tf.placeholder(tf.float32, [None, WIDTH])
     hidden = tf.nn.relu(tf.matmul(inputs, weights("hidden", [WIDTH, WIDTH])))

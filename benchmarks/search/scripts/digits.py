@@ -1,6 +1,6 @@
-"""A trial of the measured searches: the CNN of `examples/digits_cnn.py`, with a diary of its epochs.
+"""A trial of the measured searches: the CNN of `examples/digits_cnn.py`, with a log of its epochs.
 
-It is an ordinary Keras script. Dike runs it as it is; Ray Tune and Optuna call `train`.
+It is an ordinary Keras script. Dike runs it unchanged; Ray Tune and Optuna call `train`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from diary import Diary, Tell
+from epoch_log import EpochLog, OnEpoch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -23,23 +23,12 @@ def train(
     batch_size: int,
     *,
     epochs: int,
-    diaries: Path,
-    tell: Tell | None = None,
+    logs: Path,
+    on_epoch: OnEpoch | None = None,
     saved: Path | None = None,
     initial_epoch: int = 0,
 ) -> None:
-    """Trains one configuration.
-
-    Args:
-        lr: learning rate.
-        optimizer: `adam` or `sgd`.
-        batch_size: images in a batch.
-        epochs: epochs to train, those before included.
-        diaries: folder for the diary.
-        tell: see `Diary`.
-        saved: the model to go on with; None to begin.
-        initial_epoch: epochs that it was trained for.
-    """
+    """Trains one configuration up to `epochs`, from scratch or from the model `saved` after `initial_epoch`."""
     keras.utils.set_random_seed(SEED)
     digits = load_digits()
     images = (digits.images / 16.0).astype(np.float32)[..., np.newaxis]
@@ -56,7 +45,7 @@ def train(
         initial_epoch=initial_epoch,
         validation_data=(test_x, test_y),
         verbose=0,
-        callbacks=[Diary(diaries, configuration, tell, initial_epoch)],
+        callbacks=[EpochLog(logs, configuration, on_epoch, initial_epoch)],
     )
 
 
@@ -81,13 +70,12 @@ def _build(lr: float, optimizer: str) -> keras.Model:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description="Trains a small CNN on scikit-learn's handwritten digits.")
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--optimizer", choices=("adam", "sgd"), required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--diaries", type=Path, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
     train(**vars(parser.parse_args()))
 
 

@@ -1,8 +1,8 @@
-"""A trial of the measured searches: a neural language model of characters (Bengio et al., 2003), with a diary.
+"""A trial of the measured searches: a neural language model of characters (Bengio et al., 2003), with a log.
 
-It reads Python's language reference, which comes with Python, and says which character follows on the last few.
+It predicts the next character of Python's language reference, which comes with Python.
 
-It is an ordinary Keras script. Dike runs it as it is; Ray Tune and Optuna call `train`.
+It is an ordinary Keras script. Dike runs it unchanged; Ray Tune and Optuna call `train`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from pydoc_data.topics import topics
 
 import keras
 import numpy as np
-from diary import Diary, Tell
+from epoch_log import EpochLog, OnEpoch
 
 SEED = 7
-TRAINED = 8_000
-"""Characters to train on, and"""
-TESTED = 2_000
-"""to test with."""
+TRAIN_CHARACTERS = 8_000
+TEST_CHARACTERS = 2_000
 
 
 def train(
@@ -28,39 +26,28 @@ def train(
     batch_size: int,
     *,
     epochs: int,
-    diaries: Path,
-    tell: Tell | None = None,
+    logs: Path,
+    on_epoch: OnEpoch | None = None,
     saved: Path | None = None,
     initial_epoch: int = 0,
 ) -> None:
-    """Trains one configuration.
-
-    Args:
-        lr: learning rate of Adam.
-        context: characters that the next one is told from.
-        batch_size: characters in a batch.
-        epochs: epochs to train, those before included.
-        diaries: folder for the diary.
-        tell: see `Diary`.
-        saved: the model to go on with; None to begin.
-        initial_epoch: epochs that it was trained for.
-    """
+    """Trains one configuration up to `epochs`, from scratch or from the model `saved` after `initial_epoch`."""
     keras.utils.set_random_seed(SEED)
-    text = "".join(topics[name] for name in sorted(topics))[: context + TRAINED + TESTED]
+    text = "".join(topics[name] for name in sorted(topics))[: context + TRAIN_CHARACTERS + TEST_CHARACTERS]
     characters, numbers = np.unique(list(text), return_inverse=True)
     before = np.lib.stride_tricks.sliding_window_view(numbers[:-1], context)
     after = numbers[context:]
     model = _build(lr, context, len(characters)) if saved is None else keras.saving.load_model(saved)
     configuration = {"lr": lr, "context": context, "batch_size": batch_size}
     model.fit(
-        before[:TRAINED],
-        after[:TRAINED],
+        before[:TRAIN_CHARACTERS],
+        after[:TRAIN_CHARACTERS],
         batch_size=batch_size,
         epochs=epochs,
         initial_epoch=initial_epoch,
-        validation_data=(before[TRAINED:], after[TRAINED:]),
+        validation_data=(before[TRAIN_CHARACTERS:], after[TRAIN_CHARACTERS:]),
         verbose=0,
-        callbacks=[Diary(diaries, configuration, tell, initial_epoch)],
+        callbacks=[EpochLog(logs, configuration, on_epoch, initial_epoch)],
     )
 
 
@@ -82,13 +69,12 @@ def _build(lr: float, context: int, characters: int) -> keras.Model:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description="Trains a small language model on Python's language reference.")
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--diaries", type=Path, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
     train(**vars(parser.parse_args()))
 
 

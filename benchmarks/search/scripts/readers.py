@@ -1,7 +1,7 @@
-"""A trial of the search on different slots: a network in NumPy that reads scikit-learn's handwritten digits slowly.
+"""A trial of the search on different slots: a NumPy network on scikit-learn's digits with slow input.
 
-Every sample takes 50 microseconds to read, as from a distant store. A narrow network spends its time waiting
-for samples, a wide one computing.
+Reading a sample takes 50 microseconds, as from remote storage. A narrow network mostly waits for samples, a wide one
+mostly computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 import dike
 
 READ_S = 5e-5
-"""What it takes to read a sample."""
+"""Time to read a sample."""
 SEED = 7
 CLASSES = 10
 
@@ -29,13 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Network:
-    """Two hidden layers of rectified units, trained by gradient descent with momentum.
-
-    Args:
-        inputs: length of a sample.
-        width: units of a hidden layer.
-        lr: learning rate.
-    """
+    """Two hidden layers of rectified units, trained by gradient descent with momentum."""
 
     def __init__(self, inputs: int, width: int, lr: float) -> None:
         generator = np.random.default_rng(SEED)
@@ -48,7 +42,7 @@ class Network:
         self.velocities = [np.zeros_like(weights) for weights in self.weights]
 
     def train(self, samples: Array, labels: Array) -> float:
-        """One step; returns the mean cross-entropy before it."""
+        """Makes one step; returns the mean cross-entropy before it."""
         layers = [samples]
         for weights in self.weights[:-1]:
             layers.append(np.maximum(layers[-1] @ weights, 0))
@@ -71,7 +65,7 @@ class Network:
 def batches(
     samples: Array, labels: Array, size: int, from_step: int, epochs: int
 ) -> Iterator[tuple[int, Array, Array]]:
-    """Step, samples and labels from the first step that has not been done to the end."""
+    """Yields step, samples and labels of the steps after `from_step`."""
     per_epoch = len(samples) // size
     for epoch in range(from_step // per_epoch, epochs):
         order = np.random.default_rng([SEED, epoch]).permutation(len(samples))
@@ -84,16 +78,15 @@ def batches(
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description="Trains a small network on scikit-learn's handwritten digits.")
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--diaries", type=Path, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
     arguments = parser.parse_args()
-    # Who holds slots back looks here for the processes that train.
-    (arguments.diaries / f"{os.getpid()}.pid").touch()
+    # `CpuLimiter` finds the processes to limit here.
+    (arguments.logs / f"{os.getpid()}.pid").touch()
     digits = load_digits()
     network = Network(digits.data.shape[1], arguments.width, arguments.lr)
 
@@ -109,10 +102,10 @@ def main() -> None:
     name = f"lr={arguments.lr:g},width={arguments.width},batch_size={arguments.batch_size}"
     samples, labels = (digits.data / 16).astype(np.float32), digits.target
     start = dike.checkpoint(save, restore)
-    with (arguments.diaries / f"{name}.jsonl").open("a", encoding="utf-8", buffering=1) as diary:
+    with (arguments.logs / f"{name}.jsonl").open("a", encoding="utf-8", buffering=1) as epoch_log:
         for step, some, of_them in batches(samples, labels, arguments.batch_size, start, arguments.epochs):
             loss = network.train(some, of_them)
-            diary.write(json.dumps({"time": time.time(), "step": step, "loss": loss}) + "\n")
+            epoch_log.write(json.dumps({"time": time.time(), "step": step, "loss": loss}) + "\n")
             dike.report(step, loss=loss)
 
 

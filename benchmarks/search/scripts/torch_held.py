@@ -1,4 +1,4 @@
-"""A convolutional network with PyTorch on a GPU; `--mib` of the GPU's memory are held besides."""
+"""Trains a convolutional network with PyTorch on a GPU; `--mib` allocates additional GPU memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets two trainings take turns on a machine, a stretch of steps each, so that both see it in the same state."""
+"""Lets two training processes alternate on a machine, several steps each, so that both find it in the same state."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 
 
 class Turns:
-    """A training's side: it waits for a line on its standard input before each stretch, and says how long that took.
+    """A process's side: it waits for a line on standard input before each turn, and then prints how long the turn took.
 
-    It says two numbers: seconds on the clock, and seconds of a CPU that all threads of the process have had.
+    It prints two numbers: seconds of wall time, and CPU seconds of all threads of the process.
     """
 
     def __init__(self) -> None:
         self._begun: tuple[float, float] | None = None
 
     def next(self) -> None:
-        """A stretch is over, and another may begin; ends the script if nobody asks for another."""
+        """Ends a turn and waits for the next; exits at the end of the input."""
         if self._begun is not None:
             clock_s, cpu_s = self._begun
             print(time.perf_counter() - clock_s, time.process_time() - cpu_s, flush=True)

@@ -14,8 +14,6 @@ EPOCHS = 1_000_000
 
 
 class TakeTurns(keras.callbacks.Callback):
-    """Takes a turn every so many epochs."""
-
     def __init__(self, epochs: int) -> None:
         super().__init__()
         self._epochs = epochs
@@ -27,7 +25,6 @@ class TakeTurns(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epoch-steps", type=int, required=True)
     parser.add_argument("--turn-steps", type=int, required=True)

@@ -17,7 +17,6 @@ def weights(name: str, shape: list[int]) -> tf.Variable:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--turn-steps", type=int, required=True)
     arguments = parser.parse_args()

@@ -1,1 +1,1 @@
-"""Many training jobs on one cluster in virtual time: what schedulers make of the same arrivals."""
+"""Schedulers of training jobs that share one cluster, in virtual time."""

@@ -1,4 +1,4 @@
-"""Schedulers compared on the same jobs, over several seeds."""
+"""Compares schedulers on the same jobs, over several seeds."""
 
 from __future__ import annotations
 
@@ -30,12 +30,10 @@ from solver.hardware import known_hardware
 
 @dataclass(frozen=True)
 class Sources:
-    """Where models come from.
+    """Models of the jobs.
 
     Attributes:
-        measured: those with measured speeds, by name.
-        profiles: those with parameter servers, by name.
-        machines: where they run.
+        profiles: models with parameter servers, by name.
     """
 
     measured: Mapping[str, MeasuredModel]
@@ -46,10 +44,10 @@ class Sources:
 
     @classmethod
     def read(cls, tables: Path | None, profiles: Path | None, machines: Machines) -> Sources:
-        """Reads a folder of tables and one of saved profiles, each of which stands for two models: async and sync.
+        """Reads a folder of tables and one of saved profiles; each profile stands for an async and a sync model.
 
         Raises:
-            BadInputError: if they hold no model, or one of them cannot be read.
+            BadInputError: if they contain no model, or one cannot be read.
         """
         if tables is None and profiles is None:
             raise BadInputError(
@@ -74,7 +72,7 @@ class Sources:
         return cls(measured, of_profiles, machines)
 
     def models(self, seed: int) -> dict[str, JobModel]:
-        """All models, on the hardware that seed has."""
+        """All models; the seed draws the true hardware speeds."""
         if seed not in self._models:
             models: dict[str, JobModel] = dict(self.measured)
             for number, (name, profile) in enumerate(self.profiles.items()):
@@ -90,39 +88,31 @@ class Workload:
     """Jobs to draw.
 
     Attributes:
-        jobs: how many.
-        per_hour: how many arrive in an hour on average; None for those of the trace.
-        trace: what was recorded.
-        most_workers: no job gets more workers.
+        per_hour: mean arrivals per hour; None: arrivals of the trace.
     """
 
     jobs: int = 40
     per_hour: float | None = None
     trace: tuple[Request, ...] = ()
-    most_workers: int = 16
+    max_workers: int = 16
 
     def draw(self, models: Mapping[str, JobModel], machines: Machines, seed: int) -> tuple[SimulatedJob, ...]:
-        """The jobs of a seed.
+        """Draws the jobs of a seed.
 
         Raises:
-            BadInputError: if they cannot be.
+            BadInputError: if the jobs are invalid.
         """
         rng = np.random.default_rng(seed)
         if self.per_hour is None:
             requests = window(self.trace, self.jobs, rng)
         else:
             requests = poisson_requests(self.jobs, self.per_hour, list(models), rng)
-        return make_jobs(requests, models, machines, self.most_workers, rng)
+        return make_jobs(requests, models, machines, self.max_workers, rng)
 
 
 @dataclass(frozen=True)
 class SchedulerResult:
-    """What a scheduler has made of all seeds' jobs; means over the seeds.
-
-    Attributes:
-        name: the scheduler's.
-        outcomes: by seed.
-    """
+    """Outcomes of a scheduler, one for each seed; properties are means over the seeds."""
 
     name: str
     outcomes: tuple[JobsOutcome, ...]
@@ -134,7 +124,6 @@ class SchedulerResult:
 
     @property
     def p90_completion_s(self) -> float:
-        """Nine of ten jobs take no longer."""
         return fmean(outcome.p90_completion_s for outcome in self.outcomes)
 
     @property
@@ -144,12 +133,11 @@ class SchedulerResult:
 
     @property
     def gpu_share(self) -> float:
-        """Share of the GPUs in use."""
         return fmean(outcome.gpu_share for outcome in self.outcomes)
 
     @property
     def resizes(self) -> float:
-        """How often a running job got other tasks or machines."""
+        """Changes of a running job's tasks or machines."""
         return fmean(outcome.resizes for outcome in self.outcomes)
 
 
@@ -164,8 +152,8 @@ def compare(
     """Runs every scheduler on the same jobs, once for each seed.
 
     Raises:
-        BadInputError: if there is no such scheduler, or the jobs cannot be.
-        PolicyViolationError: if a scheduler gives out what is not there.
+        BadInputError: if a scheduler is unknown, or the jobs are invalid.
+        PolicyViolationError: if a scheduler assigns resources that are not free.
     """
     schedulers = [scheduler_named(name) for name in policies]
     outcomes: dict[str, list[JobsOutcome]] = {name: [] for name in policies}
@@ -178,7 +166,7 @@ def compare(
 
 
 def reference(results: Sequence[SchedulerResult]) -> SchedulerResult:
-    """What results are normalised to: optimus, or without it the one with the least mean completion time."""
+    """The result to normalise by: optimus', or else that with the lowest mean completion time."""
     for result in results:
         if result.name == REFERENCE:
             return result

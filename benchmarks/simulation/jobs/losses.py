@@ -1,4 +1,4 @@
-"""How the loss of a simulated job really falls, and when the job has converged."""
+"""The true loss of a simulated job, and its convergence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 PATIENCE = 3
-"""A job has converged once its loss has fallen by less than its threshold for so many epochs in a row."""
+"""Consecutive epochs with a fall below the threshold after which a job has converged."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,9 @@ class TrueCurve:
     The form that Optimus fits has the power 1.
 
     Attributes:
-        epochs: when the job has converged.
-        rate: how fast the loss falls.
-        power: how the fall slows down.
-        floor: where it ends; the loss begins at 1.
-        noise: standard deviation of what is measured, as a share of the loss.
+        epochs: epochs until convergence.
+        floor: limit of the loss, which starts at 1.
+        noise: standard deviation of measurements, relative to the loss.
     """
 
     epochs: int
@@ -32,12 +30,6 @@ class TrueCurve:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, noise: float) -> TrueCurve:
-        """A curve of any of the usual shapes.
-
-        Args:
-            rng: draws it.
-            noise: as the attribute.
-        """
         epochs = int(rng.integers(15, 61))
         return cls(
             epochs=epochs,
@@ -49,25 +41,22 @@ class TrueCurve:
 
     @property
     def threshold(self) -> float:
-        """The share of the loss per epoch by which the user wants it to fall at least.
+        """Minimum relative fall of the loss per epoch that counts as progress.
 
-        Between the last epoch that does and the first one that does not, so that the rule ends the job where it ends.
+        It lies between the last epoch with progress and the first without, so that the rule ends the job after
+        `epochs`.
         """
         first = self.epochs - PATIENCE + 1
         return (self._fall(first - 1) + self._fall(first)) / 2
 
     def loss(self, done: float) -> float:
-        """The loss without noise.
-
-        Args:
-            done: share of the job that is done, 0 to 1.
-        """
+        """The loss without noise; `done`: progress of the job, 0 to 1."""
         return self._loss(done * self.epochs)
 
     def _loss(self, epochs: float) -> float:
         return float((1 - self.floor) * (1 + self.rate * epochs) ** -self.power + self.floor)
 
     def _fall(self, epoch: int) -> float:
-        """Share of the loss by which it falls in that epoch, counted from 1."""
+        """Relative fall of the loss in an epoch, counted from 1."""
         before = self._loss(epoch - 1)
         return (before - self._loss(epoch)) / before

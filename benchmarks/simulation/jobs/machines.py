@@ -1,4 +1,4 @@
-"""The machines that simulated jobs share, and the tasks of a job on them."""
+"""The machines that simulated jobs share, and a job's tasks on them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,10 @@ Hosts = tuple[Host, ...]
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines that are all alike.
+    """Identical machines.
 
     Attributes:
-        count: how many.
-        gpus: GPUs of each.
-        cpus: CPU cores of each.
-        mem_gib: memory of each.
-        network_gbps: speed of each one's network card, each way.
-        gpu_model: model of the GPUs.
+        network_gbps: speed of each network card, each way.
     """
 
     count: int = 16
@@ -52,17 +47,15 @@ class Machines:
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.gpus < 1:
-            raise BadInputError(f"{self.count} machines with {self.gpus} GPUs each cannot be; both must be 1 or more.")
+            raise BadInputError(
+                f"There must be at least 1 machine with 1 GPU, not {self.count} machines with {self.gpus} GPUs each."
+            )
         for what, value in (("CPUs", self.cpus), ("GiB of memory", self.mem_gib), ("Gb/s", self.network_gbps)):
             if not 0 < value < float("inf"):
-                raise BadInputError(f"Machines with {value:g} {what} cannot be; give more than 0.")
+                raise BadInputError(f"A machine must have more than 0 {what}, not {value:g}.")
 
     def cluster(self, network_factor: float = 1.0) -> Cluster:
-        """The machines as the planner knows them.
-
-        Args:
-            network_factor: their network cards are faster by this.
-        """
+        """The machines as a cluster of the planner; `network_factor` scales the speed of the network cards."""
         return Cluster(
             (
                 NodeClass(
@@ -80,12 +73,11 @@ class Machines:
 
     @property
     def capacity(self) -> Amounts:
-        """What one machine has."""
+        """Resources of one machine."""
         return capacity(node_kinds(self.cluster())[0])
 
     @property
     def total(self) -> Amounts:
-        """What all of them have."""
         return plus(NOTHING, self.capacity, self.count)
 
 
@@ -96,19 +88,12 @@ def counts_of(hosts: Iterable[Host]) -> Counts:
 
 
 def layout_of(hosts: Iterable[Host]) -> Layout:
-    """The same without the machines' numbers."""
     return tuple(sorted(((host.workers, host.ps) for host in hosts), reverse=True))
 
 
 @functools.cache
 def even_layout(needs: TaskNeeds, counts: Counts, machine: Amounts) -> Layout | None:
-    """The fewest empty machines that hold a job in equal parts; None where no number of them does.
-
-    Args:
-        needs: what the tasks take.
-        counts: how many there are.
-        machine: what each machine has.
-    """
+    """The fewest empty machines that hold a job in equal parts; None if no number of machines does."""
     workers, ps = counts
     for machines in range(1, workers + ps + 1):
         groups = even_spread(workers, ps, machines)

@@ -1,8 +1,8 @@
-"""Speeds that were measured: step times by placement and batch, as recorded for Pollux (OSDI 2021).
+"""Measured step times by placement and batch size, as recorded for Pollux (OSDI 2021).
 
-A folder of such tables has one folder for each model with `placements.csv` (placement: GPUs on each machine, one digit
-a machine; local_bsz; step_time; sync_time) and, for more machines, `scalability.csv` (num_nodes; num_replicas, which is
-the number of GPUs in all; and the rest as above).
+A folder of tables has one folder for each model with `placements.csv` (placement: GPUs on each machine, one digit a
+machine; local_bsz; step_time; sync_time) and, for more machines, `scalability.csv` (num_nodes; num_replicas: the total
+number of GPUs; the rest as above).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from solver.units import GIB, MIB
 WORKER_CPUS = 2
 WORKER_MEM_MB = 8 * GIB // MIB
 BATCH_FACTORS = (2, 4, 8)
-"""Users choose a batch so many times the largest that one GPU holds."""
+"""Global batches that users choose, as multiples of the largest that one GPU holds."""
 
 
 Times = tuple[float, float, float]
@@ -37,19 +37,13 @@ Times = tuple[float, float, float]
 class MeasuredModel:
     """A model that trains synchronously with all-reduce, at measured speeds.
 
-    Between measured batches and numbers of machines and GPUs the times are interpolated linearly. A global batch too
-    large for the GPUs is computed in several parts, of which only the last waits for the network.
+    Times are interpolated linearly between measured batches and numbers of machines and GPUs. A global batch too large
+    for the GPUs is computed in several parts, of which only the last waits for the network.
 
     Attributes:
-        name: the model's.
-        synchronous: always.
-        needs: what a worker takes: a GPU, and some CPU and memory.
+        needs: resources of a worker: a GPU, and some CPU and memory.
         max_ps: 0, there are no parameter servers.
         batch_sizes: the global batches that users choose from.
-
-    Args:
-        folder: that of the model's tables.
-        machines: where it runs.
 
     Raises:
         BadInputError: if the tables cannot be read or do not cover the machines.
@@ -73,8 +67,8 @@ class MeasuredModel:
         most = max(max(placement) for placement in self._by_placement)
         if machines.gpus > most:
             raise BadInputError(
-                f"The table of '{self.name}' knows up to {most} GPUs on a machine, not {machines.gpus}; give machines "
-                "of fewer GPUs or another table."
+                f"The table of '{self.name}' has at most {most} GPUs on a machine, not {machines.gpus}; use machines "
+                "with fewer GPUs or another table."
             )
         batches = [batch for rows in self._by_placement.values() for batch, _, _ in rows]
         self._least_batch, self._largest_batch = min(batches), max(batches)
@@ -90,28 +84,25 @@ class MeasuredModel:
                 self._by_counts[int(row["num_nodes"]), int(row["num_replicas"])].append(_times(row))
 
     def max_workers(self, batch_size: int) -> int:
-        """Most workers that each have as many samples as were measured at least."""
+        """The maximum number of workers whose local batch is at least the smallest measured."""
         return max(1, int(batch_size / self._least_batch))
 
     def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
-        """Speed on these machines; there is nothing to balance."""
+        """The measured speed; `sharding` has no effect."""
         key = tuple(workers for workers, _ in layout), batch_size
         if key not in self._speeds:
             self._speeds[key] = self._measured(*key)
         return self._speeds[key]
 
     def expected_samples_per_s(self, workers: int, ps: int, batch_size: int) -> float:
-        """How much faster than with one worker the other models are with so many: a cluster's history tells that.
-
-        The geometric mean; without other models, as if more workers were as much faster.
-        """
+        """Geometric mean of the other models' speedups, as from a cluster's history; linear without other models."""
         if workers not in self._expected:
             gains = [other.gain(workers) for other in self._others]
             self._expected[workers] = statistics.geometric_mean(gains) if gains else float(workers)
         return self._expected[workers]
 
     def gain(self, workers: int) -> float:
-        """How much faster so many workers are than one, on the fewest machines, with the middle one of the batches."""
+        """Speedup of `workers` over one worker, on the fewest machines, with the middle one of the batches."""
         batch_size = self.batch_sizes[len(self.batch_sizes) // 2]
         one, all_ = (
             self.samples_per_s(even_layout(self.needs, (count, 0), self._machine) or ((1, 0),) * count, batch_size)
@@ -120,7 +111,7 @@ class MeasuredModel:
         return all_ / one
 
     def warm_start_from(self, others: Sequence[MeasuredModel]) -> None:
-        """Says which other models have run on the machines before."""
+        """Sets the models that have run on the machines before."""
         self._others = tuple(others)
         self._expected.clear()
 
@@ -147,7 +138,7 @@ class MeasuredModel:
 
 
 def _at_batch(rows: Sequence[Times], batch: float) -> Floats:
-    """Step and waiting time with that batch; the mean of what was measured more than once."""
+    """Step and waiting time at a batch size; repeated measurements are averaged."""
     ordered = np.array(sorted(rows))
     batches = np.unique(ordered[:, 0])
     means = np.array([ordered[ordered[:, 0] == one, 1:].mean(axis=0) for one in batches])
@@ -155,14 +146,14 @@ def _at_batch(rows: Sequence[Times], batch: float) -> Floats:
 
 
 def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
-    """The rows of a table, with numbers in these columns and in those of `_times`."""
+    """Reads a table; checks that these columns and those of `_times` are numbers."""
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             rows = list(csv.DictReader(lines))
     except OSError as error:
         raise BadInputError(f"The table {path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInputError(f"The table {path} is no CSV file in UTF-8; see benchmarks/simulate-jobs.md.") from error
+        raise BadInputError(f"The table {path} is not a CSV file in UTF-8; see benchmarks/simulate-jobs.md.") from error
     for line, row in enumerate(rows, 2):
         wrong = [name for name in columns if not _is_count(row.get(name))]
         wrong += [name for name in ("local_bsz", "step_time") if not _is_number(row.get(name), above_0=True)]

@@ -1,6 +1,6 @@
-"""On which machines a job's tasks go.
+"""Placement rules of a job's tasks.
 
-A rule sees what is free on every machine, and reserves nothing; None means that it finds no room.
+A rule takes the free resources of every machine and reserves nothing; it returns None if there is no room.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from solver.jobs.free_capacity import NOTHING, Amounts, plus
 from solver.jobs.speed import even_spread
 
 Place = Callable[[TaskNeeds, Counts, Sequence[Amounts]], Hosts | None]
-"""(what tasks take, how many, what is free on each machine) -> where they go."""
+"""(resources of the tasks, numbers of tasks, free resources of each machine) -> placement."""
 
 
 def fewest_machines(needs: TaskNeeds, counts: Counts, free: Sequence[Amounts]) -> Hosts | None:
-    """Optimus' (section 4.2): the fewest machines that hold the job in equal parts, of these the fullest.
+    """Optimus (section 4.2): the fewest machines that hold the job in equal parts, of these the fullest.
 
-    Where no equal parts fit, the machines with most room are filled one by one.
+    If no equal parts fit, fills the machines with most room one by one.
     """
     workers, ps = counts
     fullest = sorted(range(len(free)), key=lambda machine: _room(free[machine]))
@@ -36,12 +36,12 @@ def fewest_machines(needs: TaskNeeds, counts: Counts, free: Sequence[Amounts]) -
 
 
 def spread(needs: TaskNeeds, counts: Counts, free: Sequence[Amounts]) -> Hosts | None:
-    """Each task on the machine with most room, as Kubernetes does by default."""
+    """Each task on the machine with most room, the default of Kubernetes."""
     return _one_by_one(needs, counts, free, lambda machine, left: tuple(-amount for amount in _room(left)))
 
 
 def best_fit(needs: TaskNeeds, counts: Counts, free: Sequence[Amounts]) -> Hosts | None:
-    """Each task on the fullest machine that holds it, so that little is left over (Tetris)."""
+    """Each task on the fullest machine that holds it, for little fragmentation (Tetris)."""
     return _one_by_one(needs, counts, free, lambda machine, left: _room(left))
 
 
@@ -54,7 +54,7 @@ def _one_by_one(
     left = list(free)
     placed: dict[str, Counter[int]] = {"worker": Counter(), "ps": Counter()}
     workers, ps = counts
-    # A ps after each worker, as long as there are any.
+    # Workers and ps alternate.
     roles = [role for turn in range(max(counts)) for role, most in (("worker", workers), ("ps", ps)) if turn < most]
     for role in roles:
         need = needs.worker if role == "worker" else needs.ps
@@ -69,10 +69,9 @@ def _one_by_one(
 
 
 def _room(free: Amounts) -> tuple[int, int, int]:
-    """GPUs, CPUs and memory: what is compared first is what is short."""
+    """GPUs, CPUs and memory, the scarcest first."""
     return free[3], free[0], free[1]
 
 
 def used_by(needs: TaskNeeds, host: Host) -> Amounts:
-    """What a job takes on one of its machines."""
     return plus(NOTHING, needs.of(host.workers, host.ps))

@@ -1,4 +1,4 @@
-"""Draws how schedulers compare."""
+"""Draws comparisons of schedulers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.simulation.jobs.comparison import SchedulerResult, reference
-from benchmarks.simulation.panels import draw_rows, turn_names
+from benchmarks.simulation.panels import draw_rows, rotate_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,14 +18,9 @@ _OTHERS = ("#c98bb9", "#8c6d5a", "#d6604d", "#76b7b2")
 
 
 def plot_comparison(rows: Sequence[tuple[str, Sequence[SchedulerResult]]], path: Path) -> None:
-    """Draws one row of three panels for each comparison into a PNG, SVG or PDF file.
+    """Draws a row of three panels for each comparison (title and results) into a PNG, SVG or PDF file.
 
-    The mean completion time and the makespan, as multiples of `reference`, and the share of jobs that took no longer
-    than so many hours.
-
-    Args:
-        rows: title and results of each comparison.
-        path: the file.
+    Mean completion time and makespan relative to `reference`, and the distribution of completion times.
 
     Raises:
         BadInputError: if the file cannot be written.
@@ -51,7 +46,7 @@ def _colours(results: Sequence[SchedulerResult]) -> list[str]:
 
 def _bars(axes: Axes, results: Sequence[SchedulerResult], colours: Sequence[str], values: Sequence[float]) -> None:
     axes.bar_label(axes.bar([result.name for result in results], values, color=colours), fmt="%.2f", fontsize=8)
-    turn_names(axes, results)
+    rotate_names(axes, results)
     axes.margins(y=0.1)
 
 

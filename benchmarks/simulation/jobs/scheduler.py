@@ -1,4 +1,4 @@
-"""Schedulers: a rule for how much each job gets, one for where it goes, and how its variables are dealt out."""
+"""Schedulers: an allocation, a placement and a sharding."""
 
 from __future__ import annotations
 
@@ -25,34 +25,26 @@ ALLOCATIONS: dict[str, Allocate] = {
 PLACEMENTS: dict[str, Place] = {"fewest": fewest_machines, "spread": spread, "best-fit": best_fit}
 SHARDINGS: dict[str, Sharding] = {"balanced": "greedy", "paa": "optimus", "in-turn": "round_robin"}
 LEARNING = ("gain", "relative-gain", "tetris")
-"""Those that ask how fast a job is and how far it has to go."""
+"""Allocations that use estimates of a job's speed and remaining work."""
 REFERENCE = "optimus"
-WORTH_MOVING = 20
-"""A job moves to fewer machines if it has so many times as long to go as the move takes."""
+CONSOLIDATION_FACTOR = 20
+"""A job moves to fewer machines if its remaining time is at least this multiple of the cost of a move."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedJob(JobView):
-    """What a scheduler sees of a job.
-
-    Attributes:
-        hosts: where it is; empty where it waits.
-    """
+    """A scheduler's view of a job; `hosts` is empty while it waits."""
 
     hosts: Hosts
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """What decides in every round.
+    """Decides in every round.
 
     Attributes:
-        name: for the tables.
-        allocate: how many tasks each job gets.
-        place: where they go.
-        sharding: how variables are dealt out to parameter servers.
-        learns: whether it has to know a job's speed before the job begins.
-        consolidates: whether jobs move to fewer machines once there is room.
+        learns: whether it needs a job's speed before the job starts.
+        consolidates: whether jobs move to fewer machines when there is room.
     """
 
     name: str
@@ -63,17 +55,10 @@ class Scheduler:
     consolidates: bool
 
     def schedule(self, jobs: Sequence[PlacedJob], machines: Machines) -> dict[int, Hosts]:
-        """Decides on a round.
+        """Decides a round; returns the machines of running jobs by job id.
 
-        Jobs that keep their size keep their machines; the others are placed in the order of the allocation, and get
-        fewer tasks where there is no room for all.
-
-        Args:
-            jobs: all that are not finished.
-            machines: all there are.
-
-        Returns:
-            Machines of those that run, by the job's id.
+        Jobs that keep their size keep their machines; the others are placed in the order of the allocation, with fewer
+        tasks if there is no room for all.
         """
         by_id = {job.id: job for job in jobs}
         wanted = self.allocate(jobs, machines.total)
@@ -85,26 +70,26 @@ class Scheduler:
                 _take(by_id[id_], hosts[id_], free)
         for id_, counts in wanted.items():
             if id_ not in hosts:
-                found = self._most(by_id[id_], counts, free)
+                found = self._place_most(by_id[id_], counts, free)
                 if found is not None:
                     hosts[id_] = found
                     _take(by_id[id_], found, free)
         if self.consolidates:
             for id_, there in sorted(hosts.items(), key=lambda item: -len(item[1])):
                 job = by_id[id_]
-                if len(there) > 1 and job.seconds_left(counts_of(there)) > WORTH_MOVING * job.change_s:
-                    hosts[id_] = self._on_fewer(job, there, free)
+                if len(there) > 1 and job.seconds_left(counts_of(there)) > CONSOLIDATION_FACTOR * job.change_s:
+                    hosts[id_] = self._consolidate(job, there, free)
         return hosts
 
-    def _on_fewer(self, job: JobView, hosts: Hosts, free: list[Amounts]) -> Hosts:
-        """The job on fewer machines if there is room, and otherwise where it was."""
+    def _consolidate(self, job: JobView, hosts: Hosts, free: list[Amounts]) -> Hosts:
+        """Moves the job to fewer machines if there is room."""
         _take(job, hosts, free, times=1)
         found = self.place(job.needs, counts_of(hosts), free)
         chosen = found if found is not None and len(found) < len(hosts) else hosts
         _take(job, chosen, free)
         return chosen
 
-    def _most(self, job: JobView, counts: Counts, free: Sequence[Amounts]) -> Hosts | None:
+    def _place_most(self, job: JobView, counts: Counts, free: Sequence[Amounts]) -> Hosts | None:
         workers, ps = counts
         for fewer in range(workers, 0, -1):
             found = self.place(job.needs, (fewer, min(ps, fewer) if fewer < workers else ps), free)
@@ -117,19 +102,20 @@ def scheduler_named(name: str) -> Scheduler:
     """One of `SCHEDULERS`, or any ALLOCATION/PLACEMENT/SHARDING, such as `gain/spread/in-turn`.
 
     Raises:
-        BadInputError: if there is none of that name.
+        BadInputError: if the name is unknown.
     """
     parts = SCHEDULERS.get(name, name).split("/")
     if len(parts) != 3:
         near = difflib.get_close_matches(name.lower(), SCHEDULERS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise BadInputError(
-            f"There is no policy '{name}'; {hint}choose of {', '.join(SCHEDULERS)}, or make one as {SCHEDULERS['drf']}."
+            f"There is no policy '{name}'; {hint}choose one of {', '.join(SCHEDULERS)}, "
+            f"or combine rules, as in {SCHEDULERS['drf']}."
         )
     rules: tuple[Collection[str], ...] = (ALLOCATIONS, PLACEMENTS, SHARDINGS)
     for part, known in zip(parts, rules, strict=True):
         if part not in known:
-            raise BadInputError(f"'{part}' in the policy '{name}' is not known; choose of {', '.join(known)}.")
+            raise BadInputError(f"'{part}' in the policy '{name}' is unknown; choose one of {', '.join(known)}.")
     allocation, placement, sharding = parts
     return Scheduler(
         name,
@@ -142,6 +128,6 @@ def scheduler_named(name: str) -> Scheduler:
 
 
 def _take(job: JobView, hosts: Hosts, free: list[Amounts], times: int = -1) -> None:
-    """Takes what a job needs from what is free; gives it back with `times` 1."""
+    """Subtracts a job's resources from the free ones; adds them with `times` 1."""
     for host in hosts:
         free[host.machine] = plus(free[host.machine], used_by(job.needs, host), times)

@@ -1,4 +1,4 @@
-"""The schedulers that have names, as ALLOCATION/PLACEMENT/SHARDING (`benchmarks.simulation.jobs.scheduler`)."""
+"""The named schedulers, as ALLOCATION/PLACEMENT/SHARDING (`benchmarks.simulation.jobs.scheduler`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speeds of jobs with parameter servers: the solver's step-time model on hardware that the scheduler does not know."""
+"""Speeds of jobs with parameter servers: the step-time model on hardware that differs from the estimated one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from solver.scenario import Scenario
 from solver.shards import DEFAULT_SHARDING, useful_ps_count
 
 BATCH_FACTORS = (4, 8)
-"""The global batch of a synchronous job is so many times the model's own, which is that of an asynchronous worker."""
+"""Global batches of a synchronous job, as multiples of the model's own (that of an asynchronous worker)."""
 HIDDEN_SIGMA = 0.25
-"""Standard deviation of the logarithm of how much the real hardware is faster than what is known of it."""
+"""Standard deviation of the logarithm of the true hardware speeds relative to the estimated ones."""
 
 
 class StepTimes:
@@ -30,9 +30,7 @@ class StepTimes:
 
     Args:
         profile: the model; whatever its API, its workers run the script themselves, without a chief.
-        machines: where it runs.
-        hardware: speeds of the machines' parts.
-        network_factor: how much faster than they should be the network cards are.
+        network_factor: scales the speed of the network cards.
     """
 
     def __init__(
@@ -50,20 +48,14 @@ class StepTimes:
 
     @property
     def needs(self) -> TaskNeeds:
-        """What the tasks take; a ps has room for the whole model."""
+        """Resources of the tasks; a ps has room for the whole model."""
         scenario = self._scenario(self._profile.batch_size, DEFAULT_SHARDING)
         return TaskNeeds(
             amounts(scenario.sizes.worker(self.shape)), amounts(scenario.sizes.ps(scenario.shards(1).sizes[0]))
         )
 
     def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding) -> float:
-        """Speed on these machines.
-
-        Args:
-            layout: the tasks on each machine.
-            batch_size: of all workers together where they are synchronous, else of each.
-            sharding: how the variables are dealt out to the parameter servers.
-        """
+        """Speed of a layout; `batch_size` is global for synchronous models, else each worker's."""
         key = layout, batch_size, sharding
         if key not in self._speeds:
             self._speeds[key] = self._samples_per_s(*key)
@@ -89,7 +81,7 @@ class StepTimes:
     def _scenario(self, batch_size: int, sharding: Sharding) -> Scenario:
         if sharding not in self._scenarios:
             self._scenarios[sharding] = Scenario.of(self._profile, self._cluster, self._hardware, sharding)
-        # Shards, which do not depend on the batch, are kept.
+        # Reuses the shards, which do not depend on the batch.
         return dataclasses.replace(self._scenarios[sharding], profile=self._profile.with_batch_size(batch_size))
 
 
@@ -97,18 +89,14 @@ class PsModel:
     """A model that trains with parameter servers.
 
     Attributes:
-        name: the model's.
         synchronous: whether the workers wait for each other; the global batch is then the same for any number.
-        needs: what the tasks take.
-        max_ps: with more the fullest would not have less.
+        needs: resources of the tasks.
+        max_ps: with more, the largest shard would not shrink.
         batch_sizes: the batches that users choose from.
 
     Args:
-        name: the model's.
-        profile: the model.
-        machines: where it runs.
-        expected: speeds as the hardware is known; the same for all seeds.
-        rng: draws how fast the hardware really is.
+        expected: speeds on the estimated hardware; the same for all seeds.
+        rng: draws the true hardware speeds.
     """
 
     def __init__(
@@ -118,7 +106,7 @@ class PsModel:
         self.synchronous = profile.synchronous
         self._machine, self._gpus = machines.capacity, machines.count * machines.gpus
         self._expected = expected
-        self._true = StepTimes(profile, machines, *_really(known_hardware(), machines.gpu_model, rng))
+        self._true = StepTimes(profile, machines, *_draw_hardware(known_hardware(), machines.gpu_model, rng))
         self.needs = expected.needs
         self.max_ps = useful_ps_count(profile, machines.count)
         self.batch_sizes = (
@@ -128,21 +116,21 @@ class PsModel:
         )
 
     def max_workers(self, batch_size: int) -> int:
-        """Most workers that each have a sample and a GPU."""
+        """The maximum number of workers that each have a sample and a GPU."""
         return min(batch_size, self._gpus) if self.synchronous else self._gpus
 
     def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
-        """Speed on these machines."""
+        """The true speed."""
         return self._true.samples_per_s(layout, batch_size, sharding=sharding)
 
     def expected_samples_per_s(self, workers: int, ps: int, batch_size: int) -> float:
-        """What the step-time model says of them on the fewest machines, before the job has run; 0 if it cannot."""
+        """The step-time model's estimate on the fewest machines, before the job has run; 0 if they do not fit."""
         layout = even_layout(self.needs, (workers, ps), self._machine)
         return 0.0 if layout is None else self._expected.samples_per_s(layout, batch_size, sharding=DEFAULT_SHARDING)
 
 
-def _really(known: Hardware, gpu_model: str, rng: np.random.Generator) -> tuple[Hardware, float]:
-    """The hardware as it is, and how much faster the network is."""
+def _draw_hardware(known: Hardware, gpu_model: str, rng: np.random.Generator) -> tuple[Hardware, float]:
+    """Draws the true hardware, and the factor of the network speed."""
     gpu_factor, ps_factor, network_factor = np.exp(rng.normal(0, HIDDEN_SIGMA, 3)).tolist()
     gpu = known.gpu(gpu_model)
     faster = dataclasses.replace(gpu, training_flops_per_s=gpu.training_flops_per_s * gpu_factor)

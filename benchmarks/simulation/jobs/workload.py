@@ -1,4 +1,4 @@
-"""The jobs of a simulation: when they come, what they train, how long."""
+"""The jobs of a simulation: arrivals, models and lengths."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from solver.choices import Sharding
 from solver.shards import DEFAULT_SHARDING
 
 REQUESTS = (1, 2, 4, 8)
-"""Workers that users ask for, each as often as the others."""
+"""Numbers of workers that users request, equally likely."""
 WORK_HOURS = (0.5, 10.0)
-"""A drawn job would take so long with one worker: between these, the logarithm uniform."""
-MOST_EPOCHS = 3.0
-"""Users set a limit of up to so many times the epochs that are needed."""
+"""Range of the hours that a drawn job takes with one worker, log-uniform."""
+MAX_LIMIT_FACTOR = 3.0
+"""Maximum ratio of the user's limit of epochs to those needed."""
 LOSS_NOISE = 0.01
 
 
 class JobModel(Protocol):
-    """What jobs train, and how fast they really are."""
+    """A model that jobs train, and its true speed."""
 
     @property
     def name(self) -> str: ...
@@ -43,35 +43,29 @@ class JobModel(Protocol):
 
     @property
     def max_ps(self) -> int:
-        """Most parameter servers; 0 where there are none."""
+        """Maximum number of parameter servers; 0 for models without."""
 
     @property
     def batch_sizes(self) -> tuple[int, ...]: ...
 
     def max_workers(self, batch_size: int) -> int:
-        """Most workers with that batch."""
+        """Maximum number of workers with that batch."""
 
     def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
-        """The real speed."""
+        """The true speed."""
 
     def expected_samples_per_s(self, workers: int, ps: int, batch_size: int) -> float:
-        """What may be expected before the job has run; of several counts, only the proportion may mean something."""
+        """The estimate before the job has run; possibly meaningful as ratios between counts only."""
 
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """A job that comes some time.
+    """A job.
 
     Attributes:
-        id: its place in the order of arrival.
-        model: what it trains.
-        arrival_s: when it comes.
-        batch_size: of all workers together where the model is synchronous, else of each.
-        samples: how many it really needs.
-        limit_samples: the user's limit, which it does not need.
-        requested: workers that the user asks for.
-        max_workers: most workers it can make use of.
-        curve: its loss.
+        id: its index in order of arrival.
+        batch_size: of all workers together for synchronous models, else of each.
+        limit_samples: the user's limit, at least `samples`.
     """
 
     id: int
@@ -86,21 +80,12 @@ class SimulatedJob:
 
     @property
     def steps(self) -> int:
-        """Steps of one batch until it has converged."""
         return max(1, round(self.samples / self.batch_size))
 
 
 @dataclass(frozen=True)
 class Request:
-    """A line of a trace; None for what is to be drawn.
-
-    Attributes:
-        arrival_s: when the job comes.
-        model: name of what it trains.
-        samples: until it has converged.
-        workers: how many the user asks for.
-        batch_size: see `SimulatedJob`.
-    """
+    """A line of a trace; None is drawn at random."""
 
     arrival_s: float
     model: str
@@ -112,21 +97,14 @@ class Request:
 def poisson_requests(
     jobs: int, per_hour: float, models: Sequence[str], rng: np.random.Generator
 ) -> tuple[Request, ...]:
-    """Jobs of random models that come independently of each other, the first one at 0.
-
-    Args:
-        jobs: how many.
-        per_hour: how many come in an hour, on average.
-        models: their names.
-        rng: draws them.
-    """
+    """Draws jobs of random models with Poisson arrivals of `per_hour` on average, the first at 0."""
     arrivals = np.r_[0.0, np.cumsum(rng.exponential(3600 / per_hour, jobs - 1))]
     chosen = rng.integers(len(models), size=jobs)
     return tuple(Request(float(at), models[index]) for at, index in zip(arrivals, chosen, strict=True))
 
 
 def window(trace: Sequence[Request], jobs: int, rng: np.random.Generator) -> tuple[Request, ...]:
-    """So many consecutive jobs of a trace, from a random one on, the first one at 0.
+    """Draws consecutive jobs of a trace, the first shifted to 0.
 
     Raises:
         BadInputError: if the trace has fewer.
@@ -142,10 +120,10 @@ def window(trace: Sequence[Request], jobs: int, rng: np.random.Generator) -> tup
 
 
 def read_trace(path: Path) -> tuple[Request, ...]:
-    """Reads a trace: a CSV file with the columns arrival_s and model, and if need be samples, workers and batch_size.
+    """Reads a CSV file with the columns arrival_s and model, and optionally samples, workers and batch_size.
 
     Raises:
-        BadInputError: if it cannot be read or makes no sense.
+        BadInputError: if it cannot be read or a value is invalid.
     """
     try:
         with path.open(encoding="utf-8", newline="") as lines:
@@ -169,7 +147,7 @@ def _request(row: Mapping[str, str | None], where: str) -> Request:
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf or (value == 0 and column != "arrival_s"):
-            raise BadInputError(f"{where}: '{text}' in column '{column}' cannot be; give a number above 0.")
+            raise BadInputError(f"{where}: '{text}' in column '{column}' must be a number above 0.")
         return value
 
     arrival_s, model = number("arrival_s"), row.get("model")
@@ -189,20 +167,13 @@ def make_jobs(
     requests: Sequence[Request],
     models: Mapping[str, JobModel],
     machines: Machines,
-    most_workers: int,
+    max_workers: int,
     rng: np.random.Generator,
 ) -> tuple[SimulatedJob, ...]:
-    """Draws what the requests leave open.
-
-    Args:
-        requests: in the order of arrival.
-        models: by name.
-        machines: where they run.
-        most_workers: no job gets more.
-        rng: draws it.
+    """Draws what the requests leave open; `requests`: in order of arrival, `models`: by name.
 
     Raises:
-        BadInputError: if a model is not known, or no machine holds one of its workers.
+        BadInputError: if a model is unknown, or no machine holds one of its workers.
     """
     for request in requests:
         if request.model not in models:
@@ -212,7 +183,7 @@ def make_jobs(
                 f"There is no table or profile of the model '{request.model}'; {hint}known are {', '.join(models)}."
             )
     return tuple(
-        _job(number, request, models[request.model], machines, most_workers, rng)
+        _job(number, request, models[request.model], machines, max_workers, rng)
         for number, request in enumerate(requests)
     )
 
@@ -222,23 +193,23 @@ def _job(
     request: Request,
     model: JobModel,
     machines: Machines,
-    most_workers: int,
+    max_workers: int,
     rng: np.random.Generator,
 ) -> SimulatedJob:
-    # Everything is drawn, needed or not, so that what one line says changes no other job.
+    # Draws every value, needed or not, so that a field of one line does not change other jobs.
     batch_size = int(rng.choice(model.batch_sizes))
     hours = float(np.exp(rng.uniform(*np.log(WORK_HOURS))))
     requested = int(rng.choice(REQUESTS))
-    beyond = float(rng.uniform(1, MOST_EPOCHS))
+    beyond = float(rng.uniform(1, MAX_LIMIT_FACTOR))
     curve = TrueCurve.draw(rng, LOSS_NOISE)
     batch_size = request.batch_size or batch_size
     smallest = even_layout(model.needs, (1, min(1, model.max_ps)), machines.capacity)
     if smallest is None:
         raise BadInputError(f"No machine holds a worker of '{model.name}'; give the machines more memory or CPUs.")
     samples = request.samples or hours * 3600 * model.samples_per_s(smallest, batch_size)
-    most = min(most_workers, model.max_workers(batch_size), machines.count * machines.gpus)
+    most = min(max_workers, model.max_workers(batch_size), machines.count * machines.gpus)
     requested = min(request.workers or requested, most)
-    # Nobody asks for more than all machines hold.
+    # Users request at most what the cluster holds.
     while requested > 1 and not _is_room(model, machines, requested):
         requested -= 1
     return SimulatedJob(

@@ -1,4 +1,4 @@
-"""Virtual time: jobs come, get machines in rounds, and end."""
+"""Virtual time: jobs arrive, get machines in rounds, and end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.simulation.jobs.beliefs import (
+from benchmarks.simulation.jobs.estimates import (
     SAMPLE_RUNS,
-    BeliefSettings,
+    EstimateSettings,
     NoProgress,
     NoSpeeds,
-    Progress,
-    Speeds,
+    ProgressEstimate,
+    SpeedEstimate,
     make_progress,
     make_speeds,
 )
@@ -29,33 +29,31 @@ from framework.policies.jobs.interface import fits
 from solver.jobs.free_capacity import plus
 
 SAMPLE_RUN_S = 10.0
-"""Length of one of the short runs that teach a job's speed."""
+"""Length of one of the short runs that measure a job's speed."""
 
 
 @dataclass(frozen=True)
 class JobsSettings:
-    """What does not depend on the scheduler.
+    """Settings independent of the scheduler.
 
     Attributes:
         interval_s: seconds from one round to the next (Optimus: 600).
-        resize_s: seconds for which a job does not train when it begins, and when its tasks or machines change.
-        beliefs: what schedulers know.
+        resize_s: seconds without training when a job starts or its tasks or machines change.
     """
 
     interval_s: float = 600.0
     resize_s: float = 30.0
-    beliefs: BeliefSettings = field(default_factory=BeliefSettings)
+    estimates: EstimateSettings = field(default_factory=EstimateSettings)
 
 
 @dataclass(frozen=True)
 class JobsOutcome:
-    """What a scheduler has made of the jobs.
+    """Outcome of one scheduler.
 
     Attributes:
-        completion_s: seconds from each job's arrival to its end, in the order of arrival.
-        makespan_s: from the first arrival to the last end.
-        gpu_share: share of all GPUs that jobs held, over the makespan.
-        resizes: how often a job that ran got other tasks or machines, or had to stop.
+        completion_s: seconds from arrival to end, in order of arrival.
+        gpu_share: used share of all GPUs, over the makespan.
+        resizes: number of times that a running job changed tasks or machines, or was stopped.
     """
 
     completion_s: tuple[float, ...]
@@ -69,17 +67,15 @@ class JobsOutcome:
 
     @property
     def p90_completion_s(self) -> float:
-        """Nine of ten jobs take no longer."""
         return sorted(self.completion_s)[math.ceil(0.9 * len(self.completion_s)) - 1]
 
 
 class Stretch(NamedTuple):
-    """A time in which a job held machines: a round, or what there was of it until the job ended.
+    """Time in which a job had machines: a round, or the part of it until the job ended.
 
     Attributes:
-        job: its id.
-        workers: how many it had, each with a GPU.
-        start_s, end_s: seconds since the simulation began; what a change costs the job counts.
+        workers: number of workers, each with a GPU.
+        start_s, end_s: seconds since the start of the simulation; includes the cost of a change.
     """
 
     job: int
@@ -90,21 +86,16 @@ class Stretch(NamedTuple):
 
 @dataclass(slots=True)
 class _Running:
-    """A job in the world.
+    """An active job.
 
     Attributes:
-        job: the job.
-        progress, speeds: what is believed of it.
-        done: samples so far.
-        hosts: where it is.
-        trains_from_s: when it begins or goes on.
-        waited: rounds in a row without machines.
-        started: whether it has ever had any.
+        trains_from_s: when it starts or resumes training.
+        waited: consecutive rounds without machines.
     """
 
     job: SimulatedJob
-    progress: Progress
-    speeds: Speeds
+    progress: ProgressEstimate
+    speeds: SpeedEstimate
     done: float = 0.0
     hosts: Hosts = ()
     trains_from_s: float = 0.0
@@ -120,18 +111,15 @@ class _Totals:
 
 
 class JobsWorld:
-    """One scheduler on one list of jobs, until all have ended.
+    """Runs one scheduler on a list of jobs until all have ended.
 
-    Rounds begin at multiples of the interval. A job that has come waits for the next one; what a job that ends sets
-    free is given out in the next one.
+    Rounds are at multiples of the interval. Arrived jobs wait for the next round, and resources of ended jobs are
+    assigned in the next round.
 
     Args:
-        jobs: in the order of arrival.
-        machines: what they share.
-        scheduler: who decides.
-        settings: see there.
-        seed: of the noise in what is measured and of the errors in what is believed.
-        watch: is told of each stretch, round by round.
+        jobs: in order of arrival.
+        seed: of the measurement noise and the errors of estimates.
+        watch: called with each time span of a job, round by round.
     """
 
     def __init__(
@@ -153,10 +141,10 @@ class JobsWorld:
         self._totals = _Totals()
 
     def run(self) -> JobsOutcome:
-        """Runs it.
+        """Runs all jobs.
 
         Raises:
-            PolicyViolationError: if the scheduler gives out what is not there, or lets jobs wait for nothing.
+            PolicyViolationError: if the scheduler assigns resources that are not free, or leaves all jobs waiting.
         """
         jobs = list(self._coming)
         now_s = 0.0
@@ -182,9 +170,9 @@ class JobsWorld:
         )
 
     def _arrive(self, job: SimulatedJob) -> None:
-        # The same for every scheduler that asks.
+        # The same draws for every scheduler.
         rng = np.random.default_rng((self._seed, job.id))
-        settings, scheduler = self._settings.beliefs, self._scheduler
+        settings, scheduler = self._settings.estimates, self._scheduler
         if scheduler.learns:
             progress = make_progress(job, settings, rng)
             speeds = make_speeds(job, self._machines.capacity, settings, rng, sharding=scheduler.sharding)
@@ -233,7 +221,7 @@ class JobsWorld:
         free = [self._machines.capacity] * self._machines.count
         for id_, hosts in decided.items():
             if id_ not in self._active:
-                raise refuse(f"gives machines to job {id_}, which is not there,")
+                raise refuse(f"gives machines to job {id_}, which is not active,")
             job = self._active[id_].job
             workers, ps = counts_of(hosts)
             if not 1 <= workers <= job.max_workers or not min(1, job.model.max_ps) <= ps <= job.model.max_ps:
@@ -260,5 +248,5 @@ class JobsWorld:
         before, trained_s = running.done, until_s - max(running.trains_from_s, now_s)
         if trained_s > 0:
             running.done += speed * trained_s
-            running.progress.see(before / job.samples, running.done / job.samples)
+            running.progress.observe(before / job.samples, running.done / job.samples)
             running.speeds.observe(counts, speed)

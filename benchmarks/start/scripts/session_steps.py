@@ -1,4 +1,4 @@
-"""Steps of a TensorFlow 1 session; each leaves a line in a file: when it ended, in which process, of which task."""
+"""Steps of a TensorFlow 1 session; each logs its end, process and task to a file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ BATCH_SIZE = 32
 
 
 def task() -> str:
-    """The task of a job that this process is, such as `worker:1`; `-` where there is none."""
-    # Not of TensorFlow's own variable: a script that names one is taken to set it, and nothing is imported before it.
+    """The job's task that this process is, such as `worker:1`; `-` outside of a job."""
+    # Not TF_CONFIG: Dike assumes that a script which names it sets it, and preloads nothing.
     task = json.loads(os.environ.get("DIKE_TASK", "{}"))
     return f"{task['role']}:{task['index']}" if task else "-"
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("marks", type=Path, help="the file; training stops where there is one with '.stop' behind it")
+    parser.add_argument(
+        "step_log", type=Path, help="the file; training stops where there is one with '.stop' behind it"
+    )
     parser.add_argument("--steps", type=int, default=126, help="of all workers together")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
     arguments = parser.parse_args()
@@ -40,11 +41,11 @@ def main() -> None:
     train = tf.train.GradientDescentOptimizer(0.001).minimize(loss, global_step=step)
     hooks = [tf.train.StopAtStepHook(last_step=arguments.steps)]
     with tf.train.MonitoredTrainingSession(hooks=hooks) as session:
-        while not (session.should_stop() or arguments.marks.with_suffix(".stop").exists()):
+        while not (session.should_stop() or arguments.step_log.with_suffix(".stop").exists()):
             rows = random.randint(0, len(data), BATCH_SIZE)
             session.run([loss, train], {x: data[rows], y: goal[rows]})
-            with arguments.marks.open("a") as marks:
-                marks.write(f"{time.monotonic()} {os.getpid()} {task()}\n")
+            with arguments.step_log.open("a") as step_log:
+                step_log.write(f"{time.monotonic()} {os.getpid()} {task()}\n")
             time.sleep(arguments.pause)
 
 

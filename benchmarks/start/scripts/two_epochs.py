@@ -1,4 +1,4 @@
-"""Two short epochs of Keras; each step leaves a line in a file: when it ended, in which process, of which task."""
+"""Two short epochs of Keras; each step logs its end, process and task to a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ STEPS_PER_EPOCH = 63
 BATCH_SIZE = 32
 
 
-class Marks(keras.callbacks.Callback):
-    """Writes the lines."""
-
+class StepLog(keras.callbacks.Callback):
     def __init__(self, path: Path, pause_s: float, stop: Path) -> None:
         super().__init__()
         self._path = path
@@ -25,24 +23,24 @@ class Marks(keras.callbacks.Callback):
         self._stop = stop
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Of Keras."""
-        with self._path.open("a") as marks:
-            marks.write(f"{time.monotonic()} {os.getpid()} {task()}\n")
+        with self._path.open("a") as step_log:
+            step_log.write(f"{time.monotonic()} {os.getpid()} {task()}\n")
         time.sleep(self._pause_s)
         self.model.stop_training = self._stop.exists()
 
 
 def task() -> str:
-    """The task of a job that this process is, such as `worker:1`; `-` where there is none."""
-    # Not of TensorFlow's own variable: a script that names one is taken to set it, and nothing is imported before it.
+    """The job's task that this process is, such as `worker:1`; `-` outside of a job."""
+    # Not TF_CONFIG: Dike assumes that a script which names it sets it, and preloads nothing.
     task = json.loads(os.environ.get("DIKE_TASK", "{}"))
     return f"{task['role']}:{task['index']}" if task else "-"
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("marks", type=Path, help="the file; training stops where there is one with '.stop' behind it")
+    parser.add_argument(
+        "step_log", type=Path, help="the file; training stops where there is one with '.stop' behind it"
+    )
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--width", type=int, default=64, help="units of each hidden layer")
@@ -54,8 +52,8 @@ def main() -> None:
     hidden = [keras.layers.Dense(arguments.width, "relu") for _ in range(arguments.layers)]
     model = keras.Sequential([keras.layers.Input((64,)), *hidden, keras.layers.Dense(2)])
     model.compile(keras.optimizers.SGD(arguments.lr), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    marks = Marks(arguments.marks, arguments.pause, arguments.marks.with_suffix(".stop"))
-    model.fit(x, y, epochs=arguments.epochs, batch_size=BATCH_SIZE, verbose=2, callbacks=[marks])
+    step_log = StepLog(arguments.step_log, arguments.pause, arguments.step_log.with_suffix(".stop"))
+    model.fit(x, y, epochs=arguments.epochs, batch_size=BATCH_SIZE, verbose=2, callbacks=[step_log])
 
 
 main()

@@ -171,7 +171,7 @@ class Milestone:
 
 
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<length>\d+(\.\d+)?)(?P<unit>[sx]?)")
-PANEL = "Which trials run first, and which are stopped"
+PANEL = "Order and early stopping of trials"
 MILESTONES = (Milestone(0.5, times=2.0), Milestone(0.75, times=4.0))
 """Default milestones of `hermes`."""
 QUANTUM_GROWTH = 0.25
@@ -213,18 +213,18 @@ class PolicySettings:
     quantum_s: Annotated[
         float,
         Field(ge=0.1, le=1e9, allow_inf_nan=False),
-        UserOption(PANEL, "Seconds between two decisions on a slot."),
+        UserOption(PANEL, "Time between two decisions of the policy about a slot, seconds."),
     ] = 10.0
     trials_per_slot: Annotated[
         int,
         Field(ge=1, le=MAX_ITEMS),
-        UserOption(PANEL, "Trials that share a slot: bound to it, or asked of a sampler that learns."),
+        UserOption(PANEL, "Maximum number of trials per slot: bound to it, or requested from a sampler that learns."),
     ] = 4
     milestones: Annotated[
         tuple[Milestone, ...],
         UserOption(
             PANEL,
-            "Longer quanta for trials whose loss has decreased much (hermes, hermes2): 50%:2x or 50%:20s, or none.",
+            "Longer quanta after decreases of the loss (hermes, hermes2), such as 50%:2x or 50%:20s; or none.",
             default=",".join(map(str, MILESTONES)),
             read=read_milestones,
         ),
@@ -235,5 +235,5 @@ class PolicySettings:
     quantum_growth: Annotated[
         float,
         Field(ge=0, le=100, allow_inf_nan=False),
-        UserOption(PANEL, "Share by which each preemption lengthens a trial's quantum (hermes, hermes2)."),
+        UserOption(PANEL, "Growth of a trial's quantum with each preemption, as a share (hermes, hermes2)."),
     ] = QUANTUM_GROWTH

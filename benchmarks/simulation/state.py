@@ -1,4 +1,4 @@
-"""What `benchmarks.simulation.world` keeps of each trial, of each slot, and of how well the slots are used."""
+"""The state of trials, slots and slot utilisation in `benchmarks.simulation.world`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ class SimulatedTrial:
     """A trial.
 
     Attributes:
-        id: its number.
-        curve: what it goes along.
-        target_s, ends_s: how far along its curve it reaches the target, and leaves; seconds.
-        job: how fast it is on which GPU type; None where slots are alike.
-        trained_s, reported_s: how far it has come, and has reported.
-        taken_s: seconds that passed for what it has reported; the same as `reported_s` where slots are alike.
+        target_s, ends_s: positions on its curve of the target and of its end, seconds.
+        job: its speed by GPU type; None if slots are alike.
+        trained_s, reported_s: positions on its curve of its training and of its last report.
+        taken_s: seconds spent on what it has reported; equals `reported_s` if slots are alike.
         reached: whether it has reached the target.
-        slot: the slot that it ran in last; None before its first slice.
+        slot: the slot of its last slice; None before the first.
         readings, slices, speeds: as in `TrialView`.
     """
 
@@ -41,7 +39,7 @@ class SimulatedTrial:
     speeds: dict[str, float] = field(default_factory=dict)
 
     def report(self, until_s: float, kind: str) -> None:
-        """Tells what there was up to this point of its curve, on a GPU of this type."""
+        """Reports its training up to a position of its curve, on a GPU of this type."""
         train_s = until_s
         if self.job is not None:
             train_s = self.taken_s + (until_s - self.reported_s) / self.job.pace(kind)
@@ -51,7 +49,6 @@ class SimulatedTrial:
         self.reported_s = until_s
 
     def view(self, arrived_s: float, *, runnable: bool) -> TrialView:
-        """What a policy sees of it."""
         batch_size = 1.0 if self.job is None else self.job.batch_size
         return TrialView(
             self.id,
@@ -69,16 +66,14 @@ class SimulatedSlot:
     """A slot.
 
     Attributes:
-        id: its number.
-        kind: its GPU type; empty where slots are alike.
-        trial: the trial that has it.
-        leaving: the one that makes place at the moment.
-        pace: seconds of the trial's curve that pass in a second.
-        relative: the trial's speed by its mean over the GPU types.
-        since_s: when the trial's slice began.
-        trains_from_s, trained_before_s: when it began to train, and how far along its curve it was then.
+        kind: its GPU type; empty if slots are alike.
+        leaving: the trial that is being suspended.
+        pace: curve seconds per second.
+        relative: the trial's speed relative to its mean over the GPU types.
+        since_s: start of the trial's slice.
+        trains_from_s, trained_before_s: start of its training, and its position on the curve then.
         busy: whether it is being filled or emptied.
-        fills: tells an event of its current trial from one of an earlier trial.
+        fills: generation; distinguishes events of the current trial from those of earlier ones.
     """
 
     id: int
@@ -94,17 +89,11 @@ class SimulatedSlot:
     fills: int = 0
 
     def view(self) -> SlotView:
-        """What a policy sees of it."""
         return SlotView(self.id, None if self.trial is None else self.trial.id, self.since_s, self.busy, self.kind)
 
 
-class UseOfSlots:
-    """How fast the trials trained on average, as long as there was one for each slot.
-
-    Args:
-        slots: how many slots there are.
-        trials: how many trials there will be.
-    """
+class SlotUtilization:
+    """Mean relative speed of the slots while there is a trial for each."""
 
     def __init__(self, slots: int, trials: int) -> None:
         self._needed = min(slots, trials)
@@ -114,19 +103,18 @@ class UseOfSlots:
 
     @property
     def speed(self) -> float:
-        """See `Outcome.speed`; NaN before the first trial has left that no other follows."""
+        """See `Outcome.speed`; NaN until the first trial leaves that no other replaces."""
         return self._sum_s / (self._needed * self._ended_s) if self._ended_s else math.nan
 
     def add(self, slot: SimulatedSlot, curve_s: float) -> None:
-        """So far along its curve the trial of a slot has come."""
+        """Adds progress of a slot's trial, in seconds of its curve."""
         if self._ended_s is None:
             self._sum_s += curve_s / slot.pace * slot.relative
 
-    def left(self) -> None:
-        """A trial has left."""
+    def trial_left(self) -> None:
         self._left -= 1
 
-    def follow(self, now_s: float) -> None:
-        """All that happened until now has been added."""
+    def advance(self, now_s: float) -> None:
+        """Ends the measurement at `now_s` if there are fewer trials than slots."""
         if self._ended_s is None and self._left < self._needed:
             self._ended_s = now_s

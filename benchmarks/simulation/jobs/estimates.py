@@ -1,6 +1,6 @@
-"""What a scheduler believes of a job: the steps it has left, and its speed with every number of tasks.
+"""A scheduler's estimates of a job: the remaining samples, and the speed with each number of tasks.
 
-Both come either from Optimus' models, which see losses and speeds with noise, or from the truth with an error.
+They come either from Optimus' models, fitted to noisy losses and speeds, or from the true values with an error.
 """
 
 from __future__ import annotations
@@ -25,49 +25,42 @@ REPORTS = 10
 """Losses that a job reports in a round."""
 SPEED_NOISE = 0.02
 """Standard deviation of measured speeds."""
-ENOUGH = 5
-"""So often a speed is measured; after that its noise no longer matters."""
-REFIT = 1.05
-"""A curve is fitted again when the job has made so many times the steps."""
+MAX_OBSERVATIONS = 5
+"""Observations of a speed that are used; their noise then averages out."""
+REFIT_FACTOR = 1.05
+"""A curve is fitted again when the job's steps have grown by this factor."""
 SAMPLE_RUNS = 5
-"""Short runs with which the speed is learned before the job begins (Optimus, section 3.2)."""
+"""Short runs that measure the speed before the job starts (Optimus, section 3.2)."""
 
 
 @dataclass(frozen=True)
-class BeliefSettings:
-    """Where beliefs come from.
+class EstimateSettings:
+    """Sources of the estimates.
 
     Attributes:
-        convergence_error: the samples left are the true ones, too many or too few by this share, less as the job goes
-            on; None for those of the convergence model.
-        speed_error: each speed is the true one, too high or too low by this share; None for those of the speed model.
+        convergence_error: relative error of the true remaining samples, which shrinks with the job's progress; None for
+            the convergence model's estimate.
+        speed_error: relative error of each true speed; None for the speed model's estimates.
     """
 
     convergence_error: float | None = None
     speed_error: float | None = None
 
 
-class Progress(Protocol):
-    """Beliefs of how far a job has to go."""
-
+class ProgressEstimate(Protocol):
     @property
     def young(self) -> bool:
-        """Whether little is known yet."""
+        """Whether the estimate is still unreliable."""
 
-    def see(self, before: float, after: float) -> None:
-        """The job has come from one share of its steps to another."""
+    def observe(self, before: float, after: float) -> None:
+        """Observes the training from one share of the job's steps to another."""
 
     def samples_left(self, done: float) -> float:
-        """Samples until it has converged, when that share of its steps is done."""
+        """Samples until convergence when `done`, a share of the steps, is done."""
 
 
 class FittedProgress:
-    """The convergence model's; where it does not know, the user's limit.
-
-    Args:
-        job: the job.
-        rng: draws the losses' noise.
-    """
+    """The convergence model's estimate or, while it has none, the user's limit; `rng` draws the noise of the losses."""
 
     def __init__(self, job: SimulatedJob, rng: np.random.Generator) -> None:
         self._job, self._rng = job, rng
@@ -83,11 +76,11 @@ class FittedProgress:
     def young(self) -> bool:
         return self._ends_at is None
 
-    def see(self, before: float, after: float) -> None:
+    def observe(self, before: float, after: float) -> None:
         for done in np.linspace(before, after, REPORTS + 1)[1:].tolist():
             loss = self._job.curve.loss(done) * (1 + self._rng.normal(0, self._job.curve.noise))
             self._model.add(round(done * self._job.steps), loss)
-        if after >= self._fitted_at * REFIT:
+        if after >= self._fitted_at * REFIT_FACTOR:
             found = self._model.steps_left()
             self._ends_at = after * self._job.steps + found.steps if found.known else None
             self._fitted_at = after
@@ -98,17 +91,16 @@ class FittedProgress:
         if self._ends_at is None:
             return limit
         left = (self._ends_at - done * job.steps) * job.batch_size
-        # A job that ought to have ended goes on for an epoch at least.
+        # An active job has at least one more epoch.
         return min(limit, max(left, job.samples / job.curve.epochs))
 
 
-class ErringProgress:
-    """The truth with an error, which becomes smaller as the job goes on, as a fitted curve's does.
+class PerturbedProgress:
+    """The true value with a relative error, which shrinks with the job's progress as a fitted curve's does.
 
     Args:
-        job: the job.
-        error: too many or too few by this share, when the job begins.
-        rng: draws which of the two.
+        error: absolute relative error at the start.
+        rng: draws its sign.
     """
 
     young = False
@@ -117,44 +109,32 @@ class ErringProgress:
         self._job = job
         self._error = error * float(rng.choice((-1, 1)))
 
-    def see(self, before: float, after: float) -> None:
-        """The truth needs no losses."""
+    def observe(self, before: float, after: float) -> None: ...
 
     def samples_left(self, done: float) -> float:
         return self._job.samples * (1 - done) * max(0.01, 1 + self._error * (1 - done))
 
 
 class NoProgress:
-    """For schedulers that do not ask."""
+    """For schedulers that do not use it."""
 
     young = False
 
-    def see(self, before: float, after: float) -> None:
-        """Nothing is learned."""
+    def observe(self, before: float, after: float) -> None: ...
 
     def samples_left(self, done: float) -> float:
         return math.inf
 
 
-class Speeds(Protocol):
-    """Beliefs of how fast a job is."""
-
-    def observe(self, counts: Counts, samples_per_s: float) -> None:
-        """It was so fast with these tasks."""
+class SpeedEstimate(Protocol):
+    def observe(self, counts: Counts, samples_per_s: float) -> None: ...
 
     def table(self) -> Floats:
-        """Samples a second: [ps - 1, workers - 1]; one line where there are no parameter servers."""
+        """Samples per second: [ps - 1, workers - 1]; one row without parameter servers."""
 
 
 class FittedSpeeds:
-    """The speed model's, after a few short runs.
-
-    Args:
-        job: the job.
-        machine: what one machine has.
-        sharding: how its variables are dealt out to parameter servers.
-        rng: draws the noise.
-    """
+    """The speed model's estimates, after several short runs."""
 
     def __init__(self, job: SimulatedJob, machine: Amounts, rng: np.random.Generator, *, sharding: Sharding) -> None:
         self._job, self._rng = job, rng
@@ -171,7 +151,7 @@ class FittedSpeeds:
 
     def observe(self, counts: Counts, samples_per_s: float) -> None:
         self._seen[counts] += 1
-        if self._seen[counts] <= ENOUGH:
+        if self._seen[counts] <= MAX_OBSERVATIONS:
             workers, ps = counts
             self._model.observe(workers, max(1, ps), samples_per_s * (1 + self._rng.normal(0, SPEED_NOISE)))
 
@@ -179,15 +159,12 @@ class FittedSpeeds:
         return self._model.table()
 
 
-class ErringSpeeds:
-    """The truth on the fewest machines, with errors.
+class PerturbedSpeeds:
+    """The true speeds on the fewest machines, with errors.
 
     Args:
-        job: the job.
-        machine: what one machine has.
-        error: each speed is too high or too low by this share.
-        sharding: how its variables are dealt out to parameter servers.
-        rng: draws which of the two.
+        error: absolute relative error of each speed.
+        rng: draws the signs.
     """
 
     def __init__(
@@ -203,44 +180,36 @@ class ErringSpeeds:
         ]
         self._table = np.array(true) * (1 + error * rng.choice((-1, 1), size=np.shape(true)))
 
-    def observe(self, counts: Counts, samples_per_s: float) -> None:
-        """The truth needs no measurements."""
+    def observe(self, counts: Counts, samples_per_s: float) -> None: ...
 
     def table(self) -> Floats:
         return self._table
 
 
 class NoSpeeds:
-    """For schedulers that do not ask.
-
-    Args:
-        job: the job.
-    """
+    """For schedulers that do not use them."""
 
     def __init__(self, job: SimulatedJob) -> None:
         self._table = np.ones((max(1, job.model.max_ps), job.max_workers))
 
-    def observe(self, counts: Counts, samples_per_s: float) -> None:
-        """Nothing is learned."""
+    def observe(self, counts: Counts, samples_per_s: float) -> None: ...
 
     def table(self) -> Floats:
         return self._table
 
 
-def make_progress(job: SimulatedJob, settings: BeliefSettings, rng: np.random.Generator) -> Progress:
-    """What is believed of a new job's convergence."""
+def make_progress(job: SimulatedJob, settings: EstimateSettings, rng: np.random.Generator) -> ProgressEstimate:
     if settings.convergence_error is None:
         return FittedProgress(job, rng)
-    return ErringProgress(job, settings.convergence_error, rng)
+    return PerturbedProgress(job, settings.convergence_error, rng)
 
 
 def make_speeds(
-    job: SimulatedJob, machine: Amounts, settings: BeliefSettings, rng: np.random.Generator, *, sharding: Sharding
-) -> Speeds:
-    """What is believed of a new job's speed."""
+    job: SimulatedJob, machine: Amounts, settings: EstimateSettings, rng: np.random.Generator, *, sharding: Sharding
+) -> SpeedEstimate:
     if settings.speed_error is None:
         return FittedSpeeds(job, machine, rng, sharding=sharding)
-    return ErringSpeeds(job, machine, settings.speed_error, rng, sharding=sharding)
+    return PerturbedSpeeds(job, machine, settings.speed_error, rng, sharding=sharding)
 
 
 def _true_speed(job: SimulatedJob, counts: Counts, machine: Amounts, *, sharding: Sharding) -> float:

@@ -1,4 +1,4 @@
-"""How long a training job makes no step when one of its processes is killed, an agent leaves, or its size changes."""
+"""Measures how long a job makes no step when a process is killed, an agent leaves, or its size changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.start.marks import Step, steps_in
+from benchmarks.start.step_log import Step, read_steps
 from dike.profile import Api
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
@@ -24,7 +24,7 @@ PROFILES = {
     SESSION: made_up_profile({"w": (64, 1)}, api=Api.GRAPH, flops=1e9),
     KERAS: made_up_profile({"dense/kernel": (64, 64), "dense_1/kernel": (64, 2)}, api=Api.KERAS, flops=1e9),
 }
-"""Made up: the models are tiny ones, of which no second worker would be worth anything."""
+"""Synthetic: no second worker would pay for models this small."""
 PAUSE_S = 0.02
 ENDLESS = 10**6
 AGENT = AgentSpec(resources="cpus:2;mem:1900;disk:4096")
@@ -38,18 +38,10 @@ GROWS = "the agent is back: from the last step of one worker to the first of two
 
 
 class Job:
-    """A `dike run` whose steps are looked at; ended with its context.
-
-    Args:
-        folder: its own.
-        script: what it trains.
-        options: of `dike run`.
-    """
-
     def __init__(self, folder: Path, script: Path, *options: str | Path) -> None:
         folder.mkdir()
         self._folder = folder
-        self._marks = folder / "marks"
+        self._step_log = folder / "step_log"
         profile = folder / "profile.json"
         profile.write_text(PROFILES[script].dumps(), encoding="utf-8")
         steps = ("--epochs" if script == KERAS else "--steps", str(ENDLESS))
@@ -57,20 +49,19 @@ class Job:
         self._run = Running(
             folder,
             *("run", "--format", "json", *options, *saves, "--profile", profile),
-            *(script, self._marks, *steps, "--pause", str(PAUSE_S)),
+            *(script, self._step_log, *steps, "--pause", str(PAUSE_S)),
         )
 
     def end(self) -> None:
-        """Has the script end, and waits for it."""
-        self._marks.with_suffix(".stop").touch()
+        """Makes the script stop, and waits for it."""
+        self._step_log.with_suffix(".stop").touch()
         self._run.result()
 
     def wait_for_step(self, what: str, is_meant: Callable[[Step], bool]) -> Step:
-        """The first step that is meant, as soon as it has been made."""
-        return self._run.wait_for(lambda: next(filter(is_meant, steps_in(self._marks)), None), what)
+        return self._run.wait_for(lambda: next(filter(is_meant, read_steps(self._step_log)), None), what)
 
     def settle(self, tasks: Sequence[str] = ()) -> None:
-        """Waits until these tasks have made a step and the job has saved, both from now on."""
+        """Waits until each of these tasks has made another step and the job has saved another checkpoint."""
         now_s, saved = time.monotonic(), self._newest_checkpoint_ns()
 
         def steps(task: str) -> Callable[[Step], bool]:
@@ -81,8 +72,8 @@ class Job:
         self._run.wait_for(lambda: self._newest_checkpoint_ns() > saved, "a checkpoint")
 
     def kill(self, task: str) -> float:
-        """Kills the process of a task; seconds from then to the first step of the one that takes its place."""
-        victim = [step for step in steps_in(self._marks) if step.task == task][-1].pid
+        """Kills a task's process; returns the seconds until the first step of its replacement."""
+        victim = [step for step in read_steps(self._step_log) if step.task == task][-1].pid
         killed_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         return (
@@ -93,12 +84,12 @@ class Job:
             - killed_s
         )
 
-    def changes(self, what: str, change: Callable[[], None]) -> float:
-        """Seconds from the last step of the processes that there are to the first of others, which follow a change."""
-        old = {step.pid for step in steps_in(self._marks)}
+    def measure_change(self, what: str, change: Callable[[], None]) -> float:
+        """Returns the seconds from the last step of the current processes to the first of new ones, after `change`."""
+        old = {step.pid for step in read_steps(self._step_log)}
         change()
         first = self.wait_for_step(what, lambda step: step.pid not in old)
-        return first.at_s - max(step.at_s for step in steps_in(self._marks) if step.pid in old)
+        return first.at_s - max(step.at_s for step in read_steps(self._step_log) if step.pid in old)
 
     def _newest_checkpoint_ns(self) -> int:
         paths = (self._folder / "checkpoints").rglob("*.index")
@@ -115,12 +106,8 @@ def _job(folder: Path, script: Path, *options: str | Path) -> Iterator[Job]:
         Running.end_all()
 
 
-def standstills(repeats: int) -> dict[str, list[float]]:
-    """What happens to a job -> seconds in which it, or the task that is meant, makes no step, each time.
-
-    Args:
-        repeats: how often each is measured, in the same job.
-    """
+def measure_interruptions(repeats: int) -> dict[str, list[float]]:
+    """Measures each kind of interruption `repeats` times in the same job; returns kind -> seconds without a step."""
     found: dict[str, list[float]] = {name: [] for name in (REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, GROWS)}
 
     def note(name: str, seconds: float) -> None:
@@ -144,9 +131,12 @@ def standstills(repeats: int) -> dict[str, list[float]]:
             with _job(folder / "elastic", SESSION, *elastic) as job:
                 for _ in range(repeats):
                     job.settle(WORKERS[:1])
-                    note(GROWS, job.changes("a step of two workers", lambda: cluster.restart_agent(1)))
+                    note(GROWS, job.measure_change("a step of two workers", lambda: cluster.restart_agent(1)))
                     job.settle(WORKERS)
                     note(REJOINS_ELASTIC, job.kill("worker:1"))
                     job.settle(WORKERS)
-                    note(SHRINKS, job.changes("a step of one worker", lambda: cluster.kill_agent(1, signal.SIGUSR1)))
+                    note(
+                        SHRINKS,
+                        job.measure_change("a step of one worker", lambda: cluster.kill_agent(1, signal.SIGUSR1)),
+                    )
     return found

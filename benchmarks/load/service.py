@@ -1,4 +1,4 @@
-"""A real service on a real Mesos whose tasks are over at once."""
+"""A real service on a real Mesos, with tasks that end immediately."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from framework.scheduler.session import sigterm_as_interrupt
 from framework.service.api.client import ServiceClient
 from framework.service.requests import TrainingRequest
 
-STARTED_S = 60.0
-LOOK_S = 0.05
+START_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.05
 USERS = {"load": "for-the-load-test-only", "other": "for-another-user-of-it"}
-"""Name -> token, of a service of our own."""
+"""User -> token."""
 PROFILE = ModelProfile(
     name="train.py",
     api=Api.GRAPH,
@@ -42,14 +42,12 @@ PROFILE = ModelProfile(
 
 
 @dataclass(frozen=True)
-class FakeService:
-    """A service under load.
+class ServiceUnderLoad:
+    """A running service.
 
     Attributes:
-        client: signed in as the user `load`.
-        process: the service's process.
-        cluster: the Mesos it is on.
-        bundle: the folder of a script, packed.
+        client: authenticated as the user `load`.
+        bundle: the packed script folder.
     """
 
     client: ServiceClient
@@ -58,29 +56,25 @@ class FakeService:
     bundle: bytes
 
     def another_client(self, user: str) -> ServiceClient:
-        """Signed in as that user."""
         return ServiceClient(self.client.url, USERS[user])
 
     def submit(self, client: ServiceClient | None = None) -> str:
-        """Submits a job of one worker and one parameter server, by another client if one is given; returns its id."""
+        """Submits a job of one worker and one ps; returns its id."""
         request = TrainingRequest(script="train.py", profile=PROFILE.to_json(), max_workers=1)
         return (client or self.client).submit_request(request, self.bundle).id
 
     def open_jobs(self) -> int:
-        """How many jobs of the user `load` have not ended."""
+        """Returns the number of unfinished jobs of the user `load`."""
         states = tuple(state for state in JobState if not state.has_ended())
         return sum(1 for _ in self.client.jobs(user="load", states=states))
 
     def memory_mib(self) -> float:
-        """The service's resident memory."""
         return float(self.process.memory_info().rss) / 2**20
 
 
 @contextlib.contextmanager
-def fake_service(agents: int, cpus_of_agent: float) -> Iterator[FakeService]:
-    """Starts cluster and service; ends both."""
+def service_under_load(agents: int, cpus_of_agent: float) -> Iterator[ServiceUnderLoad]:
     with contextlib.ExitStack() as stack:
-        # What is started here ends with us.
         stack.enter_context(sigterm_as_interrupt())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dike-load-")))
         python = folder / "python"
@@ -91,7 +85,7 @@ def fake_service(agents: int, cpus_of_agent: float) -> Iterator[FakeService]:
         (folder / "project" / "train.py").write_text("print('never run')\n")
         (folder / "users.yaml").write_text("".join(f"{name}: {{token: {token}}}\n" for name, token in USERS.items()))
         (folder / "users.yaml").chmod(0o600)
-        # Nobody listens on the tasks' ports, so all agents may offer the same.
+        # Tasks do not listen on their ports, so all agents may offer the same.
         spec = AgentSpec(resources=f"cpus:{cpus_of_agent:g};mem:65536;disk:100000;ports:[40000-49999]")
         cluster = stack.enter_context(EmbeddedCluster([spec] * agents))
         (block,) = reserve_blocks(1)
@@ -110,17 +104,18 @@ def fake_service(agents: int, cpus_of_agent: float) -> Iterator[FakeService]:
         stack.callback(process.terminate)
         client = stack.enter_context(ServiceClient(f"http://127.0.0.1:{block.first}", USERS["load"]))
         _wait_until_up(client, process, folder / "service.log")
-        yield FakeService(client, psutil.Process(process.pid), cluster, bundle.pack(folder / "project" / "train.py"))
+        packed = bundle.pack(folder / "project" / "train.py")
+        yield ServiceUnderLoad(client, psutil.Process(process.pid), cluster, packed)
 
 
 def _wait_until_up(client: ServiceClient, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + STARTED_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
             client.me()
         except DikeError:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the service did not come up:\n{log.read_text()}") from None
-            time.sleep(LOOK_S)
+                raise RuntimeError(f"the service does not start:\n{log.read_text()}") from None
+            time.sleep(POLL_INTERVAL_S)
         else:
             return
