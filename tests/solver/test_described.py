@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typer.testing import CliRunner
 
 from dike.exceptions import BadInputError
-from framework.cli import _sentence
+from framework.cli import _as_bad_input
 from framework.cli import app as dike
 from framework.search.records import SearchOptions, SearchSpec
 from framework.service.requests import TrainingRequest
@@ -58,7 +58,7 @@ def typed(*words: str) -> Cake:
 
     group = typer.Typer(rich_markup_mode=None)
     group.command()(bake)
-    with _sentence("bake"):
+    with _as_bad_input("bake"):
         typer.main.get_command(group).main(list(words), standalone_mode=False)
     return made[0]
 
