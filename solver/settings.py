@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from dike.described import MAX_ITEMS, Text, UserOption, values_of
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
 from solver.choices import MAX_TASK_MEM_MIB, RULES, Objective, Sharding
-from solver.described import MAX_ITEMS, Text, UserOption, values_of
 
 if TYPE_CHECKING:
     from solver.calibration import Calibration, Measurement

@@ -30,7 +30,7 @@ NOT_IMPORTED = {
     "dike/trial/launch.py": {"dike.v1.trial", "dike.keras3.trial", "dike.tf_keras.trial"},
 }
 """File -> strings in it that name a module and do not order the folders."""
-SOLVER_MAY_IMPORT_OF_DIKE = {"dike.profile", "dike.exceptions"}
+SOLVER_MAY_IMPORT_OF_DIKE = {"dike.profile", "dike.exceptions", "dike.described"}
 
 
 def imports(path: Path) -> Iterator[str]:

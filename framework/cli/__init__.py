@@ -103,7 +103,7 @@ def _as_bad_input(command: str) -> Iterator[None]:
 def _refusal(error: Any) -> str:
     from pydantic import ValidationError
 
-    from solver.described import refusal
+    from dike.described import refusal
 
     cause = error.__cause__
     if isinstance(cause, ValidationError) and error.param is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dike.described import values_of
 from dike.exceptions import BadInputError
 from framework.cli import OPTIONS_ENDED
 from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
@@ -17,7 +18,6 @@ from framework.training.options import TrainingOptions
 from solver.cli.option_groups import merged_panels, options_of, panels_of, with_options
 from solver.cli.plan import module_option, refresh_profile_option
 from solver.cli.planning_options import PLAN_PANELS
-from solver.described import values_of
 from solver.settings import PlanSettings
 from solver.text_files import read_text
 

@@ -18,6 +18,7 @@ import typer
 from pydantic import Field
 
 from dike.checkpoints import make_private
+from dike.described import Text, UserOption, described_fields, values_of
 from dike.exceptions import BadInputError
 from dike.trial.pickled import FUNCTION_SUFFIX
 from framework.cli.mesos_options import MASTER_OPTIONS, MESOS_OPTIONS, PRIVATE_MESOS_OPTIONS
@@ -33,7 +34,6 @@ from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
 from framework.search.records import MAX_TRIALS, Mode, SearchOptions, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size, write_object
-from solver.described import Text, UserOption, described_fields, values_of
 
 DEFAULT_TRIALS = 20
 _SEARCHED = "What to search"

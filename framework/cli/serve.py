@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import typer
 
+from dike.described import values_of
 from dike.exceptions import BadInputError
 from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import is_given, with_options
@@ -22,7 +23,6 @@ from framework.service.options import AllocationName, ClientOptions, ServiceOpti
 from framework.user_folders import own_token_file
 from solver.cli.option_groups import merged_panels, options_of, panels_of
 from solver.cli.planning_options import network_option, read_network_option
-from solver.described import values_of
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 NOISY_LOGGERS = ("httpx", "httpcore", "kazoo", "uvicorn", "pymesos")

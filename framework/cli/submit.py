@@ -99,11 +99,11 @@ def _save(folder: Path, request: TrainingRequest, archive: bytes) -> tuple[Path,
 def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
     """Converts a request of `dike run` to one for a service."""
     from dike import checkpoints
+    from dike.described import values_of
     from framework.project.run_folders import absolute_folder
     from framework.project.script_facts import script_facts
     from framework.service.requests import MeasuredStep, training_request
     from framework.training.options import TrainingOptions
-    from solver.described import values_of
     from solver.settings import PlanOptions
 
     folder = request.checkpoint_dir

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from dike.described import LongText, Text, UserOption
 from dike.exceptions import BadInputError
 from framework.mesos.containers import parse_volumes
 from framework.scheduler.constraints import parse_constraints
-from solver.described import LongText, Text, UserOption
 
 MAX_NAME = 200
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{MAX_NAME - 1}}}")

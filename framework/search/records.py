@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dike.described import MAX_ITEMS, Text, UserOption
 from dike.main_script import MODULE_VARIABLE
 from dike.trial.spec import Value
 from framework.policies.trials.interface import PolicySettings, Reading
 from framework.policies.trials.registry import POLICIES
 from framework.project.entry_point import EntryPoint
 from framework.scheduler.task_options import Environment, JobName
-from solver.described import MAX_ITEMS, Text, UserOption
 
 Mode = Literal["min", "max"]
 ValueKind = Literal["last", "best"]

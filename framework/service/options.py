@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dike.described import UserOption
 from dike.exceptions import BadInputError
 from framework.mesos.containers import READ_ONLY, Volume, parse_volume
 from framework.project.entry_point import RUNS_FOLDER
 from framework.service.access import DEFAULT_LISTEN
-from solver.described import UserOption
 from solver.units import parse_duration
 
 AllocationName = Literal["dike", "optimus", "drf", "tetris", "fifo"]

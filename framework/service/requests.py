@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from dike.described import MAX_ITEMS, Text, refusal, values_of
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from framework.policies.trials.registry import check_learning, make_policy
@@ -30,7 +31,6 @@ from framework.search.store import SearchSummary
 from framework.training.options import TrainingOptions
 from framework.training.spec import MAX_VARIABLES, JobSpec, check_can_run
 from solver import Plan
-from solver.described import MAX_ITEMS, Text, refusal, values_of
 from solver.settings import PlanOptions, PlanSettings
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from dike.described import Text, UserOption
 from dike.exceptions import BadInputError
 from framework.scheduler.task_options import TaskOptions
-from solver.described import Text, UserOption
 from solver.settings import WorkerBounds
 
 Stragglers = Literal["replace", "report", "ignore"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dike import checkpoints
+from dike.described import values_of
 from dike.exceptions import InterruptedByUserError, JobFailedError
 from dike.profile import Api, ModelProfile
 from framework.mesos.connection import MesosLostError
@@ -32,7 +33,6 @@ from framework.training.observer import JobObserver
 from framework.training.options import TrainingOptions
 from framework.training.spec import JobResult, JobSpec
 from solver import Plan
-from solver.described import values_of
 from solver.settings import PlanSettings
 
 CANCEL_MARGIN_S = 12.0

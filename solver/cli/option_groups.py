@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from dike.described import MAX_ITEMS, DescribedField, described_fields, refusal
 from dike.exceptions import BadInputError
-from solver.described import MAX_ITEMS, DescribedField, described_fields, refusal
 
 Command = Callable[..., Any]
 Described = TypeVar("Described")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dike.described import values_of
 from framework.cli import main
 from framework.mesos.offers import AgentOffer, by_agent
 from framework.scheduler.records import JobKind, JobRecord
@@ -22,7 +23,6 @@ from framework.training.planning import plan_for
 from solver import Plan
 from solver.cli.planning_options import plan_settings
 from solver.cluster_file import read_network
-from solver.described import values_of
 from solver.settings import PlanOptions
 from tests.mesos.fake_mesos import FakeMesos
 from tests.solver.solver_cases import profile

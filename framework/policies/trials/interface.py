@@ -13,8 +13,8 @@ from typing import Annotated, Protocol
 
 from pydantic import Field
 
+from dike.described import MAX_ITEMS, UserOption
 from dike.exceptions import BadInputError
-from solver.described import MAX_ITEMS, UserOption
 
 
 @dataclass(frozen=True)

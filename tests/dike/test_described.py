@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typer.testing import CliRunner
 
+from dike.described import Text, UserOption, described_fields, refusal
 from dike.exceptions import BadInputError
 from framework.cli import _as_bad_input
 from framework.cli import app as dike
@@ -20,7 +21,6 @@ from framework.service.requests import TrainingRequest
 from framework.training.options import TrainingOptions
 from framework.training.spec import JobSpec
 from solver.cli.option_groups import options_of, with_options
-from solver.described import Text, UserOption, described_fields, refusal
 from solver.settings import PlanOptions
 
 PANEL = "The cake"
