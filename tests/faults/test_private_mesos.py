@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 COUNTING = Path(__file__).parents[1] / "search" / "scripts" / "counting.py"
 RATES = ("0.1", "0.2")
 STEPS = 5000
-GOES_ON = "Every trial is saved up to its last checkpoint: dike tune --resume count goes on."
+GOES_ON = "Every trial is saved up to its last checkpoint; resume with dike tune --resume count."
 
 
 LOOP = """

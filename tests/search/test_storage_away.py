@@ -164,7 +164,7 @@ def test_dike_tune_says_how_to_go_on_and_can(tmp_path: Path) -> None:
         _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, stderr
     assert "cannot be used: database is locked. Every trial is saved" in " ".join(stderr.split())
-    assert "dike tune --resume count goes on" in " ".join(stderr.split())
+    assert "resume with dike tune --resume count" in " ".join(stderr.split())
     assert "Traceback" not in stderr
     tune.hurry("0.1", "0.05")
     assert tune.json("tune", "--resume", "count")["complete"]

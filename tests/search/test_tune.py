@@ -515,7 +515,7 @@ def test_an_interrupted_search_is_suspended_and_goes_on_as_it_was_begun(tune: Tu
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
-    assert "dike tune --resume count goes on" in stderr
+    assert "resume with dike tune --resume count" in stderr
     assert len(whole_lines(tune.diary)) < 2 * LONG
     rest, said = follower.communicate(timeout=DEADLINE_S)
     assert (follower.returncode, "does not run" in said) == (1, True)
