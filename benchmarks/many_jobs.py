@@ -14,7 +14,7 @@ from dike.profile import Api, ModelProfile, VariableSpec
 from solver import Cluster, NodeClass
 from solver.choices import Order
 from solver.hardware import known_hardware
-from solver.jobs import Job, JobsPlan, plan_jobs
+from solver.jobs import JobsPlan, PlanJob, plan_jobs
 from solver.jobs.forms import Form, FormCatalogue
 from solver.jobs.free_capacity import NOTHING, Amounts, capacity, plus
 from solver.nodes import node_kinds
@@ -73,7 +73,7 @@ def _round() -> Iterator[str]:
         )
 
 
-def _timed(jobs: Sequence[Job], cluster: Cluster, order: Order) -> tuple[JobsPlan, float]:
+def _timed(jobs: Sequence[PlanJob], cluster: Cluster, order: Order) -> tuple[JobsPlan, float]:
     times_s = []
     for _ in range(RUNS):
         start = time.perf_counter()
@@ -131,11 +131,11 @@ def random_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile
     )
 
 
-def random_jobs(count: int, models: int, max_workers: int, rng: np.random.Generator) -> list[Job]:
+def random_jobs(count: int, models: int, max_workers: int, rng: np.random.Generator) -> list[PlanJob]:
     """Draws jobs that use the models in rotation and have 1,000 to 100,000 steps left."""
     profiles = [random_model(rng, synchronous=bool(index % 2)) for index in range(models)]
     return [
-        Job(f"job-{i}", profiles[i % models], max_workers=max_workers, steps=int(rng.integers(1_000, 100_001)))
+        PlanJob(f"job-{i}", profiles[i % models], max_workers=max_workers, steps=int(rng.integers(1_000, 100_001)))
         for i in range(count)
     ]
 
@@ -174,7 +174,7 @@ MIXES = (("alike", uniform_cluster, 1), ("varied", uniform_cluster, MODELS), ("m
 """Name, cluster and number of models."""
 
 
-def small_case(rng: np.random.Generator) -> tuple[list[Job], Cluster]:
+def small_case(rng: np.random.Generator) -> tuple[list[PlanJob], Cluster]:
     machines = int(rng.integers(2, 4))
     kinds = [("V100", 25.0), ("K80", 10.0), ("V100", 10.0)]
     nodes = tuple(
@@ -185,7 +185,7 @@ def small_case(rng: np.random.Generator) -> tuple[list[Job], Cluster]:
     return jobs, Cluster(nodes)
 
 
-def least_total_s(jobs: Sequence[Job], cluster: Cluster, bound_s: float) -> float:
+def least_total_s(jobs: Sequence[PlanJob], cluster: Cluster, bound_s: float) -> float:
     """Returns the minimum sum of remaining times by branch and bound over all placements of all jobs.
 
     `bound_s`: a feasible sum, the initial bound.
@@ -214,7 +214,7 @@ def least_total_s(jobs: Sequence[Job], cluster: Cluster, bound_s: float) -> floa
     return least
 
 
-def _placements(job: Job, forms: Sequence[Form], machines: Sequence[int]) -> list[tuple[float, Usage]]:
+def _placements(job: PlanJob, forms: Sequence[Form], machines: Sequence[int]) -> list[tuple[float, Usage]]:
     """Returns (remaining time, usage) of every placement of a job, fastest first, one for each usage."""
     best: dict[Usage, float] = {}
     kinds = node_kinds(forms[0].scenario.cluster)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.calibration.nnls import Floats
-from solver.calibration.relative_fit import Fit, Gradients, fit_factors, predictions
+from solver.calibration.relative_fit import Gradients, RelativeFit, fit_factors, predictions
 
 FOLDER = Path(__file__).parent / "data" / "pollux"
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
@@ -128,7 +128,7 @@ class Form:
         unit_s, batch = float(np.median(trace.seconds)), float(np.median(trace.batch))
         computing, network = self._columns(trace, unit_s, batch)
         factors = np.ones(computing.shape[1])
-        best: Fit | None = None
+        best: RelativeFit | None = None
         for shape in self.shapes:
             # Warm start from the previous shape.
             found = fit_factors(_gradients(computing, network, shape), trace.seconds, factors)

@@ -24,7 +24,7 @@ from solver.calibration.nnls import Floats, nnls
 from solver.cluster import Cluster
 from solver.evaluation import evaluate
 from solver.hardware import Hardware, known_hardware
-from solver.jobs import Job
+from solver.jobs import PlanJob
 from solver.jobs.forms import FormCatalogue
 from solver.nodes import node_kinds
 from solver.online import SpeedModel, sample_sizes
@@ -281,7 +281,7 @@ def _true_and_estimated(random: np.random.Generator) -> tuple[Floats, Floats]:
 def _speeds(model: ModelProfile, hardware: Hardware, card: float) -> Floats:
     nodes = uniform_cluster(SYNTHETIC_WORKERS).nodes
     known_cluster = Cluster(tuple(dataclasses.replace(node, network_gbps=node.network_gbps * card) for node in nodes))
-    job = Job("made up", model, max_workers=SYNTHETIC_WORKERS)
+    job = PlanJob("made up", model, max_workers=SYNTHETIC_WORKERS)
     table = FormCatalogue([job], known_cluster, node_kinds(known_cluster), hardware).forms(job)[0].table
     return 1 / np.array(
         [[table.s_per_sample(w, p) for w in range(1, SYNTHETIC_WORKERS + 1)] for p in range(1, table.max_ps + 1)]

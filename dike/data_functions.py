@@ -317,7 +317,7 @@ def _pack(value: Any) -> Any:
         return None
     try:
         packed = plain_values.pack(value, arrays, _MAX_ARRAY_BYTES)
-    except (plain_values.NotPlainError, plain_values.LargeArrayError):
+    except (plain_values.NotPlainValueError, plain_values.LargeArrayError):
         return None
     encoded = [[each.dtype.str, each.shape, base64.b64encode(each.tobytes()).decode("ascii")] for each in arrays]
     return {"value": packed, "arrays": encoded}

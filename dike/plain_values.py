@@ -29,7 +29,7 @@ LARGE_ARRAY_BYTES = 1 << 26
 """A larger array that an object has from the start counts as data that the script reads again."""
 
 
-class NotPlainError(TypeError):
+class NotPlainValueError(TypeError):
     """A value is not plain, or contains one that is not."""
 
 
@@ -46,14 +46,14 @@ def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
         limit_bytes: maximum size of an array.
 
     Raises:
-        NotPlainError: if it is not plain.
+        NotPlainValueError: if it is not plain.
         LargeArrayError: if an array is larger.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
-            raise NotPlainError("an array of objects")
+            raise NotPlainValueError("an array of objects")
         if value.nbytes > limit_bytes:
             raise LargeArrayError("a large array")
         arrays.append(np.array(value))
@@ -74,7 +74,7 @@ def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
     if type(value) is defaultdict and getattr(value.default_factory, "__name__", None) in _FACTORIES:
         factory: Any = value.default_factory
         return {_DEFAULT_DICT: [factory.__name__, _pack_items(value, arrays, limit_bytes)]}
-    raise NotPlainError(type(value).__name__)
+    raise NotPlainValueError(type(value).__name__)
 
 
 def _in_order(value: Any) -> list[Any]:
@@ -118,7 +118,7 @@ def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
     arrays: list[Any] = []
     try:
         text = json.dumps(pack(value, arrays, limit_bytes))
-    except NotPlainError:
+    except NotPlainValueError:
         return None
     found = hashlib.blake2b(text.encode())
     for array in arrays:

@@ -19,7 +19,7 @@ TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED")
 """Terminal states that an executor sends."""
 
 
-class Driver(Protocol):
+class StatusSender(Protocol):
     """The part of the executor's driver that a slot uses."""
 
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802 (pymesos' name)
@@ -47,7 +47,7 @@ class TaskEnd:
 class TaskChannel:
     """The outgoing side of one task, which writes to `sandbox`."""
 
-    def __init__(self, driver: Driver, task_id: str, sandbox: Path) -> None:
+    def __init__(self, driver: StatusSender, task_id: str, sandbox: Path) -> None:
         self.task_id = task_id
         self.sandbox = sandbox
         self._driver = driver
@@ -71,7 +71,7 @@ class TaskChannel:
         return send(self._driver, data)
 
 
-def send(driver: Driver, data: str) -> bool:
+def send(driver: StatusSender, data: str) -> bool:
     """Sends a framework message in base64, which may get lost.
 
     Returns:
@@ -85,7 +85,7 @@ def send(driver: Driver, data: str) -> bool:
     return True
 
 
-class Slot(Protocol):
+class TaskSlot(Protocol):
     """Runs the processes of one task. Thread-safe."""
 
     def kill(self, grace_s: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Limits of a run's processes, memory and CPUs, enforced by the kernel's control groups (cgroups).
+"""RunLimits of a run's processes, memory and CPUs, enforced by the kernel's control groups (cgroups).
 
 A real Mesos agent has isolators for this. The embedded one has none, so executors with `LIMITS_VARIABLE` create groups
 themselves, by version 2 or 1 of the kernel's interface. That takes root, or a systemd session of this account.
@@ -33,8 +33,8 @@ _CONTROLLERS = ("pids", "memory", "cpu")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a run.
+class RunLimits:
+    """RunLimits of a run.
 
     Attributes:
         processes: maximum number of processes and threads.
@@ -49,7 +49,7 @@ class Limits:
     more_memory: str
 
     @classmethod
-    def of_slot(cls, mem_mib: float, cpus: float, more_memory: str) -> Limits:
+    def of_slot(cls, mem_mib: float, cpus: float, more_memory: str) -> RunLimits:
         """The limits of a slot's runs. The minimum is one CPU, which startup takes."""
         # Libraries size thread pools by the CPUs of the machine.
         by_machine = max(MIN_PROCESSES, PROCESSES_PER_CPU * (os.cpu_count() or 1))
@@ -64,7 +64,7 @@ class ControlGroup:
         max_processes: for RLIMIT_NPROC, if no group counts processes; None to leave it unchanged.
     """
 
-    def __init__(self, folders: Mapping[str, Path], limits: Limits) -> None:
+    def __init__(self, folders: Mapping[str, Path], limits: RunLimits) -> None:
         self.folders = sorted({str(folder) for folder in folders.values()})
         self.max_processes = None if "pids" in folders else _configured_max_processes()
         self._limits = limits
@@ -111,7 +111,7 @@ def _count(events: Path | None, name: str) -> int:
 
 
 class ControlGroups:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RunLimits) -> None:
         self._limits = limits
         self._numbers = itertools.count()
         self._roots = _make_roots() if os.environ.get(LIMITS_VARIABLE) else {}

@@ -18,7 +18,7 @@ from dike.profile import Api
 from dike.roles import server
 from dike.task import TaskSpec
 from executor.environment import Setup
-from executor.limits import Limits
+from executor.limits import RunLimits
 
 LAUNCHER = "dike.launch"
 """Module that runs a process of a training job in a zygote's fork."""
@@ -71,8 +71,8 @@ class LaunchOrder:
     most_mem_mib: float = 0.0
 
     @property
-    def limits(self) -> Limits:
-        return Limits.of_slot(self.most_mem_mib, self.cpus, "--task-mem")
+    def limits(self) -> RunLimits:
+        return RunLimits.of_slot(self.most_mem_mib, self.cpus, "--task-mem")
 
     @property
     def setup(self) -> Setup:

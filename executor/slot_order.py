@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from executor.environment import Setup
-from executor.limits import Limits
+from executor.limits import RunLimits
 from executor.messages import LaunchOrder, decode, encode
 
 LAUNCHER = "dike.trial.launch"
@@ -45,8 +45,8 @@ class SlotOrder:
     most_mem_mib: float = 0.0
 
     @property
-    def limits(self) -> Limits:
-        return Limits.of_slot(self.most_mem_mib, self.cpus, "--slot-mem")
+    def limits(self) -> RunLimits:
+        return RunLimits.of_slot(self.most_mem_mib, self.cpus, "--slot-mem")
 
     @property
     def setup(self) -> Setup:

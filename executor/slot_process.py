@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dike import process, zygote
-from executor.channel import TERMINAL, Slot, TaskChannel
+from executor.channel import TERMINAL, TaskChannel, TaskSlot
 from executor.job_slot import JobSlot
 from executor.logs import log_to
 from executor.messages import LaunchOrder
@@ -73,7 +73,7 @@ def run(argv: Sequence[str]) -> NoReturn:
 
 def make_slot(
     channel: TaskChannel, order: LaunchOrder | SlotOrder, own_zygote: Zygote
-) -> tuple[JobSlot | TrialSlots, Slot]:
+) -> tuple[JobSlot | TrialSlots, TaskSlot]:
     """Creates the slot for a task; returns what runs the slots of this process, and the slot."""
     if isinstance(order, LaunchOrder):
         job = JobSlot(channel, order, own_zygote)
@@ -86,7 +86,7 @@ class ExecutorConnection:
     """The connection to the executor. Thread-safe. `slots` maps ids of tasks that have not ended to their slots."""
 
     def __init__(self, connection: Connection) -> None:
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, TaskSlot] = {}
         self._connection = connection
         self._send_lock = threading.Lock()
         self._request_lock = threading.Lock()
@@ -123,7 +123,7 @@ class ExecutorConnection:
         with contextlib.suppress(OSError):  # it is gone
             self._send({"group": pid, "is_over": True})
 
-    def receive_messages(self, add: Callable[[TaskChannel], Slot] | None) -> None:
+    def receive_messages(self, add: Callable[[TaskChannel], TaskSlot] | None) -> None:
         """Dispatches the executor's messages until it has ended; then ends the slots.
 
         `add` creates a slot for one more task; None for a training job, whose process has only one.

@@ -30,7 +30,7 @@ class SolverError(DikeError):
 
 
 @dataclass(frozen=True)
-class Row:
+class LinearRow:
     """One linear constraint: lower <= sum of coefficient * variable <= upper; None is no limit."""
 
     coefficients: Mapping[int, float]
@@ -51,7 +51,7 @@ class Milp:
 
     objective: Sequence[float]
     upper: Sequence[int]
-    rows: Sequence[Row] = field(default_factory=tuple)
+    rows: Sequence[LinearRow] = field(default_factory=tuple)
     fractions: Sequence[float] = field(default_factory=tuple)
 
 
@@ -78,7 +78,7 @@ class MilpBuilder:
         self._objective: list[float] = []
         self._upper: list[int] = []
         self._fractions: list[float] = []
-        self._rows: list[Row] = []
+        self._rows: list[LinearRow] = []
 
     def integer(self, upper: int, value: float = 0.0) -> int:
         """Adds an integer from 0 to `upper` with objective `value`; all integers come before the first fraction."""
@@ -94,14 +94,14 @@ class MilpBuilder:
         return len(self._objective) - 1
 
     def row(self, coefficients: Mapping[int, float], lower: float | None = None, upper: float | None = None) -> None:
-        self._rows.append(Row(coefficients, lower, upper))
+        self._rows.append(LinearRow(coefficients, lower, upper))
 
-    def extend(self, rows: Iterable[Row]) -> None:
+    def extend(self, rows: Iterable[LinearRow]) -> None:
         self._rows += rows
 
     def equation(self, variables: Sequence[int], total: float) -> None:
         """Adds the constraint that these variables add up to `total`."""
-        self._rows.append(Row(dict.fromkeys(variables, 1.0), total, total))
+        self._rows.append(LinearRow(dict.fromkeys(variables, 1.0), total, total))
 
     def build(self) -> Milp:
         return Milp(self._objective, self._upper, self._rows, self._fractions)

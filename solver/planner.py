@@ -21,7 +21,7 @@ from solver.request import PlanRequest, check_request, scenario_of
 from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.search.candidates import Candidate
-from solver.search.option_search import ALTERNATIVES, SPEED_TIE_SHARE, OptionSearch, SearchResult
+from solver.search.option_search import ALTERNATIVES, SPEED_TIE_SHARE, OptionResults, OptionSearch
 from solver.search.placer import Solved
 from solver.search.relaxation import RelaxedPlan, RelaxedSpace
 from solver.shards import useful_ps_count
@@ -79,7 +79,7 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
 
     reported_speed = 0.0
 
-    def report(attempt: _Attempt, found: SearchResult) -> None:
+    def report(attempt: _Attempt, found: OptionResults) -> None:
         nonlocal reported_speed
         # A part of a search may find a plan that another part has reported already.
         is_better = request.objective != "throughput" or found.best.samples_per_s > reported_speed
@@ -161,7 +161,7 @@ class _Attempt:
     search: OptionSearch | None = None
 
 
-_Report = Callable[["_Attempt", SearchResult], None]
+_Report = Callable[["_Attempt", OptionResults], None]
 
 
 def _pruned(request: PlanRequest, scenario: Scenario, rules: frozenset[str]) -> tuple[OptionSpace, tuple[Pruning, ...]]:
@@ -180,7 +180,7 @@ def _search(
     report: _Report,
     *,
     only_promising: bool = False,
-) -> tuple[_Attempt, SearchResult | None]:
+) -> tuple[_Attempt, OptionResults | None]:
     raw, prunings = _pruned(request, scenario, rules)
     space = prunings[-1].space if prunings else raw
     known: tuple[Solved, ...] = ()
@@ -195,7 +195,7 @@ def _search(
         ].search
         known = () if inside is None else inside.placed
 
-    def on_better(found: SearchResult) -> None:
+    def on_better(found: OptionResults) -> None:
         report(attempt, found)
 
     search = OptionSearch(
@@ -225,7 +225,7 @@ def _search_unrestricted(
     throughput_floor: float,
     deadline: float,
     report: _Report,
-) -> tuple[_Attempt, SearchResult | None]:
+) -> tuple[_Attempt, OptionResults | None]:
     """Finds the best of all placements: one inside the paper's rules, unless another is faster by over 1%."""
     space = RelaxedSpace(scenario, whole.space)
     starts = incumbents(request, scenario)
@@ -245,7 +245,7 @@ def _search_unrestricted(
         if relaxed is not None:
             report(
                 whole,
-                SearchResult(_solved(relaxed, bound), (), 1 - relaxed.samples_per_s / max(bound, search.speed), 1),
+                OptionResults(_solved(relaxed, bound), (), 1 - relaxed.samples_per_s / max(bound, search.speed), 1),
             )
             search.throughput_floor = max(throughput_floor, relaxed.samples_per_s * (1 - SPEED_TIE_SHARE))
         found = search.fastest(deadline)
@@ -254,7 +254,7 @@ def _search_unrestricted(
         found is None or relaxed.samples_per_s * (1 - SPEED_TIE_SHARE) > found.best.samples_per_s
     ):
         others = () if found is None else (found.best, *found.others)
-        found = SearchResult(_solved(relaxed, bound), others, 1.0, 1 if found is None else found.placed + 1)
+        found = OptionResults(_solved(relaxed, bound), others, 1.0, 1 if found is None else found.placed + 1)
     if found is None:
         assert inside is not None
         return inside, None
@@ -292,7 +292,7 @@ def _solved(relaxed: RelaxedPlan, bound: float) -> Solved:
 
 
 def _plan(
-    request: PlanRequest, scenario: Scenario, attempt: _Attempt, found: SearchResult, solve_time_s: float
+    request: PlanRequest, scenario: Scenario, attempt: _Attempt, found: OptionResults, solve_time_s: float
 ) -> Plan:
     """Builds the plan of a search result, without reasons."""
     best, sizes = found.best, scenario.sizes

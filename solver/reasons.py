@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from solver.options import Pruning
 from solver.placement.fastest import OutOfTimeError
 from solver.scenario import Scenario
-from solver.search.option_search import SPEED_TIE_SHARE, OptionSearch, SearchResult
+from solver.search.option_search import SPEED_TIE_SHARE, OptionResults, OptionSearch
 from solver.search.placer import Solved
 
 _GUESS = "The speed of GPU model "
@@ -17,7 +17,7 @@ _GUESS = "The speed of GPU model "
 def reasons(
     search: OptionSearch | None,
     scenario: Scenario,
-    found: SearchResult,
+    found: OptionResults,
     prunings: Sequence[Pruning],
     max_workers: int | None,
     unknown_gpus: Sequence[str],

@@ -18,7 +18,7 @@ from executor import descendants
 from executor.channel import TaskChannel
 from executor.cuda_checkpoint import CudaCheckpointError
 from executor.environment import Setup, process_environment
-from executor.limits import ControlGroups, Limits
+from executor.limits import ControlGroups, RunLimits
 from executor.monitor import Gpus, RunMonitor
 from executor.paused import PausedRuns
 from executor.process import wait_readable
@@ -94,7 +94,7 @@ class BenchmarkSlot:
         run = SlotRun(self._order(checkpoint), channel, RunMonitor(self._gpus))
         self._wait(None, lambda: run.prepare_folder(self._script.parent, {}, {}))
         request, descriptors = run.make_fork_request(
-            self._script.name, ControlGroups(Limits.of_slot(0, 1, "--slot-mem"))
+            self._script.name, ControlGroups(RunLimits.of_slot(0, 1, "--slot-mem"))
         )
         begin_s = time.monotonic()
         run.adopt(_spawn(request, descriptors, self._devices) if cold else self._fork(request, descriptors))

@@ -20,7 +20,7 @@ _POLL_INTERVAL_S = 0.1
 _CONNECT_TIMEOUT_S = 1.0
 
 
-class Cluster:
+class ServerCluster:
     """Connects to the job's servers, once.
 
     Connecting discards TensorFlow's local variables, datasets and functions, and fixes settings (`tf.config`), so it

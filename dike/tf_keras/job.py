@@ -13,7 +13,7 @@ from dike.exceptions import BadInputError, JobFailedError
 from dike.interception import after_import
 from dike.keras3.fit_call import checked_arguments_of
 from dike.roles import cluster as clusters
-from dike.roles.cluster import Cluster, log
+from dike.roles.cluster import ServerCluster, log
 from dike.task import TaskSpec
 from dike.tf_keras.saver import FitSaver
 
@@ -25,7 +25,7 @@ _scopes = contextlib.ExitStack()
 def install(task: TaskSpec) -> None:
     """Makes `fit` of tf_keras models distributed. Called when TensorFlow is imported."""
     clusters.install(task, reports_steps=False)
-    cluster = Cluster(task)
+    cluster = ServerCluster(task)
 
     def replace(training: Any) -> None:
         training.Model.fit = _distributed_fit(cluster, training.Model.fit)
@@ -39,7 +39,7 @@ def install(task: TaskSpec) -> None:
     _scopes.enter_context(cluster.strategy.scope())
 
 
-def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[..., Any]:
+def _distributed_fit(cluster: ServerCluster, fit: Callable[..., Any]) -> Callable[..., Any]:
     numbers = itertools.count()
 
     @functools.wraps(fit)
@@ -70,7 +70,7 @@ def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[...,
     return distributed
 
 
-def _local_evaluate(cluster: Cluster, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+def _local_evaluate(cluster: ServerCluster, evaluate: Callable[..., Any]) -> Callable[..., Any]:
     """Evaluates on the chief: every worker would start with the first sample, and some samples would count twice."""
 
     @functools.wraps(evaluate)
@@ -87,7 +87,7 @@ def _local_evaluate(cluster: Cluster, evaluate: Callable[..., Any]) -> Callable[
     return local
 
 
-def _local_predict(cluster: Cluster, predict: Callable[..., Any]) -> Callable[..., Any]:
+def _local_predict(cluster: ServerCluster, predict: Callable[..., Any]) -> Callable[..., Any]:
     """Predicts outside of the strategy's scope: tf_keras then predicts on the chief."""
 
     @functools.wraps(predict)
@@ -113,7 +113,7 @@ def _result_of_the_last_step(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _outside_scope(cluster: Cluster) -> Iterator[None]:
+def _outside_scope(cluster: ServerCluster) -> Iterator[None]:
     _scopes.close()
     try:
         yield

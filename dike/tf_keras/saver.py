@@ -15,7 +15,7 @@ from dike.plain_values import LARGE_ARRAY_BYTES, CallbackStates, dump_groups, lo
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
-from dike.roles.cluster import Cluster, log_restored, placed
+from dike.roles.cluster import ServerCluster, log_restored, placed
 
 _MAX_CHECKPOINTS = 3
 _MAX_IN_FLIGHT_PER_WORKER = 3
@@ -32,7 +32,7 @@ class FitSaver:
         batch: finished batches of that epoch.
     """
 
-    def __init__(self, cluster: Cluster, model: Any, number: int, per_epoch: int) -> None:
+    def __init__(self, cluster: ServerCluster, model: Any, number: int, per_epoch: int) -> None:
         import tensorflow as tf
 
         task = cluster.task

@@ -164,7 +164,7 @@ def _scan_search(
     *,
     remove: bool,
 ) -> None:
-    from framework.search.records import SearchResult
+    from framework.search.records import SearchOutcome
 
     spec = search.spec
     last_sign_s = store.last_heartbeat_s(spec.name) or search.created_s
@@ -183,7 +183,7 @@ def _scan_search(
                 return
         store.open_search(spec.name)
         trials = store.load_trials(readings=False)
-        result = SearchResult(spec.name, search.ended_s is not None, trials, spec.mode, spec.checkpoint_dir)
+        result = SearchOutcome(spec.name, search.ended_s is not None, trials, spec.mode, spec.checkpoint_dir)
         dispensable = {f"trial-{trial.number}" for trial in result.dispensable()}
         best = {f"trial-{trial.number}" for trial in result.leading}
         known = {f"trial-{trial.number}" for trial in trials}

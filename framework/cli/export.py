@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from framework.search.records import Mode, TrialRecord
 
 
-class Epoch(enum.StrEnum):
+class WhichEpoch(enum.StrEnum):
     """Which of a trial's stored models."""
 
     BEST = "best"
@@ -71,7 +71,7 @@ def export_model(
         int | None, typer.Option(min=0, help="For a search: export this trial instead of the best one.")
     ] = None,
     epoch: Annotated[
-        Epoch | None,
+        WhichEpoch | None,
         typer.Option(
             help="Which epoch to export: the best by the metric, or the last.",
             show_default="best if its model is stored, else last",
@@ -171,7 +171,7 @@ def _export_from_run(request: _ExportRequest) -> bool:
 def _refuse_trial(request: _ExportRequest) -> None:
     if request.trial is not None:
         raise BadInputError(f"'{request.name}' is a training job and has no trials; leave --trial out.")
-    if request.epoch == Epoch.BEST:
+    if request.epoch == WhichEpoch.BEST:
         raise BadInputError(f"'{request.name}' is a training job, which stores its last epoch only; leave --epoch out.")
 
 

@@ -15,12 +15,12 @@ from framework.project.entry_point import hint
 from framework.project.failure_summary import failure_summary
 from framework.search.database import default_storage
 from framework.search.plots import plot_search
-from framework.search.records import SearchResult, SearchSpec
+from framework.search.records import SearchOutcome, SearchSpec
 from framework.search.store import Store
 from framework.search.trials import train_command
 
 
-def report(console: Console, result: SearchResult, spec: SearchSpec, storage: str) -> None:
+def report(console: Console, result: SearchOutcome, spec: SearchSpec, storage: str) -> None:
     """Prints the best trials and the command that repeats the best one; plots the search beside local checkpoints."""
     print_result(console, result, spec)
     if "://" not in spec.checkpoint_dir and any(trial.value is not None for trial in result.trials):
@@ -42,7 +42,7 @@ def report(console: Console, result: SearchResult, spec: SearchSpec, storage: st
     )
 
 
-def exporting_command(result: SearchResult, storage: str) -> str | None:
+def exporting_command(result: SearchOutcome, storage: str) -> str | None:
     """Returns the command that exports the best trial's model; None if no model can be read from this machine."""
     best = result.best
     if best is None:
@@ -55,14 +55,14 @@ def exporting_command(result: SearchResult, storage: str) -> str | None:
     return shlex.join(["dike", "export", result.name, *elsewhere, "-o", f"best{kept.suffix}"])
 
 
-def _repeats(result: SearchResult) -> str:
+def _repeats(result: SearchOutcome) -> str:
     """Lists trials with the parameters of an earlier one: `5 (as 2)`."""
     first: dict[tuple[tuple[str, object], ...], int] = {}
     pairs = [(trial.number, first.setdefault(tuple(trial.parameters.items()), trial.number)) for trial in result.trials]
     return ", ".join(f"{number} (as {earlier})" for number, earlier in pairs if number != earlier)
 
 
-def _hints(result: SearchResult, spec: SearchSpec) -> set[str]:
+def _hints(result: SearchOutcome, spec: SearchSpec) -> set[str]:
     """Returns advice for trials that did not find an environment variable or a file."""
     errors = (failure_summary(trial.error) for trial in result.trials if trial.error)
     return {text for error in errors if (text := hint(error, spec.entry, spec.environment))}

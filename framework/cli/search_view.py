@@ -24,7 +24,7 @@ from framework.cli.search_tables import (
 from framework.search.observer import SearchObserver
 from framework.search.records import (
     Mode,
-    SearchResult,
+    SearchOutcome,
     SearchSpec,
     TrialRecord,
     TrialState,
@@ -186,7 +186,7 @@ def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     return f"{len(trials)} trials: {states or 'none yet'}{best}"
 
 
-def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> None:
+def print_result(console: Console, result: SearchOutcome, spec: SearchSpec) -> None:
     """Prints the best trials and the folder of the checkpoints."""
     best = best_trials(result.trials, result.mode)[:BEST_SHOWN]
     if best:

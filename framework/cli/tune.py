@@ -40,7 +40,7 @@ from solver.cli.plan import module_option
 if TYPE_CHECKING:
     from framework.cli.following import FollowMode
     from framework.scheduler.mesos_access import MesosAccess
-    from framework.search.records import SearchResult, SearchSpec
+    from framework.search.records import SearchOutcome, SearchSpec
     from framework.search.run import SearchRequest
 
 ALLOWED_ON_RESUME = {
@@ -208,7 +208,7 @@ def _stored_search(
         return spec, run_options(context, store.options)
 
 
-def _run(stack: contextlib.ExitStack, request: SearchRequest, *, as_json: bool, in_notebook: bool) -> SearchResult:
+def _run(stack: contextlib.ExitStack, request: SearchRequest, *, as_json: bool, in_notebook: bool) -> SearchOutcome:
     from framework.cli.search_view import LiveSearchView, NotebookSearchView, PlainSearchView
     from framework.search.run import run_search
 
@@ -221,7 +221,7 @@ def _run(stack: contextlib.ExitStack, request: SearchRequest, *, as_json: bool, 
     return run_search(request, view)
 
 
-def _report(result: SearchResult, spec: SearchSpec, url: str, *, as_json: bool) -> None:
+def _report(result: SearchOutcome, spec: SearchSpec, url: str, *, as_json: bool) -> None:
     """Prints the result.
 
     Raises:
@@ -244,7 +244,7 @@ def _report(result: SearchResult, spec: SearchSpec, url: str, *, as_json: bool) 
         )
 
 
-def _parameter_hint(spec: SearchSpec, result: SearchResult) -> str:
+def _parameter_hint(spec: SearchSpec, result: SearchOutcome) -> str:
     """Returns advice about the parameters if no trial has done a step: the script may have refused them."""
     from framework.project.script_flags import script_arguments
 

@@ -34,7 +34,7 @@ class AgentGoneError(Exception):
     """The agent does not answer, or has ended the subscription."""
 
 
-class Agent:
+class AgentClient:
     def __init__(self, environment: dict[str, str]) -> None:
         self._endpoint = environment["MESOS_AGENT_ENDPOINT"]
         self._path = "/" + environment["MESOS_SLAVE_PID"].split("@")[0] + "/api/v1/executor"
@@ -61,7 +61,7 @@ class Agent:
 class CommandExecutor:
     """One command, from its launch to the acknowledgement of its last status."""
 
-    def __init__(self, agent: Agent, *, checkpoint: bool) -> None:
+    def __init__(self, agent: AgentClient, *, checkpoint: bool) -> None:
         self._agent = agent
         self._checkpoint = checkpoint
         self._task: dict[str, Any] | None = None
@@ -223,5 +223,5 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    executor = CommandExecutor(Agent(dict(os.environ)), checkpoint=os.environ.get("MESOS_CHECKPOINT") == "1")
+    executor = CommandExecutor(AgentClient(dict(os.environ)), checkpoint=os.environ.get("MESOS_CHECKPOINT") == "1")
     os._exit(executor.run())

@@ -95,7 +95,7 @@ def send(pid: int, signal_number: int) -> None:
         return
 
 
-class Daemon:
+class SupervisedDaemon:
     """A started daemon and its state.
 
     Attributes:
@@ -171,7 +171,7 @@ class Supervisor:
     def __init__(self, owner: int, work_dir: str) -> None:
         self._owner: int | None = owner
         self._work_dir = work_dir
-        self._daemons: dict[str, Daemon] = {}
+        self._daemons: dict[str, SupervisedDaemon] = {}
         self._stopping = False
         self._input = b""
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -224,7 +224,7 @@ class Supervisor:
             return {name: daemon.status for name, daemon in self._daemons.items() if daemon.is_given_up}
         name = request["name"]
         if command == "start":
-            self._daemons[name] = Daemon(request["argv"], request["env"], request["log"])
+            self._daemons[name] = SupervisedDaemon(request["argv"], request["env"], request["log"])
         daemon = self._daemons[name]
         if command == "keep":
             daemon.is_kept = True

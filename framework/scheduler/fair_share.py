@@ -10,7 +10,7 @@ from framework.scheduler.job import Need
 
 
 @dataclass(frozen=True)
-class Candidate:
+class QueueCandidate:
     """A job that requests offers."""
 
     job_id: str
@@ -33,8 +33,8 @@ class FairQueue:
         self._weight = weight
 
     def order(
-        self, candidates: Sequence[Candidate], allocated: Mapping[str, Amounts], total: Amounts
-    ) -> list[Candidate]:
+        self, candidates: Sequence[QueueCandidate], allocated: Mapping[str, Amounts], total: Amounts
+    ) -> list[QueueCandidate]:
         """Returns the candidates in service order.
 
         Args:

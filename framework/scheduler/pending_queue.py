@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from framework.scheduler.agents import AgentDirectory, AgentFacts, OtherFrameworksUsage
 from framework.scheduler.amounts import Amounts, subtract, total, totals
-from framework.scheduler.fair_share import Candidate, FairQueue
+from framework.scheduler.fair_share import FairQueue, QueueCandidate
 from framework.scheduler.feasibility import FitCache, nodes_for
 from framework.scheduler.job import Excluding, JobEntry, Need, Preemptible, Scalable
 from framework.scheduler.offer_pool import OfferPool
 from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError
 from framework.scheduler.records import TaskRecord
-from framework.scheduler.reservation import Contender, Place, Reservation, Reservations
+from framework.scheduler.reservation import Contender, Reservation, Reservations, StartLocation
 from framework.scheduler.snapshot import JobFacts, Snapshot
 
 PLACEMENT_TIMEOUT_S = 60.0
@@ -54,7 +54,7 @@ class PendingQueue:
     def order(self, jobs: Sequence[JobEntry]) -> list[JobEntry]:
         """Returns the jobs that request offers, in service order."""
         requesting = [
-            Candidate(entry.job_id, entry.user, entry.number, need)
+            QueueCandidate(entry.job_id, entry.user, entry.number, need)
             for entry in jobs
             if (need := entry.job.need) is not Need.NOTHING
         ]
@@ -178,11 +178,11 @@ class PendingQueue:
         except UnknownPlaceError:
             return False
 
-    def _best_place(self, entry: JobEntry, now_s: float) -> Place | None:
+    def _best_place(self, entry: JobEntry, now_s: float) -> StartLocation | None:
         """Where a job would start if others were preempted, or else ended; None if unknown now."""
         agents = self._place(entry, beside_others=True)
         if not agents:
-            return None if agents is None else Place()
+            return None if agents is None else StartLocation()
         reservation = self._reservations.current
         mine = reservation if reservation is not None and reservation.job_id == entry.job_id else None
         usable, others = self._usable(entry), self._others.all
@@ -196,7 +196,7 @@ class PendingQueue:
             elapsed_s = now_s - self._unplaced_since_s.setdefault(entry.job_id, now_s)
             if elapsed_s < PLACEMENT_TIMEOUT_S or (mine is not None and mine.victim_tasks):
                 return None
-            place = Place()
+            place = StartLocation()
         self._unplaced_since_s.pop(entry.job_id, None)
         if place.agents:
             return place
@@ -205,7 +205,7 @@ class PendingQueue:
             agents = mine.agents
         else:
             agents = self._preemption.earliest_agents(usable, others, agents, fits)
-        return Place(agents, place.victim_tasks, awaits_task_ends=True)
+        return StartLocation(agents, place.victim_tasks, awaits_task_ends=True)
 
     def _usable(self, entry: JobEntry) -> list[AgentFacts]:
         return [one for one in self._agents() or () if entry.parsed_constraints.admits(one.attributes, one.hostname)]

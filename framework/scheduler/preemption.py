@@ -16,7 +16,7 @@ from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import Amounts, subtract, totals
 from framework.scheduler.job import JobEntry, Preemptible, Reclaimable, Resizable
 from framework.scheduler.records import TaskRecord
-from framework.scheduler.reservation import Place, Reservation
+from framework.scheduler.reservation import Reservation, StartLocation
 from framework.scheduler.snapshot import JobFacts
 
 MAX_VICTIMS = 8
@@ -54,7 +54,7 @@ class Preemption:
         reservation: Reservation | None,
         shares: Callable[[], Mapping[str, float]],
         fits: Callable[[Room], frozenset[str]],
-    ) -> Place:
+    ) -> StartLocation:
         """Returns where a job would start if others were preempted.
 
         Args:
@@ -75,7 +75,7 @@ class Preemption:
         ending = self._ending(reclaimables.values())
         before = {} if reservation is None else reservation.victim_tasks
         if not before and not ending and not any(reclaimable.max_tasks for reclaimable in reclaimables.values()):
-            return Place()
+            return StartLocation()
         staying = [task for task in self._tasks() if task.task_id not in ending]
         room = _room(agents, others, staying)
         here = {task.task_id: task for task in staying if task.agent_id in room}
@@ -83,12 +83,12 @@ class Preemption:
         known = self._reclaimed_from.get(entry.job_id, set())
         done = {job_id: task_ids for job_id, task_ids in before.items() if job_id in known}
         if used := fits(room):
-            return Place(used, done)
+            return StartLocation(used, done)
         asked = {job_id: tasks for job_id, tasks in before.items() if _still_can(tasks, reclaimables.get(job_id))}
         if asked.keys() - done.keys():
             tasks = [here[task_id] for task_ids in asked.values() for task_id in task_ids if task_id in here]
             if used := fits(with_tasks(room, tasks)):
-                return Place(used, {**asked, **done})
+                return StartLocation(used, {**asked, **done})
         able = [job_id for job_id, reclaimable in reclaimables.items() if reclaimable.max_tasks and job_id not in known]
         of_user = shares() if able else {}
         found = select_victims(
@@ -263,7 +263,9 @@ class PotentialVictim:
     max_tasks: int
 
 
-def select_victims(jobs: Iterable[PotentialVictim], room: Room, fits: Callable[[Room], frozenset[str]]) -> Place:
+def select_victims(
+    jobs: Iterable[PotentialVictim], room: Room, fits: Callable[[Room], frozenset[str]]
+) -> StartLocation:
     """Selects the fewest jobs that have to end tasks for a job that does not fit, and the tasks.
 
     Args:
@@ -277,14 +279,14 @@ def select_victims(jobs: Iterable[PotentialVictim], room: Room, fits: Callable[[
     able = [job for job in jobs if job.max_tasks > 0 and job.tasks]
     ranked = sorted(able, key=lambda job: (-job.share, job.job_id))[:MAX_VICTIMS]
     if not ranked or not fits(with_tasks(room, (task for job in ranked for task in job.tasks))):
-        return Place()
+        return StartLocation()
     for count in range(1, len(ranked) + 1):
         asked = ranked[:count]
         for agents in _orders(asked, room):
             given = {job.job_id: _tasks_to_end(job, agents) for job in asked}
             if used := fits(with_tasks(room, _all(given))):
                 return _minimize(given, used, room, fits)
-    return Place()
+    return StartLocation()
 
 
 def with_tasks(room: Room, tasks: Iterable[TaskRecord]) -> dict[str, dict[str, float]]:
@@ -316,7 +318,7 @@ def _minimize(
     used: frozenset[str],
     room: Room,
     fits: Callable[[Room], frozenset[str]],
-) -> Place:
+) -> StartLocation:
     """Drops tasks from the selection that the job does not need, first those of users with the smallest share."""
     left = {job_id: [task for task in tasks if task.agent_id in used] for job_id, tasks in given.items()}
     for job_id in reversed(left):
@@ -331,7 +333,7 @@ def _minimize(
         if fits(with_tasks(room, _all(without))):
             left = without
     victim_tasks = {job_id: frozenset(task.task_id for task in tasks) for job_id, tasks in left.items() if tasks}
-    return Place(fits(with_tasks(room, _all(left))), victim_tasks)
+    return StartLocation(fits(with_tasks(room, _all(left))), victim_tasks)
 
 
 def _all(given: Mapping[str, Sequence[TaskRecord]]) -> Iterator[TaskRecord]:

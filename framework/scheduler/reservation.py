@@ -33,7 +33,7 @@ FIRST_PREEMPTION_TURN_S = 600.0
 
 
 @dataclass(frozen=True)
-class Place:
+class StartLocation:
     """Where a job would start.
 
     Attributes:
@@ -64,7 +64,7 @@ class Contender:
     since_s: float
     was_bypassed: bool
     has_preemptible: Callable[[frozenset[str]], bool]
-    place: Callable[[], Place | None]
+    place: Callable[[], StartLocation | None]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from framework.scheduler.agents import AllAgents
 from framework.scheduler.job import INTERRUPTED, Answer, JobOutcome, Message, Need
 from framework.scheduler.records import JobState
 from framework.search.observer import SearchObserver
-from framework.search.records import SearchResult, SliceRecord, TrialRecord, TrialState
+from framework.search.records import SearchOutcome, SliceRecord, TrialRecord, TrialState
 from framework.search.recovery import SearchState, restore_runs
 from framework.search.samplers import learns
 from framework.search.slot_pool import SlotLaunch, SlotPool
@@ -126,8 +126,8 @@ class SearchController:
         return self._pool.slots
 
     @property
-    def result(self) -> SearchResult:
-        return SearchResult(
+    def result(self) -> SearchOutcome:
+        return SearchOutcome(
             name=self._spec.name,
             complete=not self._trials.open and self._trials.unsampled == 0,
             trials=self._trials.all,

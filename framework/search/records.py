@@ -481,7 +481,7 @@ class SliceRecord:
 
 
 @dataclass
-class SearchResult:
+class SearchOutcome:
     """Result of a search.
 
     Attributes:

@@ -34,7 +34,7 @@ from framework.search.database import database_files, default_storage, open_data
 from framework.search.observer import SearchObserver
 from framework.search.optuna_study import Study
 from framework.search.policy import policy_of
-from framework.search.records import SearchResult, SearchSpec, trials_to_resume
+from framework.search.records import SearchOutcome, SearchSpec, trials_to_resume
 from framework.search.recovery import close_open_slices
 from framework.search.samplers import describe_sampler
 from framework.search.slot_pool import SlotLaunch
@@ -71,7 +71,7 @@ class SearchRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult:
+def run_search(request: SearchRequest, observer: SearchObserver) -> SearchOutcome:
     """Runs a search to its end.
 
     Raises:
@@ -101,7 +101,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
             ) from error
 
 
-def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) -> SearchResult:
+def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) -> SearchOutcome:
     spec = request.spec
     last_sign_s = store.last_heartbeat_s(spec.name)
     with store.lock(spec.name):
@@ -131,7 +131,7 @@ def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) 
             ) from None
 
 
-def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObserver) -> SearchResult:
+def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObserver) -> SearchOutcome:
     spec = request.spec
     records = trials_to_resume(store.load_trials(), study.asked()) if request.resume else []
     for record in records:
@@ -141,7 +141,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         trials = TrialTracker(spec, store, study, records, log)
         if request.resume and not trials.open and not trials.unsampled:
             observer.notify(f"the search {spec.name} is complete; nothing is left to run")
-            return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
+            return SearchOutcome(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
         slices = store.load_slices()
         policy = policy_of(spec, store, slices, resumed=request.resume, notify=observer.notify)
         stops = f"; --stop {spec.stop} stops trials early" if spec.stop else ""

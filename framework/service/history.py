@@ -14,7 +14,7 @@ from framework.scheduler.records import JobEvent, OutputChunk, ProgressPoint
 from framework.service import queries
 from framework.service.database import ServiceDatabase
 from framework.service.tables import EVENTS, JOBS, OUTPUT, PROGRESS, RECEIVED
-from framework.service.users import Limits, no_limits
+from framework.service.users import UserLimits, no_limits
 from solver.units import format_bytes
 
 OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
@@ -28,7 +28,7 @@ PROGRESS_LIMIT = 20_000
 
 
 class JobHistory:
-    def __init__(self, database: ServiceDatabase, limits: Callable[[str], Limits] = no_limits) -> None:
+    def __init__(self, database: ServiceDatabase, limits: Callable[[str], UserLimits] = no_limits) -> None:
         self._database = database
         self._limits = limits
         self._users: dict[str, str] = {}

@@ -17,7 +17,7 @@ from framework.project.run_folders import RunFolders
 from framework.scheduler.journal import ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.optuna_study import remove_study
-from framework.search.records import SearchResult
+from framework.search.records import SearchOutcome
 from framework.search.store import Store
 from framework.service import queries
 from framework.service.requests import is_own_search
@@ -139,7 +139,7 @@ class Checkpoints:
             logger.warning("the checkpoints of job %s are not removed: %s", record.id, error)
             return None
         trials = searches.load_trials(readings=False)
-        result = SearchResult(spec.name, False, trials, spec.mode, spec.checkpoint_dir)
+        result = SearchOutcome(spec.name, False, trials, spec.mode, spec.checkpoint_dir)
         sizes = [
             self._remove_if_old(folder, f"trial-{trial.number}")
             for trial in result.dispensable(may_resume=may_resume)

@@ -32,7 +32,7 @@ from framework.service.retention import RetentionPolicy, removing_old_jobs
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
-from framework.service.users import Limits, no_limits
+from framework.service.users import UserLimits, no_limits
 from solver import NodeClass
 from solver.network import Network
 
@@ -54,7 +54,7 @@ class ServeRequest(ServiceOptions):
     mesos: MesosAccess = field(default_factory=MesosAccess)
     webui_url: str | None = None
     weight: Callable[[str], float] = lambda user: 1.0
-    limits: Callable[[str], Limits] = no_limits
+    limits: Callable[[str], UserLimits] = no_limits
     network: Network | None = None
 
 

@@ -23,7 +23,7 @@ from framework.service import queries
 from framework.service.database import ServiceDatabase
 from framework.service.history import JobHistory
 from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, RECEIVED, SERVICES, TASKS
-from framework.service.users import Limits, OverLimitError, no_limits
+from framework.service.users import OverLimitError, UserLimits, no_limits
 from solver.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class ServiceStore:
         BadInputError: if the database cannot be used; from every method.
     """
 
-    def __init__(self, url: str, limits: Callable[[str], Limits] = no_limits) -> None:
+    def __init__(self, url: str, limits: Callable[[str], UserLimits] = no_limits) -> None:
         self.database = ServiceDatabase(url)
         self.history = JobHistory(self.database, limits)
         self.limits = limits

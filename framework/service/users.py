@@ -50,8 +50,8 @@ class OverLimitError(BadInputError):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of one user; None for no limit.
+class UserLimits:
+    """UserLimits of one user; None for no limit.
 
     Attributes:
         trials: of one search.
@@ -65,10 +65,10 @@ class Limits:
     bundle_bytes: int | None = None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = UserLimits()
 
 
-def no_limits(user: str) -> Limits:
+def no_limits(user: str) -> UserLimits:
     return NO_LIMITS
 
 
@@ -88,7 +88,7 @@ class User:
     admin: bool = False
     has_token: bool = True
     expires: datetime.date | None = None
-    limits: Limits = field(default=NO_LIMITS)
+    limits: UserLimits = field(default=NO_LIMITS)
 
     @property
     def has_expired(self) -> bool:
@@ -142,7 +142,7 @@ class Users:
         user = self.named(name)
         return 1.0 if user is None else user.weight
 
-    def limits(self, name: str) -> Limits:
+    def limits(self, name: str) -> UserLimits:
         user = self.named(name)
         return NO_LIMITS if user is None else user.limits
 
@@ -270,7 +270,7 @@ class _Entry(BaseModel):
         return self
 
     def user(self, name: str) -> User:
-        limits = Limits(self.limits.open_jobs, self.limits.trials, self.limits.output, self.limits.bundles)
+        limits = UserLimits(self.limits.open_jobs, self.limits.trials, self.limits.output, self.limits.bundles)
         return User(name, self.weight, self.admin, not self.no_token, self.expires, limits)
 
 

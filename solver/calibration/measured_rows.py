@@ -11,7 +11,7 @@ import numpy as np
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from solver.calibration.nnls import Floats
-from solver.calibration.relative_fit import Fit, Gradients, descend, fit_factors, predictions
+from solver.calibration.relative_fit import Gradients, RelativeFit, descend, fit_factors, predictions
 from solver.calibration.step_terms import TERMS, StepTerms, step_terms
 from solver.cluster import Cluster
 from solver.hardware import Hardware
@@ -100,7 +100,7 @@ class MeasuredRows:
             seconds.append(measurement.round_s(scenario.model(measurement.shape).samples_per_step))
         return cls(tuple(terms), np.array(seconds))
 
-    def fit(self, *, overlap: bool) -> Fit:
+    def fit(self, *, overlap: bool) -> RelativeFit:
         return fit_factors(self._gradients(range(len(self.terms)), overlap), self.seconds, np.ones(len(TERMS)))
 
     def errors(self, factors: Floats, *, overlap: bool) -> Floats:
@@ -108,7 +108,7 @@ class MeasuredRows:
         errors: Floats = predictions(self._gradients(range(len(self.terms)), overlap), factors) / self.seconds - 1
         return errors
 
-    def left_out_errors(self, fit: Fit, *, overlap: bool) -> Floats:
+    def left_out_errors(self, fit: RelativeFit, *, overlap: bool) -> Floats:
         """Relative error of each row with the factors fitted to the others."""
         errors = []
         for row in range(len(self.terms)):

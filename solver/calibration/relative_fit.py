@@ -36,7 +36,7 @@ STEP_SHARES = (1.0, 0.5, 0.25, 0.1)
 
 
 @dataclass(frozen=True)
-class Fit:
+class RelativeFit:
     """The fitted factors.
 
     Attributes:
@@ -60,7 +60,7 @@ def predictions(gradients: Gradients, factors: Floats) -> Floats:
     return predicted
 
 
-def fit_factors(gradients: Gradients, seconds: Floats, start: Floats) -> Fit:
+def fit_factors(gradients: Gradients, seconds: Floats, start: Floats) -> RelativeFit:
     """Searches for the factors with the least sum of squared relative errors.
 
     Maxima make the problem non-convex and hide terms. So at the end of a descent each factor in turn is raised until
@@ -76,7 +76,7 @@ def fit_factors(gradients: Gradients, seconds: Floats, start: Floats) -> Fit:
     return best
 
 
-def descend(gradients: Gradients, seconds: Floats, start: Floats) -> Fit:
+def descend(gradients: Gradients, seconds: Floats, start: Floats) -> RelativeFit:
     """Descends to the nearest local optimum; arguments as of `fit_factors`."""
     factors, errors = start, _errors(gradients, seconds, start)
     for _ in range(MAX_ITERATIONS):
@@ -93,7 +93,7 @@ def descend(gradients: Gradients, seconds: Floats, start: Floats) -> Fit:
     # Factors without influence at the end of the descent are still between the start and 1.
     _, identified = _solve_linear(gradients(factors) / seconds[:, None])
     factors = np.where(identified, factors, 1.0)
-    return Fit(factors, tuple(identified.tolist()), _errors(gradients, seconds, factors))
+    return RelativeFit(factors, tuple(identified.tolist()), _errors(gradients, seconds, factors))
 
 
 def _errors(gradients: Gradients, seconds: Floats, factors: Floats) -> Floats:

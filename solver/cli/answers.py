@@ -24,7 +24,7 @@ from solver.request import PlanRequest
 
 if TYPE_CHECKING:
     from solver.comparison import Comparison, Row
-    from solver.jobs import Job
+    from solver.jobs import PlanJob
 
 Result = TypeVar("Result")
 
@@ -92,7 +92,7 @@ class Answers:
                     made = Comparison.of([*rows, *late])
         self._print(made, print_comparison)
 
-    def jobs(self, jobs: Sequence[Job], cluster: Cluster, order: Order) -> None:
+    def jobs(self, jobs: Sequence[PlanJob], cluster: Cluster, order: Order) -> None:
         from solver.cli.jobs_tables import print_jobs_plan
         from solver.jobs import plan_jobs
 

@@ -16,7 +16,7 @@ PREFERRED: tuple[Formulation, ...] = (ClassCounts(), UnequalShards(), TwoLevelRa
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormulationChoice:
     """A formulation with the reason for it.
 
     Attributes:
@@ -27,7 +27,7 @@ class Choice:
     why: str
 
 
-def choose(instance: Instance) -> Choice:
+def choose(instance: Instance) -> FormulationChoice:
     """Picks a formulation.
 
     Raises:
@@ -37,7 +37,7 @@ def choose(instance: Instance) -> Choice:
     for formulation in PREFERRED:
         refusal = formulation.refusal(instance)
         if refusal is None:
-            return Choice(formulation, f"{formulation.name}: {_shape(instance)}")
+            return FormulationChoice(formulation, f"{formulation.name}: {_shape(instance)}")
         refusals.append(f"{formulation.name}: {refusal}")
     raise BadInputError(
         f"No exact formulation takes {instance.workers} workers and {len(instance.shards)} ps on "
@@ -45,7 +45,7 @@ def choose(instance: Instance) -> Choice:
     )
 
 
-def solve(instance: Instance, time_limit_s: float | None = None) -> tuple[Solution | None, Choice]:
+def solve(instance: Instance, time_limit_s: float | None = None) -> tuple[Solution | None, FormulationChoice]:
     """Solves an instance by the formulation chosen for it.
 
     Returns:

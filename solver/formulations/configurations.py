@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from solver import milp
 from solver.formulations import programs
 from solver.formulations.instance import Instance
-from solver.formulations.programs import ShardType
+from solver.formulations.programs import ShardGroup
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 
@@ -75,7 +75,7 @@ class Configurations:
     """
 
     instance: Instance
-    types: tuple[ShardType, ...]
+    types: tuple[ShardGroup, ...]
     classes: tuple[MachineClass, ...]
     entries: tuple[Configuration, ...]
 
@@ -176,7 +176,7 @@ class Configurations:
         return Assignment(tuple(node for _, node in sorted(ps.items())), tuple(workers), chief)
 
 
-def _loads(instance: Instance, kind: NodeKind, types: Sequence[ShardType]) -> tuple[Load, ...] | None:
+def _loads(instance: Instance, kind: NodeKind, types: Sequence[ShardGroup]) -> tuple[Load, ...] | None:
     found: list[Load] = []
     for load in _multisets(instance, kind, types):
         tasks = [types[shard].task for shard in load]
@@ -188,7 +188,7 @@ def _loads(instance: Instance, kind: NodeKind, types: Sequence[ShardType]) -> tu
     return tuple(found)
 
 
-def _multisets(instance: Instance, kind: NodeKind, types: Sequence[ShardType]) -> Iterator[tuple[int, ...]]:
+def _multisets(instance: Instance, kind: NodeKind, types: Sequence[ShardGroup]) -> Iterator[tuple[int, ...]]:
     """Shard types that fit on such a machine together, ascending."""
     pending: list[tuple[int, ...]] = [()]
     while pending:

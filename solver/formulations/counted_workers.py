@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from solver import milp
 from solver.formulations import programs
 from solver.formulations.instance import Instance
-from solver.formulations.programs import ShardType
+from solver.formulations.programs import ShardGroup
 from solver.placement.naming import Assignment
 
 
@@ -34,7 +34,7 @@ class CountedWorkers:
     """
 
     builder: milp.MilpBuilder
-    types: tuple[ShardType, ...]
+    types: tuple[ShardGroup, ...]
     ps: tuple[dict[str, int], ...]
     beside: tuple[dict[str, int], ...]
     workers: dict[str, int]
@@ -78,11 +78,11 @@ class CountedWorkers:
         )
 
 
-def binary_types(instance: Instance) -> tuple[ShardType, ...]:
+def binary_types(instance: Instance) -> tuple[ShardGroup, ...]:
     """The parameter servers by type if no machine can hold two of one type; else each by itself."""
     if instance.ps_per_node == 1:
         return programs.shard_types(instance)
     return tuple(
-        ShardType(size, task, (index,))
+        ShardGroup(size, task, (index,))
         for index, (size, task) in enumerate(zip(instance.shards, instance.ps, strict=True))
     )

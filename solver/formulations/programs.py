@@ -27,7 +27,7 @@ MAX_ROWS = 300_000
 
 
 @dataclass(frozen=True)
-class ShardType:
+class ShardGroup:
     """Interchangeable parameter servers."""
 
     size_bytes: int
@@ -35,12 +35,12 @@ class ShardType:
     members: tuple[int, ...]
 
 
-def shard_types(instance: Instance) -> tuple[ShardType, ...]:
+def shard_types(instance: Instance) -> tuple[ShardGroup, ...]:
     """The parameter servers by shard and resources, in order of first occurrence."""
     types: dict[tuple[int, TaskResources], list[int]] = {}
     for index, alike in enumerate(zip(instance.shards, instance.ps, strict=True)):
         types.setdefault(alike, []).append(index)
-    return tuple(ShardType(size, task, tuple(members)) for (size, task), members in types.items())
+    return tuple(ShardGroup(size, task, tuple(members)) for (size, task), members in types.items())
 
 
 def nodes(instance: Instance) -> list[tuple[str, NodeKind]]:
@@ -60,7 +60,7 @@ def capacity(instance: Instance, taken: Sequence[TaskResources] = ()) -> dict[st
     return fits
 
 
-def resource_rows(kind: NodeKind, tasks: Sequence[tuple[Sequence[int], TaskResources]]) -> Iterator[milp.Row]:
+def resource_rows(kind: NodeKind, tasks: Sequence[tuple[Sequence[int], TaskResources]]) -> Iterator[milp.LinearRow]:
     """Eq. 2 for one machine: sum_j R_jr P_ij + sum_k W_r W_ik <= B_ir for each resource r in use.
 
     Args:
@@ -77,7 +77,7 @@ def resource_rows(kind: NodeKind, tasks: Sequence[tuple[Sequence[int], TaskResou
         if needs:
             # Coefficients without a common factor are the least sensitive to the solver's tolerance.
             unit = math.gcd(*needs.values())
-            yield milp.Row(
+            yield milp.LinearRow(
                 {variable: need / unit for variable, need in needs.items()}, upper=getattr(kind, resource) // unit
             )
 

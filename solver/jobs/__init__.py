@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from solver.jobs.job import Job
+from solver.jobs.job import PlanJob
 from solver.jobs.jobs_file import read_jobs
 from solver.jobs.planner import plan_jobs
 from solver.jobs.result import JobsPlan, MachineTasks, Method, PlacedJob, UnplacedJob
 
 __all__ = [
-    "Job",
     "JobsPlan",
     "MachineTasks",
     "Method",
     "PlacedJob",
+    "PlanJob",
     "UnplacedJob",
     "plan_jobs",
     "read_jobs",

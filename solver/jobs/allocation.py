@@ -17,7 +17,7 @@ import numpy as np
 
 from solver.jobs.forms import Form
 from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
-from solver.jobs.job import Job
+from solver.jobs.job import PlanJob
 from solver.jobs.speed import Addition, GainTable
 from solver.search.option_search import SPEED_TIE_SHARE
 
@@ -30,7 +30,7 @@ class StartedJob:
     """A job with at least its minimum."""
 
     index: int
-    job: Job
+    job: PlanJob
     form: Form
     counts: Counts
 
@@ -47,7 +47,7 @@ class FormChooser:
         self._demands: dict[bytes, float] = {}
         self._paths: dict[tuple[Form, int, int], tuple[list[float], list[float]]] = {}
 
-    def rank(self, job: Job, forms: Sequence[Form]) -> list[Form]:
+    def rank(self, job: PlanJob, forms: Sequence[Form]) -> list[Form]:
         """The forms that can hold the job's minimum, the most promising first."""
         able = [form for form in forms if job.min_workers <= form.most_workers(job)]
         expected = {form: self._expected_s(job, form) for form in able}
@@ -55,11 +55,11 @@ class FormChooser:
         floor = min(expected.values(), default=0.0) / (1 - SPEED_TIE_SHARE)
         return sorted(able, key=lambda form: (max(expected[form], floor), self._demands.get(form.pool, 0.0)))
 
-    def record(self, job: Job, form: Form) -> None:
+    def record(self, job: PlanJob, form: Form) -> None:
         """Records the job's form, so that the next jobs expect less there."""
         self._demands[form.pool] = self._demands.get(form.pool, 0.0) + self._demand(job, form)
 
-    def _expected_s(self, job: Job, form: Form) -> float:
+    def _expected_s(self, job: PlanJob, form: Form) -> float:
         shares, times = self._path(job, form)
         demand = self._demand(job, form)
         expected = demand / (self._demands.get(form.pool, 0.0) + demand)
@@ -67,11 +67,11 @@ class FormChooser:
         # Below the minimum's share all jobs slow down in proportion, or wait.
         return times[reached] if reached >= 0 else times[0] * shares[0] / expected
 
-    def _demand(self, job: Job, form: Form) -> float:
+    def _demand(self, job: PlanJob, form: Form) -> float:
         _, times = self._path(job, form)
         return math.sqrt(job.weight * job.samples * times[0])
 
-    def _path(self, job: Job, form: Form) -> tuple[list[float], list[float]]:
+    def _path(self, job: PlanJob, form: Form) -> tuple[list[float], list[float]]:
         """Shares of the job as it grows from its minimum, and its seconds per sample with each."""
         key = form, job.min_workers, form.most_workers(job)
         if key not in self._paths:

@@ -7,7 +7,7 @@ import dataclasses
 from dike.exceptions import InfeasibleError
 from solver.cluster import Cluster, NodeClass
 from solver.jobs.free_capacity import FreeCapacity
-from solver.jobs.job import Job
+from solver.jobs.job import PlanJob
 from solver.plan import Plan
 from solver.planner import make_plan
 from solver.request import PlanRequest
@@ -22,7 +22,7 @@ MAX_EXACT_TIME_S = 5.0
 
 
 def plan_exactly(
-    job: Job, gpus_per_worker: int, cluster: Cluster, free: FreeCapacity, time_limit_s: float
+    job: PlanJob, gpus_per_worker: int, cluster: Cluster, free: FreeCapacity, time_limit_s: float
 ) -> Plan | None:
     """Makes the best plan for the job on the free resources, with the least traffic of those as fast.
 

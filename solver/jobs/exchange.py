@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from solver.jobs.allocation import Counts
 from solver.jobs.forms import Form
-from solver.jobs.job import Job
+from solver.jobs.job import PlanJob
 from solver.jobs.one_job import OneJob
-from solver.jobs.packing import Packer, Placement
+from solver.jobs.packing import JobPlacement, Packer
 from solver.search.option_search import SPEED_TIE_SHARE
 
 MAX_EXCHANGE_JOBS = 12
@@ -17,9 +17,9 @@ MAX_EXCHANGE_JOBS = 12
 
 
 def exchange(
-    jobs: Sequence[Job],
+    jobs: Sequence[PlanJob],
     forms: Mapping[int, Sequence[Form]],
-    placements: dict[int, Placement],
+    placements: dict[int, JobPlacement],
     packer: Packer,
     one_job: OneJob,
     is_time_over: Callable[[], bool],
@@ -63,16 +63,16 @@ def exchange(
     return better
 
 
-def _weighted_s(job: Job, placement: Placement) -> float:
+def _weighted_s(job: PlanJob, placement: JobPlacement) -> float:
     return job.weight * job.samples / placement.samples_per_s
 
 
-def _least_s(job: Job, form: Form) -> float:
+def _least_s(job: PlanJob, form: Form) -> float:
     """Weighted time of the job with the form to itself; infinite if the form cannot hold its minimum."""
     return job.weight * job.samples * form.table.least_s_per_sample(job.min_workers, form.most_workers(job))
 
 
-def _ways(job: Job, forms: Sequence[Form]) -> list[tuple[float, Form, Counts]]:
+def _ways(job: PlanJob, forms: Sequence[Form]) -> list[tuple[float, Form, Counts]]:
     """Ways to run the job as it grows from its minimum, with the table's weighted time; fastest first.
 
     Leaves out ways that take no less of the same machines than a faster one.

@@ -16,8 +16,8 @@ from solver.cluster import Cluster
 from solver.evaluation import Evaluation, evaluate
 from solver.hardware import Hardware
 from solver.jobs.free_capacity import NOTHING, Amounts, amounts, capacity, plus
-from solver.jobs.job import Job
-from solver.jobs.speed import SpeedTable, TaskNeeds, even_spread
+from solver.jobs.job import PlanJob
+from solver.jobs.speed import JobTaskAmounts, SpeedTable, even_spread
 from solver.nodes import NodeKind
 from solver.options import cpus_per_gpu
 from solver.placement.naming import Assignment
@@ -59,7 +59,7 @@ class Form:
     shape: WorkerShape
     gpu_model: str | None
     usable: NDArray[np.bool_]
-    needs: TaskNeeds
+    needs: JobTaskAmounts
     table: SpeedTable
     _evaluated: dict[tuple[HostCounts, ...], Evaluation] = field(default_factory=dict, repr=False)
     _spreads: dict[tuple[int, int], tuple[Spread, ...]] = field(default_factory=dict, repr=False)
@@ -70,7 +70,7 @@ class Form:
         """Key of the machines that its workers can use."""
         return self.usable.tobytes()
 
-    def most_workers(self, job: Job) -> int:
+    def most_workers(self, job: PlanJob) -> int:
         return min(_limit(job), self.table.max_workers)
 
     def needs_on(self, all_ps: int, workers: int, ps: int, chief: int = 0) -> Amounts:
@@ -130,7 +130,9 @@ class Form:
 class FormCatalogue:
     """The forms of every job; jobs of one model share them."""
 
-    def __init__(self, jobs: Sequence[Job], cluster: Cluster, kinds: Sequence[NodeKind], hardware: Hardware) -> None:
+    def __init__(
+        self, jobs: Sequence[PlanJob], cluster: Cluster, kinds: Sequence[NodeKind], hardware: Hardware
+    ) -> None:
         self._cluster = cluster
         self._kinds = tuple(kinds)
         self._hardware = hardware
@@ -141,26 +143,26 @@ class FormCatalogue:
         self._forms: dict[tuple[int, int], tuple[Form, ...]] = {}
         self._scenarios: dict[int, Scenario] = {}
 
-    def gpus_per_worker(self, job: Job) -> int:
+    def gpus_per_worker(self, job: PlanJob) -> int:
         if job.gpus_per_worker is not None:
             return job.gpus_per_worker
         return int(any(kind.gpus for kind in self._kinds))
 
-    def forms(self, job: Job) -> tuple[Form, ...]:
+    def forms(self, job: PlanJob) -> tuple[Form, ...]:
         """The job's forms, none if no machine of the empty cluster holds one of its workers."""
         key = self._key(job)
         if key not in self._forms:
             self._forms[key] = tuple(self._make(self.scenario(job), self.gpus_per_worker(job), self._limits[key]))
         return self._forms[key]
 
-    def scenario(self, job: Job) -> Scenario:
+    def scenario(self, job: PlanJob) -> Scenario:
         key = id(job.profile)
         if key not in self._scenarios:
             sizes = TaskSizes.of(job.profile, max(kind.cpus for kind in self._kinds))
             self._scenarios[key] = Scenario(job.profile, self._cluster, self._hardware, self._kinds, sizes)
         return self._scenarios[key]
 
-    def _key(self, job: Job) -> tuple[int, int]:
+    def _key(self, job: PlanJob) -> tuple[int, int]:
         return id(job.profile), self.gpus_per_worker(job)
 
     def _make(self, scenario: Scenario, gpus: int, limit: int) -> Iterator[Form]:
@@ -202,7 +204,7 @@ class FormCatalogue:
         most_ps = useful_ps_count(scenario.profile, min(sum(kind.count for kind in self._kinds), workers))
         each_ps = tuple(amounts(scenario.sizes.ps(scenario.shards(ps).sizes[0])) for ps in range(1, most_ps + 1))
         chief = scenario.sizes.chief
-        needs = TaskNeeds(amounts(worker), each_ps, NOTHING if chief is None else amounts(chief))
+        needs = JobTaskAmounts(amounts(worker), each_ps, NOTHING if chief is None else amounts(chief))
         total = functools.reduce(lambda sum_, kind: plus(sum_, capacity(kind), kind.count), pool, NOTHING)
         usual = pool[rooms.index(max(rooms))]
         table = SpeedTable(scenario.model(shape), usual, needs, scenario.shards, workers, total)
@@ -214,5 +216,5 @@ def _round_down_cpus(cpus: float) -> float:
     return max(CPU_STEP, math.floor(cpus / CPU_STEP + 1e-9) * CPU_STEP)
 
 
-def _limit(job: Job) -> int:
+def _limit(job: PlanJob) -> int:
     return max(job.min_workers, min(job.max_workers or MAX_TABLE_WORKERS, MAX_TABLE_WORKERS))

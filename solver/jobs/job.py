@@ -28,7 +28,7 @@ def check_names(jobs: Sequence[Named]) -> None:
 
 
 @dataclass(frozen=True)
-class Job:
+class PlanJob:
     """A training job to place beside others.
 
     Jobs that share one `profile` object share all tables, so thousands of equal jobs cost little.
@@ -51,19 +51,19 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.min_workers < 1:
-            raise BadInputError(f"Job '{self.name}': min_workers is {self.min_workers}; it must be at least 1.")
+            raise BadInputError(f"PlanJob '{self.name}': min_workers is {self.min_workers}; it must be at least 1.")
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise BadInputError(
-                f"Job '{self.name}': max_workers is {self.max_workers} and min_workers {self.min_workers}; "
+                f"PlanJob '{self.name}': max_workers is {self.max_workers} and min_workers {self.min_workers}; "
                 "the maximum must not be below the minimum."
             )
         if self.steps < 1:
-            raise BadInputError(f"Job '{self.name}': steps is {self.steps}; it must be at least 1.")
+            raise BadInputError(f"PlanJob '{self.name}': steps is {self.steps}; it must be at least 1.")
         if not 0 < self.weight < math.inf:
-            raise BadInputError(f"Job '{self.name}': weight is {self.weight:g}; it must be above 0 and finite.")
+            raise BadInputError(f"PlanJob '{self.name}': weight is {self.weight:g}; it must be above 0 and finite.")
         if self.gpus_per_worker is not None and self.gpus_per_worker < 0:
             raise BadInputError(
-                f"Job '{self.name}': gpus_per_worker is {self.gpus_per_worker}; it must not be negative."
+                f"PlanJob '{self.name}': gpus_per_worker is {self.gpus_per_worker}; it must not be negative."
             )
 
     @property

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.jobs.job import DEFAULT_STEPS, Job
+from solver.jobs.job import DEFAULT_STEPS, PlanJob
 from solver.strict_yaml import StrictModel, YamlFile, read_yaml
 
 MAX_JOBS = 100_000
@@ -39,7 +39,7 @@ class _File(StrictModel):
     jobs: Annotated[list[_Job], Field(min_length=1)]
 
 
-def read_jobs(path: Path, load_profile: Callable[[str, int | None], ModelProfile]) -> tuple[Job, ...]:
+def read_jobs(path: Path, load_profile: Callable[[str, int | None], ModelProfile]) -> tuple[PlanJob, ...]:
     """Reads a file of jobs; `docs/planning.md` has the format.
 
     Args:
@@ -58,7 +58,7 @@ def read_jobs(path: Path, load_profile: Callable[[str, int | None], ModelProfile
             message = f"max_workers is {entry.max_workers}, less than min_workers, {entry.min_workers}; raise it."
             raise file.error(("jobs", index, "max_workers"), message)
     profiles: dict[tuple[str, int | None], ModelProfile] = {}
-    jobs: list[Job] = []
+    jobs: list[PlanJob] = []
     for index, entry in enumerate(entries):
         model = entry.model if entry.model.startswith(_KERAS) else str(path.parent / entry.model)
         key = model, entry.batch_size
@@ -68,7 +68,7 @@ def read_jobs(path: Path, load_profile: Callable[[str, int | None], ModelProfile
             except BadInputError as error:
                 raise file.error(("jobs", index, "model"), str(error)) from error
         jobs += [
-            Job(
+            PlanJob(
                 name=name,
                 profile=profiles[key],
                 min_workers=entry.min_workers,

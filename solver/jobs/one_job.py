@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from solver.jobs.allocation import Counts
 from solver.jobs.forms import Form
 from solver.jobs.free_capacity import FreeCapacity
-from solver.jobs.job import Job
-from solver.jobs.packing import Packer, Placement
+from solver.jobs.job import PlanJob
+from solver.jobs.packing import JobPlacement, Packer
 from solver.search.option_search import SPEED_TIE_SHARE
 
 
@@ -18,7 +18,7 @@ from solver.search.option_search import SPEED_TIE_SHARE
 class Found:
     """A placement, not reserved, and the workers and parameter servers requested."""
 
-    placement: Placement
+    placement: JobPlacement
     wanted: Counts
 
 
@@ -34,7 +34,7 @@ class OneJob:
         self._room.clear()
         self._too_many.clear()
 
-    def fastest(self, job: Job, forms: Sequence[Form], samples_per_s: float = 0.0) -> Found | None:
+    def fastest(self, job: PlanJob, forms: Sequence[Form], samples_per_s: float = 0.0) -> Found | None:
         """Finds the fastest placement in any of the forms."""
         floor, best = samples_per_s, None
         for promised, form, counts in self._offers(job, forms, floor):
@@ -52,7 +52,7 @@ class OneJob:
                 floor, best = placement.samples_per_s, Found(placement, counts)
         return best
 
-    def _offers(self, job: Job, forms: Sequence[Form], floor: float) -> list[tuple[float, Form, Counts]]:
+    def _offers(self, job: PlanJob, forms: Sequence[Form], floor: float) -> list[tuple[float, Form, Counts]]:
         """Samples/s that the table predicts for the free resources in sum, and the counts for it, best first."""
         offers = []
         for form in forms:

@@ -36,7 +36,7 @@ class _Filled(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class JobPlacement:
     """A job's tasks on machines."""
 
     form: Form
@@ -62,7 +62,7 @@ class Packer:
         )
         self._pool_is_split: dict[bytes, bool] = {}
 
-    def place(self, form: Form, workers: int, ps: int) -> Placement | None:
+    def place(self, form: Form, workers: int, ps: int) -> JobPlacement | None:
         """Places these tasks and reserves their resources; None, with nothing reserved, if they do not fit.
 
         With one ps, None is exact: there is no room in any arrangement.
@@ -72,7 +72,7 @@ class Packer:
             hosts = self._place_unevenly(form, workers, ps).hosts
         return None if hosts is None else self._placement(form, workers, ps, hosts)
 
-    def place_most(self, form: Form, workers: int, ps: int, at_least: int) -> Placement | None:
+    def place_most(self, form: Form, workers: int, ps: int, at_least: int) -> JobPlacement | None:
         """As `place`; if there is no room, places as many workers as fit, and proportionally fewer ps."""
         while True:
             hosts = self._place_evenly(form, workers, ps)
@@ -91,19 +91,19 @@ class Packer:
     def holds_a_worker(self, form: Form) -> bool:
         return len(self._free.holding(form.needs.worker, form.usable)) > 0
 
-    def release(self, placement: Placement) -> None:
+    def release(self, placement: JobPlacement) -> None:
         for host in placement.hosts:
             self._free.release(host.machine, placement.need(host))
 
-    def restore(self, placement: Placement) -> None:
+    def restore(self, placement: JobPlacement) -> None:
         """Reserves the resources of a released placement again."""
         for host in placement.hosts:
             self._free.reserve(host.machine, placement.need(host))
 
-    def _placement(self, form: Form, workers: int, ps: int, hosts: Sequence[Host]) -> Placement:
+    def _placement(self, form: Form, workers: int, ps: int, hosts: Sequence[Host]) -> JobPlacement:
         kinds = self._free.kind_of
         evaluation = form.evaluate([(kinds[host.machine], host.workers, host.ps) for host in hosts])
-        return Placement(form, workers, ps, tuple(hosts), evaluation.samples_per_s, evaluation.step_time.total)
+        return JobPlacement(form, workers, ps, tuple(hosts), evaluation.samples_per_s, evaluation.step_time.total)
 
     def _place_evenly(self, form: Form, workers: int, ps: int) -> list[Host] | None:
         for spread in form.spreads(workers, ps):

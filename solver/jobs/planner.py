@@ -16,9 +16,9 @@ from solver.jobs.exact import MAX_EXACT_JOBS, MAX_EXACT_MACHINES, plan_exactly
 from solver.jobs.exchange import MAX_EXCHANGE_JOBS, exchange
 from solver.jobs.forms import Form, FormCatalogue
 from solver.jobs.free_capacity import FreeCapacity
-from solver.jobs.job import Job, check_names
+from solver.jobs.job import PlanJob, check_names
 from solver.jobs.one_job import OneJob
-from solver.jobs.packing import Packer, Placement
+from solver.jobs.packing import JobPlacement, Packer
 from solver.jobs.reasons import no_form_reason, no_room_reason
 from solver.jobs.report import placed_by_plan, placed_job
 from solver.jobs.result import JobsPlan, PlacedJob, UnplacedJob
@@ -34,7 +34,7 @@ MIN_MOVED_SHARE = 0.05
 
 
 def plan_jobs(
-    jobs: Sequence[Job], cluster: Cluster, order: Order = "gain", time_limit_s: float | None = None
+    jobs: Sequence[PlanJob], cluster: Cluster, order: Order = "gain", time_limit_s: float | None = None
 ) -> JobsPlan:
     """Places many jobs on one cluster.
 
@@ -68,7 +68,7 @@ def plan_jobs(
     return planning.result(order, started)
 
 
-def _check(jobs: Sequence[Job], order: str, time_limit_s: float | None) -> None:
+def _check(jobs: Sequence[PlanJob], order: str, time_limit_s: float | None) -> None:
     if order not in get_args(Order):
         raise BadInputError(f"'{order}' is not an order of jobs; use {' or '.join(get_args(Order))}.")
     if not jobs:
@@ -81,7 +81,7 @@ def _check(jobs: Sequence[Job], order: str, time_limit_s: float | None) -> None:
 class _Planning:
     """State of one call of `plan_jobs`."""
 
-    def __init__(self, jobs: Sequence[Job], cluster: Cluster, deadline: float) -> None:
+    def __init__(self, jobs: Sequence[PlanJob], cluster: Cluster, deadline: float) -> None:
         self._jobs = jobs
         self._cluster = cluster
         self._deadline = deadline
@@ -91,7 +91,7 @@ class _Planning:
         self._packer = Packer(self._free)
         self._one_job = OneJob(self._packer, self._free)
         self._chooser = FormChooser()
-        self._placements: dict[int, Placement] = {}
+        self._placements: dict[int, JobPlacement] = {}
         self._wanted: dict[int, Counts] = {}
         self._plans: dict[int, Plan] = {}
         self._waiting: list[int] = []
@@ -188,7 +188,7 @@ class _Planning:
             complete=self._in_time,
         )
 
-    def _plan_exactly(self, index: int, job: Job) -> bool:
+    def _plan_exactly(self, index: int, job: PlanJob) -> bool:
         if self._check_time_over():
             return False
         gpus = self._catalogue.gpus_per_worker(job)
@@ -202,7 +202,7 @@ class _Planning:
             self._free.reserve(machine_of[task.node], (millis, task.mem_mb, task.disk_mb, task.gpus))
         return True
 
-    def _place_fastest(self, index: int, job: Job) -> bool:
+    def _place_fastest(self, index: int, job: PlanJob) -> bool:
         """Places the job as fast as the free resources allow, or moves it to other machines if faster there."""
         forms, old = self._catalogue.forms(job), self._placements.get(index)
         floor = 0.0

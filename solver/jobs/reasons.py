@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from solver.jobs.forms import Form
 from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
-from solver.jobs.job import Job
+from solver.jobs.job import PlanJob
 from solver.resources import TaskSizes, gpu_bytes
 from solver.units import MIB, format_bytes
 
 
-def no_form_reason(job: Job, gpus_per_worker: int, free: FreeCapacity, sizes: TaskSizes) -> str:
+def no_form_reason(job: PlanJob, gpus_per_worker: int, free: FreeCapacity, sizes: TaskSizes) -> str:
     """Why not even the empty cluster holds one of the job's workers."""
     most = max(kind.gpus for kind in free.kinds)
     if gpus_per_worker and not most:
@@ -28,12 +28,12 @@ def no_form_reason(job: Job, gpus_per_worker: int, free: FreeCapacity, sizes: Ta
     return f"A worker of '{job.profile.name}' needs more CPUs, memory or disk than any machine has."
 
 
-def no_room_reason(job: Job, forms: Sequence[Form], free: FreeCapacity) -> str:
+def no_room_reason(job: PlanJob, forms: Sequence[Form], free: FreeCapacity) -> str:
     """Why the free resources do not hold the job's minimum, for the form that lacks least."""
     return min((_shortage(job, form, free) for form in forms), key=lambda item: item[0])[1]
 
 
-def _shortage(job: Job, form: Form, free: FreeCapacity) -> tuple[float, str]:
+def _shortage(job: PlanJob, form: Form, free: FreeCapacity) -> tuple[float, str]:
     parts = [_count_of(job.min_workers, "worker"), "1 parameter server"]
     if form.needs.chief != NOTHING:
         parts.append("1 chief")

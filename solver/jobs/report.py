@@ -5,14 +5,14 @@ from __future__ import annotations
 from solver.cluster import Cluster
 from solver.jobs.allocation import Counts
 from solver.jobs.free_capacity import FreeCapacity
-from solver.jobs.job import Job
-from solver.jobs.packing import Placement
+from solver.jobs.job import PlanJob
+from solver.jobs.packing import JobPlacement
 from solver.jobs.result import MachineTasks, PlacedJob
 from solver.plan import Option, Plan, PlannedTask
 from solver.settings import GPUS_PER_WORKER, what_if_note
 
 
-def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: FreeCapacity) -> PlacedJob:
+def placed_job(job: PlanJob, placement: JobPlacement, wanted: Counts | None, free: FreeCapacity) -> PlacedJob:
     """Entry of a job whose counts came from a table of speeds.
 
     `wanted`: requested workers and ps; None for its minimum. `free`: names of the machines.
@@ -51,7 +51,7 @@ def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: Free
     )
 
 
-def placed_by_plan(job: Job, plan: Plan, cluster: Cluster) -> PlacedJob:
+def placed_by_plan(job: PlanJob, plan: Plan, cluster: Cluster) -> PlacedJob:
     by_node: dict[str, list[PlannedTask]] = {}
     for task in plan.tasks:
         by_node.setdefault(task.node, []).append(task)
@@ -77,7 +77,7 @@ def placed_by_plan(job: Job, plan: Plan, cluster: Cluster) -> PlacedJob:
     )
 
 
-def _joined(job: Job, note: str) -> str:
+def _joined(job: PlanJob, note: str) -> str:
     gpus = job.gpus_per_worker or 0
     return " ".join(text for text in (note, what_if_note(gpus) if gpus > GPUS_PER_WORKER else "") if text)
 

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class TaskNeeds:
+class JobTaskAmounts:
     """Resources of a job's tasks.
 
     Attributes:
@@ -87,7 +87,7 @@ class Addition(NamedTuple):
 class GainTable:
     """Time per sample for every number of tasks, and the best tasks to add next."""
 
-    def __init__(self, s_per_sample: Floats, needs: TaskNeeds, total: Amounts) -> None:
+    def __init__(self, s_per_sample: Floats, needs: JobTaskAmounts, total: Amounts) -> None:
         """Takes seconds for each sample, above 0, as [ps - 1, workers - 1], and the total usable resources."""
         ps, workers = s_per_sample.shape
         w, p = np.arange(1, workers + 1)[None, :, None], np.arange(1, ps + 1)[:, None, None]
@@ -174,7 +174,7 @@ class SpeedTable(GainTable):
         self,
         model: StepModel,
         kind: NodeKind,
-        needs: TaskNeeds,
+        needs: JobTaskAmounts,
         shards: Callable[[int], Shards],
         max_workers: int,
         total: Amounts,

@@ -13,7 +13,7 @@ from solver.calibration.nnls import Floats
 from solver.jobs.allocation import Counts, GrowableJob, grow_by_gain
 from solver.jobs.free_capacity import NOTHING, Amounts
 from solver.jobs.job import check_names
-from solver.jobs.speed import GainTable, Ints, TaskNeeds
+from solver.jobs.speed import GainTable, Ints, JobTaskAmounts
 
 YOUNG_GAIN_FACTOR = 0.95
 """Factor on the gains of young jobs, whose predictions are the least certain (Optimus, section 4.1)."""
@@ -154,5 +154,5 @@ def _work(job: OnlineJob) -> float:
 
 
 def _table(job: OnlineJob, total: Amounts) -> GainTable:
-    needs = TaskNeeds(job.worker, (job.ps,) * len(job.samples_per_s), job.chief)
+    needs = JobTaskAmounts(job.worker, (job.ps,) * len(job.samples_per_s), job.chief)
     return GainTable(1 / job.samples_per_s, needs, total)

@@ -82,8 +82,8 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits for every machine: a worker's own work, and the time its network card is busy (synchronous)."""
+class CountLimits:
+    """CountLimits for every machine: a worker's own work, and the time its network card is busy (synchronous)."""
 
     work_s: float = math.inf
     network_s: float = math.inf
@@ -97,7 +97,7 @@ class Floor:
     least: float
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = CountLimits()
 
 
 class OutOfTimeError(Exception):
@@ -106,7 +106,7 @@ class OutOfTimeError(Exception):
 
 def proven_counts(
     problem: PlacementProblem,
-    limits: Limits,
+    limits: CountLimits,
     value: Callable[[State], float],
     floors: Sequence[Floor] = (),
     deadline: float | None = None,
@@ -131,7 +131,7 @@ def proven_counts(
 
 def solve_counts(
     problem: PlacementProblem,
-    limits: Limits,
+    limits: CountLimits,
     value: Callable[[State], float],
     floors: Sequence[Floor] = (),
     time_limit_s: float | None = None,
@@ -224,7 +224,7 @@ def _may_fit(problem: PlacementProblem, allowed: Allowed) -> bool:
     return chief and room >= problem.workers and shards.issuperset(range(len(problem.shard_types)))
 
 
-def _rows(problem: PlacementProblem, allowed: Allowed, floors: Sequence[Floor]) -> list[milp.Row]:
+def _rows(problem: PlacementProblem, allowed: Allowed, floors: Sequence[Floor]) -> list[milp.LinearRow]:
     by_kind: dict[int, dict[int, float]] = {}
     by_shard: dict[int, dict[int, float]] = {}
     chief: dict[int, float] = {}
@@ -237,20 +237,20 @@ def _rows(problem: PlacementProblem, allowed: Allowed, floors: Sequence[Floor]) 
         if state.chief:
             chief[index] = 1.0
         if most:
-            rows.append(milp.Row({first_worker + index: 1.0, index: -float(most)}, upper=0.0))
+            rows.append(milp.LinearRow({first_worker + index: 1.0, index: -float(most)}, upper=0.0))
         if fewest:
-            rows.append(milp.Row({first_worker + index: 1.0, index: -float(fewest)}, lower=0.0))
-    rows += [milp.Row(terms, upper=problem.kinds[kind].count) for kind, terms in by_kind.items()]
+            rows.append(milp.LinearRow({first_worker + index: 1.0, index: -float(fewest)}, lower=0.0))
+    rows += [milp.LinearRow(terms, upper=problem.kinds[kind].count) for kind, terms in by_kind.items()]
     for shard, terms in by_shard.items():
         count = problem.shard_types[shard].count
-        rows.append(milp.Row(terms, lower=count, upper=count))
+        rows.append(milp.LinearRow(terms, lower=count, upper=count))
     every_worker = {first_worker + index: 1.0 for index in range(len(allowed))}
-    rows.append(milp.Row(every_worker, lower=problem.workers, upper=problem.workers))
+    rows.append(milp.LinearRow(every_worker, lower=problem.workers, upper=problem.workers))
     if problem.needs_chief:
-        rows.append(milp.Row(chief, lower=1, upper=1))
+        rows.append(milp.LinearRow(chief, lower=1, upper=1))
     for floor in floors:
         terms = {
             first_worker + index: floor.coefficient(state) for index, (state, _, most) in enumerate(allowed) if most
         }
-        rows.append(milp.Row(terms, lower=floor.least))
+        rows.append(milp.LinearRow(terms, lower=floor.least))
     return rows

@@ -101,14 +101,14 @@ def with_steps(problem: PlacementProblem, allowed: Allowed, program: milp.Milp, 
         made.append((state, flow, unit))
         objective.append(steps.value(state) * unit)
         rows += [
-            milp.Row({flow: 1.0, index: -machine / unit, count + index: -worker / unit}, upper=0.0)
+            milp.LinearRow({flow: 1.0, index: -machine / unit, count + index: -worker / unit}, upper=0.0)
             for machine, worker in lines
         ]
         if ends[0] > 0:
-            rows.append(milp.Row({flow: 1.0, index: -ends[0] / unit}, lower=0.0))
+            rows.append(milp.LinearRow({flow: 1.0, index: -ends[0] / unit}, lower=0.0))
     for reach in steps.reaches:
         terms = {variable: reach.coefficient(state) * each for state, variable, each in made}
-        rows.append(milp.Row(terms, lower=reach.least, upper=None if math.isinf(reach.most) else reach.most))
+        rows.append(milp.LinearRow(terms, lower=reach.least, upper=None if math.isinf(reach.most) else reach.most))
     return milp.Milp(objective, program.upper, rows, fractions)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from solver.async_rates import best_rates
 from solver.placement.asynchronous import SLACK, can_make_steps, fastest_counts, required_steps
-from solver.placement.class_counts import NO_LIMITS, Counts, Group, Limits, OutOfTimeError, proven_counts
+from solver.placement.class_counts import NO_LIMITS, CountLimits, Counts, Group, OutOfTimeError, proven_counts
 from solver.placement.problem import PlacementProblem, State
 from solver.traffic import weighted_traffic
 
@@ -71,7 +71,7 @@ def fastest_placement(
         if at_least and not can_reach(problem, at_least, deadline):
             return None
         found, limits = _fastest_synchronous(problem, deadline)
-        relaxed, steps = Limits(limits.work_s * (1 + SLACK), limits.network_s * (1 + SLACK)), None
+        relaxed, steps = CountLimits(limits.work_s * (1 + SLACK), limits.network_s * (1 + SLACK)), None
     else:
         min_steps_per_s = at_least / problem.model.samples_per_step * (1 - SLACK)
         found, steps_per_s = fastest_counts(problem, deadline, min_steps_per_s)
@@ -126,11 +126,11 @@ def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float |
     if model.overlap:
         # With overlap, shorter work is not better, so only the longest is tried.
         works = works[-1:]
-    limits = [Limits(work, _network_limit_s(problem, round_s, work)) for work in works]
+    limits = [CountLimits(work, _network_limit_s(problem, round_s, work)) for work in works]
     return any(limit.network_s >= 0 and _fits(problem, limit, deadline) is not None for limit in limits)
 
 
-def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, Limits]:
+def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, CountLimits]:
     """Minimises the sum of slowest work and busiest network card, or the longer if they overlap."""
     best: Counts | None = None
     best_s = float("inf")
@@ -140,7 +140,7 @@ def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> t
         low, high, found = 0, len(times) - 1, None
         while low <= high:
             middle = (low + high) // 2
-            counts = _fits(problem, Limits(work, times[middle]), deadline)
+            counts = _fits(problem, CountLimits(work, times[middle]), deadline)
             if counts is None:
                 low = middle + 1
             else:
@@ -150,8 +150,8 @@ def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> t
     if best is None:
         return None, NO_LIMITS
     if problem.model.overlap:
-        return best, Limits(best_s, _network_limit_s(problem, best_s, best.work_s))
-    return best, Limits(best.work_s, best.network_s)
+        return best, CountLimits(best_s, _network_limit_s(problem, best_s, best.work_s))
+    return best, CountLimits(best.work_s, best.network_s)
 
 
 def _works(problem: PlacementProblem) -> list[float]:
@@ -171,7 +171,7 @@ def _network_times(problem: PlacementProblem) -> list[float]:
     return sorted({network_s for state in problem.states for network_s in state.network_s})
 
 
-def _fits(problem: PlacementProblem, limits: Limits, deadline: float | None) -> Counts | None:
+def _fits(problem: PlacementProblem, limits: CountLimits, deadline: float | None) -> Counts | None:
     return proven_counts(problem, limits, lambda state: 0.0, deadline=deadline)
 
 

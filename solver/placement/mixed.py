@@ -20,7 +20,7 @@ import itertools
 from dataclasses import dataclass
 
 from solver.placement.asynchronous import SLACK
-from solver.placement.class_counts import NO_LIMITS, Counts, Floor, Limits, proven_counts
+from solver.placement.class_counts import NO_LIMITS, CountLimits, Counts, Floor, proven_counts
 from solver.placement.class_steps import Reach, Steps
 from solver.placement.fastest import Placement, best_of, local_share, placement_of
 from solver.placement.problem import PlacementProblem
@@ -48,7 +48,7 @@ class _Box:
 
     def bound(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
         """Upper bound of samples/s in the box, and a placement within the box's limits."""
-        limits = Limits(self.works[-1], self.times[-1])
+        limits = CountLimits(self.works[-1], self.times[-1])
         largest = max(state.samples for state in problem.states)
         counts = proven_counts(problem, limits, lambda state: state.samples / largest, deadline=deadline)
         if counts is None:
@@ -130,7 +130,7 @@ def _with_less_traffic(problem: PlacementProblem, best: Placement, deadline: flo
     limits, floors, steps = NO_LIMITS, [], None
     speed = best.samples_per_s * (1 - SLACK)
     if problem.model.profile.synchronous:
-        limits = Limits(best.cycle_s * (1 + SLACK), best.network_s * (1 + SLACK))
+        limits = CountLimits(best.cycle_s * (1 + SLACK), best.network_s * (1 + SLACK))
         floors = [Floor(lambda state: state.samples / (speed * best.round_s), 1.0)]
     else:
         rate = problem.workers / best.round_s

@@ -33,8 +33,8 @@ PRECISION = 1e-4
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits that the fastest placement keeps, and its step."""
+class RackLimits:
+    """RackLimits that the fastest placement keeps, and its step."""
 
     work_s: float
     network_s: float
@@ -149,8 +149,10 @@ def _fastest(problem: RackProblem, view: View, deadline: float | None) -> tuple[
     return None if limits is None else _least_traffic_within(problem, view, limits, deadline)
 
 
-def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], deadline: float | None) -> Limits | None:
-    best: Limits | None = None
+def _fastest_synchronous(
+    problem: RackProblem, view: View, times: list[float], deadline: float | None
+) -> RackLimits | None:
+    best: RackLimits | None = None
     for work in problem.works:
         if best is not None:
             times = times[: bisect.bisect_left(times, best.round_s, key=functools.partial(problem.round_s, work))]
@@ -162,11 +164,13 @@ def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], d
             else:
                 high = middle
         if low < len(times):
-            best = Limits(work, times[low], problem.round_s(work, times[low]))
+            best = RackLimits(work, times[low], problem.round_s(work, times[low]))
     return best
 
 
-def _least_traffic_within(problem: RackProblem, view: View, limits: Limits, deadline: float | None) -> tuple[Load, ...]:
+def _least_traffic_within(
+    problem: RackProblem, view: View, limits: RackLimits, deadline: float | None
+) -> tuple[Load, ...]:
     round_s = limits.round_s * (1 + SLACK)
     work_s = max(work for work in problem.works if problem.round_s(work, limits.network_s) <= round_s)
     network_s = _longest(problem, network_times(problem, view), work_s, round_s)

@@ -34,7 +34,7 @@ NEIGHBOUR_TIME_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class OptionResults:
     """Result of a search.
 
     Attributes:
@@ -65,7 +65,7 @@ class OptionSearch:
         ps_may_share: bool = False,
         known: Sequence[Solved] = (),
         throughput_floor: float = 0.0,
-        on_better: Callable[[SearchResult], None] | None = None,
+        on_better: Callable[[OptionResults], None] | None = None,
     ) -> None:
         """Prepares the comparison.
 
@@ -110,7 +110,7 @@ class OptionSearch:
     def model(self, shape: WorkerShape) -> StepModel:
         return self._scenario.model(shape)
 
-    def fastest(self, deadline: float, *, only_promising: bool = False) -> SearchResult | None:
+    def fastest(self, deadline: float, *, only_promising: bool = False) -> OptionResults | None:
         """Finds the fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
 
         Args:
@@ -144,7 +144,7 @@ class OptionSearch:
         gap = max(0.0, 1 - fastest / ceiling)
         return self._result(best, gap, lambda entry: (-entry.samples_per_s, *self._key(entry)))
 
-    def least_traffic(self, deadline: float) -> SearchResult | None:
+    def least_traffic(self, deadline: float) -> OptionResults | None:
         """Finds the option with least traffic by Eq. 1, regardless of speed, then with fewest tasks.
 
         Returns:
@@ -298,12 +298,12 @@ class OptionSearch:
     def _key(self, solved: Solved) -> Key:
         return solved.candidate.key(solved.traffic_bytes, self._total)
 
-    def _result(self, best: Solved, gap: float, key: Callable[[Solved], tuple[float, ...]]) -> SearchResult:
+    def _result(self, best: Solved, gap: float, key: Callable[[Solved], tuple[float, ...]]) -> OptionResults:
         others: dict[Label, Solved] = {}
         for entry in sorted(self.placed, key=key):
             if entry.candidate.label != best.candidate.label:
                 others.setdefault(entry.candidate.label, entry)
-        return SearchResult(best, tuple(others.values()), gap, len(self._solved) + self._beaten)
+        return OptionResults(best, tuple(others.values()), gap, len(self._solved) + self._beaten)
 
 
 def _separate(scenario: Scenario, space: OptionSpace, *, ps_may_share: bool) -> Iterator[OptionRange]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from dike import process
 from executor import attempt, job_slot, slot_process, streams, trial_slot
-from executor.channel import Slot, TaskChannel
+from executor.channel import TaskChannel, TaskSlot
 from executor.environment import process_environment
 from executor.job_slot import JobSlot
 from executor.slot_order import decode_order
@@ -59,7 +59,7 @@ class FakeDriver:
             self._out.flush()
 
 
-def obey(driver: FakeDriver, sandbox: Path, holder: JobSlot | TrialSlots, slots: dict[str, Slot]) -> None:
+def obey(driver: FakeDriver, sandbox: Path, holder: JobSlot | TrialSlots, slots: dict[str, TaskSlot]) -> None:
     for line in sys.stdin:
         word, rest, *task = line.split()
         slot = slots[task[0] if task else TASK]
@@ -73,7 +73,7 @@ def obey(driver: FakeDriver, sandbox: Path, holder: JobSlot | TrialSlots, slots:
             slot.kill(float(rest))
 
 
-def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> tuple[JobSlot | TrialSlots, Slot]:
+def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> tuple[JobSlot | TrialSlots, TaskSlot]:
     for module in (attempt, streams):
         assert hasattr(module, "DRAIN_TIMEOUT_S")
         module.DRAIN_TIMEOUT_S = DRAIN_TIMEOUT_S

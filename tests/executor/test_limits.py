@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from executor import limits
-from executor.limits import LIMITS_VARIABLE, PROCESSES_VARIABLE, ControlGroup, ControlGroups, Limits
+from executor.limits import LIMITS_VARIABLE, PROCESSES_VARIABLE, ControlGroup, ControlGroups, RunLimits
 
-LIMITS = Limits(processes=40, mem_mib=192.0, cpus=1.5, more_memory="--slot-mem")
+LIMITS = RunLimits(processes=40, mem_mib=192.0, cpus=1.5, more_memory="--slot-mem")
 
 
 def _written(folder: Path, *names: str) -> dict[str, str]:
@@ -104,4 +104,4 @@ def test_a_machine_without_groups_limits_nothing_but_by_account(monkeypatch: pyt
     assert (group.folders, group.exceeded_limit(), group.max_processes) == ([], "", None)
     monkeypatch.setenv(PROCESSES_VARIABLE, "300")
     assert groups.make().max_processes == 300
-    assert Limits.of_slot(0, 0.25, "--slot-mem") == Limits(300, 0, 1.0, "--slot-mem")
+    assert RunLimits.of_slot(0, 0.25, "--slot-mem") == RunLimits(300, 0, 1.0, "--slot-mem")

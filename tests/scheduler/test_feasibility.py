@@ -12,7 +12,13 @@ from framework.scheduler.feasibility import PLANNING_BUDGET_S, PLANNING_COOLDOWN
 from framework.scheduler.job import Need
 from framework.scheduler.offer_matcher import GANG_KEEP_S, GANG_REFUSE_S
 from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError
-from framework.scheduler.reservation import PLACEMENT_INTERVAL_S, RESERVE_AFTER_S, Contender, Place, Reservations
+from framework.scheduler.reservation import (
+    PLACEMENT_INTERVAL_S,
+    RESERVE_AFTER_S,
+    Contender,
+    Reservations,
+    StartLocation,
+)
 from framework.training import planning
 from framework.training.planning import TrainingSizing
 from solver import NodeClass
@@ -147,7 +153,7 @@ def test_many_short_plans_take_no_longer_at_once_than_a_long_one() -> None:
 
 def test_whose_place_is_not_known_now_is_asked_again_soon() -> None:
     reservations = Reservations()
-    answers = [None, Place(frozenset({"S1"})), None]
+    answers = [None, StartLocation(frozenset({"S1"})), None]
     waiting = [Contender("job", 0.0, True, lambda _: True, lambda: answers.pop(0))]
     reservations.update(100.0, waiting)
     assert reservations.current is None

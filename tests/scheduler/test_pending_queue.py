@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.scheduler.fair_share import Candidate, FairQueue, dominant_share
+from framework.scheduler.fair_share import FairQueue, QueueCandidate, dominant_share
 from framework.scheduler.job import Need
 from tests.properties import examples
 from tests.scheduler.scheduler_stage import SchedulerStage
@@ -23,8 +23,8 @@ HELD = st.dictionaries(
 TOTAL = {"cpus": 50.0, "mem": 100.0}
 
 
-def candidates(drawn: list[tuple[str, Need]]) -> list[Candidate]:
-    return [Candidate(f"job-{number}", user, number, need) for number, (user, need) in enumerate(drawn)]
+def candidates(drawn: list[tuple[str, Need]]) -> list[QueueCandidate]:
+    return [QueueCandidate(f"job-{number}", user, number, need) for number, (user, need) in enumerate(drawn)]
 
 
 @given(drawn=CANDIDATES, held=HELD)

@@ -16,7 +16,7 @@ from framework.scheduler.job import Answer, Decline, Reclaimable
 from framework.scheduler.pending_queue import PLACEMENT_TIMEOUT_S
 from framework.scheduler.preemption import PotentialVictim, Room, select_victims, with_tasks
 from framework.scheduler.records import JobKind, JobRecord, TaskRecord
-from framework.scheduler.reservation import KEEP_S, RECHECK_S, RESERVE_AFTER_S, USELESS_COOLDOWN_S, Place
+from framework.scheduler.reservation import KEEP_S, RECHECK_S, RESERVE_AFTER_S, USELESS_COOLDOWN_S, StartLocation
 from framework.service.explain import explain
 from framework.service.explanation import Explanation
 from tests.scheduler.scheduler_stage import STEP_S, FakeJob, FakePreemptibleJob, SchedulerStage
@@ -255,7 +255,7 @@ def needing(count: int, cpus: float) -> Callable[[Room], frozenset[str]]:
     return fits
 
 
-def given_up(place: Place) -> list[str]:
+def given_up(place: StartLocation) -> list[str]:
     return sorted(itertools.chain.from_iterable(place.victim_tasks.values()))
 
 

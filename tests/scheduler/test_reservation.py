@@ -22,8 +22,8 @@ from framework.scheduler.reservation import (
     RESERVE_AFTER_S,
     USELESS_COOLDOWN_S,
     Contender,
-    Place,
     Reservations,
+    StartLocation,
 )
 from framework.training.controller import TrainingJob
 from framework.training.observer import JobObserver
@@ -43,7 +43,7 @@ def contender(
     helped: bool = False,
     awaits_task_ends: bool = False,
 ) -> Contender:
-    place = Place(frozenset(agents), awaits_task_ends=awaits_task_ends)
+    place = StartLocation(frozenset(agents), awaits_task_ends=awaits_task_ends)
     return Contender(job_id, since_s, overtaken, lambda _: helped, lambda: place)
 
 
@@ -277,7 +277,7 @@ def test_a_reservation_for_which_nothing_ends_is_tried_elsewhere_and_longer_each
     places = [frozenset({"S1"}), frozenset({"S2"})]
     current, lasted, now_s = None, [], 100.0
     while now_s < 100.0 + 10 * FIRST_TURN_S:
-        place = Place(places[len(lasted) % 2], awaits_task_ends=True)
+        place = StartLocation(places[len(lasted) % 2], awaits_task_ends=True)
         reservations.update(now_s, [Contender("job", 0.0, True, lambda _: False, lambda place=place: place)])
         if reservations.current is not None and (current is None or reservations.current.since_s != current.since_s):
             lasted += [now_s - current.since_s] if current is not None else []
@@ -289,7 +289,9 @@ def test_a_reservation_for_which_nothing_ends_is_tried_elsewhere_and_longer_each
 def test_a_job_that_does_not_make_way_as_asked_is_not_waited_for_for_ever() -> None:
     reservations = Reservations()
     waiting = [
-        Contender("helped", 0.0, True, lambda _: True, lambda: Place(frozenset({"S1"}), {"deaf": frozenset({"t"})})),
+        Contender(
+            "helped", 0.0, True, lambda _: True, lambda: StartLocation(frozenset({"S1"}), {"deaf": frozenset({"t"})})
+        ),
         contender("other", 0.0, "S2"),
     ]
     reservations.update(100.0, waiting)

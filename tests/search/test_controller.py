@@ -19,7 +19,7 @@ from framework.mesos import events
 from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_FAILED_EXECUTORS
 from framework.search.optuna_study import Study
-from framework.search.records import MAX_FAILURES, SearchResult, TrialRecord, TrialState, trials_to_resume
+from framework.search.records import MAX_FAILURES, SearchOutcome, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import SearchState, restore_runs
 from framework.search.slots import ActiveRun, Slot, prefer_paused
 from framework.search.store import Store
@@ -991,7 +991,7 @@ def test_one_that_has_finished_without_a_number_is_not_the_best() -> None:
         TrialRecord(1, {}, TrialState.STOPPED, value=2.0),
         TrialRecord(2, {}, TrialState.FAILED, value=1.0),
     ]
-    assert SearchResult("s", True, trials, "min", "").best is trials[1]
+    assert SearchOutcome("s", True, trials, "min", "").best is trials[1]
 
 
 def test_a_policy_that_begins_anew_hears_of_the_trials_that_have_ended(

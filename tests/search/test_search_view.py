@@ -21,7 +21,7 @@ from framework.cli.search_view import live_frame, print_result, summary
 from framework.policies.trials.interface import Reading
 from framework.search.records import (
     Parameter,
-    SearchResult,
+    SearchOutcome,
     SearchSpec,
     SliceRecord,
     TrialRecord,
@@ -111,7 +111,7 @@ def test_one_rule_says_which_trial_is_best() -> None:
         for number, (state, value) in enumerate(zip(states, values, strict=True))
     ]
     assert [trial.number for trial in ranked(records, "min")] == [2, 1, 0, 4, 3]
-    result = SearchResult("digits", False, records, "min", "/ckpt")
+    result = SearchOutcome("digits", False, records, "min", "/ckpt")
     assert result.best is best_trial(records, "min") is records[2]
     assert summary(records, SPEC).endswith("best: trial 2 (finished): loss 0.3, at best 0.15 at step 7")
     out = Console(file=io.StringIO(), width=140)
@@ -135,7 +135,7 @@ def test_the_best_trials_are_those_with_a_value(width: int) -> None:
     records = [trial for trial in trials(10) if trial.number in (0, 4)]
     out = Console(file=io.StringIO(), width=width)
     assert isinstance(out.file, io.StringIO)
-    print_result(out, SearchResult("digits", False, records, "min", "/ckpt"), SPEC)
+    print_result(out, SearchOutcome("digits", False, records, "min", "/ckpt"), SPEC)
     text = out.file.getvalue()
     assert records[1].value is None
     assert "0.497678" in text
@@ -170,7 +170,7 @@ def test_where_no_folder_can_be_made_the_report_goes_on_without_a_plot(tmp_path:
     best.readings.append(Reading(1.0, 1, 1.0, 1.0, 1.0))
     out = Console(file=io.StringIO(), width=140)
     assert isinstance(out.file, io.StringIO)
-    report(out, SearchResult("digits", True, [best], "min", spec.checkpoint_dir), spec, "sqlite:///unused.db")
+    report(out, SearchOutcome("digits", True, [best], "min", spec.checkpoint_dir), spec, "sqlite:///unused.db")
     text = out.file.getvalue()
     assert "The search cannot be plotted: " in text
     assert "--lr=0.49767786904433664" in text
@@ -186,5 +186,5 @@ def test_an_export_of_a_trial_that_has_no_checkpoints_says_why() -> None:
 
 def test_trials_that_repeat_a_point_are_named() -> None:
     records = [TrialRecord(number, {"lr": 0.1, "n": number % 2}) for number in range(4)]
-    assert _repeats(SearchResult("digits", True, records, "min", "/ckpt")) == "2 (as 0), 3 (as 1)"
-    assert not _repeats(SearchResult("digits", True, records[:2], "min", "/ckpt"))
+    assert _repeats(SearchOutcome("digits", True, records, "min", "/ckpt")) == "2 (as 0), 3 (as 1)"
+    assert not _repeats(SearchOutcome("digits", True, records[:2], "min", "/ckpt"))

@@ -17,7 +17,7 @@ from dike.exceptions import BadInputError
 from framework.scheduler.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
 from framework.service import history, queries
 from framework.service.store import DELETE_BATCH, ServiceStore
-from framework.service.users import NO_LIMITS, Limits, OverLimitError
+from framework.service.users import NO_LIMITS, OverLimitError, UserLimits
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def lines(first: int, last: int) -> list[str]:
 def test_of_a_user_s_output_the_newest_is_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # More than the user may have: no job is ever over it.
     monkeypatch.setattr(history, "OUTPUT_LIMIT_CHARACTERS", 2000)
-    limits = {"ann": Limits(output_bytes=1000)}
+    limits = {"ann": UserLimits(output_bytes=1000)}
     cut = "dike: older output was deleted: the limit of ann's kept output, set by the service's operator, is 1000 B."
     with contextlib.closing(ServiceStore(url, lambda user: limits.get(user, NO_LIMITS))) as store:
         for name, user in (("old", "ann"), ("new", "ann"), ("other", "bob")):
@@ -225,7 +225,7 @@ def test_of_a_user_s_output_the_newest_is_kept(url: str, monkeypatch: pytest.Mon
         assert kept == lines(1000 - len(kept), 1000)
         assert written(store, "other") == lines(0, 100)
         # A limit that is lowered, or raised, holds from the next output on; so does what jobs leave that are removed.
-        limits["ann"] = Limits(output_bytes=0)
+        limits["ann"] = UserLimits(output_bytes=0)
         store.history.add_output("new", [("worker:0", "stdout", "gone\n")])
         assert written(store, "new") == [cut.replace("1000 B", "0 B")]
         del limits["ann"]
@@ -235,7 +235,7 @@ def test_of_a_user_s_output_the_newest_is_kept(url: str, monkeypatch: pytest.Mon
 
 def test_what_removed_jobs_have_left_gives_room_again(url: str) -> None:
     with contextlib.closing(
-        ServiceStore(url, lambda _: Limits(open_jobs=2, output_bytes=1000, bundle_bytes=10))
+        ServiceStore(url, lambda _: UserLimits(open_jobs=2, output_bytes=1000, bundle_bytes=10))
     ) as store:
         for name in ("old", "new"):
             store.add_job(job(name, ended_s=1.0 if name == "old" else None, state=JobState.RUNNING), b"12345")
@@ -250,7 +250,7 @@ def test_what_removed_jobs_have_left_gives_room_again(url: str) -> None:
 
 
 def test_a_user_has_as_many_open_jobs_and_bundles_as_the_operator_allows(url: str) -> None:
-    limits = {"ann": Limits(open_jobs=2, bundle_bytes=3 * 2**20)}
+    limits = {"ann": UserLimits(open_jobs=2, bundle_bytes=3 * 2**20)}
     with contextlib.closing(ServiceStore(url, lambda user: limits.get(user, NO_LIMITS))) as store:
         for name in ("one", "two"):
             store.add_job(job(name), bytes(2**20))
@@ -288,7 +288,7 @@ def test_jobs_that_come_at_once_share_what_is_left(url: str) -> None:
         return True
 
     with (
-        contextlib.closing(ServiceStore(url, lambda user: Limits(open_jobs=3))) as opened,
+        contextlib.closing(ServiceStore(url, lambda user: UserLimits(open_jobs=3))) as opened,
         ThreadPoolExecutor(8) as threads,
     ):
         assert sum(threads.map(add, range(16))) == 3

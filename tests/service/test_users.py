@@ -13,7 +13,7 @@ import pytest
 
 from dike.exceptions import BadInputError
 from framework.service import users as users_module
-from framework.service.users import Limits, TokenExpiredError, User, Users, digest, own_token
+from framework.service.users import TokenExpiredError, User, UserLimits, Users, digest, own_token
 from framework.user_folders import own_token_file
 from tests.waiting import wait_until
 
@@ -217,8 +217,8 @@ def test_a_user_may_have_as_much_as_the_file_says(tmp_path: Path) -> None:
     limits = "{open_jobs: 5, trials: 0, output: 2MiB, bundles: 1000}"
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}, limits: {limits}}}\nb: {{token: {OTHER}}}")
     users = Users.of_file(path)
-    assert users.limits("a") == Limits(open_jobs=5, trials=0, output_bytes=2 * 2**20, bundle_bytes=1000)
-    assert users.limits("b") == users.limits("gone") == Limits()
+    assert users.limits("a") == UserLimits(open_jobs=5, trials=0, output_bytes=2 * 2**20, bundle_bytes=1000)
+    assert users.limits("b") == users.limits("gone") == UserLimits()
 
 
 def test_a_token_is_valid_until_the_end_of_its_last_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from dike.exceptions import BadInputError
 from dike.profile import Api
 from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.hardware import known_hardware
-from solver.jobs import Job, JobsPlan, plan_jobs
+from solver.jobs import JobsPlan, PlanJob, plan_jobs
 from solver.jobs.forms import FormCatalogue
 from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity, plus
 from solver.jobs.packing import Packer
@@ -55,12 +55,12 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 
 @st.composite
-def job_lists(draw: st.DrawFn) -> list[Job]:
+def job_lists(draw: st.DrawFn) -> list[PlanJob]:
     jobs = []
     for index in range(draw(st.integers(1, 6))):
         least = draw(st.integers(1, 3))
         jobs.append(
-            Job(
+            PlanJob(
                 name=f"job{index}",
                 profile=draw(st.sampled_from(MODELS)),
                 min_workers=least,
@@ -103,7 +103,7 @@ def _left_over(plan: JobsPlan, cluster: Cluster) -> dict[str, list[float]]:
     return left
 
 
-def _check(plan: JobsPlan, jobs: list[Job], cluster: Cluster) -> dict[str, list[float]]:
+def _check(plan: JobsPlan, jobs: list[PlanJob], cluster: Cluster) -> dict[str, list[float]]:
     left = _left_over(plan, cluster)
     assert min(min(amounts) for amounts in left.values()) >= -1e-6
     names = {job.name: job for job in jobs}
@@ -121,7 +121,7 @@ def _check(plan: JobsPlan, jobs: list[Job], cluster: Cluster) -> dict[str, list[
     return left
 
 
-def _minimum_fits(job: Job, jobs: list[Job], cluster: Cluster, left: dict[str, list[float]]) -> bool:
+def _minimum_fits(job: PlanJob, jobs: list[PlanJob], cluster: Cluster, left: dict[str, list[float]]) -> bool:
     """Tries every machine for the ps and the chief, and counts the workers that then fit."""
     kinds = node_kinds(cluster)
     kind_of = {name: index for index, kind in enumerate(kinds) for name in kind.names}
@@ -147,7 +147,7 @@ def _minimum_fits(job: Job, jobs: list[Job], cluster: Cluster, left: dict[str, l
 
 @examples(20)
 @given(jobs=job_lists(), cluster=clusters())
-def test_by_gain_nothing_is_overbooked_and_only_what_cannot_fit_waits(jobs: list[Job], cluster: Cluster) -> None:
+def test_by_gain_nothing_is_overbooked_and_only_what_cannot_fit_waits(jobs: list[PlanJob], cluster: Cluster) -> None:
     plan = plan_jobs(jobs, cluster)
     left = _check(plan, jobs, cluster)
     for waiting in plan.unplaced:
@@ -161,7 +161,7 @@ def test_by_gain_nothing_is_overbooked_and_only_what_cannot_fit_waits(jobs: list
 
 @examples(30)
 @given(jobs=job_lists(), cluster=clusters())
-def test_in_the_given_order_without_exact_planning(jobs: list[Job], cluster: Cluster) -> None:
+def test_in_the_given_order_without_exact_planning(jobs: list[PlanJob], cluster: Cluster) -> None:
     # So many machines more, which hold nothing, that planning exactly would take too long.
     tiny = NodeClass(name="tiny", count=300, cpus=0.001, mem_bytes=MIB, disk_bytes=MIB)
     larger = Cluster((*cluster.nodes, tiny), across_racks_gbps=cluster.across_racks_gbps)
@@ -177,7 +177,11 @@ def test_in_the_given_order_without_exact_planning(jobs: list[Job], cluster: Clu
 @pytest.mark.slow
 def test_in_the_given_order_each_job_is_planned_exactly_on_what_is_left() -> None:
     cluster = Cluster((*k80(3).nodes, NodeClass(name="cpu", count=2, cpus=8, mem_bytes=32 * GIB)))
-    jobs = [Job("a", MODELS[0], max_workers=6), Job("b", MODELS[3]), Job("c", MODELS[2], min_workers=5)]
+    jobs = [
+        PlanJob("a", MODELS[0], max_workers=6),
+        PlanJob("b", MODELS[3]),
+        PlanJob("c", MODELS[2], min_workers=5),
+    ]
     plan = plan_jobs(jobs, cluster, "given")
     _check(plan, jobs, cluster)
     assert [job.method for job in plan.placed] == ["exact"] * len(plan.placed)
@@ -188,7 +192,7 @@ def test_in_the_given_order_each_job_is_planned_exactly_on_what_is_left() -> Non
 
 @pytest.mark.parametrize("model", MODELS, ids=["resnet", "large", "graph", "digits"])
 def test_the_table_says_what_an_even_placement_reaches(model: object) -> None:
-    job = Job("a", model, max_workers=12)  # type: ignore[arg-type]
+    job = PlanJob("a", model, max_workers=12)  # type: ignore[arg-type]
     cluster = k80(16, cpus=16.0)
     kinds = node_kinds(cluster)
     (form, *_) = FormCatalogue([job], cluster, kinds, known_hardware()).forms(job)
@@ -274,24 +278,24 @@ def test_machines_stay_what_they_are_while_their_rows_move() -> None:
 @pytest.mark.slow
 def test_no_job_starves_while_another_grows() -> None:
     cluster = k80(2, cpus=16.0)
-    jobs = [Job(f"job{i}", MODELS[0], steps=10 ** (i + 1)) for i in range(8)]
+    jobs = [PlanJob(f"job{i}", MODELS[0], steps=10 ** (i + 1)) for i in range(8)]
     plan = plan_jobs(jobs, cluster)
     assert [job.option.workers for job in plan.placed] == [1] * 8
-    more = plan_jobs([*jobs, Job("late", MODELS[0]), Job("urgent", MODELS[0], weight=5.0)], cluster)
+    more = plan_jobs([*jobs, PlanJob("late", MODELS[0]), PlanJob("urgent", MODELS[0], weight=5.0)], cluster)
     assert [job.name for job in more.unplaced] == ["job7", "late"]
     assert all("GPU" in job.reason and "short" in job.reason for job in more.unplaced)
 
 
 def test_longer_jobs_and_heavier_ones_get_more() -> None:
     cluster = k80(3, cpus=16.0)
-    for longer in (Job("b", MODELS[0], steps=100_000), Job("b", MODELS[0], weight=10.0)):
-        short, long = plan_jobs([Job("a", MODELS[0]), longer], cluster).placed
+    for longer in (PlanJob("b", MODELS[0], steps=100_000), PlanJob("b", MODELS[0], weight=10.0)):
+        short, long = plan_jobs([PlanJob("a", MODELS[0]), longer], cluster).placed
         assert long.option.workers > short.option.workers
 
 
 def test_jobs_spread_over_gpu_models() -> None:
     cluster = Cluster((*k80(4).nodes, *k80(1, name="v100", gpu_model="V100").nodes))
-    plan = plan_jobs([Job(f"job{i}", MODELS[0], max_workers=8) for i in range(4)], cluster)
+    plan = plan_jobs([PlanJob(f"job{i}", MODELS[0], max_workers=8) for i in range(4)], cluster)
     assert {job.gpu_model for job in plan.placed} == {"K80", "V100"}
     assert len(plan.unplaced) == 0
 
@@ -305,7 +309,7 @@ def test_the_time_limit_leaves_everyone_the_minimum() -> None:
 
 
 def test_a_minimum_above_the_width_of_the_tables() -> None:
-    (placed,) = plan_jobs([Job("a", MODELS[2], min_workers=1030)], k80(300, cpus=16.0)).placed
+    (placed,) = plan_jobs([PlanJob("a", MODELS[2], min_workers=1030)], k80(300, cpus=16.0)).placed
     assert placed.option.workers >= 1030
 
 
@@ -336,21 +340,25 @@ def test_the_sum_of_times_is_near_the_least_possible() -> None:
 @pytest.mark.parametrize(
     ("job", "cluster", "says"),
     [
-        (Job("a", MODELS[0], gpus_per_worker=1), machines(2), "need GPUs and the cluster has none"),
-        (Job("a", MODELS[0], gpus_per_worker=8), k80(1), "needs 8 GPUs and no machine has more than 4: 4 short"),
+        (PlanJob("a", MODELS[0], gpus_per_worker=1), machines(2), "need GPUs and the cluster has none"),
+        (PlanJob("a", MODELS[0], gpus_per_worker=8), k80(1), "needs 8 GPUs and no machine has more than 4: 4 short"),
         (
-            Job("a", MODELS[0], min_workers=9),
+            PlanJob("a", MODELS[0], min_workers=9),
             k80(2, cpus=32.0),
             "need 9 GPUs and the K80 machines have 8 GPUs left: 1 GPU",
         ),
-        (Job("a", profile([9000 * MB])), k80(1), "GPU memory"),
-        (Job("a", profile([9000 * MB]), gpus_per_worker=0), machines(3), "more CPUs, memory or disk than any machine"),
-        (Job("a", MODELS[0], gpus_per_worker=2, min_workers=3), k80(2, gpus=3), "in pieces for 2 workers of"),
-        (Job("a", MODELS[0]), k80(1, cpus=0.25), "1 worker, 1 parameter server, 1 chief"),
-        (Job("a", MODELS[0]), k80(3, cpus=2.0, gpus=1, mem_bytes=4 * GIB, disk_bytes=900 * MIB), ""),
+        (PlanJob("a", profile([9000 * MB])), k80(1), "GPU memory"),
+        (
+            PlanJob("a", profile([9000 * MB]), gpus_per_worker=0),
+            machines(3),
+            "more CPUs, memory or disk than any machine",
+        ),
+        (PlanJob("a", MODELS[0], gpus_per_worker=2, min_workers=3), k80(2, gpus=3), "in pieces for 2 workers of"),
+        (PlanJob("a", MODELS[0]), k80(1, cpus=0.25), "1 worker, 1 parameter server, 1 chief"),
+        (PlanJob("a", MODELS[0]), k80(3, cpus=2.0, gpus=1, mem_bytes=4 * GIB, disk_bytes=900 * MIB), ""),
     ],
 )
-def test_the_reason_names_what_is_short(job: Job, cluster: Cluster, says: str) -> None:
+def test_the_reason_names_what_is_short(job: PlanJob, cluster: Cluster, says: str) -> None:
     for order in ("gain", "given"):
         plan = plan_jobs([job], cluster, order)  # type: ignore[arg-type]
         if says:
@@ -372,11 +380,11 @@ def test_the_reason_names_what_is_short(job: Job, cluster: Cluster, says: str) -
 )
 def test_bad_jobs(changes: dict[str, object], says: str) -> None:
     with pytest.raises(BadInputError, match=says):
-        Job("a", MODELS[0], **changes)  # type: ignore[arg-type]
+        PlanJob("a", MODELS[0], **changes)  # type: ignore[arg-type]
 
 
 def test_bad_requests() -> None:
-    job = Job("a", MODELS[0])
+    job = PlanJob("a", MODELS[0])
     with pytest.raises(BadInputError, match="Two jobs are called 'a'"):
         plan_jobs([job, job], k80())
     with pytest.raises(BadInputError, match="no job to place"):

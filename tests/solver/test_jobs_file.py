@@ -9,7 +9,7 @@ import pytest
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from solver.cluster_file import read_cluster
-from solver.jobs import Job, plan_jobs, read_jobs
+from solver.jobs import PlanJob, plan_jobs, read_jobs
 from tests.solver.solver_cases import profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -45,7 +45,7 @@ class FakeProfiler:
         return profile(batch_size=batch_size or 16)
 
 
-def _read(tmp_path: Path, text: str, profiles: FakeProfiler | None = None) -> tuple[Job, ...]:
+def _read(tmp_path: Path, text: str, profiles: FakeProfiler | None = None) -> tuple[PlanJob, ...]:
     path = tmp_path / "jobs.yaml"
     path.write_text(text, encoding="utf-8")
     return read_jobs(path, profiles or FakeProfiler())

@@ -12,7 +12,7 @@ import pytest
 from solver import milp
 from solver.hardware import known_hardware
 
-KNAPSACK = milp.Milp([5.0, 4.0, 3.0], [1, 1, 3], [milp.Row({0: 4.0, 1: 3.0, 2: 2.0}, upper=6.0)])
+KNAPSACK = milp.Milp([5.0, 4.0, 3.0], [1, 1, 3], [milp.LinearRow({0: 4.0, 1: 3.0, 2: 2.0}, upper=6.0)])
 
 
 # The bundled CBC says at each use that it will leave PuLP one day.
@@ -37,14 +37,14 @@ def test_an_optimum_is_found_and_proven(solver: None) -> None:
 
 
 def test_no_solution_is_not_a_number(solver: None) -> None:
-    rows = [milp.Row({0: 1.0, 1: 1.0}, lower=2.0), milp.Row({0: 1.0, 1: -1.0}, lower=1.0)]
+    rows = [milp.LinearRow({0: 1.0, 1: 1.0}, lower=2.0), milp.LinearRow({0: 1.0, 1: -1.0}, lower=1.0)]
     result = milp.solve(milp.Milp([1.0, 1.0], [1, 1], rows))
     assert result == milp.MilpResult(None, proven=True)
 
 
 def test_a_row_without_variables_decides_by_itself(solver: None) -> None:
-    assert milp.solve(milp.Milp([1.0], [1], [milp.Row({}, lower=1.0)])) == milp.MilpResult(None, proven=True)
-    assert milp.solve(milp.Milp([1.0], [1], [milp.Row({}, upper=1.0)])).values == (1,)
+    assert milp.solve(milp.Milp([1.0], [1], [milp.LinearRow({}, lower=1.0)])) == milp.MilpResult(None, proven=True)
+    assert milp.solve(milp.Milp([1.0], [1], [milp.LinearRow({}, upper=1.0)])).values == (1,)
 
 
 def test_fractions_count_but_are_not_returned(solver: None) -> None:
@@ -52,7 +52,7 @@ def test_fractions_count_but_are_not_returned(solver: None) -> None:
     whole = builder.integer(5, 2.0)
     part = builder.fraction(0.75, 4.0)
     builder.row({whole: 1.0, part: 2.0}, upper=3.0)
-    builder.extend([milp.Row({part: 1.0}, upper=0.6)])
+    builder.extend([milp.LinearRow({part: 1.0}, upper=0.6)])
     result = milp.solve(builder.build())
     # 2 x 2 + 4 x 0.5 beats 3 x 2.
     assert result.values == (2,) or result.values == (3,)
@@ -66,7 +66,7 @@ def test_a_bound_holds_whenever_the_time_was_over(seed: int) -> None:
     choose = random.Random(seed)
     weights = [[float(choose.randint(1, 60)) for _ in range(40)] for _ in range(8)]
     worth = [choose.randint(10, 30) + choose.random() for _ in range(40)]
-    program = milp.Milp(worth, [3] * 40, [milp.Row(dict(enumerate(row)), upper=500.0) for row in weights])
+    program = milp.Milp(worth, [3] * 40, [milp.LinearRow(dict(enumerate(row)), upper=500.0) for row in weights])
     best = milp.solve(program)
     assert best.proven
     assert best.values is not None
@@ -88,11 +88,11 @@ LOST_OPTIMUM = milp.Milp(
     [0.0, 0.0, 0.0, 0.0, 45.0, 45.0],
     [15, 2, 1, 13, 2, 1],
     [
-        milp.Row({3: 1.0, 0: -1.0}, upper=0.0),
-        milp.Row({4: 1.0, 1: -1.0}, upper=0.0),
-        milp.Row({0: 1.0, 1: 1.0, 2: 1.0}, upper=15.0),
-        milp.Row({3: 1.0, 4: 1.0, 5: 1.0}, lower=13.0, upper=13.0),
-        milp.Row({2: 1.0}, lower=1.0, upper=1.0),
+        milp.LinearRow({3: 1.0, 0: -1.0}, upper=0.0),
+        milp.LinearRow({4: 1.0, 1: -1.0}, upper=0.0),
+        milp.LinearRow({0: 1.0, 1: 1.0, 2: 1.0}, upper=15.0),
+        milp.LinearRow({3: 1.0, 4: 1.0, 5: 1.0}, lower=13.0, upper=13.0),
+        milp.LinearRow({2: 1.0}, lower=1.0, upper=1.0),
     ],
 )
 LOST_SOLUTION = milp.Milp(
@@ -100,15 +100,15 @@ LOST_SOLUTION = milp.Milp(
     [11, 1, 1, 1, 9, 1, 1, 1, 22, 2, 36, 4],
     [
         *(
-            milp.Row({8 + i: 1.0, machines: -most}, upper=0.0)
+            milp.LinearRow({8 + i: 1.0, machines: -most}, upper=0.0)
             for i, (machines, most) in enumerate([(0, 2.0), (2, 2.0), (4, 4.0), (5, 4.0)])
         ),
-        *(milp.Row({machines: -1.0}, upper=0.0) for machines in (1, 3, 6, 7)),
-        milp.Row(dict.fromkeys((0, 1, 2, 3), 1.0), upper=11.0),
-        milp.Row(dict.fromkeys((4, 5, 6, 7), 1.0), upper=9.0),
-        milp.Row(dict.fromkeys((2, 3, 6, 7), 1.0), lower=1.0, upper=1.0),
-        milp.Row(dict.fromkeys((1, 3, 5, 7), 1.0), lower=1.0, upper=1.0),
-        milp.Row(dict.fromkeys((8, 9, 10, 11), 1.0), lower=40.0, upper=40.0),
+        *(milp.LinearRow({machines: -1.0}, upper=0.0) for machines in (1, 3, 6, 7)),
+        milp.LinearRow(dict.fromkeys((0, 1, 2, 3), 1.0), upper=11.0),
+        milp.LinearRow(dict.fromkeys((4, 5, 6, 7), 1.0), upper=9.0),
+        milp.LinearRow(dict.fromkeys((2, 3, 6, 7), 1.0), lower=1.0, upper=1.0),
+        milp.LinearRow(dict.fromkeys((1, 3, 5, 7), 1.0), lower=1.0, upper=1.0),
+        milp.LinearRow(dict.fromkeys((8, 9, 10, 11), 1.0), lower=40.0, upper=40.0),
     ],
 )
 
@@ -126,13 +126,13 @@ def test_time_that_is_up_is_not_a_proof(solver: None) -> None:
     for _ in range(5):
         weights = [float(choose.randint(0, 99)) for _ in range(40)]
         half = sum(weights) // 2
-        rows.append(milp.Row(dict(enumerate(weights)), lower=half, upper=half))
+        rows.append(milp.LinearRow(dict(enumerate(weights)), lower=half, upper=half))
     result = milp.solve(milp.Milp([1.0] * 40, [1] * 40, rows), time_limit_s=0.2)
     assert not result.proven
 
 
 def test_equal_limits_are_an_equation(solver: None) -> None:
-    result = milp.solve(milp.Milp([-1.0, 0.0], [9, 9], [milp.Row({0: 2.0, 1: 1.0}, lower=7.0, upper=7.0)]))
+    result = milp.solve(milp.Milp([-1.0, 0.0], [9, 9], [milp.LinearRow({0: 2.0, 1: 1.0}, lower=7.0, upper=7.0)]))
     assert result.values == (0, 7)
 
 

@@ -36,7 +36,7 @@ from dike import randomness
 from dike.keras3 import job as keras_job
 from dike.keras3 import trial as keras_fit
 from dike.keras3.job import epoch
-from dike.keras3.job.batches import Batch, Batches
+from dike.keras3.job.batches import Batch, JobBatches
 from dike.keras3.job.checkpoints import FitCheckpoint
 from dike.main_script import run_as_main
 from dike.profile import Api
@@ -117,9 +117,9 @@ def run_as_chief(folder: Path, attempt: int, workers: int, keeper: Keeper | None
         for index in range(counts[role])
     ]
     epoch._MAX_IN_FLIGHT_PER_WORKER = 1
-    read, save = Batches.epoch, FitCheckpoint._save
+    read, save = JobBatches.epoch, FitCheckpoint._save
 
-    def observed_epoch(self: Batches, watcher: Any) -> Iterator[Batch]:
+    def observed_epoch(self: JobBatches, watcher: Any) -> Iterator[Batch]:
         for batch in read(self, watcher):
             digest = hashlib.sha1(b"".join(np.asarray(part).tobytes() for part in batch.tensors)).hexdigest()[:12]
             os.write(int(os.environ["OBSERVED_FD"]), f"data {batch.index} {digest}\n".encode())
@@ -130,7 +130,7 @@ def run_as_chief(folder: Path, attempt: int, workers: int, keeper: Keeper | None
         assert keeper is not None
         keeper.keep(str(folder), f"fit-{self._number}")
 
-    Batches.epoch = observed_epoch
+    JobBatches.epoch = observed_epoch
     if keeper is not None:
         FitCheckpoint._save = save_and_keep
     keras_job.install(task)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dike.interception import after_import
-from dike.roles.cluster import Cluster
+from dike.roles.cluster import ServerCluster
 from dike.task import TaskSpec
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
@@ -15,7 +15,7 @@ _TRAINER = "keras.src.backend.tensorflow.trainer"
 
 def install(task: TaskSpec) -> None:
     """Makes `fit` of every Keras model distributed. Called when TensorFlow is imported."""
-    cluster = Cluster(task)
+    cluster = ServerCluster(task)
     cluster.connect_at_first_use()
 
     def replace_fit(trainer: Any) -> None:

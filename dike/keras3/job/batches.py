@@ -36,7 +36,7 @@ class DataState:
     files: dict[str, bytes]
 
 
-class Batches:
+class JobBatches:
     """Iterates over the training data, epoch after epoch. Takes the arguments of `TFEpochIterator`."""
 
     def __init__(self, **arguments: Any) -> None:

@@ -19,7 +19,7 @@ from keras.src.utils.python_utils import pythonify_logs
 from dike import checkpoints, randomness
 from dike.exceptions import BadInputError
 from dike.keras3.callbacks import settle
-from dike.keras3.job.batches import Batches, DataState
+from dike.keras3.job.batches import DataState, JobBatches
 from dike.keras3.model import metric_variables, unique_names, values_of
 from dike.keras3.model_files import ModelFiles, ModelSnapshot
 from dike.plain_values import CallbackStates, dump_groups, load_groups
@@ -203,7 +203,7 @@ class FitSaver:
         checkpoint: FitCheckpoint,
         saved: SavedState | None,
         position: Position,
-        batches: Batches,
+        batches: JobBatches,
         callbacks: Any,
     ) -> None:
         self.position = position

@@ -13,13 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from dike.keras3.fit_call import loss_of
-from dike.keras3.job.batches import Batch, Batches
+from dike.keras3.job.batches import Batch, JobBatches
 from dike.keras3.job.checkpoints import FitSaver
 from dike.keras3.job.remote import ModelVariables
 from dike.keras3.job.step import Step
 from dike.process import termination
 from dike.reporting import EpochLosses, reporter
-from dike.roles.cluster import Cluster
+from dike.roles.cluster import ServerCluster
 
 _MAX_IN_FLIGHT_PER_WORKER = 3
 """Steps in flight per worker: enough that none waits, few enough that gradients stay fresh."""
@@ -45,7 +45,7 @@ class Epoch:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ServerCluster,
         model: Any,
         step: Step,
         variables: ModelVariables,
@@ -75,7 +75,7 @@ class Epoch:
         self._logs: dict[str, Any] = {}
         self._losses = losses
 
-    def run(self, batches: Batches) -> dict[str, Any]:
+    def run(self, batches: JobBatches) -> dict[str, Any]:
         """Trains the remaining batches of the epoch; returns the last logs."""
         termination.enable_saving()
         position = self._position
@@ -94,7 +94,7 @@ class Epoch:
                 self._sent.put(None)
         return self._logs
 
-    def _train(self, batches: Batches) -> None:
+    def _train(self, batches: JobBatches) -> None:
         for batch in batches.epoch(self):
             if self._next is None:
                 self._next = batch.index

@@ -15,7 +15,7 @@ from dike.exceptions import JobFailedError
 from dike.keras3.callbacks import append_logs
 from dike.keras3.data import Batches as KerasBatches
 from dike.keras3.fit_call import checked_arguments_of
-from dike.keras3.job.batches import Batches
+from dike.keras3.job.batches import JobBatches
 from dike.keras3.job.checkpoints import (
     FitCheckpoint,
     FitSaver,
@@ -30,10 +30,10 @@ from dike.keras3.job.step import Step
 from dike.keras3.model import check_distributable, named_variables, optimizers_of
 from dike.reporting import EpochLosses, reporter
 from dike.roles import planned_model
-from dike.roles.cluster import Cluster, log
+from dike.roles.cluster import ServerCluster, log
 
 
-def distributed(cluster: Cluster, own_fit: Callable[..., Any]) -> Callable[..., Any]:
+def distributed(cluster: ServerCluster, own_fit: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a `fit` method that trains on `cluster` and takes the arguments of Keras' own."""
     script = ScriptFits()
 
@@ -44,7 +44,7 @@ def distributed(cluster: Cluster, own_fit: Callable[..., Any]) -> Callable[..., 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = checked_arguments_of(own_fit, self, args, kwargs)
         try:
-            return Fit(cluster, remote(), self, arguments, script).run()
+            return JobFit(cluster, remote(), self, arguments, script).run()
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             # The coordinator handles lost workers, so this is a lost ps.
             raise JobFailedError(
@@ -67,11 +67,11 @@ class ScriptFits:
     steps: int = 0
 
 
-class Fit:
+class JobFit:
     """One call of `fit`. `remote` has the ps variables of all models of the script."""
 
     def __init__(
-        self, cluster: Cluster, remote: RemoteVariables, model: Any, arguments: dict[str, Any], script: ScriptFits
+        self, cluster: ServerCluster, remote: RemoteVariables, model: Any, arguments: dict[str, Any], script: ScriptFits
     ) -> None:
         self._cluster = cluster
         self._remote = remote
@@ -88,7 +88,7 @@ class Fit:
         self._refuse()
         model._eval_epoch_iterator = None
         data, validation = self._split()
-        batches = Batches(
+        batches = JobBatches(
             **data,
             batch_size=arguments["batch_size"],
             steps_per_epoch=arguments["steps_per_epoch"],
@@ -162,7 +162,7 @@ class Fit:
                 f"stores outside of the model cannot be merged: workers may overwrite each other's updates of {names}."
             )
 
-    def _report_total(self, position: Position, batches: Batches) -> None:
+    def _report_total(self, position: Position, batches: JobBatches) -> None:
         if batches.per_epoch is not None:
             total = position.last_step(batches.per_epoch)
             if total != self._total:
@@ -187,7 +187,7 @@ class Fit:
         unpacked = data_adapter_utils.unpack_x_y_sample_weight(validation) if validation is not None else None
         return {"x": x, "y": y, "sample_weight": weight}, unpacked
 
-    def _build(self, batches: Batches) -> list[Any]:
+    def _build(self, batches: JobBatches) -> list[Any]:
         """Creates all variables of the model, its metrics and its optimizers; returns the optimizers."""
         model = self._model
         if type(model).train_step is keras.Model.train_step:
@@ -202,7 +202,7 @@ class Fit:
         # An optimizer that the step does not use, such as compile()'s default, has nothing to train.
         return [optimizer for optimizer in optimizers_of(model) if optimizer.built]
 
-    def _callbacks(self, batches: Batches, own: keras.callbacks.Callback) -> Any:
+    def _callbacks(self, batches: JobBatches, own: keras.callbacks.Callback) -> Any:
         given = self._arguments["callbacks"]
         if isinstance(given, keras.callbacks.CallbackList):
             return given

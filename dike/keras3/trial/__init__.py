@@ -78,7 +78,7 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
             return reporting(self, *args, **kwargs)
         is_fitting = True
         try:
-            return fits.Fit(script, self, arguments_of(own_fit, self, args, kwargs)).run(own_fit)
+            return fits.TrialFit(script, self, arguments_of(own_fit, self, args, kwargs)).run(own_fit)
         finally:
             is_fitting = False
 

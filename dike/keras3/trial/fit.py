@@ -153,7 +153,7 @@ class TrialCallbacks(CallbackList):
             super().on_train_end(logs)
 
 
-class Fit:
+class TrialFit:
     """One call of `fit`."""
 
     def __init__(self, script: KerasScript, model: Any, arguments: dict[str, Any]) -> None:

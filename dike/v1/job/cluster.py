@@ -70,7 +70,7 @@ def _replace_servers(task: TaskSpec) -> None:
         module.Server = Server
 
 
-class Placement:
+class DevicePlacement:
     """Sets each new op's device, after the script's own device functions, so that the plan takes precedence."""
 
     def __init__(self, task: TaskSpec) -> None:
@@ -106,7 +106,7 @@ class Placement:
 
 
 def _place_all(task: TaskSpec) -> None:
-    placement = Placement(task)
+    placement = DevicePlacement(task)
     apply_device_functions = ops.Graph._apply_device_functions
     create_variable = variable_v1.default_variable_creator
 

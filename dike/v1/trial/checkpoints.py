@@ -19,7 +19,7 @@ from dike.trial.runtime import TrialRuntime
 from dike.trial.session_export import GRAPH_FILE
 from dike.trial.spec import TrialSpec
 from dike.v1 import training
-from dike.v1.trial.runs import RunLog
+from dike.v1.trial.runs import SessionLog
 
 KIND = "graph"
 RUNS = "runs.jsonl"
@@ -52,7 +52,7 @@ class Checkpoint:
         randomness.restore(json.loads(self.read(_RANDOMNESS)))
 
 
-def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee: int, log: RunLog | None) -> str:
+def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee: int, log: SessionLog | None) -> str:
     """Writes a checkpoint and returns its path.
 
     Args:

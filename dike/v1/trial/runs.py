@@ -22,7 +22,7 @@ _RUN_OVERHEAD_BYTES = 64
 _END = "end of the data"
 
 
-class RunLog:
+class SessionLog:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._new: list[tuple[str, Sequence[Any] | None]] = []
@@ -47,7 +47,7 @@ class RunLog:
         return "\n".join(self._lines).encode()
 
     @classmethod
-    def loads(cls, text: bytes) -> RunLog:
+    def loads(cls, text: bytes) -> SessionLog:
         log = cls()
         log._lines = text.decode().splitlines()
         log.size_bytes = len(text)

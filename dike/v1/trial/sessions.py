@@ -2,7 +2,7 @@
 
 A script that trains in a monitored session is made for restarts (it checks `should_stop`, which uses the global step):
 its session is restored when it is created. Any other script has a loop with state of its own: to resume, it is executed
-from the top, its session runs return their logged results (`RunLog`), and its sessions are restored after the last.
+from the top, its session runs return their logged results (`SessionLog`), and its sessions are restored after the last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dike.exceptions import BadInputError
 from dike.trial.runtime import TrialRuntime
 from dike.v1 import training
 from dike.v1.trial import checkpoints
-from dike.v1.trial.runs import MAX_LOG_BYTES, RunLog, key_of
+from dike.v1.trial.runs import MAX_LOG_BYTES, SessionLog, key_of
 from dike.v1.trial.state import SessionState
 
 _LOG_TOO_LARGE = f"it has fetched more than {MAX_LOG_BYTES >> 20} MiB in a plain session; use MonitoredTrainingSession"
@@ -90,7 +90,7 @@ class GraphTrial:
         self._is_untracked = False
         self._trainee: TrackedSession | None = None
         self._saving_disabled = False
-        self._log: RunLog | None = RunLog()
+        self._log: SessionLog | None = SessionLog()
         self._step = 0
         self._unsaved = False
         self._saved: tuple[str, int] | None = None
@@ -98,7 +98,7 @@ class GraphTrial:
         self._resumed = checkpoints.find(runtime.spec)
         self._replay_index: int | None = None
         if self._resumed is not None and "runs" in self._resumed.meta:
-            self._log = RunLog.loads(self._resumed.read(checkpoints.RUNS))
+            self._log = SessionLog.loads(self._resumed.read(checkpoints.RUNS))
             self._replay_index = 0
 
     def add_session(self, session: Any) -> TrackedSession:

@@ -57,7 +57,7 @@ class TruncatedFileError(Exception):
     """A file has become shorter while it was sent."""
 
 
-class Transfer(StreamingResponse):
+class FileTransfer(StreamingResponse):
     """Sends a file or a model; closes the connection early if that fails."""
 
     def __init__(self, user: str, content: Iterator[bytes], media_type: str, headers: dict[str, str]) -> None:
@@ -157,7 +157,7 @@ def get_output(
         "Content-Length": str(size),
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(inside.rpartition('/')[2])}",
     }
-    return Transfer(record.user, _blocks(file, size, path), "application/octet-stream", headers)
+    return FileTransfer(record.user, _blocks(file, size, path), "application/octet-stream", headers)
 
 
 @router.get(
@@ -197,7 +197,7 @@ def get_model(
     except OSError as error:
         why = str(error) if isinstance(error, plain_files.NotPlainError) else error.strerror
         raise HTTPException(409, f"The model in {folder} cannot be sent: {why}.") from error
-    return Transfer(record.user, _tar(folder, files), "application/x-tar", {})
+    return FileTransfer(record.user, _tar(folder, files), "application/x-tar", {})
 
 
 def kept_model(service: Backend, record: JobRecord, trial: TrialRecord) -> StoredModel | None:

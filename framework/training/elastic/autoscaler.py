@@ -24,8 +24,7 @@ from framework.training.spec import JobSpec, JobTask
 from framework.training.state import JobRun
 from solver import NodeClass, Plan
 from solver.calibration.nnls import Floats
-from solver.jobs.speed import SpeedTable
-from solver.jobs.speed import TaskNeeds as TaskAmounts
+from solver.jobs.speed import JobTaskAmounts, SpeedTable
 from solver.online import ConvergenceModel, SpeedModel, sample_sizes
 from solver.request import scenario_of
 from solver.resources import TaskResources, WorkerShape
@@ -65,7 +64,7 @@ MIN_REMAINING_COSTS = 100
 
 
 @dataclass(frozen=True)
-class Decision:
+class SizeDecision:
     """A size to change to.
 
     Attributes:
@@ -180,7 +179,7 @@ class Autoscaler:
         """Adds the speed measured at the current size to the model; returns whether one was measured."""
         return self._models is not None and self._models.measure(size_of(self._plan))
 
-    def choose(self, sizes: Collection[Size], now_s: float) -> Decision | None:
+    def choose(self, sizes: Collection[Size], now_s: float) -> SizeDecision | None:
         assert self._models is not None
         demand = self._current_demand(now_s)
         fair, waiting = None, list[FrameworkUsage]()
@@ -229,7 +228,7 @@ class Autoscaler:
         """The layout at a size that needs no offers; None if this size would."""
         return layout(self._spec, self._plan, self._run.members, size, ())
 
-    def record(self, decision: Decision, now_s: float) -> None:
+    def record(self, decision: SizeDecision, now_s: float) -> None:
         self._shrinks.record(decision.beneficiaries, now_s)
 
     def sizes(self) -> list[Size]:
@@ -318,7 +317,7 @@ class Situation:
     allotted: Size | None = None
 
 
-def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Decision | None:
+def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> SizeDecision | None:
     """Returns the size to change to; None to keep the current one.
 
     While others wait, a job above its fair share shrinks to it at any cost. Otherwise it grows (up to its share while
@@ -332,7 +331,7 @@ def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Deci
     if allotted is not None and allotted <= now:
         needs_no_offers = allotted.ps <= now.ps
         reason = f"it is given {allotted}, because other jobs use the rest better"
-        given = Decision(allotted, reason, needs_no_offers=needs_no_offers)
+        given = SizeDecision(allotted, reason, needs_no_offers=needs_no_offers)
         return given if allotted in situation.sizes else None
     most = math.inf if fair is None else max(fair, now.workers)
     sizes = [size for size in situation.sizes if size.workers <= most]
@@ -351,14 +350,14 @@ def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Deci
     saving_s = situation.samples_left * (1 / present - 1 / better[size])
     if saving_s <= situation.cost_s:
         return None
-    return Decision(
+    return SizeDecision(
         size,
         f"{better[size] / present:.2g} times as fast is predicted, which saves {saving_s:.0f} s of the time left; the "
         f"change costs about {situation.cost_s:.1f} s",
     )
 
 
-def _shrink(situation: Situation, fair: int, samples_per_s: Callable[[Size], float]) -> Decision | None:
+def _shrink(situation: Situation, fair: int, samples_per_s: Callable[[Size], float]) -> SizeDecision | None:
     now = situation.now
     fitting = [size for size in situation.sizes if size.workers < now.workers and size.ps <= now.ps]
     # If no size is within the fair share, the smallest is nearest to it.
@@ -368,7 +367,7 @@ def _shrink(situation: Situation, fair: int, samples_per_s: Callable[[Size], flo
     size = max(small, key=lambda s: (samples_per_s(s), -s.ps))
     names = ", ".join(situation.waiting)
     reason = f"{names} waits for resources, and this job holds more than its fair share"
-    return Decision(size, reason, needs_no_offers=True)
+    return SizeDecision(size, reason, needs_no_offers=True)
 
 
 def work_balance(replicas: int | None, size: Size) -> float:
@@ -402,7 +401,7 @@ class JobModels:
         self.has_begun = False
         most = spec.elastic[1]
         self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MAX_PS), spec.planning.sharding))
-        self.amounts = TaskAmounts(
+        self.amounts = JobTaskAmounts(
             worker=_amounts(self.worker),
             ps=(_amounts(plan.option.ps_task),) * self.max_ps,
             chief=(0, 0, 0, 0) if plan.option.chief is None else _amounts(plan.option.chief),
@@ -516,7 +515,7 @@ def _scalars(task: TaskResources) -> tuple[float, int, int]:
 
 
 def _predicted(
-    spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass], max_workers: int, needs: TaskAmounts
+    spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass], max_workers: int, needs: JobTaskAmounts
 ) -> SpeedTable:
     """The solver's predicted speeds of all sizes, with every task on a machine of the largest kind."""
     worker = plan.option.worker
