@@ -42,6 +42,7 @@ from tests.executor.slot_stage import (
     skip_without_groups,
     wait_gone,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -1048,8 +1049,13 @@ def test_no_group_stays_behind(limited: TrialSlotStage) -> None:
     homes = [place for place in places if place.is_dir()]
     assert homes
     limited.close()
-    skip_without_groups()  # as the next slot process it removes those of dead ones
-    assert not any(home.exists() for home in homes)
+
+    def are_removed() -> bool:
+        skip_without_groups()  # as the next slot process it removes those of dead ones
+        return not any(home.exists() for home in homes)
+
+    # The kernel keeps a group until its last process is reaped.
+    wait_until(are_removed, "the removal of the groups")
 
 
 def test_where_there_are_no_groups_processes_are_limited_by_account(tmp_path: Path, order: SlotOrder) -> None:
