@@ -32,7 +32,7 @@ def _left(pid: int) -> list[str]:
 
 def test_without_the_commands_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert list(measured.measure()) == ["Not measured: There is no 'ip' command: install the package iproute2."]
+    assert list(measured.measure()) == ["Not measured: The command 'ip' is missing: install the package iproute2."]
 
 
 def test_without_root_it_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
