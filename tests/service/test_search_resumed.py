@@ -145,7 +145,7 @@ def test_its_time_begins_anew(stage: ResumingStage, tmp_path: Path) -> None:
     stage.say(slot)
     stage.service.tick()
     stage.slot_ends(slot)
-    assert "to end after 1000 s" in stage.job("s").failure
+    assert "its time limit of 1000 s" in stage.job("s").failure
     stage.resume()
     stage.deliver()
     assert stage.launch("s").id == 1
