@@ -203,7 +203,8 @@ def test_an_executor_comes_again_where_the_service_is_started_anew(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("patience", "value"), [("framework.project.bundle.QUEUE_TIMEOUT_S", 0.05), ("executor.bundle.RESPONSE_TIMEOUT_S", 0.3)]
+    ("patience", "value"),
+    [("framework.project.bundle.QUEUE_TIMEOUT_S", 0.05), ("executor.bundle.RESPONSE_TIMEOUT_S", 0.3)],
 )
 def test_an_executor_comes_again_where_others_take_all_the_room(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: str, value: float

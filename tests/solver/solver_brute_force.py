@@ -96,11 +96,6 @@ def _fits(
         memory = job.hardware.gpu(node.gpu_model).memory_bytes
         if 2 * sum(job.shards) + 2**28 > memory:
             return False
-    if workers and not shape.gpus and job.shapes:
-        # No worker leaves a GPU alone that one could use.
-        with_gpus = [other for other in job.shapes if 0 < other.gpus <= node.gpus]
-        if any(_fits(node, job, (), other, 1, None) for other in with_gpus):
-            return False
     return (
         sum(task.cpus for task in tasks) <= node.cpus + 1e-6
         and sum(task.mem_mb for task in tasks) <= node.mem_bytes // MIB
