@@ -22,6 +22,8 @@ from typing import Annotated, Any, Union
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticKnownError
 
+from dike.exceptions import BadInputError
+
 MAX_TEXT = 4096
 MAX_ITEMS = 10_000
 _CHOICES = re.compile(r".* is not one of ('.*)", re.DOTALL)
@@ -132,6 +134,18 @@ def _plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, metadata
 
 
+def checked_by(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A validator for pydantic, of a function that raises `BadInputError`: the field is refused by its name."""
+
+    def check(value: Any) -> Any:
+        try:
+            return read(value)
+        except BadInputError as error:
+            raise ValueError(str(error)) from error
+
+    return check
+
+
 def values_of(described: type, source: object) -> dict[str, Any]:
     """Reads the attributes named as a dataclass's fields from any object that has them."""
     return {one.name: getattr(source, one.name) for one in dataclasses.fields(described)}
@@ -198,6 +212,5 @@ def _storable(text: str) -> str:
     return text
 
 
-LongText = Annotated[str, AfterValidator(_storable)]
+Text = Annotated[str, AfterValidator(_storable), Field(max_length=MAX_TEXT)]
 """A text that databases and processes accept."""
-Text = Annotated[LongText, Field(max_length=MAX_TEXT)]

@@ -60,7 +60,7 @@ class Comparison:
         return [dataclasses.asdict(row) for row in self.rows]
 
 
-SLOW_METHODS = ("dike", "dike_traffic", "iterative")
+SLOW_METHODS = ("dike", "dike_traffic")
 
 
 def compare(

@@ -121,8 +121,8 @@ def tune(
     with stored_function(call.function, unresolved.name, url) as kept:
         if kept is not None:
             script, unresolved = kept[0], dataclasses.replace(unresolved, name=kept[1])
-        remembered = run_options(context, {})
         if resume is None:
+            remembered = run_options(context, {})
             if follow_mode is None:
                 outputs_limit = outputs_limit_for(outputs_limit, mesos, unresolved.checkpoint_dir)
             spec = search_spec(

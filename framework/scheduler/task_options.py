@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from dike.described import LongText, Text, UserOption
+from dike.described import Text, UserOption, checked_by
 from dike.exceptions import BadInputError
 from framework.mesos.containers import parse_volumes
 from framework.scheduler.constraints import parse_constraints
@@ -73,10 +73,11 @@ def check_name(text: str, kind: str = "job") -> str:
 
 _read_constraints = _readable_by(parse_constraints)
 _read_volumes = _readable_by(parse_volumes)
-JobName = Annotated[str, AfterValidator(check_name)]
-Constraints = Annotated[tuple[Text, ...], Field(max_length=100), AfterValidator(_read_constraints)]
-Volumes = Annotated[tuple[Text, ...], Field(max_length=100), AfterValidator(_read_volumes)]
-Environment = Annotated[dict[Text, LongText], Field(max_length=1000), AfterValidator(_check_environment)]
+JobName = Annotated[str, AfterValidator(checked_by(check_name))]
+Constraints = Annotated[tuple[Text, ...], Field(max_length=100), AfterValidator(checked_by(_read_constraints))]
+Volumes = Annotated[tuple[Text, ...], Field(max_length=100), AfterValidator(checked_by(_read_volumes))]
+Environment = Annotated[dict[Text, Text], Field(max_length=1000), AfterValidator(_check_environment)]
+"""The variables that a request may hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class TaskOptions(AgentOptions):
     """The options of all tasks of a job."""
 
     environment: Annotated[
-        Environment,
+        dict[str, str],
         UserOption(
             "The script",
             "Set an environment variable for the script; NAME alone passes its value in this shell. Repeatable.",

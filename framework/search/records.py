@@ -75,7 +75,7 @@ _ORDER = "Order and early stopping of trials"
 _FAILURES = "Failures"
 _SLOTS = "Slots"
 _CHECKPOINTS = "Checkpoints"
-Seconds = Annotated[float, Field(ge=0.1, le=1e9, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,8 @@ class SearchOptions:
         ),
     ] = "auto"
     suspend_timeout_s: Annotated[
-        Seconds,
+        float,
+        Field(ge=0.1, le=1e9, allow_inf_nan=False),
         UserOption(
             _CHECKPOINTS,
             "Maximum time to save a trial that is suspended, seconds; then it is killed.",

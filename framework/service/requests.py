@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -22,7 +23,7 @@ from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from framework.policies.trials.registry import check_learning, make_policy
 from framework.scheduler.records import JobKind, JobRecord
-from framework.scheduler.task_options import Constraints, JobName, Volumes
+from framework.scheduler.task_options import Constraints, Environment, JobName, Volumes
 from framework.search.pruners import parse_stop
 from framework.search.records import MAX_TRIALS, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
@@ -147,6 +148,7 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
 
     kind: Literal["training"] = "training"
     name: JobName | None = None
+    environment: Environment = field(default_factory=dict)
     script: Script
     arguments: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS)] = ()
     profile: dict[str, Any]
@@ -216,9 +218,12 @@ class SearchJobRequest(_Request):
             return self
         try:
             spec = self.to_spec()
-            _check_relative(spec.script)
         except ValidationError as error:
             raise _rejection(error) from error
+        try:
+            _check_relative(spec.script)
+        except ValueError as error:
+            raise ValueError(f"script: {error}") from error
         check_search(spec)
         return self
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from dike.described import Text, UserOption
+from dike.described import Text, UserOption, checked_by
 from dike.exceptions import BadInputError
 from framework.scheduler.task_options import TaskOptions
 from solver.settings import WorkerBounds
@@ -25,7 +25,7 @@ def read_bounds(value: Any) -> tuple[int, int] | None:
     """
     if value is None:
         return None
-    text = value if isinstance(value, str) else ":".join(map(str, value))
+    text = ":".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     parts = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", text)
     if parts is None:
         raise BadInputError(f"'{text}' is not a value of --elastic; give MIN:MAX workers, such as 1:4.")
@@ -50,7 +50,7 @@ class TrainingOptions(WorkerBounds, TaskOptions):
     ] = False
     elastic: Annotated[
         tuple[int, int] | None,
-        BeforeValidator(read_bounds),
+        BeforeValidator(checked_by(read_bounds)),
         UserOption(
             _SIZE,
             "Change the number of workers during training, from MIN to MAX.",

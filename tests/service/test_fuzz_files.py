@@ -163,12 +163,12 @@ def space_of(**changes: Any) -> dict[str, Any]:
         ({"timeout_s": -1.0}, "timeout_s"),
         ({"agent_cooldown_s": float("nan")}, "agent_cooldown_s"),
         ({"trial_count": 0}, "trial_count"),
-        ({"name": "../up"}, "not a name for a job; use up to 200 letters"),
+        ({"name": "../up"}, "name: '../up' is not a name for a job; use up to 200 letters"),
         ({"name": "a" * 201}, "not a name for a job; use up to 200 letters"),
-        ({"script": "/etc/passwd"}, "is a path inside the bundle"),
+        ({"script": "/etc/passwd"}, "script: is a path inside the bundle"),
         ({"policy": "nope"}, "There is no policy 'nope'"),
         ({"warm_start_from": ["earlier"], "policy": "fifo"}, "--warm-start-from is for --policy dike"),
-        ({"warm_start_from": ["a b"]}, "a b"),
+        ({"warm_start_from": ["a b"]}, "warm_start_from.0: 'a b' is not a name"),
         ({"sampler": "nope"}, "There is no sampler 'nope'"),
         ({"sampler_object": "x"}, "A service runs no Python objects of its users"),
         ({"space_function": "x"}, "A service runs no Python objects of its users"),
@@ -220,6 +220,17 @@ def test_a_job_that_nobody_could_run_is_not_taken() -> None:
         assert said in str(refused.value)
     with pytest.raises(BadInputError, match="more than 20000 variables"):
         read_request({**TRAINING, "profile": {**profile().to_json(), "variables": variables}})
+
+
+@pytest.mark.parametrize("elastic", [5, True, {}, [], [1], ["a", "b"], "4:1", [0, 4]])
+def test_bounds_that_are_none_are_refused_by_name(elastic: Any) -> None:
+    with pytest.raises(BadInputError, match=r"^elastic: .*--elastic"):
+        read_request({**ELASTIC, "elastic": elastic})
+
+
+def test_a_service_takes_shorter_variables_than_a_command_line() -> None:
+    with pytest.raises(BadInputError, match=r"environment\.A has 5,000 characters; it can have at most 4,096"):
+        read_request({**TRAINING, "environment": {"A": "x" * 5000}})
 
 
 @pytest.mark.parametrize("values", [TRAINING, ELASTIC, MEASURED, PLANNED, SEARCH])
