@@ -29,12 +29,12 @@ def test_bins_of_both_kinds_can_be_drawn(name: str) -> None:
 
 
 def loss_at(curve: Curve, time_s: float) -> float:
-    """The loss after so many seconds of training."""
+    """The loss after `time_s` seconds of training."""
     return curve.reading(time_s - 1e-6 * curve.length_s, time_s).loss
 
 
 def share_fallen(name: str, at: float) -> float:
-    """Of the trials that come far: how much of its way a trial has come at this share of its time, in the mean."""
+    """Mean share of the total loss reduction that is reached at the share `at` of a curve; converging curves only."""
     curves = draw_family(name)
     shares = [
         (curve.first_loss - loss_at(curve, at * curve.length_s)) / (curve.first_loss - curve.final_loss)
@@ -77,7 +77,7 @@ def test_a_family_has_the_feature_it_is_named_for() -> None:
     assert max(finals) < 2 * min(finals)
     early = sorted(draw_family("crossing"), key=lambda curve: loss_at(curve, 0.05 * curve.length_s))
     finals = [curve.final_loss for curve in early]
-    assert sum(finals[:50]) > sum(finals[-50:]), "who leads early ends higher"
+    assert sum(finals[:50]) > sum(finals[-50:]), "the early leaders end with higher losses"
 
 
 def test_an_unknown_family_is_bad_input() -> None:

@@ -42,7 +42,7 @@ def simulated(name: str, *arrivals_s: float, machines: Machines = TWO_GPUS, samp
 
 
 def test_fifo_by_hand() -> None:
-    """3600 s each with one worker; two at once; the third waits for the round after the first two have ended."""
+    """Jobs of 3600 s with one worker: two run in parallel, the third starts in the round after their ends."""
     outcome = simulated("fifo", 0, 0, 100)
     assert outcome.completion_s == pytest.approx((3630, 3630, 4200 - 100 + 3630))
     assert outcome.makespan_s == pytest.approx(7830)
