@@ -28,7 +28,7 @@ TOKENS = {"ann": "ann-has-this-token-of-hers", "bob": "bob-has-that-token-of-his
 
 
 class ServiceStage:
-    """`dike serve` on a Mesos of its own, for ann, bob, and eve, who administrates it.
+    """`dike serve` on its own Mesos, for the users ann, bob and eve. eve is an administrator.
 
     Args:
         folder: where its files are.
@@ -38,7 +38,7 @@ class ServiceStage:
     def __init__(self, folder: Path, master: str) -> None:
         self.folder = folder
         self.log = folder / "service.log"
-        # Nobody takes it while the service is away; outgoing connections of other processes have ports above.
+        # The block keeps the port reserved while the service is down; outgoing connections use higher ports.
         (self._block,) = reserve_blocks(1)
         self.port = self._block.first
         self.master = master

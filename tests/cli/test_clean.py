@@ -1,4 +1,4 @@
-"""`dike clean` removes old checkpoints of what has ended, when it is told to, and nothing else."""
+"""`dike clean` removes only old checkpoints of ended runs and searches, and only with `--yes`."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_scripts_have_written_goes_only_if_that_is_asked_for(runs: Path) ->
 def test_what_runs_or_is_not_known_to_have_ended_is_left_alone(runs: Path, tmp_path: Path) -> None:
     folder = add_run(runs, "running")
     add_files(runs / "before-there-was-a-lock", "fit-0/ckpt-7.data")
-    # A job of a service goes on there.
+    # A service continues this job in the same folder.
     claim = add_run(runs, "taken-over") / "dike-claim.json"
     claim.write_text(json.dumps({"job": "somebody-else", "attempt": 0}))
     os.utime(claim, (OLD_S, OLD_S))
@@ -122,7 +122,7 @@ def test_what_runs_or_is_not_known_to_have_ended_is_left_alone(runs: Path, tmp_p
         found = clean("--yes")
         assert (found["folders"], found["left"]) == ([], left)
     os.utime(folder / LOCK, (OLD_S, OLD_S))
-    # It was named by whoever was there last.
+    # The claim names the job that used the folder last.
     (folder / "dike-claim.json").write_text(json.dumps({"job": "again", "attempt": 0}))
     os.utime(folder / "dike-claim.json", (OLD_S, OLD_S))
     assert clean("--yes")["folders"] == ["running"]
@@ -144,11 +144,11 @@ def test_a_search_keeps_its_best_trial_and_those_that_may_go_on(runs: Path) -> N
         ]
         add_files(runs / "digits" / "trial-0", "run-1-step-9/dike-trial.json")
         assert clean()["folders"] == ["digits/trial-0"], "it is as old as before"
-        # Somebody has gone on with it since.
+        # The search was resumed in the meantime.
         with store.lock("digits"):
             pass
         assert clean()["left"] == {"written to since": 1}
-    # Without its database nobody knows which is the best.
+    # Without the database, the best trial is unknown.
     (runs / "searches.db").rename(runs / "other.db")
     assert clean("--older-than", "0s")["left"] == {"neither a run of dike run nor a search in the database": 1}
     found = clean("--older-than", "0s", "--storage", "sqlite:///dike-runs/other.db")

@@ -20,7 +20,7 @@ from tests.properties import examples
 pytestmark = pytest.mark.integration
 
 LEFT_OUT = {"serve", "mesos", "clean", "users"}
-"""Those that go on for ever where they are not refused, or change what is not in the test's folder."""
+"""Commands that run forever if they accept their arguments, or that change files outside the test's folder."""
 FILES = ("cluster.yaml", "empty", "binary", "list.json", "deep.json", "folder", "absent", "absent.py")
 ODD = ("", "-", "--", "x", "\udcff", "\x1b[2J", "../..", "/dev/null", "[]", "{}", "a:b:c", "1:0", "GPU", "0")
 NUMBERS = ("-1", "0", "1", "1.5", "1e308", "nan", "inf", "99999999999999999999", "1e-320", "0x10", "\u0664")

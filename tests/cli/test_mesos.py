@@ -29,7 +29,7 @@ def dike(tmp_path: Path) -> Iterator[Dike]:
     """Runs `dike mesos ...` with a cache of its own."""
     cache = tmp_path / "cache"
     library = ensure_library()
-    # Whoever has just made it may still be clearing up.
+    # The process that built the library may still be deleting its temporary folder.
     shutil.copytree(library.parent, cache / library.parent.name, ignore=shutil.ignore_patterns("making-*"))
     environment = os.environ | {"DIKE_CACHE": str(cache)}
 

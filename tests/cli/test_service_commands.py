@@ -327,7 +327,7 @@ def test_a_search_that_was_killed_goes_on(service: ServiceStage, tmp_path: Path)
     def processes() -> int:
         return len({process for process, _ in trained("0.02")})
 
-    # A trial that were too slow to save when it is told to end would begin anew.
+    # A trial that saves too slowly when it is suspended starts over.
     patience = ("--suspend-timeout", "150")
     options = ("--param", "lr=0.01,0.02", "--policy", "fifo", "--slots", "1", "--slot-mem", "256", *patience)
     script = (COUNTING, "--", "--steps", "100000", "--pause", "0.02", "--diary", diary)

@@ -167,7 +167,7 @@ def test_who_starts_a_service_on_a_terminal_is_shown_how_to_sign_in(
         assert f"dike: sign in at https://dike.example.org/here/#token={token}\n" in printed.err
         assert token not in printed.out
         assert len(services) == 2
-        # What is kept does not have it, and of many users nobody is shown another's.
+        # The log file does not contain the token. With several users, no user's token is printed.
         assert "web page at https://dike.example.org/here/" in caplog.text
         assert token not in caplog.text
         (tmp_path / "users.yaml").write_text(f"ann: {{token: {token}}}")

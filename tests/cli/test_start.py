@@ -1,4 +1,4 @@
-"""How a command begins: what it imports, what it says of itself, what a shell completes."""
+"""How a command starts: its imports, its help texts, its shell completion."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_file_is_made_for_its_owner_only(dike: Dike, file: Path) -> None:
         os.umask(before)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert yaml.safe_load(file.read_text()) == {"ann": {"token_sha256": digest(token)}}
-    # Nor is one opened to others by a change; who could read it before is told.
+    # A change also makes an existing file private, and prints a message if others could read it before.
     file.chmod(0o644)
     done = dike("add", "bob")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -166,7 +166,7 @@ def test_a_user_is_taken_out_with_nothing_else(dike: Dike, file: Path) -> None:
 
 
 def test_what_cannot_be_changed_in_its_place_is_written_anew_and_that_is_said(dike: Dike, file: Path) -> None:
-    # The limits of bob are those that stand at ann.
+    # bob's limits are an alias of ann's, so they remain when ann is removed.
     done = dike("remove", "ann")
     assert (done.returncode, done.stderr) == (0, f"dike: {file} was rewritten without its comments.\n")
     before = yaml.safe_load(BLOCK)
@@ -201,7 +201,7 @@ def test_the_users_are_shown_without_their_tokens(dike: Dike, file: Path) -> Non
     for text in (done.stdout, table):
         assert OLD not in text
         assert digest(OLD) not in text
-    # Who had no token can get one.
+    # A user without a token can get one.
     token_of(dike("rotate", "dan", "--expires", "1d"))
     assert "expired after" not in dike("list").stdout
 
