@@ -200,7 +200,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 
 
 def session_config() -> Any:
-    """TensorFlow drops what is not needed, and leaves the rest as it is: ops made into one have no formula."""
+    """TensorFlow prunes unused ops and does no other rewriting: fused ops have no formula."""
     config = v1.ConfigProto(inter_op_parallelism_threads=-1)  # what other threads run is not always recorded
     rewriting = config.graph_options.rewrite_options
     for name in ("remapping", "arithmetic_optimization", "constant_folding", "common_subgraph_elimination"):

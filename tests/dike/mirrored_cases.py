@@ -213,7 +213,7 @@ def _fewer_samples_than_devices() -> list[float]:
 
 
 def _odd_losses() -> list[str]:
-    """What is said of losses that are no tensors."""
+    """Messages about losses that are not tensors."""
     said: list[str] = []
     end = mirrored.watch_losses(said.append)
     losses.reduce_weighted_values(0.0)

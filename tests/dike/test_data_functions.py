@@ -164,7 +164,7 @@ def test_a_function_goes_on_from_what_it_kept(name: str) -> None:
     of_second.restore(dict.fromkeys(saved))
     begun = second()
     of_first.restore(dict.fromkeys(saved))
-    assert begun == first()  # as they were first
+    assert begun == first()  # the initial values
 
 
 def test_a_function_made_after_the_place_of_the_checkpoint_gets_its_state_then() -> None:

@@ -29,7 +29,7 @@ LONG = "x" * 5000
 
 @dataclass(frozen=True, kw_only=True)
 class Cake:
-    """What somebody wants of a cake."""
+    """A cake order."""
 
     eggs: Annotated[int | None, Field(ge=1, le=12), UserOption(PANEL, "How many eggs.")] = None
     bake_s: Annotated[float, Field(gt=0, allow_inf_nan=False), UserOption(PANEL, "Seconds in the oven.")] = 60.0

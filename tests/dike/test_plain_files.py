@@ -27,7 +27,7 @@ def opened(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def few_descriptors(count: int = 16) -> Iterator[None]:
-    """So many more than are open now."""
+    """Limits the process to `count` more file descriptors than are open now."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + count, before[1]))
