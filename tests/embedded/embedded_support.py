@@ -26,7 +26,7 @@ DEADLINE_S = 60.0
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run; one that nobody has waited for yet does not."""
+    """The processes that still run; zombies do not count."""
     return [process for process in processes if is_alive(process)]
 
 
@@ -62,7 +62,7 @@ def kill_one_daemon(supervisor: psutil.Process, kind: str) -> None:
 
 
 def leading_master(cluster: EmbeddedCluster) -> Master:
-    """The cluster's leading master, which tells us what it tells whoever knows its secret."""
+    """The cluster's leading master, with the cluster's credentials."""
     return dataclasses.replace(connect(cluster.master, DEADLINE_S), credentials=cluster.access.credentials)
 
 

@@ -1,4 +1,4 @@
-"""Who is heard by an embedded Mesos: its own account, if it knows the secret, and nobody else."""
+"""An embedded Mesos accepts connections only from its own account, and only with its secret."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_zygote_server_of_another_account_is_not_asked(tmp_path: Path) -> None
     path = tmp_path / "zygotes.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
-        # The account is that of whoever called `listen`.
+        # The socket's account is the one that called `listen`.
         os.seteuid(12345)
         try:
             listener.listen()

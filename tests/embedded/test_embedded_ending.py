@@ -66,7 +66,7 @@ class Owner:
 
 @pytest.fixture
 def owner() -> Iterator[Owner]:
-    mark = f"8000.{time.time_ns()}"  # So long does the task sleep; no other process has that argument.
+    mark = f"8000.{time.time_ns()}"  # The task's sleep in seconds, unique among all processes.
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, f"mark={mark}"],
         stdin=subprocess.PIPE,
@@ -99,7 +99,7 @@ def owner() -> Iterator[Owner]:
 def test_stop(owner: Owner) -> None:
     owner.say("stop")
     assert owner.process.wait(DEADLINE_S) == 0
-    assert not alive(owner.belongings)  # At once: stop() returns when all is done.
+    assert not alive(owner.belongings)  # No wait: stop() returns when all have ended.
     assert not owner.work_dir.exists()
 
 
@@ -155,14 +155,14 @@ os.kill(os.getpid(), 9)
 
 
 def test_supervisor_is_killed(owner: Owner) -> None:
-    """The system ends the daemons at once, and the owner's stop() the rest."""
+    """The kernel ends the daemons immediately; the owner's stop() ends the rest."""
     owner.supervisor.kill()
     wait_until(lambda: not alive(owner.daemons), "the daemons have ended")
     owner.say("stop")
     owner.process.wait(DEADLINE_S)
     assert not owner.work_dir.exists()
-    # What has thrown its environment away cannot be told from others any more; the rest takes a moment to end.
-    wait_until(lambda: not any(map(carries_its_folder, owner.belongings)), "the end of what can be told")
+    # Processes that cleared their environment cannot be identified any more. The rest takes a moment to end.
+    wait_until(lambda: not any(map(carries_its_folder, owner.belongings)), "the end of the identifiable processes")
     for process in alive(owner.belongings):
         process.kill()
 

@@ -20,7 +20,7 @@ from framework.embedded.cluster import EmbeddedCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:1/simple/"
-"""An index that nobody serves."""
+"""The URL of a package index without a server."""
 DEADLINE_S = 120
 LIBRARY_SHA256 = "96f9212ca20793fc5d3b3507285b67f22ae6ee25b85924fa953f01c7ebcaa0b7"
 """Of the edited library; both it and elf.PATCH_VERSION change when the edit does."""
@@ -122,7 +122,7 @@ print(json.dumps([str(path), path.stat().st_ino, len(made)]))
         for _ in range(3)
     ]
     answers = []
-    for worker in workers:  # All have started; now they go at once.
+    for worker in workers:  # All have started; now they build in parallel.
         assert worker.stdin is not None
         worker.stdin.write("go\n")
         worker.stdin.flush()
@@ -157,7 +157,7 @@ def test_a_copy_that_others_could_have_changed_is_made_anew(
     made = library.ensure_library()
     made.write_bytes(b"theirs")
     assert library.ensure_library().read_bytes() == b"theirs", (
-        "not looked into each time: nobody else can have done that"
+        "the content is not checked each time: only this account can write there"
     )
     (made.parent if changed == "folder" else made).chmod(0o777)
     assert library.ensure_library().read_bytes() == b"ours"

@@ -137,7 +137,7 @@ def _executors(cluster: EmbeddedCluster) -> list[psutil.Process]:
 
 
 def test_a_checkpointed_task_outlives_its_agent(cluster: EmbeddedCluster) -> None:
-    """The command executor waits for its agent, subscribes again and goes on reporting."""
+    """The command executor waits for its agent, subscribes again and continues to report."""
     framework = RawFramework(cluster.master, checkpoint=True, failover_timeout=600.0)
     agent = framework.launch("survivor", {"value": "exec sleep 7102.5"})
     framework.wait_for("survivor", "TASK_RUNNING")

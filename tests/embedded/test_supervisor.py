@@ -1,4 +1,4 @@
-"""What the supervisor does about processes that end or stand still without having been told to."""
+"""How the supervisor handles processes that end or stop without having been asked to."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_ends_again_and_again_is_given_up(daemons: Daemons) -> None:
     daemons.control.keep("hopeless")
     assert wait_until(daemons.control.given_up, "a loss") == {"hopeless": 3}
     assert (daemons.folder / "hopeless.log").read_text().count("here") == 1 + MAX_RESTARTS
-    # Whoever starts it anew has all the attempts again.
+    # A new start resets the number of restarts.
     again = daemons.start("hopeless")
     daemons.control.keep("hopeless")
     assert daemons.control.given_up() == {}
@@ -132,7 +132,7 @@ def test_what_the_owner_stops_stands_still_until_it_goes_on(daemons: Daemons) ->
     daemons.successor("still", still)
     assert daemons.control.running_pid("paused") == paused.pid
     daemons.control.signal("paused", signal.SIGCONT)
-    wait_until(lambda: paused.status() != psutil.STATUS_STOPPED, "it goes on")
+    wait_until(lambda: paused.status() != psutil.STATUS_STOPPED, "it continues")
     paused.kill()
     assert is_alive(daemons.successor("paused", paused))
 
