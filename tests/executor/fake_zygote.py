@@ -1,4 +1,4 @@
-"""A zygote that forks at once and imports nothing: `python fake_zygote.py FD`.
+"""A zygote that forks immediately and imports nothing: `python fake_zygote.py FD`.
 
 Files beside the executor's sandbox change its ways: `held` (it does nothing as long as that is there), `mute` (it never
 says that it is ready), `frail` (it ends at the first request), `refuses` (it answers that it cannot fork).

@@ -1,7 +1,7 @@
 """Slots in a process of their own: `python slot_process.py SANDBOX ORDER ZYGOTE...`.
 
 Standard input, a line each: `wanted BASE64 [TASK]`, `kill SECONDS [TASK]`, `launch TASK`; without TASK the first slot
-is meant. Standard output, a JSON object a line: what the slot tells
+is meant. Standard output, a JSON object a line: the slot's messages to
 its driver, and at last how its task ended. What its processes write to their standard output is in SANDBOX/stdout.
 
 STOP_GRACE_S, ACKNOWLEDGE_TIMEOUT_S and OFFLOAD_TIMEOUT_S in the environment replace those of the product. As long as

@@ -50,8 +50,8 @@ class SlotStage(ABC, Generic[Status]):
     Attributes:
         sandbox: the slot's.
         process: the slot's.
-        updates: status updates of its task so far.
-        statuses: what it has said of itself so far.
+        updates: status updates of its task.
+        statuses: the statuses that it has sent.
         groups: leaders of the process groups that it has begun, and of which it has not said that nothing is left.
     """
 
@@ -94,7 +94,7 @@ class SlotStage(ABC, Generic[Status]):
 
         Args:
             condition: what it says.
-            since: how many statuses there were when it could come; for one that others may follow at once.
+            since: index of the first status to consider; needed if further statuses may follow immediately.
         """
         first = max(0, len(self.statuses) - 1) if since is None else since
         found: list[Status] = []

@@ -180,7 +180,7 @@ def test_each_task_has_its_own_process_folder_and_end(tmp_path: Path, bundle_url
     # One that cannot fetch its script fails alone, too.
     executor.wait_for(lambda: "TASK_FAILED" in driver.states("search"), "the end of the search's task")
     assert "could not be fetched" in driver.of("search")[-1]["message"]
-    # What is said to one task is nobody else's; nonsense is ignored.
+    # A message for one task reaches no other task; malformed messages are ignored.
     told = len(driver.messages)
     executor.dispatcher.frameworkMessage(driver, Addressed("fails", WantedOutput({"stdout": 0}).encode()).encode())
     executor.dispatcher.frameworkMessage(driver, Addressed("trains", encode({"kind": "other"})).encode())
@@ -240,11 +240,11 @@ def test_slots_of_a_search_share_a_process(tmp_path: Path, bundle_url: str) -> N
     leave = Addressed("second", Wanted(1, leave=True).encode()).encode()
     executor.dispatcher.frameworkMessage(driver, leave)
     executor.wait_for(lambda: "TASK_FINISHED" in driver.states("second"), "the end of the second")
-    # One that comes when the process does not hear any more is held by another one, and nobody has lost anything.
+    # A slot that is assigned to an unresponsive process is moved to another one.
     held = executor.holder("third")
     os.kill(held, signal.SIGSTOP)
     executor.launch(late=search.encode())
-    executor.wait_for(lambda: executor.holder("late") == held, "a slot that nobody hears of")
+    executor.wait_for(lambda: executor.holder("late") == held, "a slot without updates")
     os.kill(held, signal.SIGKILL)
     executor.wait_for(lambda: "late" in driver.running(), "that slot")
     assert driver.states("third") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FAILED"]
@@ -271,7 +271,7 @@ def test_what_is_in_the_group_of_a_process_ends_with_its_holder(
         lambda: next((it["pid"] for it in map(_report, driver.messages) if it.get("type") == "left"), None), "a helper"
     )
     os.kill(executor.holder("task"), signal.SIGKILL)
-    wait_until(lambda: not is_alive(helper), "the end of what it had started")
+    wait_until(lambda: not is_alive(helper), "the helper's end")
     executor.join()
 
 
@@ -340,7 +340,7 @@ def test_executors_share_what_a_server_has_imported(
         executor.join()
         assert executor.driver.states("task") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FINISHED"], executor.logs
         assert not list(sandbox.glob("zygote-*.out"))
-        # What tasks write is for whom the user lets read it; the socket is not.
+        # Output files follow the user's umask; the socket is private.
         assert stat.S_IMODE((sandbox / "task" / "zygote.out").stat().st_mode) == 0o666 & ~UMASK
     assert len(list(Path(path).parent.glob("zygote-*.out"))) == 1
     assert Path(path).stat().st_mode & 0o077 == 0

@@ -68,7 +68,7 @@ class ElasticSlotStage(SlotStage[ElasticStatus]):
         self.say("wanted " + WantedProcess(number or self._number, wanted, known).encode())
 
     def runs(self, attempt: int) -> int:
-        """The process of an attempt, which has come to its last line."""
+        """The process of an attempt, after its last report."""
         self.wait_for(lambda: {"type": "started", "attempt": attempt} in self.reports, lambda: self.reports)
         self.status_when(lambda status: status.attempt == attempt)
         (process,) = self.children("pipe")
@@ -137,7 +137,7 @@ def test_one_attempt_makes_place_for_the_next(opened: Open) -> None:
     slot.wants(None, known=(0,))
     second = slot.end_of(1)
     assert slot.statuses[-1].ends == (second,)
-    # Both attempts' output goes on in the same streams.
+    # Both attempts write to the same streams.
     both = "".join(f"attempt {attempt} {does}\n" for attempt in (0, 1) for does in ("begins", "leaves"))
     assert slot.output.decode() == both == (slot.sandbox / "stdout").read_text()
     assert second.outcome.log_bytes == {"stdout": len(both), "stderr": 0}
@@ -219,7 +219,7 @@ def test_a_process_that_ends_by_itself_ends_the_slot(
     assert (said, words, outcome.exit_code) == (state, message, exit_code)
     lines = {"attempt 0 begins", *(["about to fail"] if way == "fail" else [])}
     assert set(outcome.tail.splitlines()) == lines
-    # Nobody reads what a slot of another job says of itself.
+    # Only an elastic job's slot sends statuses.
     assert [status.ends for status in slot.statuses[-1:]] == ([()] if elastic else [])
 
 

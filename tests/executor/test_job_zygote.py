@@ -103,7 +103,7 @@ def forks(tmp_path: Path) -> Iterator[ForksStage]:
 
 @pytest.fixture
 def addresses() -> Iterator[Iterator[str]]:
-    """Nobody else is given any of them before a server listens there."""
+    """Addresses that stay reserved until a server listens there."""
     [block] = reserve_blocks(1)
     yield (f"127.0.0.1:{port}" for port in block)
     block.claim.close()

@@ -1,4 +1,4 @@
-"""What a run may use: the kernel's control groups, and what is said of a run that asked for more."""
+"""Resource limits of a run: the kernel's control groups, and the message for a run that exceeds its limit."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def add(runs: PausedRuns, trial: int, held: int, *, is_unsaved: bool = False, ha
         poll=lambda: None,
         has_died=has_died,
     )
-    # No process has such an id; nor is it gone at once.
+    # No process has such an id; the fake one counts as running.
     process: Any = SimpleNamespace(pid=(1 << 30) + trial, held=held, kill=lambda: None, is_running=lambda: True)
     runs.add(run, [process])
 
@@ -76,5 +76,5 @@ def test_the_machine_keeps_a_twentieth_free(runs: PausedRuns, monkeypatch: pytes
     assert runs.has_room(1 << 40, used_bytes=0, needed_bytes=399)
     assert not runs.has_room(1 << 40, used_bytes=0, needed_bytes=400)
     runs.make_room(1 << 40, used_bytes=0, needed_bytes=250)
-    # Who has just given its slot back, of whom nothing is said, goes first.
+    # The run that was paused last has no rank, so it is evicted first.
     assert runs.keys == ((0, 0),)

@@ -1,4 +1,4 @@
-"""A slot of a search with real processes: it holds what is wanted, and says how each run ended until that is known."""
+"""A slot of a search with real processes: it runs the wanted trial, and reports each end until it is acknowledged."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def slot(tmp_path: Path, order: SlotOrder) -> Iterator[TrialSlotStage]:
 
 
 CHECKPOINTS = "/proc/checkpoints"
-"""Nobody can write there."""
+"""Not writable by any process."""
 
 
 def trial(number: int, way: str, run: int = 0, resume_from: str | None = None) -> TrialRun:
@@ -159,7 +159,7 @@ def test_a_run_that_does_nothing_for_too_long_is_ended_as_a_failure(tmp_path: Pa
         )
         assert end.last["step"] == 5
         process.wants(trial(1, "finish"), known=((0, 0),))
-        assert process.end_of(1).outcome == "finished", "the slot goes on with the next"
+        assert process.end_of(1).outcome == "finished", "the slot continues with the next run"
     finally:
         process.close()
 
@@ -207,7 +207,7 @@ def test_reports_are_sent_again_until_they_are_known(slot: TrialSlotStage) -> No
     slot.wait_for(lambda: len(slot.losses) > sent, lambda: slot.losses)
     again = slot.losses[-1]
     assert (again.first, again.oldest, [report["step"] for report in again.reports]) == (1, 1, [2, 3])
-    # The end is known to nobody: the slot's last words hold what nobody has confirmed.
+    # The end was not acknowledged: the slot's last status contains all reports that were not acknowledged.
     slot.wants(None, leave=True)
     _, status = slot.task_end()
     (last,) = status.losses
@@ -218,7 +218,7 @@ def test_reports_are_sent_again_until_they_are_known(slot: TrialSlotStage) -> No
 def test_output_is_sent_as_it_comes_and_again_until_it_is_known(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "chatty"))
     slot.trains(0)
-    # While it runs: a beginning, then so much at once that the middle of it is left out.
+    # While it runs: the beginning, then more output than is sent in one piece, so its middle is left out.
     slot.wait_for(lambda: any(b"all said" in piece.data for piece in slot.output), lambda: slot.output[-1:])
     first, *others = slot.output
     assert first.data.startswith(b"parameters {'lr': 0.1}\n")
@@ -231,12 +231,12 @@ def test_output_is_sent_as_it_comes_and_again_until_it_is_known(slot: TrialSlotS
     assert len(whole) == len(printed)
     assert all(printed[piece.offset : piece.end] == piece.data for piece in slot.output)
     assert all(piece.data.decode() for piece in slot.output), "characters are not cut"
-    # Who misses something says from where on.
+    # A receiver that misses output sends the offset of the gap.
     sent = len(slot.output)
     slot.wants(None, output=((0, 0, end.output - 8),))
     slot.wait_for(lambda: len(slot.output) > sent, lambda: slot.output[sent:])
     assert (slot.output[-1].offset, slot.output[-1].data) == (end.output - 8, printed[-8:])
-    # The end is known to nobody: the last words hold the end of the output.
+    # The end was not acknowledged: the last status contains the end of the output.
     slot.wants(None, leave=True)
     _, status = slot.task_end()
     assert (status.output[-1].end, status.ends[0].output) == (len(printed), len(printed))
@@ -260,7 +260,7 @@ def test_a_suspended_run_makes_place_and_goes_on_later(slot: TrialSlotStage) -> 
     assert second.step > first.step
     steps = [report["step"] for losses in slot.losses if losses.trial == 0 for report in losses.reports]
     assert steps == list(range(1, second.step + 1))
-    # There was never more than one of them: a run is in the slot until its end is told.
+    # One run at a time: a run stays in the slot until its end is reported.
     for status in slot.statuses:
         assert status.run not in [end.key for end in status.ends]
     assert slot.status_when(lambda status: status.run is None).zygote_ready
@@ -317,7 +317,7 @@ def test_a_run_suspended_in_memory_goes_on_in_the_same_process(slot: TrialSlotSt
     assert again.usage.cpu is not None
     assert again.usage.cpu < 64
     slot.status_when(lambda status: status.run == (1, 1) and status.training)
-    # The slot ends, and what stands still ends with it.
+    # When the slot ends, its paused processes end too.
     slot.wants(None, leave=True, known=((0, 1), (1, 0)), memory_bytes=MEMORY_BYTES)
     slot.task_end()
     assert not any(each.is_running() for each in family)
@@ -344,7 +344,7 @@ def test_a_run_that_cannot_be_saved_is_suspended_in_memory_alone(slot: TrialSlot
     steps = [report["step"] for each in slot.losses if each.trial == 0 for report in each.reports]
     assert steps == list(range(1, len(steps) + 1))
     assert (again.outcome, again.checkpoint) == ("suspended", None)
-    # It is the last to go, however likely the others are to go on.
+    # An unsaved run is evicted last, regardless of its rank.
     slot.wants(trial(3, "train"), known=((0, 1),), memory_bytes=MEMORY_BYTES, resume_order=((1, 0), (2, 0), (0, 1)))
     slot.status_when(lambda status: status.run == (3, 0) and status.training)
     slot.wants(trial(3, "train"), memory_bytes=1, resume_order=((1, 0), (2, 0), (0, 1)))
@@ -372,7 +372,7 @@ OTHER = "other"
 
 
 def give_way_beside(slot: TrialSlotStage, way: str) -> tuple[set[psutil.Process], RunEnd]:
-    """Trial 0 gives way to trial 1, in a slot that has another beside it; its processes, and the end of its run."""
+    """Preempts trial 0 by trial 1 in a slot that has a neighbor; returns its processes and the end of its run."""
     slot.launch(OTHER)
     slot.wants(None, memory_bytes=MEMORY_BYTES, task=OTHER)
     slot.wants(trial(0, way), memory_bytes=MEMORY_BYTES)
@@ -404,7 +404,7 @@ def test_a_run_suspended_in_memory_goes_on_in_a_slot_beside_it(slot: TrialSlotSt
     slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES)
     slot.wait_for(lambda: "TASK_FINISHED" in slot.states(TASK), lambda: slot.updates)
     after = slot.status_when(lambda status: status.run == (0, 1) and status.step > first.last["step"] + 10)
-    # What ran there stands still here now.
+    # The process that ran there is paused now.
     assert after.paused == ((1, 0),)
     assert after.unsaved_bytes == 0
     slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES, task=OTHER)
@@ -608,7 +608,7 @@ def test_gpu_memory_that_has_no_room_on_the_host_stays_with_its_process(gpu_slot
 
 
 def begin_to_move(gpu_slot: GpuSlotStage) -> psutil.Process:
-    """Trial 0 gives way to trial 1, and its GPU memory is on its way to the host for ever; its process."""
+    """Preempts trial 0 by trial 1; the offload of its GPU memory never completes. Returns its process."""
     gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
     gpu_slot.trains(0)
     (process,) = gpu_slot.children("trial-0")
@@ -661,12 +661,12 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
             checkpoints[number - 1] = slot.end_of(number - 1).checkpoint
         slot.trains(number)
     paused = {number: slot.children(f"trial-{number}")[0] for number in range(3)}
-    # Somebody kills it: the trial goes on from its checkpoint.
+    # Its process is killed from outside: the trial resumes from its checkpoint.
     assert len(slot.groups) == 4
     paused[0].kill()
     slot.status_when(lambda status: status.paused == ((1, 0), (2, 0)))
     slot.wait_for(lambda: len(slot.groups) == 3, lambda: slot.groups)
-    # Its trial has gone on in another slot.
+    # Its trial was resumed in another slot.
     slot.wants(trial(3, "train"), memory_bytes=MEMORY_BYTES, evict=((1, 0), (7, 0)))
     slot.status_when(lambda status: status.paused == ((2, 0),))
     wait_gone(paused[1].pid)
@@ -676,7 +676,7 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
     assert (status.continued, status.paused) == (False, ((3, 0),))
     wait_gone(paused[2].pid)
     checkpoint = slot.end_of(3).checkpoint
-    # The search is gone on with by `--suspend checkpoint`.
+    # The search is resumed with `--suspend checkpoint`.
     (last,) = slot.children("trial-3")
     slot.wants(trial(3, "train", 1, checkpoint))
     wait_gone(last.pid)
@@ -716,7 +716,7 @@ def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: TrialSl
         slot.trains(number)
     first, second = slot.end_of(0), slot.end_of(1)
     slot.status_when(lambda status: status.run == (2, 0) and status.paused == ((1, 0),))
-    # It goes on all the same. Of the one that has just given way nothing has been said.
+    # The trial resumes anyway. The run that was preempted last has no rank.
     slot.wants(
         trial(0, "large", 1, first.checkpoint),
         known=((0, 0), (1, 0)),
@@ -913,7 +913,7 @@ def test_a_zygote_that_dies_over_a_request_is_replaced_and_asked_again(slot: Tri
 
 def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(tmp_path: Path, order: SlotOrder) -> None:
     (tmp_path / "mute").touch()
-    # It is given up only when the wish has come.
+    # The slot fails only after it has received an order.
     (tmp_path / "held").touch()
     slot = TrialSlotStage(tmp_path, order)
     slot.wants(trial(0, "finish"))
@@ -1029,7 +1029,7 @@ def test_a_fork_bomb_ends_its_own_trial_and_no_other(limited: TrialSlotStage) ->
         "it exceeded its limit of 40 processes and threads; raise DIKE_MOST_PROCESSES of the agent's executors",
     )
     limited.wants(trial(2, "finish"), known=((0, 0),))
-    assert limited.end_of(2).outcome == "finished", "the slot goes on with the next"
+    assert limited.end_of(2).outcome == "finished", "the slot continues with the next run"
     limited.trains(1, task="other")
 
 

@@ -33,7 +33,7 @@ def train(*, preemptible: bool, obeys: bool = True) -> None:
         if obeys and suspension_requested():
             wanted = os.read(TRIAL["control_fd"], 100)
             if wanted != b"pause\n" and not preemptible:
-                continue  # nobody could go on from there
+                continue  # there is no state to resume from
             path = f"{TRIAL['folder']}/run-{TRIAL['run']}-step-{step}" if preemptible else None
             if path:
                 tell(type="checkpoint", path=path, step=step, train_s=0.1)
@@ -58,7 +58,7 @@ print("parameters", TRIAL["parameters"], flush=True)
 tell(type="started")
 match sys.argv[1]:
     case "chatty":
-        # More than is sent in any case, then more at once than is sent late; the lines begin anywhere in a piece.
+        # More than is always sent, then more than is sent late in one piece; pieces may start within a line.
         for size in (200, 2000):
             print("".join(f"{number} äöü\n" for number in range(size * 100)), end="", flush=True)
         print("all said", flush=True)
@@ -83,7 +83,7 @@ match sys.argv[1]:
         # What a script asks of its own process group is nothing to Dike.
         signal.signal(signal.SIGUSR1, lambda *_: None)
         os.killpg(os.getpgrp(), signal.SIGUSR1)
-        # It leaves the group, and is told all the same that it is to end.
+        # It leaves the process group, and still receives the signal to end.
         os.setsid()
         signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
         train(preemptible=False, obeys=False)
