@@ -1,7 +1,7 @@
-"""One fault after the other while a search and a training job run: processes are killed or stand still, disks fill up.
+"""Injects one fault after the other while a search and a training job run: killed or stopped processes, full disks.
 
-What an init system would start again - service, master, agents - is started again at once; the rest is Dike's affair.
-So is a daemon that ends without its cluster having been asked for it.
+Service, master and agents are restarted immediately, as an init system would do; Dike itself handles the rest.
+A daemon that ends unexpectedly counts among the rest.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ SECOND_BLOW = 0.25
 """How often the next process is killed before the jobs have recovered from the last one."""
 PATIENCE_S = 2.0
 PAUSE_S, SHORT_PAUSE_S = 10.0, 4.0
-"""How long a process stands still; Mesos gives an agent up after three seconds."""
+"""How long a process is stopped; Mesos removes an agent after three seconds."""
 FULL_S = 5.0
 """How long a disk is full: several of the jobs' checkpoint intervals."""
 DISK_MIB = 64
 FLOOD = 300
-"""Connections that strangers hold at once; the service has room for fewer."""
+"""Number of simultaneous connections of strangers; more than the service accepts."""
 ENDLESS = 1_000_000
 AGENTS = (AgentSpec(resources="cpus:4;mem:4096;disk:4096"),) * 2
 
@@ -69,7 +69,7 @@ def small_disks(folder: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def free_address() -> Iterator[str]:
-    """An address on loopback that nobody else is given meanwhile."""
+    """A loopback address that stays reserved meanwhile."""
     [block] = reserve_blocks(1)
     with block.claim:
         yield f"127.0.0.1:{next(iter(block))}"
@@ -88,7 +88,7 @@ class Standstill:
     """How long the slowest of several jobs makes no step, from now on.
 
     Args:
-        progress: what each has done so far.
+        progress: steps of each job.
     """
 
     def __init__(self, progress: Sequence[int]) -> None:
@@ -117,9 +117,9 @@ class Chaos:
         training: id of its training job.
         search: name of its search; None for a job on TensorFlow alone, whose losses no two runs have in common.
         seed: of all choices.
-        say: told each fault.
+        say: called with a description of each fault.
         has_disks: whether its disks may be filled (`small_disks`).
-        pause_s: how long a process stands still.
+        pause_s: how long a process is stopped.
 
     Attributes:
         standstills: kind of fault -> how long one of the jobs stood still, of those faults that were waited for.
@@ -174,7 +174,7 @@ class Chaos:
             }
 
     def run(self, count: int) -> None:
-        """Makes so many faults; ends when the jobs have recovered from the last."""
+        """Injects `count` faults; returns when the jobs have recovered from the last."""
         # Every kind gets its turn, in an order of chance.
         order: list[str] = []
         while len(order) < count:
@@ -216,7 +216,7 @@ class Chaos:
         return int(result["restarts"])
 
     def end(self) -> None:
-        """Lets the jobs come to their ends, and checks that nothing was lost, doubled or left."""
+        """Waits for the jobs' ends, and checks that nothing was lost, duplicated or left behind."""
         stage = self._stage
         stage.end_jobs()
         for job in filter(None, (self._training, self._search)):
@@ -258,7 +258,7 @@ class Chaos:
         return self._kill_one([process for kind in DAEMONS for process in daemons(supervisor, kind)])
 
     def _kill_one(self, processes: Collection[psutil.Process]) -> str:
-        """One of them; nobody if a blow before this one has left none."""
+        """Kills one of the processes; none if an earlier fault has left none."""
         alive = sorted(processes, key=lambda process: process.pid)
         if not alive:
             return "(none there)"
@@ -330,7 +330,7 @@ class Chaos:
         return ""
 
     def _flood_service(self) -> str:
-        """Strangers and a user ask for as much as they can; who asks for little is answered meanwhile."""
+        """Floods the service from strangers and one user; checks that a modest client is answered meanwhile."""
         stage = self._stage
         with httpx.Client(base_url=f"http://{stage.address}", timeout=DEADLINE_S, trust_env=False) as client:
             user = {"Authorization": f"Bearer {TOKENS['user']}"}
@@ -347,7 +347,7 @@ class Chaos:
             return f"{sum(flood.result() for flood in floods)} connections and requests"
 
     def _look_on(self, seconds: float) -> None:
-        """Lets so much time pass, and sees which jobs go on meanwhile."""
+        """Waits, and tracks the jobs' progress meanwhile."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._gap.is_over(self._progress())

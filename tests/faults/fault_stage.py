@@ -151,7 +151,7 @@ class FaultStage:
             slot_mem_mib=self.slot_mem_mib,
             slot_cpus=0.5,
             max_slots=slots,
-            # Whoever fails here was killed: no agent is to blame.
+            # Failures here are kills, so the agents are not at fault.
             agent_cooldown_s=1.0,
         )
         request = search_request(spec, self.trial_script.name, self.preload)
@@ -187,7 +187,7 @@ class FaultStage:
         return record
 
     def wait_for_steps(self, steps: int) -> None:
-        """Waits until the training job has trained so many more steps than it has now."""
+        """Waits until the training job has trained `steps` more steps."""
         goal = self.last_step() + steps
         self.wait_until(lambda: self.last_step() >= goal, f"step {goal}")
 
@@ -258,7 +258,7 @@ class FaultStage:
         return task_processes.slots(self.cluster)
 
     def trials(self) -> list[psutil.Process]:
-        """The processes of trials, as they have written themselves down."""
+        """The trial processes that the diary lists."""
         pids = {int(line[1]) for line in self.trial_diary()[-200:]}
         return [process for _, process in task_processes.living(self.cluster) if process.pid in pids]
 

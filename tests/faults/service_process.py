@@ -23,7 +23,7 @@ from framework.service.serve import Front, ServeRequest, serve
 from framework.service.users import User, Users, digest
 
 TOKENS = {"user": "u" * 20, "flood": "f" * 20}
-"""Of whom it answers."""
+"""User -> token, of the users whom the service accepts."""
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ from tests.faults.fault_stage import FaultStage
 FAULTS = int(os.environ.get("DIKE_CHAOS_FAULTS", "20"))
 SEED = int(os.environ.get("DIKE_CHAOS_SEED", "1"))
 NIGHTLY = 100
-"""From so many kills on there is time for TensorFlow's imports, too."""
+"""Minimum number of faults for the tests that import TensorFlow."""
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300 + 60 * FAULTS)]
 

@@ -1,4 +1,4 @@
-"""Two real masters, elected by a real ZooKeeper: the one that leads is killed, and jobs go on under the other."""
+"""Two real masters, elected by a real ZooKeeper: the leader is killed, and jobs continue under the other."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_next_master_is_waited_for(stage: FaultStage) -> None:
     cluster = stage.cluster
     before = leading_master(cluster)
     cluster.kill_master()
-    # ZooKeeper goes on naming the dead one until its session is over.
+    # ZooKeeper names the dead master until its session expires.
     after = leading_master(cluster)
     assert (after.uri, after.host) == (before.uri, before.host)
     assert after.port != before.port
@@ -100,7 +100,7 @@ def test_a_services_job_goes_on_under_the_next_master(stage: FaultStage) -> None
 
 
 class FakeObserver(JobObserver):
-    """Keeps what the user is told."""
+    """Keeps the notes for the user."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -54,7 +54,7 @@ def wait_for_second_attempt(stage: FaultStage) -> None:
 
 
 def finished(stage: FaultStage, job: str, restarts: int, *others: FaultStage) -> None:
-    """The job comes to its undisturbed end, and the master has heard of no task that is not written down."""
+    """Checks that the job ends as without faults, and that the master knows no task that is not in the database."""
     stage.end_jobs()
     result = stage.wait_for_end(job).result
     assert result is not None

@@ -1,4 +1,4 @@
-"""Who may write to a checkpoint folder: each chief in a process of its own, as fencing ends it."""
+"""Only the newest chief may write to a checkpoint folder. Each chief is a process, because fencing ends it."""
 
 from __future__ import annotations
 

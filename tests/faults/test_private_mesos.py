@@ -1,4 +1,4 @@
-"""Commands on a private Mesos, each of whose processes is killed or made to stand still."""
+"""Commands on a private Mesos, each of whose processes is killed or stopped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def supervisor_of(command: Running) -> psutil.Process:
 
 
 class SearchStage:
-    """A search of two trials at a time that go on until they are told to end."""
+    """A search of two trials at a time. Each trial runs until the test ends it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -84,7 +84,7 @@ def search(tmp_path: Path) -> Iterator[SearchStage]:
 
 
 def resumed(search: SearchStage, folder: Path) -> None:
-    """The search goes on from its trials' checkpoints, and comes to its end."""
+    """Resumes the search from its trials' checkpoints and waits for its end."""
     search.command = Running(folder, "tune", "--format", "json", "--resume", "count")
     search.wait_for_steps()
     search.end_trials()
@@ -116,7 +116,7 @@ def test_processes_that_stand_still_are_told_to_go_on_or_replaced(search: Search
     still = [daemons(supervisor, kind)[0] for kind in kinds]
     for process in (*still, supervisor):
         process.suspend()
-    search.command.wait_for(lambda: not any(map(is_alive, still)), "the end of what stands still")
+    search.command.wait_for(lambda: not any(map(is_alive, still)), "the end of the stopped processes")
     search.command.wait_for(lambda: all(daemons(supervisor, kind) for kind in kinds), "others in their places")
     search.wait_for_steps()
     search.end_trials()
