@@ -26,7 +26,7 @@ class FakeMesos:
         self.reconciled: list[dict[str, str]] = []
         self.executors: dict[tuple[str, str], Any] = {}
         self.messages: list[tuple[str, str]] = []
-        """Task -> what it was told."""
+        """Task id and message, in order."""
         self.unavailable = False
         self.refusal = ""
         self.decline_refusal = ""

@@ -1,4 +1,4 @@
-"""What is mounted in tasks' containers, as Mesos is told."""
+"""Volumes of tasks' containers, in the form that Mesos expects."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_is_no_volume(texts: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "volumes", "mounted"),
     [
-        # Mesos mounts only what is there, and the folder itself may be made by the job.
+        # Mesos mounts only existing folders, and the job may create the folder itself.
         ("/shared/runs/one", (), ["/shared/runs:/shared/runs"]),
         ("/one", (), ["/one:/one"]),
         ("gs://bucket/one", (), []),

@@ -276,11 +276,11 @@ def test_a_master_that_hangs_holds_up_neither_calls_nor_the_next_subscription(mo
             if act is not kill_all:
                 next_event(scheduler, events.Subscribed)
         assert len(refusals) == 20
-        # Beside the subscription; one call waits, and the others fail at once.
+        # Besides the subscription: one call waits, and the others fail immediately.
         wait_until(lambda: len(first.connections) > 1, "the connection of a call")
         assert len(first.connections) - 1 <= 3
     finally:
-        # A call that hangs ends, and with it whoever waits for that.
+        # A call that hangs fails here, so that its caller continues.
         first.close()
         second.close()
         driver.stop(failover=True)

@@ -1,4 +1,4 @@
-"""After an election among the masters the one that leads now is asked, also by those who look at the service."""
+"""After an election, requests go to the new leading master, also for clients of the service."""
 
 from __future__ import annotations
 

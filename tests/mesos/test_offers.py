@@ -1,4 +1,4 @@
-"""What is said of offers and agents."""
+"""Texts about offers and agents."""
 
 from __future__ import annotations
 
