@@ -172,7 +172,7 @@ class PolicyStage:
                 self._at(slot.goes_s, lambda number=number: self._go(number))
 
     def train_s(self, trial: int) -> float:
-        """How long a trial has trained so far."""
+        """Training time of a trial, until now."""
         state = self.trials[trial]
         return state.train_s + (0.0 if state.training_since_s is None else self.now_s - state.training_since_s)
 
@@ -180,7 +180,7 @@ class PolicyStage:
         return trial in self.trials and self.trials[trial].ended_s is not None
 
     def run(self, until_s: float) -> PolicyStage:
-        """Goes on until that time, or until all trials have ended.
+        """Simulates until that time, or until all trials have ended.
 
         Raises:
             AssertionError: at a decision that breaks the contract, or if nothing can happen any more.

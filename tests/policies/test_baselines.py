@@ -120,7 +120,7 @@ def test_what_cannot_be_predicted() -> None:
 
 
 def test_slaq_prefers_early_progress_whatever_the_scale_of_a_loss() -> None:
-    """The steeper one of the two has come to its end; the other still falls at its first pace."""
+    """The steeper curve has reached its floor; the other still falls at its initial rate."""
     done = TrialView(0, 0.0, readings([1000.0, 100.0, 10.0, 1.0, 0.1, 0.01]), [0])
     going = TrialView(1, 0.0, readings([1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), [0])
     choice = SlaqPolicy(SETTINGS).decide(0.0, [done, going], [SlotView(0)]).runs[0]

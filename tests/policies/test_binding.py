@@ -9,7 +9,7 @@ from framework.policies.trials.interface import SlotView, TrialView
 
 
 class BindingStage:
-    """A binding with trials and slots that the test changes; each change is followed at once."""
+    """A binding with trials and slots that the test changes; each change is applied immediately."""
 
     def __init__(self, trials_per_slot: int = 2) -> None:
         self.binding = Binding(trials_per_slot)
@@ -100,7 +100,7 @@ def test_an_idle_slot_takes_its_share_from_the_fullest() -> None:
     stage.run(slot0=0, slot1=3, slot2=1)
     assert stage.end(0) == {0: [2], 1: [3], 2: [1]}
     stage.run(slot0=2)
-    assert stage.end(1) == {0: [2], 1: [3], 2: []}, "nobody has one too many"
+    assert stage.end(1) == {0: [2], 1: [3], 2: []}, "no slot has a surplus trial"
 
 
 def test_an_idle_slot_leaves_another_the_only_trial_that_it_can_run() -> None:

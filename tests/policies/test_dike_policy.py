@@ -29,7 +29,7 @@ def running(view: TrialView, preemptible: bool = True) -> TrialView:
 
 
 def paused_in(view: TrialView, *slots: int) -> TrialView:
-    """Its process stands still in these slots."""
+    """The view with a process that is paused in these slots."""
     return replace(view, paused_in=frozenset(slots))
 
 
@@ -70,7 +70,7 @@ def test_of_two_that_fall_as_fast_the_one_nearer_to_the_best_goes_on() -> None:
 def test_the_best_gives_way_when_it_stands_still_and_another_comes_close_fast() -> None:
     stuck = trial(0, 5.0, 1.0, *[1.0] * 18)
     assert first_chosen(stuck, trial(1, 5.0, 3.0, 1.5)) == 1
-    assert first_chosen(stuck, trial(1, 5.0, *[4.9] * 19)) == 0, "but not for one that stands still further up"
+    assert first_chosen(stuck, trial(1, 5.0, *[4.9] * 19)) == 0, "but not to one that stagnates at a higher loss"
 
 
 def test_what_ended_trials_have_reached_still_counts() -> None:
@@ -150,7 +150,7 @@ def test_within_its_quantum_a_trial_is_left_alone_and_one_that_cannot_be_suspend
 
 
 def test_the_rungs_name_the_trial_of_one_quantum_of_eight() -> None:
-    """The trial trained farthest; nobody who is lost."""
+    """The trial trained farthest is chosen, unless it has diverged."""
     leader = trial(0, 5.0, 3.0, 2.0, 1.0)
 
     def chosen(farthest: TrialView) -> list[tuple[int, str]]:
@@ -235,7 +235,7 @@ def test_progress_is_that_of_the_lowest_loss() -> None:
 
 
 def test_a_decision_is_cheap() -> None:
-    """A thousand readings of each of 32 trials are looked at once; then a decision takes well below 10 ms."""
+    """The first decision reads a thousand readings of each of 32 trials; later ones take well below 10 ms."""
     curves = [[5.0 / (1 + n / (9.0 + number)) for n in range(1000)] for number in range(32)]
     trials = [trial(number, *curve) for number, curve in enumerate(curves)]
     policy = DikePolicy(SETTINGS)
@@ -330,7 +330,7 @@ def test_a_trial_that_would_end_last_runs_in_time() -> None:
     assert decided(100.0, 10.0, 60.0) == {0: 0, 1: 1}, "it would not end last"
     assert decided(100.0, 1.0, 100.0) == {0: 0, 1: 1}, "a slot is free in a moment"
     assert decided(3600.0, 3600.0, 8.0) == {0: 0, 1: 1}, "it would be first to end"
-    assert decided(55.0, None, 100.0) == {0: 0, 1: 1}, "nobody knows"
+    assert decided(55.0, None, 100.0) == {0: 0, 1: 1}, "the remaining time is unknown"
     assert decided(55.0, 55.0, 100.0, bad=replace(bad, refused=frozenset([1]))) == {0: 2, 1: 1}, "where it may"
     assert decided(55.0, 55.0, 100.0, bad=paused_in(bad, 0)) == {0: 0, 1: 2}, "not where the best one is"
     two_kinds = [SlotView(0, 0, kind="k80"), SlotView(1, 1, kind="v100")]

@@ -22,7 +22,7 @@ def falls_late(step: float) -> float:
 
 
 def flattens(step: float) -> float:
-    """It falls at once, and not far."""
+    """Falls early, but not far."""
     return max(1.5, 2.9 - 0.1 * step)
 
 

@@ -1,4 +1,4 @@
-"""The meta scheduler above Hermes: who goes to which kind of slot, when, and at what cost."""
+"""The meta scheduler above Hermes: which trial moves to which kind of slot, when, and at what cost."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_kind_is_measured_early() -> None:
     stage = PolicyStage(make_policy("hermes2", SETTINGS), plans, slots("k80", "p100", "v100"))
     stage.run(1.0 + 3 * SETTINGS.quantum_s)
     assert {kind for state in stage.trials.values() for kind in state.speeds} == {"k80", "p100", "v100"}
-    # Three batches of three alike: what one of them has been measured at tells of the others.
+    # Three groups of three equal trials: a measurement of one trial predicts the others of its group.
     stage.run(40 * SETTINGS.quantum_s)
     for speeds in (ON_K80, ON_V100, EVEN):
         measured = [state.speeds for state in stage.trials.values() if state.plan.speeds is speeds]

@@ -114,7 +114,7 @@ def test_a_round_keeps_to_the_rules(policy: Allocate, jobs: list[JobView], weigh
 @examples(200)
 def test_no_user_gets_more_than_the_limit(policy: Allocate, jobs: list[JobView], weights: dict[str, float]) -> None:
     """But for what cannot be taken from a user, and for one job to begin with."""
-    # What nobody else needs may be kept.
+    # A job may keep what no other job needs.
     jobs = [dataclasses.replace(job, now=job.kept) for job in jobs]
     limits = user_limits(jobs, TOTAL, weights.__getitem__)
     counts = policy(jobs, TOTAL, limits)
@@ -179,7 +179,7 @@ def test_what_a_user_cannot_use_the_others_get() -> None:
     limits = user_limits(jobs, TOTAL, lambda user: 1.0)
     assert limits == {"ada": 0.125, "bob": 0.875}
     assert gpus(jobs, POLICIES["drf"](jobs, TOTAL, limits)) == {"ada": 1, "bob": 7}
-    assert user_limits(jobs[1:], TOTAL, lambda user: 1.0) == {}, "there is nobody to share with"
+    assert user_limits(jobs[1:], TOTAL, lambda user: 1.0) == {}, "there is no other user to share with"
 
 
 def test_a_job_of_a_fixed_size_counts_to_its_user() -> None:

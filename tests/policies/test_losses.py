@@ -100,7 +100,7 @@ def test_the_quantum_grows_at_milestones_and_does_not_shrink_again() -> None:
         followed.update(TrialView(0, 0.0, readings, [0]))
         lengths_s.append(followed.quantum_s)
     assert lengths_s == [10.0, 10.0, 20.0, 20.0, 40.0, 40.0]
-    assert followed.score == pytest.approx((2 - 7) / 5), "quanta are as long as they were when they began"
+    assert followed.score == pytest.approx((2 - 7) / 5), "a quantum keeps its initial length"
 
 
 def test_milestones_count_from_the_first_quantum_with_a_loss() -> None:
