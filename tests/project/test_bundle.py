@@ -279,7 +279,7 @@ def test_executors_are_told_the_address_that_they_can_reach(
     master = LeadingMaster(Master("127.0.0.1:5050", "127.0.0.1", 5050, "1.11.0"))
     with mesos.bundle_server({TOKEN: archive}.get, master) as server:
         assert server.url(TOKEN) == f"http://gate.example:{port}/bundle/{TOKEN}"
-        # Whoever forwards what comes there may come to another address than the one that faces the master.
+        # A port forwarder may connect to another address than the one that faces the master.
         executor_bundle.fetch(f"http://127.0.0.2:{port}/bundle/{TOKEN}", tmp_path / "sandbox")
     assert (tmp_path / "sandbox" / "train.py").is_file()
     with dataclasses.replace(mesos, advertise_address=None).bundle_server({TOKEN: archive}.get, master) as server:
@@ -288,7 +288,7 @@ def test_executors_are_told_the_address_that_they_can_reach(
 
 @pytest.mark.integration
 def test_the_executors_of_a_job_share_one_archive_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    # However slow this machine is, none is told to come again.
+    # Even on a slow machine, no client is rejected with a retry.
     monkeypatch.setattr(bundle, "QUEUE_TIMEOUT_S", DEADLINE_S)
     get = functools.partial(httpx.get, timeout=DEADLINE_S)
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""A script that is as it was is not read again; what it can see of the world counts, and nothing else."""
+"""An unchanged script is not read again; only inputs that the script can see count as changes."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_saved_profile_cannot_be_read_again(scripts: ProjectStage) -> None:
 
 
 class FakeForks:
-    """Forks that are over, and reaped by another, before whoever asks for them hears of them."""
+    """Forks that end and are reaped before the caller receives their ids."""
 
     def fork(self, arguments: Sequence[str], *_: object) -> int:
         """See `JobZygotes.fork`."""
