@@ -77,7 +77,7 @@ class Process:
 
 @dataclass
 class RolesStage:
-    """A job that runs until the `with` block ends; what is left then is killed."""
+    """A job that runs until the `with` block ends; its remaining processes are killed then."""
 
     api: Api
     script: Path
@@ -102,7 +102,7 @@ class RolesStage:
         counts = {Role.PS: self.ps, Role.WORKER: self.workers}
         if self.api.has_separate_chief:
             counts[Role.CHIEF] = 1
-        # Nobody else is given a port of the block, neither before its process listens there nor while it is away.
+        # The ports stay reserved before a process listens on them and while it is down.
         [self._block] = reserve_blocks(1)
         addresses = (f"127.0.0.1:{port}" for port in self._block)
         self._cluster = {str(role): [next(addresses) for _ in range(count)] for role, count in counts.items()}
@@ -239,7 +239,7 @@ def _preloaded(task: TaskSpec) -> str:
 
 def _fork(keras: str, argv: list[str], environment: Mapping[str, str], output: Path, report: Path) -> psutil.Process:
     for file in (output, report):
-        file.write_bytes(b"")  # whoever reads them need not wait for the fork
+        file.write_bytes(b"")  # so that readers need not wait for the fork
     files = {"folder": str(Path(argv[0]).parent), "output": str(output), "report": str(report)}
     return psutil.Process(_ask(keras, {"argv": argv, "environment": environment, "report_fd": REPORT_FD, **files}))
 

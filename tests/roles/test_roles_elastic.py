@@ -56,7 +56,7 @@ def test_a_fit_that_changes_its_size_trains_each_sample_once_in_each_epoch(tmp_p
     assert all(split == splits[0] and len(split) == 1 for split in splits)
     for kind, fit in result["fits"].items():
         assert fit["counts"] == [3.0], kind
-        # The callback's own count goes on.
+        # The callback's own counter continues.
         assert fit["steps"] == 90
     assert result["fits"]["endless"]["validations"] == 6
     assert result["fits"]["arrays"]["losses"] == [0.0, -8.0, -16.0]

@@ -71,7 +71,7 @@ def test_the_speed_counts_steps_whose_reports_were_kept_back() -> None:
         for batch in range(44):
             clock.now_s += 1 / 122
             reporter.progress(epoch * 44 + batch + 1, 32)
-        clock.now_s += 0.7  # validation, after which the first batch is reported at once
+        clock.now_s += 0.7  # validation, after which the first batch is reported immediately
     reporter.close()
     os.close(writer)
     with os.fdopen(reader) as lines:
@@ -104,7 +104,7 @@ def test_a_loss_is_never_that_of_the_first_batch_of_an_epoch_alone() -> None:
 
 
 class FakeRuntime:
-    """Keeps what it is told."""
+    """Keeps the reported losses."""
 
     def __init__(self, *, smooths_losses: bool) -> None:
         self.smooths_losses = smooths_losses
@@ -206,7 +206,7 @@ def test_a_job_knows_at_which_step_it_first_began(tmp_path: Path) -> None:
     later = dataclasses.replace(chief, attempt=2)
     assert checkpoints.first_step(later, 30) == 7
     assert checkpoints.first_step(dataclasses.replace(worker, attempt=1), 31) == 7
-    # Another job begins where this one has left the folder; a file that cannot be read tells nothing.
+    # Another job starts in the folder that this one has left. An unreadable file counts as missing.
     other = dataclasses.replace(chief, job_id="job-2", attempt=1)
     assert checkpoints.first_step(other, 40) == 40
     assert checkpoints.first_step(dataclasses.replace(other, attempt=2), 50) == 40

@@ -32,7 +32,7 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         results = [job.worker(index).result for index in (0, 1)]
         steps = sum(result["own_steps"] for result in results)
         assert 200 <= steps <= 204
-        # Who came late has never seen the first loss of the job.
+        # A late worker has not seen the job's first loss.
         first = max(result["losses"][0] for result in results if result["losses"])
         for result in results:
             if result["own_steps"] > 20:
@@ -57,7 +57,7 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         assert not (SCRIPTS / "elsewhere").exists()
     older = latest_step(tmp_path / "job")
 
-    # Again with more steps and fewer ps: goes on where it ended; a worker is killed and comes back.
+    # Again with more steps and fewer ps: continues at the last step; a worker is killed and comes back.
     with RolesStage(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 2, ("monitored", "1000"), fingerprint="one") as job:
         lost = job.worker(1)
         wait_for(lambda: step_of(lost) > 230, lost)
@@ -71,7 +71,7 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         # On a slow machine it has saved before its end, too.
         older = max([older, *(message["step"] for message in job.chief.reported("checkpoint")[:-1])])
 
-    # Its newest checkpoint is damaged: the one before is gone on from.
+    # Its newest checkpoint is damaged: the job resumes from the one before.
     newest = tmp_path / "job" / "checkpoints" / f"model.ckpt-{latest_step(tmp_path / 'job')}.index"
     newest.write_bytes(b"")
     with RolesStage(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "1000"), fingerprint="one") as job:
@@ -105,7 +105,7 @@ def save_and_damage(folder: str) -> None:
     import tensorflow as tf
 
     def newest_intact() -> tuple[str | None, str]:
-        """And what is said of the others."""
+        """The newest intact checkpoint, and the messages about the others."""
         with contextlib.redirect_stderr(io.StringIO()) as said:
             return checkpoints.newest_intact(folder), said.getvalue()
 
@@ -122,7 +122,7 @@ def save_and_damage(folder: str) -> None:
     assert newest == paths[3]
     assert "ckpt-4' is damaged: ckpt-4.data-00000-of-00001 is not what was written" in said
 
-    # Without what Dike notes of them, TensorFlow's own checksums tell; without TensorFlow's list, the files' names.
+    # Without Dike's checksums, TensorFlow's own are used. Without TensorFlow's list, the names of the files are used.
     (tmp_path / checkpoints.CHECKSUMS_FILE).write_bytes(b"\xff")
     (tmp_path / "checkpoint").write_bytes(b"\xff")
     (tmp_path / "ckpt-3.index").unlink()
@@ -167,7 +167,7 @@ def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: P
         assert max(result["accuracy"] or 0.0 for result in results) > 0.5
         assert latest_step(tmp_path) >= saved + 100
 
-    # A script that restores a file itself: the job's own checkpoint goes first, and who comes back resets nothing.
+    # A script that restores a file itself: the job's checkpoint has priority, and a restarted worker resets nothing.
     pretrained = {"PRETRAINED": str(tmp_path / "checkpoints" / f"model.ckpt-{saved}")}
     with RolesStage(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("finetune", "100000"), PLAN, environment=pretrained) as job:
         lost = job.worker(1)

@@ -83,7 +83,7 @@ def test_variables_and_their_slots_are_where_the_plan_says(many: tuple[dict[str,
 
 def test_other_data_and_models(many: tuple[dict[str, Any], Process]) -> None:
     result = many[0]
-    # The second fit goes on with the trained model.
+    # The second fit continues with the trained model.
     assert result["again"]["accuracy"][0] > 0.85
     own = result["subclassed"]["history"]
     assert own["loss"][-1] < own["loss"][0]
@@ -230,7 +230,7 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
         result = job.chief.result
         assert result["epochs"] == list(range(epochs))
         assert len(result["history"]["loss"]) == epochs
-        # What the worker that was killed had been given, up to eight steps at once, was done again.
+        # The group of the killed worker, up to eight steps, was repeated.
         assert epochs * batches <= result["iterations"] <= epochs * batches + 8
         assert result["history"]["loss"][-1] < 1.0
         assert result["evaluated"]["accuracy"] > 0.8
@@ -259,7 +259,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
         assert job.chief.reported("placement")[0]["variables"]["dense/kernel"] == devices["dense/kernel"]
         assert len(list((tmp_path / "checkpoints" / "fit-0").glob("ckpt-*.index"))) == 3
 
-    # It goes on, saves within an epoch and when it is told to end, and has its whole history afterwards.
+    # It resumes, saves within an epoch and when it is asked to end, and has its whole history afterwards.
     script = SCRIPTS / "keras_legacy.py"
     per_epoch = 32
     patient: dict[str, Any] = {"checkpoint_interval_s": 0.01, "environment": PATIENT}
@@ -281,7 +281,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
         assert again["loss"][:4] == result["history"]["loss"]
         assert job.chief.result["epochs"] == list(range(epochs))
         assert job.chief.result["counted"] == [epochs, again["loss"]]
-        # An epoch that was interrupted goes on at its batch.
+        # An interrupted epoch resumes at its batch.
         assert job.chief.reported("resumed") == [{"type": "resumed", "step": max(steps)}]
         assert job.chief.reported("total")[0]["steps"] == epochs * per_epoch
         assert job.chief.reported("progress")[-1]["step"] in (epochs * per_epoch, epochs * per_epoch + 1)
@@ -301,7 +301,7 @@ def test_workers_of_tf_keras_report_the_metrics_of_all_of_them(tmp_path: Path) -
     with RolesStage(Api.TF_KERAS, SCRIPTS / "keras_legacy_metrics.py", tmp_path, 1, 2) as job:
         assert job.chief.wait() == 0
         result = job.chief.result
-    # Ten batches of 32, whoever trained them and whenever it ended.
+    # Ten batches of 32, regardless of the worker and of its end.
     assert result["even"]["n_seen"] == [320.0] * 3
     assert result["even"]["loss"][-1] < result["even"]["loss"][0]
 

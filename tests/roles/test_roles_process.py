@@ -25,7 +25,7 @@ process.termination.exit()
 """
 
 
-# The save that comes to nothing is a long one: the thread that ends the process may be slow to get its turn.
+# The save that times out is a long one, because the thread that ends the process may be scheduled late.
 @pytest.mark.parametrize(("timeout_s", "save_s", "does"), [("600", "0.5", "saved\n"), (None, "300", "")])
 def test_the_environment_says_how_long_a_save_may_take(timeout_s: str | None, save_s: str, does: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "DIKE_SAVE_TIMEOUT_S"}

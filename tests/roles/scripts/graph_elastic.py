@@ -1,4 +1,4 @@
-"""A synchronous TensorFlow 1 script without any chance in it: STEPS. Its first attempt tells itself to end."""
+"""A deterministic, synchronous TensorFlow 1 script: STEPS. Its first attempt asks its own process to end."""
 
 import json
 import os

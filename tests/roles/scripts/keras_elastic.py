@@ -1,4 +1,4 @@
-"""Several fits whose weights count how often each sample was trained; each attempt but the last is told to end."""
+"""Several fits whose weights count how often each sample was trained; each attempt but the last is interrupted."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Count(keras.losses.Loss):
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Tells the process to end in the middle of an epoch or a validation; counts the steps of all attempts."""
+    """Ends the process in the middle of an epoch or a validation; counts the steps of all attempts."""
 
     def __init__(self, fit, in_validation):
         super().__init__()

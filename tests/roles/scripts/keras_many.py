@@ -30,7 +30,7 @@ class Samples(keras.metrics.Metric):
 
 
 class Batches(keras.callbacks.Callback):
-    """What a callback for batches is told."""
+    """Records the arguments of a callback for batches."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ result["arrays"] = {
     ),
     "moving_mean_moved": float(np.abs(np.asarray(model.layers[1].moving_mean)).max()),
 }
-# The same model again: it goes on from where it is.
+# The same model again: the training continues with its weights.
 result["again"] = model.fit(inputs, labels, epochs=1, verbose=0, class_weight={0: 2.0}).history
 
 

@@ -33,7 +33,7 @@ class Largest(keras.metrics.Metric):
 
 
 class Logs(keras.callbacks.Callback):
-    """What a callback for batches is told."""
+    """Records the logs of a callback for batches."""
 
     def __init__(self):
         super().__init__()
@@ -182,7 +182,7 @@ def compiled(rate, batch_size=50, looks=True, shuffled=False, **settings):
     )
     data = {"x": inputs, "y": labels, "batch_size": batch_size}
     if shuffled:
-        # Another order each time it is read: whoever reads once more than Keras trains in another order.
+        # Shuffled anew at each iteration: an extra pass over the data changes the order of the training.
         data = {"x": tf.data.Dataset.from_tensor_slices((inputs, labels)).shuffle(len(inputs)).batch(batch_size)}
     history = model.fit(
         **data,
@@ -199,7 +199,7 @@ several = []
 if "DIKE_TASK" in os.environ:
     from dike.keras3.job import epoch, step
 
-    # However slow this machine is, steps are handed out several at a time where nobody looks at each.
+    # Even on a slow machine, steps are grouped where no callback inspects each of them.
     epoch._SHORT_STEP_S = epoch._MAX_GROUP_S = 1e9
     epoch._MEASURED_STEPS = 5
     own = step.Step.multi_step
