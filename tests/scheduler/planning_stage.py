@@ -39,7 +39,7 @@ class FakePlanner:
 
 
 class FakeBackground:
-    """Does things when it is told to (a `Background`)."""
+    """A `Background` that runs its work only when the test asks for it."""
 
     def __init__(self) -> None:
         self.begun = 0

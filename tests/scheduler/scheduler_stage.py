@@ -30,7 +30,7 @@ MEM_OF_CPU = 1024.0
 
 
 class FakeMaster(FakeMesos):
-    """Offers what is free and not filtered; launches at once.
+    """Offers what is free and not filtered; launches immediately.
 
     Args:
         agents: agent -> CPUs; a GiB of memory for each.
@@ -52,7 +52,7 @@ class FakeMaster(FakeMesos):
         self._numbers = itertools.count()
 
     def free(self, agent: str) -> float:
-        """CPUs that nobody holds."""
+        """Free CPUs of an agent."""
         held = sum(cpus for where, cpus in self.running.values() if where == agent)
         return self.agents[agent] - self.others.get(agent, 0.0) - held
 
@@ -234,7 +234,7 @@ class FakePreemptibleJob(FakeJob):
 
 
 class FakeDirectory(AgentDirectory):
-    """Asks at once, so that what it says does not depend on threads."""
+    """Asks synchronously, so that its answers do not depend on threads."""
 
     def __init__(self, master: FakeMaster) -> None:
         super().__init__(master.ask, clock=lambda: master.now)

@@ -1,4 +1,4 @@
-"""A scheduler that is subscribed to a real Mesos, and goes on as long as a test waits for something."""
+"""A scheduler that is subscribed to a real Mesos, and runs while a test waits for a condition."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SubscribedStage:
         self.until(lambda: self.driver.connected, "a subscription")
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Goes on until the condition holds."""
+        """Runs until the condition holds."""
         return wait_until(condition, what, said=lambda: self.failed, lost=lambda: self.failed, pause=self._handle)
 
     def _handle(self, pause_s: float) -> None:

@@ -112,7 +112,7 @@ def test_an_answer_that_makes_no_sense_leaves_what_was_known(caplog: pytest.LogC
 
     def told() -> bool:
         nonlocal now_s
-        # However many looks it takes: what was known is believed for so long only.
+        # Regardless of the number of looks: an old answer is used only up to its maximum age.
         now_s = min(now_s + REFRESH_S, MAX_STALENESS_S - 1)
         assert [one.node for one in directory.current() or ()] == ["a"]
         return "cannot be read" in caplog.text
@@ -216,7 +216,7 @@ def test_what_others_hold_is_found_out_in_the_background() -> None:
     directory = AgentDirectory(ask, clock=lambda: now_s)
     directory.refresh()
     directory.current()
-    assert "/frameworks" not in asked, "nobody wants to know"
+    assert "/frameworks" not in asked, "there was no request for it"
     assert directory.demand("F") is None
     may_answer.set()
 
@@ -237,7 +237,7 @@ def test_what_others_hold_is_found_out_in_the_background() -> None:
     asked.clear()
     wait_until(lambda: directory.demand("F") is None and "/frameworks" in asked, "an answer without demand")
     directory.close()
-    assert "/metrics/snapshot" not in asked, "who does not answer is not asked more"
+    assert "/metrics/snapshot" not in asked, "a master that does not answer gets no further requests"
 
 
 def test_offers_of_agents_that_are_gone_are_forgotten() -> None:
@@ -267,6 +267,6 @@ def test_offers_of_agents_that_are_nobody_elses_are_complete_once_all_is_offered
     assert shared.is_settled(0.1 + SETTLE_S)
     for one in (pool, shared):
         one.take(lambda offer: True)
-    # Tasks end one by one, and what they had is offered in pieces.
+    # Tasks end one by one, and their resources are offered in pieces.
     assert add(mesos.offer(0), mesos.offer(1, cpus=1), now_s=10.0) == (False, False)
     assert add(mesos.offer(1, cpus=3), now_s=10.1) == (True, False)

@@ -1,4 +1,4 @@
-"""Work beside the loop: where its result comes out, what is not begun, and that nobody has to wait for its end."""
+"""Work beside the loop: where its result is delivered, what is not started, and that its end need not be awaited."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import DEADLINE_S, wait_until
 
 
 def nothing() -> None:
-    """Wakes nobody."""
+    """A wake-up call without effect."""
 
 
 @pytest.mark.parametrize("background", [InlineBackground(), Threads(nothing)])

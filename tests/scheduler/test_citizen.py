@@ -124,7 +124,7 @@ def test_an_agent_that_another_framework_holds_is_waited_for_and_named(cluster: 
     other = RawFramework(cluster.master)
     held: dict[str, Any] = {}
     while "agent-1" not in held:
-        # Frameworks of earlier tests are gone; there is nobody else.
+        # Frameworks of earlier tests have ended; there are no others.
         held |= {offer["hostname"]: offer["id"] for offer in other.next_event("OFFERS")["offers"]}
     ours = SleepingJobsStage(cluster, "*")
     ours.submit("job", 2.0, constraints=("rack:IS:r2",))

@@ -109,7 +109,7 @@ def test_no_agent_at_all_and_none_that_is_admitted_are_told_apart() -> None:
     slave = {"id": "S0", "hostname": "agent-0", "active": True, "resources": {"cpus": 4}, "attributes": {"rack": "r1"}}
     slaves = [slave]
     here = threading.current_thread()
-    # What is asked in the background is not answered: it might be late, and tell of those before.
+    # Requests from the background are not answered: an answer may be late and describe earlier agents.
     directory = AgentDirectory(lambda path: {"slaves": slaves} if threading.current_thread() is here else None)
     directory.refresh()
     assert len(agents_for(directory, ["rack:IS:r1"])() or ()) == 1

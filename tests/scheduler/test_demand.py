@@ -31,7 +31,7 @@ def test_jobs_of_one_framework_have_one_share_among_them() -> None:
 
     assert fair(4, 16.0) == 2
     assert fair(2, 8.0) == 2, "each has given its part up"
-    assert fair(1, 6.0) == 3, "what is missing of the share is for whoever wants it"
+    assert fair(1, 6.0) == 3, "the unused part of the share is free for any job"
     assert fair(4, 0.0) == 8, "the master does not know of its tasks yet"
     room = ShrinkHistory(patience_s=30.0)
     ours = Demand.among(total, [FrameworkUsage("us", "service", {"cpus": 16.0}, is_requesting=True), waits], "us")

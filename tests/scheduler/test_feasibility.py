@@ -30,7 +30,7 @@ TWO = {"agent-0": 4.0, "agent-1": 4.0}
 
 
 class Unsizable(FakeJob):
-    """Nobody can say where it would start."""
+    """A job that cannot be placed, because its agents are ambiguous."""
 
     def _fit(self, nodes: Nodes) -> FitResult:
         self.placings += 1

@@ -23,7 +23,7 @@ LONG = 100_000
 
 
 def cluster(allocation: str | None, jobs: int = 0, steps: int = LONG, **more: Any) -> TrainingStage:
-    """A cluster of 16 CPUs with so many jobs of 1 to 6 workers, each of another user."""
+    """A cluster of 16 CPUs with `jobs` jobs of 1 to 6 workers, each of another user."""
     made = TrainingStage(AGENTS, allocation, MATCHING_BUDGET_S, **more)
     for number in range(jobs):
         submit(made, number, steps=steps)
@@ -64,7 +64,7 @@ def test_jobs_begin_with_the_least_when_many_come_and_grow_when_others_end() -> 
     made = cluster("dike", jobs=4, steps=200)
     submit(made, 4)
     made.run(5.0)
-    assert all(workers >= 1 for workers in made.sizes), "nobody waits for what others could do without"
+    assert all(workers >= 1 for workers in made.sizes), "no job waits for workers that others can spare"
     before = made.sizes[4]
     ends(made, 4)
     made.run(3 * MATCHING_BUDGET_S)
@@ -79,7 +79,7 @@ def test_a_job_makes_room_for_one_that_comes_and_takes_no_part_in_what_it_decide
     alone = made.sizes[0]
     assert alone > 1
     submit(made, 1)
-    assert made.training["j1"].need is Need.NOTHING, "nobody has given it anything yet"
+    assert made.training["j1"].need is Need.NOTHING, "no workers are assigned to it yet"
     made.run(2 * INTERVAL_S + 2 * MATCHING_BUDGET_S)
     first, second = made.sizes
     assert 1 <= first < alone

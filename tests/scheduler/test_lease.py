@@ -87,7 +87,7 @@ def test_who_was_stopped_for_long_asks_before_it_subscribes_again(url: str, monk
     lost: list[str] = []
     with closing(ServiceStore(url)) as store, store.database.lock(lost.append) as held:
         take_over(store)
-        # Nobody else can have it yet: it was renewed a moment ago.
+        # The lease cannot be taken over yet: it was renewed a moment ago.
         assert held.ensure_owned()
         monkeypatch.setattr(lease, "STALE_S", 0.0)
         assert not held.ensure_owned()

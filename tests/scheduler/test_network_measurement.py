@@ -1,4 +1,4 @@
-"""`dike agents measure`: who sends to whom, what is made of it, and all of it on a real Mesos."""
+"""`dike agents measure`: the senders and receivers, the computed speeds, and the whole command on a real Mesos."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class MeasurementStage:
         self.work.tick()
 
     def transfer(self) -> list[tuple[str, str]]:
-        """Answers all transfers that go on, as the links would; (sender, receiver) of each."""
+        """Answers all transfers in progress, as the links would; (sender, receiver) of each."""
         pairs = []
         by_port = {TransferOrder.decode(info["data"]).port: info for info in self.mesos.accepted}
         name = {info["task_id"]["value"]: f"agent-{info['agent_id']['value'][1:]}" for info in self.mesos.accepted}
@@ -109,7 +109,7 @@ class MeasurementStage:
         rounds = []
         while not self.work.done:
             rounds.append(self.transfer())
-            assert rounds[-1], "nothing goes on"
+            assert rounds[-1], "no transfer is in progress"
         return rounds
 
 
@@ -216,7 +216,7 @@ def test_what_is_measured_is_planned_with_live_and_offline(tmp_path: Path) -> No
         measured = yaml.safe_load(network.read_text())
         assert [(node["name"], node["rack"]) for node in measured["nodes"]] == [("agent-0", "r1"), ("agent-1", "r2")]
         assert all(node["network_gbps"] > 0 for node in measured["nodes"])
-        # What nobody would measure here shows that the file is what is planned with.
+        # A speed that no measurement would give shows that plans use the file.
         measured["links"] = {"across_racks_gbps": 0.001}
         network.write_text(yaml.safe_dump(measured))
         options = ("--network", "network.yaml", "--format", "json")

@@ -1,4 +1,4 @@
-"""Who is served first: weighted fair shares between users, order of arrival within a user's jobs."""
+"""The order of service: weighted fair shares between users, order of arrival within a user's jobs."""
 
 from __future__ import annotations
 

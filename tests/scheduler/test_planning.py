@@ -1,4 +1,4 @@
-"""Planning beside the loop: others go on meanwhile, and what comes of it too late harms nobody."""
+"""Planning beside the loop: other jobs continue meanwhile, and a late result is discarded."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_what_is_left_of_an_agents_offers_when_one_is_rescinded_is_planned_on(pl
     wait_until(lambda: planner.asked, "planning")
     stage.scheduler.handle(events.OfferRescinded(offer_id(first)))
     stage.run(1.0)
-    assert stage.plans("slow"), "what is left is kept for it"
+    assert stage.plans("slow"), "the remaining offers are reserved for it"
     planner.may.set()
     stage.until(lambda: planner.asked == [{"agent-0"}] * 2, "planning anew")
     stage.close()
@@ -263,7 +263,7 @@ def test_a_job_that_fails_while_it_plans_holds_no_offers_any_more(
     stage.step()
     assert [job_id for job_id, _ in stage.failed] == ["slow"]
     assert not stage.plans("slow")
-    assert stage.master.launches == ["next.0"], "at once, on the very same offer"
+    assert stage.master.launches == ["next.0"], "immediately, on the same offer"
     assert stage.master.declined == []
     stage.close()
 

@@ -90,7 +90,7 @@ def test_the_user_furthest_above_the_fair_share_makes_way_until_the_other_runs()
     sentence = explained(stage, "first").sentence
     assert "makes room for job waits, which has waited long and fits without 2 workers of this one" in sentence
     assert "makes room" not in explained(stage, "second").sentence
-    # While it saves nobody else is asked, nor it for more.
+    # While it saves, no other job is asked, and it is not asked for more.
     first.leaving = first.asked
     stage.run(2 * RECHECK_S)
     assert (first.requests, second.requests) == (1, 0)
@@ -187,7 +187,7 @@ def test_jobs_make_way_for_one_whose_plans_take_long_too(monkeypatch: pytest.Mon
         reserved.append(stage.scheduler.snapshot.reservation)
     assert [kept for kept in reserved if kept is not None and kept.awaits_task_ends] == []
     assert sum(len(job.asked) for job in stage.jobs.values() if isinstance(job, ShrinkingJob)) == 6
-    assert SlowToPlace.planned_s > 1.0, "it was not found at once"
+    assert SlowToPlace.planned_s > 1.0, "planning took time"
     stage.close()
 
 
@@ -246,7 +246,7 @@ def potential_victim(job_id: str, share: float, cpus: Mapping[str, float], most:
 
 
 def needing(count: int, cpus: float) -> Callable[[Room], frozenset[str]]:
-    """A job of so many tasks of so many CPUs each."""
+    """A job of `count` tasks with `cpus` CPUs each."""
 
     def fits(room: Room) -> frozenset[str]:
         places = [agent for agent, free in room.items() for _ in range(int(free["cpus"] // cpus))]

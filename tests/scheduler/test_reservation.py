@@ -1,4 +1,4 @@
-"""Agents that are kept for the job that has waited longest: nobody starves, and the others go on meanwhile."""
+"""Agents that are reserved for the job that has waited longest: no job starves, and the others continue meanwhile."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_only_who_has_waited_long_gets_a_reservation_and_only_one_does() -> None
     assert reservations.is_reserved_for_other("second", "S1")
     assert not reservations.is_reserved_for_other("first", "S1")
     assert not reservations.is_reserved_for_other("second", "S2")
-    # It stays with who has it, whoever is first now; when that job has started the next one has it.
+    # A reservation stays with its job, even if another job is first now. After that job's start, the next one gets it.
     reservations.update(RESERVE_AFTER_S + 1, [second, first])
     assert reservations.current.job_id == "first"
     assert reservations.update(RESERVE_AFTER_S + 2, [second])

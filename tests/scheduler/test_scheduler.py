@@ -158,7 +158,7 @@ def test_a_job_that_raises_twice_ends_once() -> None:
 
 
 class Persistent(FakeJob):
-    """Goes on after a launch that failed."""
+    """Starts again after a failed launch."""
 
     starts_again = True
 

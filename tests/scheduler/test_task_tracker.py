@@ -1,4 +1,4 @@
-"""How a task has ended is told by its agent, with its output; what the master says first is believed later."""
+"""A task's end and output are reported by its agent; the master's report is used only after a delay."""
 
 from __future__ import annotations
 

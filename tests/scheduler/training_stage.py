@@ -57,7 +57,7 @@ class TrainingStage:
         Args:
             job_spec: the job.
             number: order of arrival.
-            user: whose it is; of a user of its own if nobody's.
+            user: the owner; empty: a user with this job only.
             steps: how long it trains; None: only as a test says.
         """
         job_id = job_spec.job_id
@@ -76,7 +76,7 @@ class TrainingStage:
         return job
 
     def run(self, seconds: float) -> None:
-        """Time passes; slots do what they are told, tasks that are killed end, jobs train."""
+        """Advances the time: slots follow their orders, killed tasks end, jobs train."""
         stage = self.stage
         for _ in range(round(seconds / STEP_S)):
             stage.step()
