@@ -71,7 +71,7 @@ def postgresql_server() -> Iterator[PostgresqlServer]:
         )
 
     data = str(folder / "data")
-    # While the server is stopped nobody is given its port, as one for outgoing connections would be.
+    # The port stays reserved while the server is stopped; otherwise an outgoing connection might take it.
     (block,) = reserve_blocks(1)
     port = block.first
     try:

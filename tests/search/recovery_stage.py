@@ -173,7 +173,7 @@ class RecoveryStage:
         self._executor_of: dict[str, str] = {}
         self._executors: dict[tuple[str, str], Any] = {}
         self._late: list[tuple[str, str]] = []
-        """What has been sent to slots and comes a second later, whoever is there then."""
+        """Messages to slots that arrive a second later, even at a restarted slot."""
         self.store = Store(self.storage)
         self.store.create_search(spec)
         Study.create(self.storage, spec).close()

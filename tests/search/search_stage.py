@@ -76,7 +76,7 @@ class FakeSlot:
 
     @property
     def wanted(self) -> Wanted:
-        """What it was told last."""
+        """The last order that was sent to it."""
         told = [data for task_id, data in self.stage.mesos.messages if task_id == self.slot.task_id]
         return Wanted.decode(told[-1]) if told else Wanted(0)
 
@@ -96,7 +96,7 @@ class FakeSlot:
         self.stage.send(self.slot, self.status.encode())
 
     def train(self) -> RunKey:
-        """Does what it is told: the run it is to hold takes its first step."""
+        """Follows its order: the wanted run takes its first step."""
         run = self.wanted.run
         assert run is not None
         self.say(number=self.wanted.number, run=run.key, training=True, preemptible=True)

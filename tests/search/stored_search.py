@@ -61,7 +61,7 @@ def add_search(store: Store, spec: SearchSpec, curves: Sequence[Sequence[float]]
 
 
 def add_losses(store: Store, trial: int, run: int, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Keeps what a run has reported, the trial itself being as it was."""
+    """Keeps a run's reports, and leaves the trial unchanged."""
     with store._transaction() as connection:
         _add_losses(connection, store._require_id(), trial, run, reports)
 

@@ -50,7 +50,7 @@ def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, 
     assert (train_unsaved(first), train_unsaved(second)) == ((0, 0), (1, 0))
     first.report(1, 2.0)
     stage.tick(QUANTUM_S + 0.1)
-    # The third is next in one of the slots; who was there stands still.
+    # The third trial is next in one of the slots; the trial that ran there is paused.
     assert first.wanted.run.key == (2, 0)
     suspend_in_memory_alone(first)
     assert stored(storage)[0].state is TrialState.SUSPENDED
@@ -79,7 +79,7 @@ def test_a_trial_that_cannot_be_saved_goes_on_in_any_slot_that_has_its_process(b
     suspend_in_memory_alone(first)
     train_unsaved(first)
     second.end("finished")
-    # The other slot says a moment later that it can go on there, too.
+    # The other slot reports a moment later that it can continue the trial, too.
     assert second.wanted.run is None
     second.say(paused=((0, 0),), unsaved=((0, 0),))
     stage.tick(0.1)
@@ -87,7 +87,7 @@ def test_a_trial_that_cannot_be_saved_goes_on_in_any_slot_that_has_its_process(b
     assert (first.wanted.evict, second.wanted.evict) == ((), ())
     train_unsaved(second)
     first.say(paused=(), unsaved=())
-    # It stands still again, and the slot that it was in is lost.
+    # It is paused again, and its former slot is lost.
     second.say(run=None, training=False)
     suspended = RunEnd(0, 1, "suspended", suspend_s=0.1)
     for slot in (first, second):
@@ -193,7 +193,7 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
         (1, 0, "new", 0),
         (0, 1, "continued", 5),
     ]
-    # The one that has waited longest is the likeliest to go on.
+    # The trial that has waited longest is the most likely to resume.
     slot.report(5, 0.5)
     stage.tick(QUANTUM_S + 0.1)
     assert (slot.wanted.run.key, slot.wanted.evict, slot.wanted.resume_order) == ((1, 1), (), ((1, 0),))
@@ -224,7 +224,7 @@ def test_the_policy_hears_where_processes_stand_still(
     for slot, keys in zip(slots, stay, strict=True):
         slot.say(paused=tuple(keys))
     assert [slot.key for slot in slots] == [(3, 0), (2, 0)]
-    # Trial 0 is a little ahead, but its process may stand still in the other slot alone.
+    # Trial 0 is a little ahead, but its process may be paused only in the other slot.
     slots[freed].end("finished")
     assert slots[freed].wanted.run.key == (chosen, 1)
     stage.tick()
@@ -240,7 +240,7 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     first.say(paused=((0, 0),))
     first.train()
     (second,) = stage.offer(cpus=1, first=1)
-    # It is to go on in another slot, which may be able to take its process, and does not.
+    # It is to resume in another slot, which might take over its process, but does not.
     assert second.wanted.run.key == (0, 1)
     stage.tick(5.0)
     assert first.wanted.evict == ()
@@ -298,20 +298,20 @@ def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] 
 @pytest.mark.parametrize(
     ("slots", "wanted", "given"),
     [
-        # Its own slot is empty, or is to be given to one that stands still nowhere, or in the other.
+        # Its own slot is empty, or is for a trial that is paused nowhere, or in the other slot.
         ([slot_with(0), slot_with(1, paused=((7, 2),))], {0: 7}, {1: 7}),
         ([slot_with(0), slot_with(1, paused=((7, 2),))], {0: 7, 1: 8}, {0: 8, 1: 7}),
         ([slot_with(0, paused=((8, 2),)), slot_with(1, paused=((7, 2),))], {0: 7, 1: 8}, {0: 8, 1: 7}),
         # It is there; or the other is.
         ([slot_with(0, paused=((7, 2),)), slot_with(1)], {0: 7, 1: 8}, {0: 7, 1: 8}),
         ([slot_with(0), slot_with(1, paused=((7, 2), (8, 2)))], {0: 7, 1: 8}, {0: 7, 1: 8}),
-        # Another runs in its slot, and goes on there.
+        # Another trial runs in its slot, and continues there.
         ([slot_with(0), slot_with(1, holds=9, paused=((7, 2),))], {0: 7}, {0: 7}),
         ([slot_with(0), slot_with(1, holds=9, paused=((7, 2),))], {0: 7, 1: 9}, {0: 7, 1: 9}),
         # It is to run on something else.
         ([slot_with(0, kind="v100"), slot_with(1, paused=((7, 2),))], {0: 7}, {0: 7}),
         ([slot_with(0), slot_with(1, paused=((7, 2),)), slot_with(2)], {2: 7, 1: 8, 0: 9}, {1: 7, 2: 8, 0: 9}),
-        # It stands still in several: it is in one of them, or comes to the first that is free.
+        # It is paused in several slots: it gets the one that it was given, or the first one that is free.
         ([slot_with(0, paused=((7, 2),)), slot_with(1, paused=((7, 2),))], {1: 7}, {1: 7}),
         (
             [slot_with(0), slot_with(1, holds=9, paused=((7, 2),)), slot_with(2, paused=((7, 2),))],
@@ -402,7 +402,7 @@ def test_what_the_study_has_not_heard_of_is_told_on_resumption(begin: Any, tmp_p
     slot = stage.offer(cpus=1)[0]
     slot.train()
     slot.report(8, 1.0)
-    # Killed after the record was written and before Optuna was told.
+    # Killed between writing the record and reporting to Optuna.
     record = stage.trials[0]
     record.state = TrialState.FINISHED
     stage.store.save_trial(record)
@@ -537,7 +537,7 @@ def test_a_trial_that_has_failed_is_tried_in_another_executor(begin: Any) -> Non
     other = stage.offer(cpus=1)[0]
     assert other.slot.executor_id != second.slot.executor_id == first.slot.executor_id
     assert stage.views[0].refused == {second.slot.id}
-    # Once it trains again it goes on anywhere.
+    # After it has trained again, it may run in any slot.
     assert other.train() == (0, 1)
     stage.tick(QUANTUM_S + 0.1)
     assert stage.views[0].refused == frozenset()
@@ -843,7 +843,7 @@ def test_a_trial_moves_to_a_faster_slot_that_becomes_free(tmp_path: Path, storag
     assert not fast.wanted.leave, "it waits for that trial"
     slow.end("suspended", checkpoint="/c/a", step=10)
     assert fast.train() == (second[0], second[1] + 1)
-    assert slow.wanted.leave, "nobody needs the slow slot any more"
+    assert slow.wanted.leave, "no trial needs the slow slot any more"
     fast.end("finished")
     stage.tick(1)
     assert stage.trials[second[0]].state is TrialState.FINISHED
@@ -857,8 +857,8 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     assert slot.wanted.run.trial.every_value
     slot.report(10, 5.0, value=2.0, values=[[1, 5, 1.0], [2, 10, 2.0]])
     assert stage.trials[0].state is TrialState.RUNNING
-    slot.report(20, 5.0, value=4.0, values=[[10**30, 11, 9.0], [2, 10, 9.0]])  # no such count; and told already
-    slot.report(20, 5.0, value=4.0, values=[[2, 10, 9.0], [3, 15, "nan?"]])  # malformed; and told already
+    slot.report(20, 5.0, value=4.0, values=[[10**30, 11, 9.0], [2, 10, 9.0]])  # no such count; and already reported
+    slot.report(20, 5.0, value=4.0, values=[[2, 10, 9.0], [3, 15, "nan?"]])  # malformed; and already reported
     slot.report(20, 5.0, value=4.0, values=[[3, 15, 4.0], [4, 20, 2.0]])
     record = stored(storage)[0]
     assert (record.state, record.value, record.stated, record.slot) == (TrialState.STOPPED, 4.0, 3, 0)

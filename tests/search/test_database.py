@@ -1,4 +1,4 @@
-"""Where the database of searches is, and what is said if it cannot be used."""
+"""The location of the database of searches, and the messages if it cannot be used."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_service_makes_its_database_private_and_leaves_the_locks_of_others_in_
         assert all(held)
         ServiceStore(url).close()
         assert [locked_by(os.getpid(), file) for file in (path, files[2])] == held
-        # Another process does not take it for one that nobody uses.
+        # Another process sees that the database is in use, and keeps its files.
         read = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM dike_searches').fetchall()"
         subprocess.run([sys.executable, "-c", read, path], check=True, timeout=DEADLINE_S)
         assert all(file.exists() for file in files)

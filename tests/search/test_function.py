@@ -53,7 +53,7 @@ def test_a_function_stays_as_long_as_a_search_needs_it(function: Path, storage: 
             raise BadInputError("no")
         return found[0]
 
-    # It had begun when it could not go on; then another is to have its name.
+    # The search had started before it failed; later another search needs its name.
     assert refused("digits", begins=True).is_file()
     assert refused("digits", begins=False).is_file()
     function.write_bytes(pickled.dump_function(lambda lr: 2 * lr))

@@ -1,4 +1,4 @@
-"""A search on a real GPU: one trial at a time, its memory gone before the next one comes, and told as NVML tells it.
+"""A search on a real GPU: one trial at a time, and its memory is free, as NVML reports it, before the next one starts.
 
 Its trials have the same losses however they are suspended, and whatever is killed leaves nothing on the GPU.
 """
@@ -123,7 +123,7 @@ def test_pytorch_trials_train_the_same_however_they_are_suspended(tmp_path: Path
 
 
 def standing(ancestor: int) -> list[psutil.Process]:
-    """Processes of trials that stand still."""
+    """Paused processes of trials."""
     found = []
     for process in psutil.Process(ancestor).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -144,7 +144,7 @@ def test_what_is_killed_while_trials_stand_still_leaves_nothing_on_the_gpu(tmp_p
     )
 
     stopped = running.wait_for(
-        lambda: found if len(found := standing(running.process.pid)) >= 2 else None, "two trials that stand still"
+        lambda: found if len(found := standing(running.process.pid)) >= 2 else None, "two paused trials"
     )
     supervisor = stopped[0].parent()
     assert supervisor is not None

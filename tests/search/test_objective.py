@@ -55,7 +55,7 @@ class TrialStage:
         Args:
             before: steps done before.
             losses: of its steps.
-            pauses: whether the time for a report has come, asked at each step.
+            pauses: whether a report is due, asked at each step.
             size: how many bytes are read, and how many reports sent, at a time.
         """
         with tempfile.TemporaryFile() as lines:
@@ -187,7 +187,7 @@ def test_what_a_function_returns_is_the_value(returned: float, names: list[str],
 
 
 def said(*calls: Callable[[TrialRuntime], object], every_value: bool = False) -> RunReports:
-    """What a trial that does this tells its executor."""
+    """The reports that a trial with these calls sends to its executor."""
     with tempfile.TemporaryFile() as lines:
         spec = TrialSpec("s", 0, 0, {}, "/none", report_fd=lines.fileno(), every_value=every_value)
         runtime = TrialRuntime(spec, lambda: 0.0)

@@ -1,4 +1,4 @@
-"""What a search's policy is told from the database."""
+"""The data that a search's policy gets from the database."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store:
     assert "continues without learning from befor: There is no search 'befor'" in told[0]
     assert chosen(store, learning(tmp_path, "before"), resumed=True, told=told) == 0
     assert told[1:] == [f"learns from {len(CURVES)} trials of before"]
-    # Somebody has made another search of that name.
+    # Another search of that name was made in the meantime.
     other = learning(tmp_path, "before", metric="accuracy", mode="max")
     assert chosen(store, other, resumed=True, told=told) == 0
     assert "was for the least training loss" in told[-1]

@@ -30,7 +30,7 @@ BEGIN_S = 1.7e9
 
 
 def fill(url: str, name: str, count: int) -> None:
-    """A search as it is after some time: each trial has had a slice, the first one two, and runs."""
+    """A search after some time: each trial has had a slice, the first one two, and is running."""
     lr = tuple(round(0.1 / (number + 1), 5) for number in range(count))
     spec = SearchSpec(
         name=name,
@@ -158,7 +158,7 @@ def test_what_a_trial_has_printed_is_shown(dike: Dike, url: str) -> None:
         # A trial that has ended is not waited for.
         ended = dike("logs", "digits", "--trial", 2, "-f")
         assert (ended.exit_code, ended.stdout) == (0, "")
-    # Nor is one that nobody trains.
+    # Nor is a trial whose search is not running.
     stands = dike("logs", "digits", "--trial", 0, "-f")
     assert (stands.stdout, str(stands.exception)) == (
         whole,

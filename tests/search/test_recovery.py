@@ -1,4 +1,4 @@
-"""A search goes on in the next service when one is killed: nothing runs twice, and no report is lost."""
+"""A killed search continues in the next service: nothing runs twice, and no report is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_search_survives_any_number_of_deaths(tmp_path: Path, seed: int, polic
         assert stage.now < 5000, "it never ends"
     assert stage.lives > 5
     assert {record.state for record in stage.store.load_trials()} == {TrialState.FINISHED}
-    # Every step of every trial once, whoever was there to hear of it.
+    # Every step of every trial exactly once, in spite of the restarts.
     losses = stage.store.load_losses()
     for trial in range(TRIALS):
         told = {report["step"]: report["loss"] for report in losses[trial]}

@@ -1,4 +1,4 @@
-"""The slots of a search: launched, told what to hold, drained, given back to others."""
+"""The slots of a search: launched, given runs, drained, given back to others."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_slots_come_and_go_in_an_executor_and_what_it_has_for_itself_counts_once
     assert executors(stage) == ["s.slot-0"] * 4
     assert [amounts(info["resources"]) for info in stage.mesos.accepted] == [part, whole, part, whole]
     assert stage.scheduler.job("s").tasks["s.slot-3"].executor_id == "s.slot-0"
-    # Nobody joins those that are to leave, nor an executor that all have left.
+    # No task joins an executor whose slots are to leave, or have left.
     third.slot.request_end()
     fourth.slot.request_end()
     fifth = stage.offer(cpus=1)[0]
@@ -357,7 +357,7 @@ def test_of_slots_that_end_together_one_keeps_what_cannot_be_saved(begin: Any, r
     for slot in slots:
         slot.train()
         slot.report(1, 1.0)
-    # The fourth trial stands still, and goes on in any of the slots.
+    # The fourth trial is paused, and may resume in any of the slots.
     left = ((3, 0),)
     stage.trials[3].runs, stage.trials[3].state = 1, TrialState.SUSPENDED
 
@@ -500,7 +500,7 @@ def test_a_slot_is_told_now_and_then_what_it_need_not_keep(begin: Any) -> None:
     assert slot.wanted.acknowledged_reports == ((0, 0, 1),)
     stage.mesos.messages.clear()
     stage.tick(ACKNOWLEDGE_INTERVAL_S)
-    assert not stage.mesos.messages, "nothing has come since"
+    assert not stage.mesos.messages, "nothing was received since"
 
 
 def test_a_patient_search_waits_for_agents_that_can_hold_its_slots(begin: Any) -> None:

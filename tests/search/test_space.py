@@ -1,4 +1,4 @@
-"""Search spaces: every way to write one, and what is said of those that cannot be searched."""
+"""Search spaces: every way to write one, and the messages for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of slots, and how fast trials train on them: measured, told to policies, kept, restored."""
+"""Kinds of slots, and the speeds of trials on them: measured, passed to policies, stored, restored."""
 
 from __future__ import annotations
 
@@ -204,8 +204,8 @@ def test_the_trials_that_have_finished_say_what_others_have_left(tmp_path: Path,
     first.end("finished")
     assert left_s(stage) == {1: pytest.approx((101 * 8 - 11 * 16) / 16), 2: None}, "the third has no speed yet"
     second.end("suspended", checkpoint="/c/a", step=6)
-    assert left_s(stage)[1] == pytest.approx((101 * 8 - 6 * 16) / 16), "it goes on from its checkpoint"
-    assert left_s(stage, stands_still=1)[1] == pytest.approx((101 * 8 - 11 * 16) / 16), "or from where it stands"
+    assert left_s(stage)[1] == pytest.approx((101 * 8 - 6 * 16) / 16), "it resumes from its checkpoint"
+    assert left_s(stage, stands_still=1)[1] == pytest.approx((101 * 8 - 11 * 16) / 16), "or from the paused step"
     first.train()
     first.report(1, 1.0)
     first.report(28, 1.0)

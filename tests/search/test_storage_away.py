@@ -38,7 +38,7 @@ main()
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Somebody else writes into the database, and does not come to an end."""
+    """Another process locks the database for writing, and keeps the lock."""
     with contextlib.closing(sqlite3.connect(path, DEADLINE_S, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -128,7 +128,7 @@ def test_a_server_that_is_restarted_is_waited_for(server: PostgresqlServer, tmp_
 def test_a_server_that_stays_away_is_an_error(
     server: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Time that only waiting takes: the user is told before the first wait, however long it took to be refused.
+    # A clock that only waiting advances: the user is notified before the first wait, even if a refusal takes long.
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
     monkeypatch.setattr(database, "time", clock)

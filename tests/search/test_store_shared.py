@@ -108,7 +108,7 @@ def test_a_killed_writer_leaves_a_whole_database_and_no_lock(storage: str) -> No
         store.create_search(SPEC)
         with subprocess.Popen([sys.executable, "-c", WRITER, storage], cwd=Path(__file__).parents[2]) as writer:
             try:
-                # Reading goes on while the other process writes.
+                # Reading works while the other process writes.
                 wait_until(lambda: any(trial.step > 20 for trial in store.load_trials()), "20 steps")
                 with pytest.raises(BadInputError, match=f"process {writer.pid}"), store.lock("digits"):
                     raise AssertionError("the writer lives")

@@ -1,4 +1,4 @@
-"""The Optuna study of a search: samplers, what a second process goes on with, what optuna-dashboard would show."""
+"""The Optuna study of a search: samplers, how a second process continues it, what optuna-dashboard would show."""
 
 from __future__ import annotations
 
@@ -537,7 +537,7 @@ def test_patience_counts_values_without_a_better_one(url: str) -> None:
 @pytest.mark.parametrize(
     ("values", "after"),
     [
-        ([1.0] * 20, 4),  # it stands still
+        ([1.0] * 20, 4),  # no improvement
         ([1.0, *[math.nan] * 20], 4),
         ([math.nan] * 20, 3),
         ([math.nan, math.nan, 5.0, 6.0, 4.0, 4.0, 4.0, 4.0], 8),

@@ -38,7 +38,7 @@ def test_the_runs_of_a_trial_are_one_text_that_says_where_each_begins(store: Sto
     )
     assert said(store, 1) == "--- run 1 ---\nother"
     assert (store.output_received(0, 0), store.output_received(0, 1), store.output_received(0, 2)) == (16, 30, 0)
-    # Whoever reads it page by page reads the same.
+    # Reading page by page gives the same text.
     numbers = [chunk.number for chunk in store.load_output(0)]
     assert said(store, limit=2) + "".join(said(store, after=number, limit=1) for number in numbers[1:]) == said(store)
 

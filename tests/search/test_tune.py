@@ -38,7 +38,7 @@ OBSERVATION_S = 1.0
 PAUSE_S = 0.05
 """What a trial's step takes at least."""
 LONG = 1000
-"""Steps of a trial that goes on until it is told to hurry, with pauses of `LONG_PAUSE_S`."""
+"""Steps of a trial that runs until the test ends it, with pauses of `LONG_PAUSE_S`."""
 LONG_PAUSE_S = 0.2
 COUNTING = Path(__file__).parent / "scripts" / "counting.py"
 HELD_GPU = Path(__file__).parent / "scripts" / "held_gpu.py"
@@ -144,13 +144,13 @@ def command(tune: Tune, *more: str | Path, lr: str = "0.1,0.2,0.05,0.02", steps:
 )
 def test_trials_take_turns_and_lose_nothing(tune: Tune, suspend: str, script: tuple[str, ...]) -> None:
     lrs, steps = ("0.1", "0.2", "0.05", "0.02"), 300
-    # The losses of steps in quick succession are told as one. With more steps others would be as accurate.
+    # Losses of steps in quick succession are reported together. With more steps, other trials would be as accurate.
     accurate = ("--metric", "accuracy", "--mode", "max", "--format", "json")
     more = ("--policy", "rr", "--slots", "2", "--suspend", suspend)
     process = tune.start(*command(tune, *more, *accurate, *script, steps=steps))
     how = {"memory": "continued", "checkpoint": "new"}[suspend]
     wait_until(tune.diary.exists, "a trial")
-    wait_until(lambda: (how, True) in kinds_of_slices(tune), "a trial that has gone on")
+    wait_until(lambda: (how, True) in kinds_of_slices(tune), "a resumed trial")
     tune.hurry(*lrs)
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, stderr
@@ -197,7 +197,7 @@ def test_every_policy_brings_all_trials_to_their_end(tune: Tune, policy: tuple[s
     assert result["complete"]
     assert any(piece["reason"] == "best chance by earlier trials" for piece in slices_of(tune)) == (len(policy) > 1)
     assert tune.trajectories() == {lr: expected(lr, 12) for lr in ("0.1", "0.2", "0.05", "0.02")}
-    # Whichever steps were told together: the value is the loss that was reported last.
+    # Regardless of the grouping of the reports, the value is the last reported loss.
     values = {str(trial["parameters"]["lr"]): trial["value"] for trial in result["trials"]}
     assert values == {lr: float.fromhex(expected(lr, 12)[12]) for lr in values}
 
@@ -240,7 +240,7 @@ def test_mesos_has_a_gpu_back_when_nothing_waits_for_it(tune: Tune, mesos: Embed
         (tune.folder / "end-0.5").touch()
         pid = next(int(pid) for lr, pid, *_ in whole_lines(tune.diary) if lr == "0.5")
         wait_until(lambda: not psutil.pid_exists(pid), "the trial's end")
-        # In the time of the other trial, which stands still where the whole machine does.
+        # Measured in steps of the other trial, which makes none while the whole machine is paused.
         ended = tune.last_step("0.25")
         wait_until(lambda: used_gpus(mesos) == 1, "the GPU's return")
         assert (tune.last_step("0.25") - ended) * PAUSE_S < 2 + OBSERVATION_S
@@ -267,7 +267,7 @@ def killed(pid: int) -> list[psutil.Process]:
     """Kills a process that is not about to end by itself anyway; its ancestors, none if it was."""
     try:
         process = psutil.Process(pid)
-        # What stands still does not end before it is killed.
+        # A stopped process cannot end before it is killed.
         process.suspend()
         standstill = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         wait_until(lambda: process.status() in standstill, "its standstill")
@@ -316,7 +316,7 @@ def test_killed_trials_zygotes_and_executors_cost_only_what_came_after_the_last_
 
 
 def standing(tune: Tune) -> list[psutil.Process]:
-    """Processes of trials that stand still in memory."""
+    """Trial processes that are paused in memory."""
     found = []
     for pid in tune.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -330,15 +330,15 @@ def test_killed_processes_that_stand_still_cost_nothing_and_leave_nothing(tune: 
     lrs = ("0.1", "0.05", "0.02")
     more = ("--policy", "rr", "--slots", "1", "--format", "json")
     process = tune.start(*command(tune, *more, lr=",".join(lrs), steps=LONG))
-    wait_until(lambda: len(tune.processes()) == 3 and len(standing(tune)) == 2, "two that stand still")
+    wait_until(lambda: len(tune.processes()) == 3 and len(standing(tune)) == 2, "two paused processes")
     standing(tune)[0].kill()
     wait_until(lambda: len(tune.processes()) == 4, "a new process of the killed one's trial")
-    left = wait_until(lambda: standing(tune), "one that stands still")
+    left = wait_until(lambda: standing(tune), "a paused process")
     (executor,) = below(process.pid, "-m", "executor")
     executor.kill()
     wait_until(lambda: not any(one.is_running() for one in left), "its end with the executor's")
     wait_until(lambda: len(tune.processes()) > 4, "another process")
-    assert wait_until(lambda: standing(tune), "one that stands still in the new slot")
+    assert wait_until(lambda: standing(tune), "a paused process in the new slot")
     tune.hurry(*lrs)
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, stderr
@@ -414,7 +414,7 @@ class Readers:
         self._loops = [self._pool.submit(self._loop, number, read) for number, read in enumerate(reads)]
 
     def finished(self) -> set[tuple[str, int, float]]:
-        """What anybody sees by plain SQLite: search, number and value of each trial that has finished."""
+        """Search, number and value of each finished trial, as plain SQLite shows them."""
         statement = (
             "SELECT name, number, value FROM dike_trials JOIN dike_searches ON id = search_id WHERE state = 'finished'"
         )
@@ -422,7 +422,7 @@ class Readers:
             return set(connection.execute(statement))
 
     def have_read(self, rounds: int) -> bool:
-        """Whether each of them has done so many rounds; none of them may have failed."""
+        """Whether each reader has done `rounds` rounds; raises the error of one that has failed."""
         for loop in self._loops:
             if loop.done():
                 loop.result()
@@ -525,7 +525,7 @@ def test_an_interrupted_search_is_suspended_and_goes_on_as_it_was_begun(tune: Tu
     assert "running" not in shown
     runs = len(list(tune.folder.glob("tb/trial-0/events*")))
     tune.hurry("0.1", "0.05")
-    # All of that is remembered; what is said anew counts from now on.
+    # All of that is stored; a new option applies from now on.
     result = tune.json("tune", "--resume", "count", "--slots", "2")
     assert result["complete"]
     # Not a step was done twice, and each step has printed its line.

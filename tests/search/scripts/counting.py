@@ -30,7 +30,7 @@ if arguments.slow_agent:
 
 
 def is_told(what: str) -> bool:
-    """Whether a test has told the trials with this learning rate so, by a file beside their diary."""
+    """Whether the test gave this order to trials of this learning rate, by a file beside their diary."""
     return arguments.diary is not None and (arguments.diary.parent / f"{what}-{arguments.lr}").exists()
 
 

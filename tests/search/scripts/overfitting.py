@@ -15,7 +15,7 @@ test_y = (test_x[:, 0] > 0).astype("float32")
 
 @keras.saving.register_keras_serializable("tests")
 class Scaled(keras.layers.Layer):
-    """A layer that nobody knows but this script."""
+    """A layer that only this script defines."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
