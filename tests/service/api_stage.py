@@ -37,7 +37,7 @@ TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789", "r
 
 
 class _FakeMaster(http.server.BaseHTTPRequestHandler):
-    """Tells of agents, as Mesos 1.11 does."""
+    """Lists agents in the format of Mesos 1.11."""
 
     hostnames: Sequence[str] = ("agent-1", "agent-0")
 
@@ -66,7 +66,7 @@ class _FakeMaster(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def fake_master(hostnames: Sequence[str] = _FakeMaster.hostnames) -> Iterator[Master]:
-    """A master that tells of agents and of nothing else."""
+    """A master that answers requests for the list of agents only."""
     handler = type("Handler", (_FakeMaster,), {"hostnames": hostnames})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -176,7 +176,7 @@ class ApiStage:
         return str(answer.json()["id"])
 
     def wait_for_state(self, job_id: str, wanted: JobState) -> None:
-        """Waits until a job has come to this state."""
+        """Waits until a job has reached this state."""
 
         def has_come() -> bool:
             record = self.store.job(job_id)

@@ -1,4 +1,4 @@
-"""A training job without TensorFlow that writes markup: `python page_job.py`; it ends when it is told to."""
+"""A training job without TensorFlow that prints markup: `python page_job.py`; it runs until it gets SIGTERM."""
 
 from __future__ import annotations
 

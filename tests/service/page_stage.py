@@ -40,7 +40,7 @@ class ServiceStage:
         self._folder = folder
         self._cluster = EmbeddedCluster([AgentSpec("cpus:4;mem:4096;disk:4096", "rack:r1")])
         self._process: subprocess.Popen[bytes] | None = None
-        # Nobody takes it while the service is away.
+        # The block keeps the port reserved while the service is down.
         (self._block,) = reserve_blocks(1)
         self._listen = f"127.0.0.1:{self._block.first}"
         self.log = folder / "service.log"
@@ -73,7 +73,7 @@ class ServiceStage:
         self._listen = wait_until(lambda: listening.search(said()), "a start", said=said, lost=self._has_ended)[1]
 
     def end(self) -> None:
-        """Tells it to end, and waits."""
+        """Ends the service, and waits for its exit."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(DEADLINE_S)
@@ -88,7 +88,7 @@ class ServiceStage:
 
     @property
     def token(self) -> str:
-        """The token of whoever runs the tests."""
+        """The token of the account that runs the tests."""
         return (self._folder / "dike" / "service-token").read_text().strip()
 
     def client(self) -> ServiceClient:
@@ -145,7 +145,7 @@ class WatchedPage:
             self.troubles.append(f"request to {url}")
 
     def barriers(self) -> list[str]:
-        """What axe finds on the page as it is now that keeps people from using it."""
+        """The serious accessibility violations that axe finds on the current page."""
         found = Axe().run(self.page).response["violations"]
         return [
             f"{one['id']}: {node['html']}: {node['failureSummary']}"

@@ -93,7 +93,7 @@ class SearchesStage:
         self.service.handle(events.MessageArrived(slot.agent_id, slot.executor_id, data))
 
     def wanted(self, slot: Slot) -> Wanted:
-        """What a slot was told last."""
+        """The last order that was sent to a slot."""
         return Wanted.decode([data for task_id, data in self.mesos.messages if task_id == slot.task_id][-1])
 
     def search(self, name: str) -> SearchController:

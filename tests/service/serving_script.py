@@ -1,4 +1,4 @@
-"""A service without clients, in a process of its own; tells its sessions with ZooKeeper, which last long."""
+"""A service without clients in its own process; prints its ZooKeeper sessions, which have a long timeout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def note(text: str) -> None:
 
 
 class TellingClient(KazooClient):
-    """Tells under which session and password ZooKeeper knows it."""
+    """Prints the session and password that it has with ZooKeeper."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

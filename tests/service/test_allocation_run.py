@@ -48,7 +48,7 @@ def test_jobs_make_room_for_each_other_and_grow_again_under_the_next_service(tmp
             changed = step(client, first)
             until(lambda: step(client, first) > changed, "that the first job trains on")
             third = client.submit_request(request(ENDLESS), packed).id
-            until(lambda: client.explain(third).verdict is Verdict.TURN, "that the third job is told to wait")
+            until(lambda: client.explain(third).verdict is Verdict.TURN, "that the third job waits for its turn")
             assert not client.tasks(third)
             until(lambda: "gives all workers to other jobs" in client.job(third).waiting, "why")
             client.kill(third)

@@ -44,7 +44,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiStage]:
 
 @pytest.fixture(scope="module")
 def kept(stage: ApiStage) -> Iterator[list[JobRecord]]:
-    """Jobs that were there before; afterwards they have to be as they were."""
+    """Jobs from before the requests; they must be unchanged afterwards."""
     ids = [stage.submit(user, arguments=["--lr", "0.1"]) for user in ("alice", "bob")]
     ids.append(submit_search(stage))
     stage.store.history.add_output(ids[0], [("worker:0", "stdout", "hello\n")])
@@ -104,7 +104,7 @@ def test_every_answer_is_as_the_document_says(
                 assert "Traceback" not in answer.text
 
         ask()
-    # Whether somebody else's job was asked for is left to chance.
+    # Requests for jobs of other users are left to chance.
     assert {200, 404, 422} <= statuses, statuses
 
 

@@ -174,7 +174,7 @@ def test_headers_without_end_are_not_kept(stage: ApiStage) -> None:
         with contextlib.suppress(ConnectionError):
             while sent < 64 * 2**20:
                 sent += connection.send(b"X-More: " + b"x" * 4000 + b"\r\n")
-    # The system keeps some on the way; nobody reads the rest.
+    # The system buffers some of it; the service does not read the rest.
     assert sent < 32 * 2**20
 
 
@@ -268,7 +268,7 @@ def test_whose_jobs_are_open_is_told_to_those_signed_in_only(stage: ApiStage, al
             samples(alice).keys() - {name for name in samples(alice) if name.startswith("dike_open_jobs{")},
         )
         assert "alice" not in answer.text
-        # Who sends a token wants to know that it is wrong.
+        # A client with a token needs to learn that it is wrong.
         refused = nobody.get("/metrics", headers={"Authorization": "Bearer nobodys-token-0123456789"})
     assert refused.status_code == 401
     assert refused.json()["detail"].startswith("This token is unknown")
@@ -354,7 +354,7 @@ def test_an_address_that_asks_for_nothing_leaves_room_for_others(stage: ApiStage
     address = urlsplit(stage.url).hostname, urlsplit(stage.url).port
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(address, DEADLINE_S)) for _ in range(300)]
-        # The oldest were closed to make room, so whoever asks for something is answered.
+        # The oldest were closed to make room, so a client that sends a request is answered.
         assert httpx.get(f"{stage.url}/healthz", timeout=DEADLINE_S).status_code == 200
         with stage.client() as alice:
             assert alice.get("/api/v1/me").status_code == 200

@@ -1,4 +1,4 @@
-"""Jobs through the REST API: submitted, listed, looked at, ended, submitted again; who may do what."""
+"""Jobs through the REST API: submitted, listed, read, ended, submitted again; permissions."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_those_that_run_come_before_the_queue_and_that_before_those_that_have_en
         for job_id in ended:
             alice.post(f"/api/v1/jobs/{job_id}/kill")
             stage.wait_for_state(job_id, JobState.KILLED)
-        # Bob holds a share of the cluster already, so that whoever comes later is served before his others.
+        # Bob holds a share of the cluster already, so users who come later are served before his other jobs.
         waits = [stage.submit(user) for user in ("bob", "alice", "alice")]
         queue = [waits[1], waits[2], waits[0]]
 
@@ -266,7 +266,7 @@ def test_a_job_can_be_submitted_again(stage: ApiStage, alice: httpx.Client, root
     assert second != first
     assert alice.get(f"/api/v1/jobs/{second}").json()["request"]["arguments"] == ["--steps", "7"]
     assert alice.get(f"/api/v1/jobs/{second}/bundle").content == BUNDLE
-    # Whoever submits it owns it.
+    # The user who submits it again owns it.
     assert root.post(f"/api/v1/jobs/{first}/again").json()["user"] == "root"
 
 

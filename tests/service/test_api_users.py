@@ -1,4 +1,4 @@
-"""Who is signed in, by a token or by a proxy, and how much each user may have."""
+"""Authentication by a token or by a proxy, and the limits of each user."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_whom_the_users_file_does_not_have_is_not_let_in(proxy: httpx.Client, na
         assert f"The proxy signed in '{name}', an unknown user" in detail(answer, 401)
         assert answer.headers["www-authenticate"] == 'Bearer error="invalid_token"'
     else:
-        # It has let somebody through without saying who that is.
+        # The proxy has let a user through without a name.
         assert "There is no token" in detail(answer, 401)
 
 
@@ -140,7 +140,7 @@ def test_another_site_s_page_changes_nothing_by_a_proxy_s_cookie(
 ) -> None:
     before = len(stage.store.jobs())
     path = f"/api/v1/jobs/{stage.submit('alice')}"
-    # What a form of another site can have a browser send: whoever is signed in goes along.
+    # Requests that a form of another site can make a browser send, with the user's sign-in at the proxy.
     for headers in (
         as_user("alice"),
         as_user("alice", Sec_Fetch_Site=site),
@@ -153,10 +153,10 @@ def test_another_site_s_page_changes_nothing_by_a_proxy_s_cookie(
     record = stage.store.job(path.rpartition("/")[2])
     assert record is not None
     assert not record.kill_requested
-    # Nor is it asked for what other sites' pages could not read anyway, but what somebody types is answered.
+    # Other sites' pages may not read either, although a browser would hide the answer. A typed address is answered.
     asked = proxy.get(path, headers=as_user("alice", Sec_Fetch_Site=site))
     assert asked.status_code == (200 if site == "none" else 403)
-    # Browsers ask first whether the header may be sent, and are not told so.
+    # A browser's preflight asks whether it may send the header; the answer does not allow it.
     wanted = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     preflight = proxy.options(f"{path}/kill", headers={**wanted, "Access-Control-Request-Headers": "x-requested-with"})
     assert preflight.status_code == 405
@@ -177,7 +177,7 @@ def test_whom_a_token_signs_in_needs_no_other_header(stage: ApiStage) -> None:
     [
         ("10.0.0.5", True),
         ("10.0.0.16", False),
-        # As a socket of IPv6 names those who speak IPv4, and neighbours.
+        # IPv4 clients, as an IPv6 socket names them, and neighbors.
         ("::ffff:10.0.0.5", True),
         ("::ffff:10.0.0.16", False),
         ("fd00::1", True),
@@ -244,7 +244,7 @@ def test_a_submission_over_a_limit_is_refused(tmp_path: Path) -> None:
             stage.wait_for_state(name, JobState.KILLED)
         again = alice.post(f"/api/v1/jobs/{first}/again").json()["id"]
         assert "The limit of bundles" in detail(sent(training()), 403)
-        # It is the search of its user, whoever has it go on.
+        # It counts as its user's search, even if another user resumes it.
         assert alice.post("/api/v1/jobs/small/resume").status_code == 200
         for name in ("small", again):
             alice.post(f"/api/v1/jobs/{name}/kill")

@@ -45,7 +45,7 @@ def answering(answer: Callable[[str, str], Answer]) -> Iterator[tuple[ServiceCli
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 (the base class' name)
-            """Nobody reads it."""
+            """Logs nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -39,7 +39,7 @@ def zookeeper() -> Iterator[ZooKeeper]:
 
 @pytest.fixture(autouse=True)
 def long_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody loses the lead because the machine is slow."""
+    """Prevents a slow machine from ending a session."""
     monkeypatch.setattr(election, "SESSION_TIMEOUT_S", LONGEST_SESSION_S)
 
 
@@ -117,7 +117,7 @@ def test_no_zookeeper_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, cap
         pytest.raises(BadInputError, match=r"did not answer within 0\.5 s"),
         elected("zk://127.0.0.1:1/dike", lambda text: None, lambda text: None),
     ):
-        raise AssertionError("elected by nobody")
+        raise AssertionError("elected without ZooKeeper")
     assert not caplog.records
 
 
@@ -202,7 +202,7 @@ def test_services_follow_each_other_in_one_framework(tmp_path: Path, zookeeper: 
         assert second.ends() == EXIT_CODE
         second.says("ZooKeeper has ended this service's session")
 
-        # Whose lease is taken ends at once, and the framework stays for its successor.
+        # A service whose lease was taken ends immediately, and the framework stays for its successor.
         with closing(ServiceStore(f"sqlite:///{tmp_path}/s.db")) as store:
             take_over(store)
             assert third.ends() == EXIT_CODE

@@ -1,4 +1,4 @@
-"""Why a job does not run: what decides, what is missing where, who holds it."""
+"""Why a job does not run: the deciding reason, what is missing on which agent, which tasks hold it."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_nothing_is_launched_twice_by_services_that_die_around_the_launch(
 @pytest.mark.tensorflow
 def test_a_job_trains_on_under_services_that_are_killed(stage: FailoverStage) -> None:
     job = stage.submit([str(stage.folder)])
-    # Its executors find nobody to fetch the script from; that is no failure of the job's.
+    # Its executors cannot fetch the script, because the service is down; that is no failure of the job.
     stage.wait_for_death(stage.serve(AFTER_ACCEPT))
 
     service = stage.serve()

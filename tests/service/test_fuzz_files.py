@@ -1,4 +1,4 @@
-"""Files and requests that somebody made or broke: one sentence says what is wrong, or they mean what they say."""
+"""Files and requests, made by hand or damaged: either one sentence describes the error, or they are used correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever tasks send, and whatever Mesos says of them: the service goes on, and so do the jobs of others."""
+"""Arbitrary messages from tasks and from Mesos: the service continues, and so do the jobs of other users."""
 
 from __future__ import annotations
 

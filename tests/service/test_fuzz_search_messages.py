@@ -1,4 +1,4 @@
-"""Whatever the slots of a search say: the search goes on, and its database keeps what it had."""
+"""Arbitrary messages from the slots of a search: the search continues, and its database keeps its contents."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_all_that_was_written_is_there_once_and_in_its_order(stage: FailoverStag
         service.kill()
         service.wait()
         before = len(output("stdout"))
-        wait_for_lines("lines that nobody hears")
+        wait_for_lines("lines while the service is down")
         assert len(output("stdout")) == before
         if is_last:
             (stage.folder / "enough").touch()

@@ -1,4 +1,4 @@
-"""What the database is told of a job."""
+"""What the recorder writes into the database."""
 
 from __future__ import annotations
 

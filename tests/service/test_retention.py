@@ -115,7 +115,7 @@ def add_job(store: ServiceStore, root: Path, name: str, **changes: Any) -> Path:
 
 
 def remove_old(store: ServiceStore, root: Path, ended_before_s: float = NOW_S - 30 * DAY_S) -> list[str]:
-    """Removes what is old; what is left below the root."""
+    """Removes what is old; returns the remaining names below the root."""
     Checkpoints(store, root, ended_before_s).remove_old(lambda: False)
     return sorted(entry.name for entry in root.iterdir())
 
@@ -220,7 +220,7 @@ def test_a_removal_that_was_cut_short_is_taken_up(store: ServiceStore, root: Pat
     (root / TRASH / "fedcba9876543210").mkdir()
     assert remove_old(store, root) == []
     Checkpoints(store, root / "not-made-yet", NOW_S).remove_old(lambda: False)
-    # One that is told to end leaves the rest to the next.
+    # A removal that is asked to end leaves the rest to the next one.
     add_job(store, root, "old")
     Checkpoints(store, root, NOW_S).remove_old(lambda: True)
     assert (root / "old" / "fit-0").is_dir()

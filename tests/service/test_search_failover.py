@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 COUNTING = ROOT / "tests" / "search" / "scripts" / "counting.py"
 DEADLINE_S = 120.0
 MANY_STEPS = 100_000
-"""More than a trial comes to do: it ends when it is told to."""
+"""More steps than a trial reaches before the test ends it."""
 
 
 class SearchFailoverStage:
@@ -144,7 +144,7 @@ def test_trials_run_on_while_no_service_is_there_and_nothing_they_report_is_lost
     stage.kill()
     before = {lr: max(steps) for lr, steps in stage.steps("even").items()}
     stage.wait_for(lambda: all(max(stage.steps("even")[lr]) > step + 20 for lr, step in before.items()), "steps alone")
-    # One ends while nobody is there to hear of it.
+    # One trial ends while the service is down.
     (stage.folder / "even" / "end-0.01").touch()
     slots = {task.task_id for task in stage.store.tasks(live_only=True)}
     last = stage.steps("even")[0.01]

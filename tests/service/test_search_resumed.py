@@ -1,4 +1,4 @@
-"""A search that has ended and that its service is to go on with, on a fake Mesos: nothing of it is done twice."""
+"""A service resumes a search that has ended, on a fake Mesos: no step is repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPORT = {"type": "progress", "step": 1, "train_s": 1.0, **LOSS, "value": 1.0}
 
 
 class ResumingStage(SearchesStage):
-    """A stage whose search `s` ends and is gone on with."""
+    """A stage whose search `s` ends and is resumed."""
 
     def run_ends(self, slot: Slot, trial: int, outcome: str, run: int = 0) -> None:
         """A trial that was given the slot trains one step and is over, with a checkpoint."""

@@ -103,7 +103,7 @@ def test_a_search_that_somebody_has_gone_on_with_is_kept_with_its_job(store: Ser
     with running.lock("running"):
         gone = remove_old_searches(store, NOW_S - 7 * DAY_S)
         assert gone == []
-        # Held by somebody who has just begun.
+        # Locked by a process that has just started.
         assert remove_old_searches(store, NOW_S + DAY_S) == ["used"]
     assert store.delete_jobs(NOW_S - 7 * DAY_S, gone) == 0
     assert rows(store)["studies"] == before["studies"] - 1
@@ -195,7 +195,7 @@ def test_checkpoints_of_trials_go_but_the_best_one_s_and_what_may_go_on(store: S
     old = Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S)
     with searches.lock("old", last_sign_s=NOW_S - 10 * DAY_S):
         old.remove_old(lambda: False)
-        # Somebody runs it.
+        # Another process runs the search.
         assert with_checkpoints(tmp_path, folder) == [0, 1, 2, 2, 3, 4, 9]
     os.utime(tmp_path / folder / "trial-2" / "run-7-step-7", (0, 0), follow_symlinks=False)
     old.remove_old(lambda: False)
@@ -204,7 +204,7 @@ def test_checkpoints_of_trials_go_but_the_best_one_s_and_what_may_go_on(store: S
         f"checkpoints of its trials are removed, {format_bytes(3000 + len(str(tmp_path)))}: they were old"
     ]
     assert (tmp_path / folder / "trial-0" / "outputs" / "model").is_file()
-    # It is as old as before. Once nobody can go on with it any more, only the best trial's are kept.
+    # Its age is unchanged. When the search is removed, only the best trial's checkpoints are kept.
     assert remove_old_searches(store, NOW_S - 7 * DAY_S, old) == ["old"]
     assert with_checkpoints(tmp_path, folder) == [1, 9]
 
@@ -240,7 +240,7 @@ def test_checkpoints_of_a_search_that_is_used_or_is_not_the_job_s_stay(store: Se
             dataclasses.replace(spec("elsewhere"), checkpoint_dir=f"/other/root/{folder_of('elsewhere')}")
         )
         connection.execute(update(SEARCHES).where(SEARCHES.c.name == "elsewhere").values(spec=other))
-        # `dike tune --resume` has gone on with it.
+        # `dike tune --resume` has resumed it.
         connection.execute(update(SEARCHES).where(SEARCHES.c.name == "used").values(heartbeat_s=NOW_S))
     request = {"kind": "training", "checkpoint_dir": f"{tmp_path}/{folder_of('named')}"}
     store.add_job(JobRecord("job", JobKind.TRAINING, "ann", "train.py", request, bundle_token="job"), b"bundle")

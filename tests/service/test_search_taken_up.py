@@ -1,4 +1,4 @@
-"""A search that another service goes on with, on a fake Mesos: it stays what it was, and loses nothing it knew."""
+"""Another service takes over a search, on a fake Mesos: the search is unchanged, and no data is lost."""
 
 from __future__ import annotations
 

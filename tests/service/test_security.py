@@ -164,7 +164,7 @@ def test_no_secret_is_where_others_can_read(tmp_path: Path, monkeypatch: pytest.
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-# Bundles that somebody has made by hand.
+# Bundles that a user has crafted.
 
 
 def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:

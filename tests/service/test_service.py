@@ -1,4 +1,4 @@
-"""A service on a real database, with a fake Mesos and a clock of its own: jobs come, go on, end; services too."""
+"""A service with a real database, a fake Mesos and its own clock: jobs start, run, end; the service restarts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ServiceStage:
         return self.store.tasks(job_id=job_id, live_only=True)
 
     def offer_until(self, condition: Callable[[], object], cpus: float = 8.0) -> None:
-        """Offers come as long as they are needed."""
+        """Sends offers until the condition holds."""
         offered_s = -math.inf
 
         def offer(pause_s: float) -> None:

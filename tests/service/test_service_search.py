@@ -1,4 +1,4 @@
-"""A search that a service takes in: made in the service's database, ended there, and told of."""
+"""A search that a service accepts: created in the service's database, ended there, reported to its users."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def stage(tmp_path: Path) -> Iterator[SearchServiceStage]:
 
 
 def is_free(stage: SearchServiceStage) -> bool:
-    """Whether anybody could run the search."""
+    """Whether the search is free for any process to run it."""
     with contextlib.closing(Store(stage.url)) as store:
         return not next(summary for summary in store.searches() if summary.spec.name == "s").is_running
 

@@ -212,7 +212,7 @@ def test_of_a_user_s_output_the_newest_is_kept(url: str, monkeypatch: pytest.Mon
         assert written(store, "old") == [cut, *lines(26, 60)]
         assert written(store, "new") == lines(60, 101)
         assert {chunk.task for chunk in store.history.output("old")} == {"dike", "worker:0"}
-        # Whoever looks at one task is told, too.
+        # The output of a single task contains the note, too.
         with store.database.reading() as connection:
             of_a_task = queries.output(connection, "old", after=0, task="worker:1", limit=None)
         assert [chunk.text for chunk in of_a_task] == [f"{cut}\n"]
@@ -271,7 +271,7 @@ def test_a_user_has_as_many_open_jobs_and_bundles_as_the_operator_allows(url: st
             "one has 1.0 MiB; send less, or ask for more."
         )
         store.add_job(job("three"), bytes(2**20))
-        # Nor does one that has ended go on beside as many others.
+        # Nor may an ended job be reopened while as many others are open.
         with pytest.raises(OverLimitError, match="limit of open jobs"):
             store.reopen_job("one", "again")
         store.change_job("two", state=JobState.KILLED)

@@ -1,4 +1,4 @@
-"""Users files, the token of one's own, who is signed in."""
+"""Users files, the personal token, authentication."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_service_notices_that_its_users_have_changed(
     users = Users.of_file(path)
 
     def put(text: str, mode: int = 0o600) -> None:
-        # At once: half a file would be a mistake that is noticed.
+        # Replaced atomically: a partial file would be reported as an error.
         write(tmp_path / "new.yaml", text, mode).replace(path)
 
     looks: list[object] = []

@@ -31,7 +31,7 @@ class ZooKeeper:
         self.hosts = f"127.0.0.1:{port}"
 
     def freeze(self) -> None:
-        """Makes it answer nobody, as behind a network that is gone."""
+        """Stops it from answering, as if the network were down."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
