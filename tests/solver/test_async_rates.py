@@ -105,7 +105,7 @@ def test_a_worker_waits_for_the_card_of_the_slowest_machine_with_parameter_serve
     # The same 0.1 Gb/s between them, whichever has the ps.
     here, there = Assignment(("ps",), ("slow",), None), Assignment(("slow",), ("ps",), None)
     assert _worth(there, 0.1).samples_per_s == pytest.approx(_worth(here, 0.1).samples_per_s)
-    # Beside it nobody does.
+    # On the same machine, no worker waits.
     beside = Assignment(("slow",), ("slow",), None)
     assert _worth(beside, 0.1).samples_per_s == pytest.approx(_worth(beside, 10.0).samples_per_s)
 

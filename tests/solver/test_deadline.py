@@ -24,15 +24,15 @@ LIMIT_S = 1.0
 
 
 def stuck_after_one(request: PlanRequest, on_progress: Callable[[PlanProgress], None]) -> Plan:
-    """A solver that ignores its limit, once it has told of a plan."""
+    """A solver that ignores its limit, after it has reported a plan."""
     on_progress(PlanProgress(make_plan(request), placed=1))
     time.sleep(FOREVER_S)
-    raise AssertionError("nobody ended this process")
+    raise AssertionError("this process was not killed")
 
 
 def stuck(request: PlanRequest, on_progress: Callable[[PlanProgress], None]) -> Plan:
     time.sleep(FOREVER_S)
-    raise AssertionError("nobody ended this process")
+    raise AssertionError("this process was not killed")
 
 
 def dying(request: PlanRequest, on_progress: Callable[[PlanProgress], None]) -> Plan:

@@ -1,4 +1,4 @@
-"""What a placement is worth does not depend on who found it."""
+"""The value of a placement does not depend on the method that found it."""
 
 from __future__ import annotations
 

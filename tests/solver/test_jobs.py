@@ -1,4 +1,4 @@
-"""Many jobs on one cluster: nothing is overbooked, nobody starves, and the time is near the least possible."""
+"""Many jobs on one cluster: nothing is overbooked, no job starves, and the makespan is near the minimum."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_by_gain_nothing_is_overbooked_and_only_what_cannot_fit_waits(jobs: list
 @examples(30)
 @given(jobs=job_lists(), cluster=clusters())
 def test_in_the_given_order_without_exact_planning(jobs: list[PlanJob], cluster: Cluster) -> None:
-    # So many machines more, which hold nothing, that planning exactly would take too long.
+    # Additional empty machines, enough of them that planning exactly would take too long.
     tiny = NodeClass(name="tiny", count=300, cpus=0.001, mem_bytes=MIB, disk_bytes=MIB)
     larger = Cluster((*cluster.nodes, tiny), across_racks_gbps=cluster.across_racks_gbps)
     plan = plan_jobs(jobs, larger, "given")

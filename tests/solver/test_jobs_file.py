@@ -33,7 +33,7 @@ jobs:
 
 
 class FakeProfiler:
-    """Stands in for the profiler and notes what it was asked for."""
+    """Replaces the profiler, and records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int | None]] = []

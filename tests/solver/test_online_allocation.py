@@ -1,4 +1,4 @@
-"""Resources shared out by marginal gain: nothing is overbooked, nobody starves, gains decide."""
+"""Resources allocated by marginal gain: nothing is overbooked, no job starves, gains decide."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_count_stops_at_its_limit() -> None:
 
 def test_rule_1_leaves_one_shape_for_all_workers() -> None:
     shapes = (WorkerShape(0, 0.25), WorkerShape(0, 0.5))
-    # Two machines, each with one of two shapes or none, not told apart: 6 ways instead of 2.
+    # Two indistinguishable machines, each with one of two shapes or none: 6 ways instead of 2.
     space = OptionSpace((OptionRange(shapes, 4, 4, mixed=True, ways=6),))
     result = identical_workers(space)
     assert space.count == 6 * 16

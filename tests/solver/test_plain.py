@@ -134,7 +134,7 @@ def test_what_the_others_would_reach_is_what_they_reach_when_they_are_asked_for(
     assert found.is_plain
     assert found.optimal
     assert found.alternatives[0].samples_per_s == several.samples_per_s
-    # Whoever asks for the paper's rules has all placed that can be the best of those.
+    # With the paper's rules, every option that might be the best of them is solved.
     assert max(found.options.solved, several.options.solved) < inside.options.solved / 2
 
 

@@ -1,4 +1,4 @@
-"""Hosts made of network namespaces: links are as slow as they are said to be, and nothing of the hosts is left."""
+"""Hosts made of network namespaces: links have the specified speeds, and the hosts are removed completely."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 REASON = unsupported_reason()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 COUNT = 1_500_000
-"""Bytes sent: far more than a filter lets through at once."""
+"""Bytes sent: far more than the burst of a filter."""
 RATIO = 4.0
 ROOT = Path(__file__).parent.parent.parent
 

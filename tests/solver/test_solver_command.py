@@ -207,7 +207,7 @@ def _over_when(enough: Callable[[object], bool], monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.integration
 def test_a_time_limit_that_is_over_keeps_what_there_is(model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any rule the search has far more to prove than it has time; what is quick is there all the same."""
+    """Without rules, the search cannot prove its plan in time; the plans found early are there anyway."""
     slow = [model, "--cluster", CLUSTERS / "mixed.yaml", "--rules", "none", "--format", "json", "--time-limit", "300"]
     with monkeypatch.context() as patch:
         _over_when(lambda progress: isinstance(progress, PlanProgress), patch)
