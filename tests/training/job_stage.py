@@ -72,7 +72,7 @@ class JobStage:
     Args:
         job_spec: the job.
         all_agents: what Mesos' list of agents says.
-        own_agents: how many there are, if they are nobody else's.
+        own_agents: number of the agents, if no other framework uses them.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class JobStage:
         launched: Collection[str] | None = None,
         **more: Any,
     ) -> None:
-        """A scheduler begins with the job, or goes on with it.
+        """Starts the job in a new scheduler, or continues it there.
 
         Args:
             job_spec: the job.

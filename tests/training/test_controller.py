@@ -334,7 +334,7 @@ def find_other_model(stage: JobStage, reported: object = None) -> dict[str, JobT
 
 
 def cached_batch_sizes(stage: JobStage) -> list[int | None]:
-    """What the tasks of the last launch were told of the model."""
+    """The batch sizes of the model's profile that the tasks of the last launch got."""
     orders = [LaunchOrder.decode(info["data"]) for info in stage.mesos.accepted]
     return [order.task.cached_batch_size for order in orders if order.task.attempt == orders[-1].task.attempt]
 
@@ -350,7 +350,7 @@ def test_another_model_than_the_kept_one_is_planned_for_once() -> None:
     assert plan is not None
     assert (plan.profile, stage.job.result.profile) == (FOUND, FOUND)
     assert LaunchOrder.decode(stage.mesos.accepted[-1]["data"]).task.fingerprint == fingerprint(FOUND)
-    # Nobody is asked any more.
+    # Another profile is ignored.
     stage.say(tasks["worker:0"], Report(tasks["worker:0"].task_id, {"type": "profile", "profile": profile().to_json()}))
     assert stage.job.result.profile == FOUND
     for name in ("worker:0", "worker:1"):
@@ -429,7 +429,7 @@ def attempts_until_given_up(words: str, *, steps: int, saves: bool = False, limi
         ("tensorflow.python.framework.errors_impl.UnavailableError: worker:1 is away", 0, 2),
         ("RuntimeError: disk is full, really", 3, 2),
         ("KeyError: 'MY_TOKEN'", 3, 2),
-        # What other processes have to do with may pass, as long as it has trained.
+        # Errors of other processes may be temporary, provided that the job has trained.
         ("tensorflow.python.framework.errors_impl.UnavailableError: worker:1 is away", 3, 6),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", 3, 6),
     ],

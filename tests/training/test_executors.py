@@ -1,4 +1,4 @@
-"""Executors that tasks of a job share on one agent: who joins which, and what the end of one means; Mesos is a fake."""
+"""Executors shared by a job's tasks on one agent: which tasks join, what an executor's end means; Mesos is a fake."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_who_comes_back_gets_as_much_as_the_lost_one_had(first: str) -> None:
     assert (held["cpus"] < tasks["worker:1"].planned.cpus) is (first == "worker:1")
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
     for _ in range(2):
-        # No more is free than what it had.
+        # Only the lost task's resources are free.
         (back,) = offered(stage, cpus=held["cpus"], mem=held["mem"])
         assert [piece for piece in back["resources"] if "scalar" in piece] == [
             piece for piece in lost["resources"] if "scalar" in piece

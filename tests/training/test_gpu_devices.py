@@ -1,4 +1,4 @@
-"""Device numbers of GPUs that agents announce: taken out of offers as ports are, so Mesos knows who holds which."""
+"""Device numbers of GPUs that agents announce: reserved from offers like ports, so Mesos knows their holders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def agent_with(*pieces: dict[str, Any], gpus: int) -> AgentOffer:
 
 
 def held(info: dict[str, Any]) -> list[int]:
-    """The device numbers that Mesos is told a task holds."""
+    """The device numbers of a task, as reported to Mesos."""
     return ResourcePool(info["resources"]).gpu_devices()
 
 

@@ -205,7 +205,7 @@ def test_whatever_is_lost_the_output_is_whole(
         exchange()
 
     def is_whole() -> bool:
-        # Nobody knows of a last message that is lost but whoever asks.
+        # The loss of the last message is noticed only by asking.
         stage.subscribe_again()
         exchange()
         stage.wait(RESEND_INTERVAL_S)

@@ -212,7 +212,7 @@ def test_a_killed_plain_task_computes_what_python_computes(
         assert longer.result()["steps"] == 7 * 20
         more = re.findall(r"'-?0x[^']*'", re.findall(r"^losses .*", longer.log, re.MULTILINE)[0])
         assert (len(more), more[:6]) == (7, re.findall(r"'-?0x[^']*'", losses[0]))
-    # What it has left cannot be gone on from with parameter servers.
+    # Its checkpoints cannot be resumed with parameter servers.
     refused = run_dike("run", "--min-workers", "1", *options, script, go, cwd=tmp_path)
     assert refused.returncode == 1
     assert "are of one plain task; leave out --min-workers, or name another folder" in refused.stderr

@@ -226,7 +226,7 @@ def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mes
     losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", run.log)]
     # Either worker may come so late that it prints its first line only, so guessing among ten digits is the start.
     assert min(losses) < math.log(10) / 2
-    # The second run goes on where the first one ended; its short life may pass without a line of progress.
+    # The second run resumes where the first one ended; it may be too short to print progress.
     saved = checkpoints_of(tmp_path)
     assert max(saved) >= 200
     exported = run_dike("export", "checkpoints", "-o", "exported", cwd=tmp_path)
@@ -242,7 +242,7 @@ def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mes
 
 
 def has_trained_since(run: Running, begun: int = 0) -> bool:
-    """Whether the job was started again, and has made steps since, after so many characters of the log."""
+    """Whether the job was restarted, and has made steps since, in the log from character `begun` on."""
     return re.search(r"dike: worker:\d step \d", run.log[begun:].partition("; restart ")[2]) is not None
 
 
@@ -261,7 +261,7 @@ def test_a_killed_worker_rejoins_and_killed_executors_restart_the_job(
         *("--profile", v1_profile, v1_script, "1000000", tmp_path / "end"),
     )
     run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
-    # Before the first step nobody comes back alone.
+    # Before the first step, a lost worker is not restarted alone.
     run.wait_for(lambda: re.search(r"dike: worker:\d step \d", run.log), "a first step")
     run.wait_for(lambda: roles(mesos).get("worker:1"), "the second worker").kill()
     run.wait_for_text("worker:1 failed: ended by signal 9 (SIGKILL)")

@@ -1,4 +1,4 @@
-"""A training job that is written down, and gone on with by another service: at every stage, with a fake Mesos."""
+"""A training job that is stored, and continued by another service: at every stage, with a fake Mesos."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = NodeClass(name="S0", count=1, cpus=0.1, mem_bytes=GIB, gpus=0, gpu_model
 
 
 class FakeWritingMesos(FakeMesos):
-    """Writes down how the job stands at each launch."""
+    """Stores the job's state at each launch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def test_output_that_nobody_received_is_asked_for() -> None:
     stage = JobStage(job_spec)
     chief = stage.start()["chief:0"]
     stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"one "))
-    # What has come is in the database, but for the blank.
+    # All received output is in the database, except the blank.
     stage.begin(job_spec, {**stage.written_state(), "received": {chief.task_id: {"stdout": 3}}})
     stage.subscribe()
     asked = [(to, WantedOutput.decode(data)) for to, data in stage.mesos.messages]

@@ -1,4 +1,4 @@
-"""An elastic job with a fake Mesos and fake slots, which do what they are told as far as a test lets them."""
+"""An elastic job with a fake Mesos and fake slots, which follow their orders unless a test prevents it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ElasticStage(JobStage):
         return tasks.get("chief:0") or tasks["worker:0"]
 
     def start_training(self, agents: int = 1, step: int = 0) -> dict[str, JobTask]:
-        """Starts the job on so many agents of 2 CPUs and trains until its speed is known."""
+        """Starts the job on `agents` agents of 2 CPUs and trains until its speed is known."""
         self.start(agents)
         self.make_slots()
         self.total(TOTAL_STEPS)
@@ -130,7 +130,7 @@ class ElasticStage(JobStage):
         return made
 
     def obey(self) -> None:
-        """Slots that are not deaf do what they were told since the last call, and say so."""
+        """Lets all slots but the deaf ones follow the orders since the last call, and report their status."""
         messages, self._heard = self.mesos.messages[self._heard :], len(self.mesos.messages)
         for task_id, data in messages:
             wish = decode_wanted(data)
@@ -158,7 +158,7 @@ class ElasticStage(JobStage):
         if self.mesos.calls[-1] == "revive":
             self.offer(*offers)
             self.wait(SETTLE_S + 0.1)
-            # Where nothing is offered it takes a while until the job goes on.
+            # Without offers, the job continues only after a timeout.
             self.wait(OFFER_TIMEOUT_S)
 
     def get_ready(self) -> list[JobTask]:
@@ -171,7 +171,7 @@ class ElasticStage(JobStage):
         return tasks
 
     def change(self, step: int, rounds: int = 6) -> None:
-        """Carries a change through that has been begun; the next attempt goes on at the step."""
+        """Completes a change in progress; the next attempt resumes at the step."""
         self.save(step)
         for _ in range(rounds):
             self.round()
@@ -180,7 +180,7 @@ class ElasticStage(JobStage):
 
     @property
     def running(self) -> dict[str, int | None]:
-        """Address-independent view of what runs: role and index as last told -> attempt."""
+        """Running tasks without addresses: role and index -> attempt in the slot's status."""
         return {
             task.name: self.slots[task.task_id].status.attempt
             for task in self.job.tasks

@@ -1,4 +1,4 @@
-"""An elastic training job that is written down, and gone on with by another service, with fake slots."""
+"""An elastic training job that is stored, and continued by another service, with fake slots."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def changing(agents: int = 1, **changes: Any) -> tuple[ElasticStage, list[JobTas
 
 
 def saving(**changes: Any) -> tuple[ElasticStage, list[JobTask]]:
-    """A job whose chief has been told to save and has not done so."""
+    """A job whose chief was asked to save, and has not done so."""
     stage, new = changing(**changes)
     stage.deaf = {task.task_id for task in stage.job.tasks}
     stage.get_ready()
@@ -46,7 +46,7 @@ def saving(**changes: Any) -> tuple[ElasticStage, list[JobTask]]:
 
 
 def slow_down(stage: ElasticStage, reports: int = MIN_SLOW_REPORTS) -> None:
-    """Worker 1 is slow, for so many reports."""
+    """Reports a slow worker 1, `reports` times."""
     for _ in range(reports):
         stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
 
@@ -170,7 +170,7 @@ def test_a_further_task_that_dies_costs_nothing_but_the_change() -> None:
     stage.end_killed()
     assert set(stage.running.values()) == {0}
     stage.train(100)
-    # That agent is not tried again at once; another is.
+    # That agent is not tried again immediately; another one is.
     stage.look(stage.mesos.offer(1))
     assert len(stage.observer.reasons) == 1
     stage.train(200)
@@ -321,7 +321,7 @@ def test_a_straggler_stays_where_no_other_agent_has_room() -> None:
     stage.look(stage.mesos.offer(int(slow.node[-1])))
     assert "until another agent has room" in stage.observer.notes[-1]
     assert stage.observer.reasons == []
-    # It is not told of again, and left alone for an interval.
+    # The note is not repeated, and the worker is left alone for an interval.
     told = list(stage.observer.notes)
     slow_down(stage)
     stage.look(stage.mesos.offer(5))
