@@ -34,14 +34,14 @@ Case = dict[str, Any]
 """`name`, `script`, `arguments`, and what is special about it: `then_script`, `then_arguments` (of later runs),
 `checkpoint_interval_s`, `metric`, `scheme` (before the path of its checkpoints), `loses_checkpoint` (after its first
 run), `environment`, `interrupts` (written to interrupts.json for each run), `paused` (it stays in memory where it would
-be suspended, and all interrupts are written at once), and what the program itself understands."""
+be suspended, and all interrupts are written together), and what the program itself understands."""
 
 Prepare = Callable[[Case, TrialSpec], TrialRuntime]
 """Makes a run's runtime and intercepts what the script trains with."""
 
 
 class FakeRuntime(TrialRuntime):
-    """A trial's runtime; where its case says so, its process stays at a suspension, is stopped, and goes on.
+    """A trial's runtime. In a `paused` case, its process stays in memory when suspended: it is stopped and continued.
 
     Args:
         case: the trial's.
@@ -66,7 +66,7 @@ class FakeRuntime(TrialRuntime):
         super()._send(line, wait_s)
         if line["type"] == "paused":
             assert self._control is not None
-            # Again and again: the first signal may come before it stands still.
+            # Repeated, because the first signal may come before the process is stopped.
             subprocess.Popen(["sh", "-c", f"while sleep 0.1 && kill -CONT {os.getpid()} 2>&-; do :; done"])
             os.kill(os.getpid(), signal.SIGSTOP)
             os.write(self._control, f"continue {self.spec.run + 1}\n".encode())

@@ -1,6 +1,6 @@
 """Plays trials of TensorFlow 1 scripts (`tests.trial.fake_runtime`).
 
-A case's run is told to suspend itself at the steps of `suspend_at`; its first one kills itself at `kill_at`, or is
+A case's run is asked to suspend itself at the steps of `suspend_at`; its first one kills itself at `kill_at`, or is
 asked to suspend itself from the beginning (`ask`).
 """
 

@@ -24,7 +24,7 @@ class FakeObservedRuntime(FakeRuntime):
     """Writes down every loss; may request a suspension by itself.
 
     Args:
-        case: the trial's. Its `patience` is how often its first run answers that nobody wants the slot back.
+        case: the trial's. Its `patience` is how often its first run reads that no suspension is requested.
         spec: the run.
     """
 

@@ -1,4 +1,4 @@
-"""Draws from generators of all kinds, saves their state, and goes on in a second process with that state.
+"""Draws from generators of all kinds, saves their state, and continues in a second process with that state.
 
 `python randomness_draws.py FOLDER`: what the first process drew after it saved -> FOLDER/drawn.json, what the second
 one drew -> FOLDER/again.json, both as lists by kind. Both are forks of one process that has imported all libraries.

@@ -42,7 +42,7 @@ class Run:
     Attributes:
         pid: its id.
         log: its output.
-        reports: what it has reported so far.
+        reports: its reports.
         code: how it ended; minus the signal's number if one ended it.
     """
 

@@ -43,7 +43,7 @@ def test_the_last_complete_checkpoint_is_found_whole_or_not_and_runs_are_counted
     damaged = _write(tmp_path, 2, 30)
     (Path(damaged) / "state").write_bytes(b"something else")
     assert folders.last_written(str(tmp_path)) == (damaged, 3)
-    # A job's model at its end is nothing to go on from.
+    # The model at a job's end cannot be resumed from.
     _write(tmp_path, 3, 40, kind=folders.MODEL)
     assert folders.last_written(str(tmp_path)) == (damaged, 4)
 

@@ -70,7 +70,7 @@ def _cases() -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """What is left of a trial that has run to its end."""
+    """The record of a trial that has run to its end."""
 
     folder: Path
     codes: list[int]
@@ -123,7 +123,7 @@ def test_a_trial_that_stands_still_in_memory_is_the_same_at_every_step(trials: A
     assert len(told) == len(_INTERRUPTS[name])
     assert [Path(each["path"]).name.split("-step")[0] for each in told] == [f"run-{run}" for run in range(len(told))]
     check_same(trials(f"{name}-plain"), paused)
-    # The time it stands still is no time of training.
+    # The time while it is paused does not count as training.
     trained = [report["train_s"] for report in paused.reports if "train_s" in report]
     assert trained == sorted(trained)
 

@@ -1,4 +1,4 @@
-"""How a trial's script is run, and what is said of its end."""
+"""How a trial's script is run, and how its end is reported."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ ENDS: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("dike.report(1, loss='low')", {}, 2, "bad_input", "dike.report takes numbers, but 'loss' is 'low'."),
     ("dike.report(0.5, loss=1.0)", {}, 2, "bad_input", "dike.report counts steps in whole numbers, not 0.5."),
     ("dike.checkpoint(f, f); dike.checkpoint(f, f)", {}, 2, "bad_input", "calls dike.checkpoint twice"),
-    # What an interrupted run has reported its predecessor told.
+    # A resumed run need not report a loss, because an earlier run has done so.
     ("dike.checkpoint(f, f)", {"resume_from": "/gone/run-0-step-3", "run": 1}, 0, "checkpoint", ""),
     ("dike.tune(f, {'lr': [1]})", {}, 2, "bad_input", "run it with 'python', not with 'dike tune'"),
 ]

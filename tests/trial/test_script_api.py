@@ -213,7 +213,7 @@ def test_a_script_without_checkpoint_waits_in_memory(plain_slot: SlotStage, tmp_
     assert run.of("restored") == []
     assert run.of("training") == [{"type": "training", "preemptible": False}] * 2
     assert [report["step"] for report in run.of("progress")] == [1, 2, 3]
-    # To stand still is no training.
+    # A pause does not count as training.
     assert run.of("progress")[-1]["train_s"] < WAIT_S
 
 

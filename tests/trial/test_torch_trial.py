@@ -1,4 +1,4 @@
-"""examples/torch_trial.py: PyTorch trials are suspended and go on with the same losses, bit by bit."""
+"""examples/torch_trial.py: PyTorch trials are suspended and resume with identical losses, bit by bit."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytes
     assert arguments[arguments.index("--sampler") + 1] == "RandomSampler"
     assert {"--sampler-object", "--space-function"} < set(arguments)
     assert "--space" not in arguments
-    # A search that goes on knows all that.
+    # A resumed search has all of that in its database.
     assert search_command.search(print, "", {**own, "resume": "s"}, ())["arguments"] == [
         "--format",
         "json",

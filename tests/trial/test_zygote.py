@@ -82,7 +82,7 @@ def test_what_a_trial_finds(plain_slot: SlotStage, tmp_path: Path) -> None:
 
 
 def test_the_thread_of_a_memory_allocator_is_no_hindrance(plain_slot: SlotStage, tmp_path: Path) -> None:
-    """pyarrow's jemalloc has one as soon as it is imported: by pandas, and so by Keras."""
+    """pyarrow's jemalloc starts a thread on import, which pandas triggers, and so does Keras."""
     assert plain_slot.zygote is not None
     assert psutil.Process(plain_slot.zygote.pid).num_threads() == 2
     script = plain_slot.write("arrow.py", ARROW)

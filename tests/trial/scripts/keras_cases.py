@@ -1,7 +1,7 @@
 """Trainings with Keras 3 that write down every loss: `python keras_cases.py NAME`.
 
 `losses.txt` gets a line for each step. `interrupts.json` may name a step at which the process asks itself to suspend
-(SIGUSR1, which whoever runs it has to understand) or kills itself.
+(SIGUSR1, which its runtime has to handle) or kills itself.
 """
 
 import json
@@ -209,7 +209,7 @@ class Sample(keras.Model):
 
 
 def unseeded():
-    """Nobody seeds anything: how an epoch is shuffled cannot be found out again."""
+    """Sets no seed: the shuffling of an epoch cannot be reproduced."""
     model = Sample()
     model.compile("sgd", "mse")
     samples = np.arange(8.0)

@@ -1,4 +1,4 @@
-"""Epochs in a loop of the script's own: counters, lists and what it decides by its results; seeded only if told to."""
+"""Epochs in the script's own loop: counters, lists, decisions that depend on results; seeded only on request."""
 
 import random
 import sys
