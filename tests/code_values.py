@@ -79,7 +79,7 @@ def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             yield from _parts(name, value)
         case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=default):
-            # Bounds of a field stand in its annotation or in its default: `Field(10, le=60)`.
+            # A field's bounds are in its annotation or in its default: `Field(10, le=60)`.
             for part in (annotation, default):
                 if part is not None:
                     yield from _parts(name, part)

@@ -29,7 +29,7 @@ for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_
     os.environ.pop(name, None)
 
 # Each run tries other examples, by a seed that it prints (`SEED_VARIABLE`), the same one in all of its processes.
-# A machine that stands still is no fault. `max_examples` is a share of a hundred: see `tests/properties.py`.
+# A slow machine is not a failure. `max_examples` is a percentage: see `tests/properties.py`.
 _COMMON: dict[str, Any] = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow],

@@ -1,4 +1,4 @@
-"""Profiles of models that nobody has."""
+"""Profiles of imaginary models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `dike` command as a process: run to its end, or going on while a test looks at it."""
+"""The `dike` command as a process: run to its end, or running while a test observes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_dike(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
 
 
 class Running:
-    """A `dike` that goes on while the test looks at it.
+    """A `dike` process that runs while the test observes it.
 
     Args:
         folder: where it runs; gets its output.
@@ -71,7 +71,7 @@ class Running:
         return wait_until(condition, what, said=lambda: self.log, lost=self._has_ended, deadline_s=DEADLINE_S)
 
     def wait_for_text(self, text: str, times: int = 1) -> None:
-        """Waits until it has said something so many times."""
+        """Waits until the text was printed that number of times."""
         self.wait_for(lambda: self.log.count(text) >= times, f"'{text}' on standard error")
 
     def result(self, exit_code: int = 0) -> dict[str, Any]:

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "framework": {"framework", "executor", "solver", "dike"},
 }
 FOR_TYPE_CHECKERS = "dike/__init__.py imports framework.service.client"
-"""At run time `dike.Client` is looked up when somebody asks for it."""
+"""At run time, `dike.Client` is imported on first access."""
 WITHOUT_CIRCLES = ROOMS
 NOT_IMPORTED = {
     # `python -m dike.capture` replaces this process: the new one imports it, this one does not.

@@ -1,4 +1,4 @@
-"""The operator's pack in `deploy/` fits the service as it is: its options, its metrics, the files it names."""
+"""The operator's pack in `deploy/` matches the current service: its options, its metrics, the files it names."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_unit_starts_what_there_is(unit: dict[str, dict[str, list[str]]]) ->
     assert options_in(start) <= options_of_serve()
     # SIGHUP is what `Users.auto_reload` waits for.
     assert service["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
-    # Without these the service could not write to what it is told to.
+    # Without these, the service could not write to its configured folders.
     root = re.search(r"--checkpoint-root (\S+)", start)
     assert root is not None
     assert service["ReadWritePaths"] == [f"-{root[1]}"]

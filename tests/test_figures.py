@@ -1,4 +1,4 @@
-"""Every figure that README and docs publish stands in a results file or in the code, or is marked as not measured.
+"""Every figure in README and docs is in a results file or in the code, or is marked as not measured.
 
 A section of a page, from its heading to the next, is bound to the results that it links to, and to those that the text
 directly below the headings above it links to. A link with an anchor binds to that section of the results alone.
@@ -8,8 +8,8 @@ results also any other of two digits and more. What is in code, in a table of op
 version, or a section of a paper is none. A section whose heading says that its figures are not kept as results is
 left out.
 
-Defaults and limits stand in the code (`code_values.py`). In a section bound to results the code vouches for sizes only:
-there times, ratios and counts have to be those of the results. What is left - sizes of files, cases of an example - is
+Defaults and limits are in the code (`code_values.py`). In a section bound to results the code vouches for sizes only:
+there times, ratios and counts have to be those of the results. Any other figure (a file's size, an example) is
 marked by `<!-- not measured: why -->` at the end of its paragraph, item of a list or row of a table.
 """
 
@@ -55,7 +55,7 @@ BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure as it is printed, and its unit: nothing, if it is a ratio."""
+    """A figure as printed, and its unit; the unit is empty for a ratio."""
 
     digits: str
     unit: str
@@ -80,12 +80,12 @@ class Figure:
         if self.unit in SECONDS:
             return ("s", round(amount * SECONDS[self.unit], 9)) in values
         if self.unit == "%":
-            # 5% are 0.05, or what is left of 0.95, or 1.05 times as much.
+            # 5% may be 0.05, or a reduction to 0.95, or an increase to 1.05.
             return any(("", round(part, 9)) in values for part in (amount / 100, 1 - amount / 100, 1 + amount / 100))
         return (self.unit if self.unit == "Gb/s" else "", amount) in values
 
     def is_in(self, results: frozenset[Figure]) -> bool:
-        """Whether they have it as it is printed here. Cells of tables may have their unit in the heading, but for %."""
+        """Whether the results contain this figure. Cells of tables may have their unit in the heading, except %."""
         return self in results or (self.unit != "%" and Figure(self.digits, "") in results)
 
 

@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread will do, and reading what it has written so far."""
+"""Waits for another process or thread, and reads its files while it writes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def wait_until(
 def whole_lines(diary: Path) -> list[list[str]]:
     """The words of each line of a diary, without the full stop that ends it.
 
-    A process that is killed while it writes leaves half a line: it has no full stop, and whoever writes next begins
+    A process that is killed while it writes leaves half a line. It has no full stop, and the next writer begins
     with a line break.
     """
     text = diary.read_text() if diary.exists() else ""
@@ -68,7 +68,7 @@ def whole_lines(diary: Path) -> list[list[str]]:
 
 
 def is_alive(process: psutil.Process | int) -> bool:
-    """Whether a process, or the one of that id, runs; one that nobody has waited for yet does not."""
+    """Whether a process, or the one of that id, runs; a zombie does not."""
     try:
         found = psutil.Process(process) if isinstance(process, int) else process
         return found.is_running() and found.status() != psutil.STATUS_ZOMBIE

@@ -57,14 +57,14 @@ GC_THRESHOLD = 10_000
 FOLDER_VARIABLE = "DIKE_TESTS_WARM"
 """The environment variable with the folder of the sockets, the same for all processes that run tests."""
 LOCK = ".lock"
-"""Who connects to a socket holds this file beside it."""
+"""A file beside each socket, which a client locks while it connects."""
 _FOR_FORKS = {
     "dike": re.compile(r"(DIKE|PYTEST)_\w+|XDG_CONFIG_HOME"),
     "tensorflow": re.compile(
         r"(DIKE|PYTEST)_\w+|PYTHONPATH|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|TF_(CPP|NUM|USE_LEGACY|FORCE)_\w+"
     ),
 }
-"""Variables that no module reads as it is imported."""
+"""Variables that no module reads during import."""
 _FOR_SERVERS = {
     "dike": {},
     # Pools of one thread, as those of `dike.zygote`: a fork cannot lose any.
@@ -78,7 +78,7 @@ _asking = threading.Lock()
 
 
 class Warm(subprocess.Popen[Any]):
-    """See the module. In an environment that imports may depend on, it is a Python of its own all the same."""
+    """See the module. With environment variables that may change imports, it starts a separate Python instead."""
 
     imported: ClassVar[str] = "dike"
     _status: int | None = None
@@ -201,7 +201,7 @@ def _server(imported: str) -> socket.socket:
 
 
 def _is_given_up(listener: socket.socket, path: Path) -> bool:
-    """Takes the socket away, unless somebody is about to connect."""
+    """Removes the socket, unless a client is about to connect."""
     try:
         lock = path.with_suffix(LOCK).open("w")
     except FileNotFoundError:  # the tests have ended, and their folder is gone
@@ -215,7 +215,7 @@ def _is_given_up(listener: socket.socket, path: Path) -> bool:
 
 
 def _serve(listener: socket.socket, first: socket.socket) -> list[str] | None:
-    """Forks until nobody is connected any more; in a fork, returns the arguments that a Python would have."""
+    """Forks until the last client disconnects; in a fork, returns the arguments that a Python would have."""
     clients = {first}
     running: dict[int, tuple[int, int]] = {}
     path = Path(listener.getsockname())
@@ -224,7 +224,7 @@ def _serve(listener: socket.socket, first: socket.socket) -> list[str] | None:
         for ended in running.keys() & set(readable):
             pid, status = running.pop(ended)
             os.close(ended)
-            with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+            with contextlib.suppress(BrokenPipeError):  # the client has disconnected
                 os.write(status, str(os.waitpid(pid, 0)[1]).encode())
             os.close(status)
         if listener in readable:
