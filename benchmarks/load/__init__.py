@@ -69,7 +69,7 @@ def _describe(service: ServiceUnderLoad) -> Iterator[str]:
 
 
 def _burst(service: ServiceUnderLoad) -> tuple[list[str], list[float]]:
-    """Submits many jobs at once; returns the report and the placement times of another user's jobs meanwhile."""
+    """Submits many jobs together; returns the report and the placement times of another user's jobs meanwhile."""
     before_updates, before_mib = _status_updates(service), service.memory_mib()
     timings = Timings()
     is_over = threading.Event()
