@@ -42,7 +42,7 @@ def test_what_came_true_just_before_the_end_counts() -> None:
 
 
 @pytest.mark.integration
-def test_a_process_that_nobody_has_waited_for_is_not_alive() -> None:
+def test_a_zombie_is_not_alive() -> None:
     assert is_alive(os.getpid())
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         wait_until(lambda: not is_alive(child.pid), "its end")

@@ -32,7 +32,7 @@ def test_drf_adds_a_ps_with_each_worker() -> None:
     assert fair([view(0, ps=(1000, 1024, 0, 0))], (7000, 8192, 0, 6)) == {0: (3, 3)}
 
 
-def test_fifo_lets_nobody_overtake() -> None:
+def test_fifo_lets_no_job_overtake() -> None:
     jobs = [view(0, requested=3), view(1, requested=2), view(2, requested=1)]
     assert first_come(jobs, FOUR_GPUS) == {0: (3, 0)}
     # Job 0 has ended.

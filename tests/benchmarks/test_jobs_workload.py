@@ -59,7 +59,7 @@ def test_a_trace_says_what_it_knows_and_the_rest_is_drawn(tmp_path: Path) -> Non
     assert {window(trace, 1, np.random.default_rng(seed))[0].workers for seed in range(30)} == {3, 4, None}
 
 
-def test_nobody_asks_for_more_than_all_machines_hold() -> None:
+def test_no_job_requests_more_than_all_machines_hold() -> None:
     trace = [Request(0, "linear", workers=4)]
     for mem_gib, requested in ((192, 4), (1.5, 2)):
         machines = Machines(count=2, mem_gib=mem_gib)
@@ -80,7 +80,7 @@ def test_beliefs_with_errors_are_as_wrong_as_they_are_to_be() -> None:
     assert set(np.round(table / exact, 6).ravel()) == {0.9, 1.1}
 
 
-def test_the_fitted_length_comes_near_the_truth_as_the_job_goes_on() -> None:
+def test_the_fitted_length_approaches_the_truth_as_the_job_proceeds() -> None:
     one = job(0)
     progress = FittedProgress(one, np.random.default_rng(0))
     assert progress.young

@@ -105,7 +105,7 @@ def test_iterative_finds_the_best_of_all_placements(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 106))
-def test_nobody_beats_dike_by_more_than_a_tie(seed: int) -> None:
+def test_no_method_beats_dike_by_more_than_a_tie(seed: int) -> None:
     request = _random_request(seed)
     comparison = compare(request, planners=ALL_PLANNERS)
     rows = {row.method: row for row in comparison.rows}

@@ -79,7 +79,7 @@ def alternate(quantum_s: float) -> Decide:
     return decide
 
 
-def test_a_suspended_trial_goes_on_where_it_was_and_reports_what_it_had_not() -> None:
+def test_a_suspended_trial_resumes_where_it_was_and_reports_the_rest() -> None:
     views: dict[int, TrialView] = {}
     turns = alternate(4.0)
 

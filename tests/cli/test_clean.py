@@ -71,7 +71,7 @@ def clean(*arguments: str) -> dict[str, Any]:
     return {**found, "folders": [folder["path"] for folder in found["folders"]]}
 
 
-def test_it_only_says_what_it_would_remove_unless_it_is_told_to(runs: Path) -> None:
+def test_without_yes_it_only_lists_what_it_would_remove(runs: Path) -> None:
     add_run(runs, "old")
     add_files(runs / ".hidden", "fit-0/ckpt-7.data")
     add_run(runs, "young", written_s=time.time() - 20 * DAY_S)
@@ -129,7 +129,7 @@ def test_what_runs_or_is_not_known_to_have_ended_is_left_alone(runs: Path, tmp_p
     assert (tmp_path / "elsewhere" / "fit-0" / "ckpt-7.data").is_file()
 
 
-def test_a_search_keeps_its_best_trial_and_those_that_may_go_on(runs: Path) -> None:
+def test_a_search_keeps_its_best_trial_and_those_that_may_resume(runs: Path) -> None:
     ended = {"failed": TrialState.FAILED, "best": TrialState.FINISHED, "worse": TrialState.FINISHED}
     with closing(add_search(runs, "digits", **ended, open=TrialState.SUSPENDED)) as store:
         left = {"the best trial of its search": 1, "trials that --resume can continue": 1}
@@ -155,7 +155,7 @@ def test_a_search_keeps_its_best_trial_and_those_that_may_go_on(runs: Path) -> N
     assert found["folders"] == ["digits/trial-0"]
 
 
-def test_the_function_of_a_search_goes_when_no_trial_can_go_on_with_it(runs: Path) -> None:
+def test_the_function_of_a_search_is_removed_when_no_trial_can_resume(runs: Path) -> None:
     states = {"best": TrialState.FINISHED, "worse": TrialState.STOPPED}
     add_search(runs, "complete", **states).close()
     add_search(runs, "ended-early", "interrupted", **states).close()

@@ -317,7 +317,7 @@ def test_a_search_is_handed_over(service: ServiceStage, tmp_path: Path) -> None:
     assert "The job failing failed: " in failed.stderr
 
 
-def test_a_search_that_was_killed_goes_on(service: ServiceStage, tmp_path: Path) -> None:
+def test_a_killed_search_resumes(service: ServiceStage, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
 
     def trained(lr: str) -> list[tuple[str, int]]:

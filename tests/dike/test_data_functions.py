@@ -145,7 +145,7 @@ def _of_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
-def test_a_function_goes_on_from_what_it_kept(name: str) -> None:
+def test_a_function_resumes_from_its_saved_state(name: str) -> None:
     first = MAKERS[name]()
     of_first = DataFunctions()
     of_first.register(first)

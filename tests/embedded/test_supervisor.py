@@ -109,7 +109,7 @@ def test_a_program_that_is_gone_is_given_up(daemons: Daemons, tmp_path: Path) ->
     assert any(line.startswith(f"{program} could not be restarted: ") for line in lines), lines
 
 
-def test_what_stands_still_is_replaced_and_what_goes_on_is_not(daemons: Daemons) -> None:
+def test_stopped_daemons_are_replaced_and_continued_ones_are_not(daemons: Daemons) -> None:
     still, paused = daemons.start("still"), daemons.start("paused")
     for name in ("still", "paused"):
         daemons.control.keep(name)
@@ -122,7 +122,7 @@ def test_what_stands_still_is_replaced_and_what_goes_on_is_not(daemons: Daemons)
     assert is_alive(paused)
 
 
-def test_what_the_owner_stops_stands_still_until_it_goes_on(daemons: Daemons) -> None:
+def test_daemons_that_the_owner_stops_stay_stopped_until_continued(daemons: Daemons) -> None:
     paused, still = daemons.start("paused"), daemons.start("still")
     for name in ("paused", "still"):
         daemons.control.keep(name)
@@ -143,7 +143,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_supervisor_that_stands_still_is_told_to_go_on(daemons: Daemons) -> None:
+def test_a_stopped_supervisor_is_continued(daemons: Daemons) -> None:
     process = daemons.start("sleeps")
     psutil.Process(daemons.control.pid).suspend()
     assert not daemons.control.has_ended("sleeps")
@@ -151,9 +151,7 @@ def test_a_supervisor_that_stands_still_is_told_to_go_on(daemons: Daemons) -> No
 
 
 @pytest.mark.parametrize("ending", [lambda process: process.suspend(), lambda process: process.kill()])
-def test_a_supervisor_that_is_gone_or_stands_still_can_be_stopped(
-    daemons: Daemons, ending: Callable[[psutil.Process], None]
-) -> None:
+def test_a_dead_or_stopped_supervisor_can_be_ended(daemons: Daemons, ending: Callable[[psutil.Process], None]) -> None:
     supervisor = psutil.Process(daemons.control.pid)
     ending(supervisor)
     daemons.control.stop()

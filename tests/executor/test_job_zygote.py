@@ -109,7 +109,7 @@ def addresses() -> Iterator[Iterator[str]]:
     block.claim.close()
 
 
-def test_a_job_goes_on_with_other_numbers_of_processes(forks: ForksStage, addresses: Iterator[str]) -> None:
+def test_a_job_resumes_with_other_numbers_of_processes(forks: ForksStage, addresses: Iterator[str]) -> None:
     """Its chief is forked before the parameter servers, and waits for them."""
     last = 0
     for attempt, servers in enumerate((1, 2)):

@@ -39,7 +39,7 @@ def add(runs: PausedRuns, trial: int, held: int, *, is_unsaved: bool = False, ha
     runs.add(run, [process])
 
 
-def test_the_least_likely_goes_first_and_the_one_that_is_to_go_on_stays(runs: PausedRuns) -> None:
+def test_the_least_likely_is_evicted_first_and_the_one_to_resume_stays(runs: PausedRuns) -> None:
     for trial in range(3):
         add(runs, trial, 200)
     runs.resume_order = [(2, 0), (1, 0), (0, 0)]

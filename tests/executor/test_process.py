@@ -13,7 +13,7 @@ from executor.forked import ForkedProcess
 from executor.process import describe_exit, oom_kills, wait_readable
 
 
-def test_exit_codes_and_signals_are_told_apart() -> None:
+def test_exit_codes_and_signals_are_distinguished() -> None:
     assert describe_exit(3) == "exited with status 3"
     assert describe_exit(-9) == "ended by signal 9 (SIGKILL)"
     assert describe_exit(-200) == "ended by signal 200 (unknown)"

@@ -242,7 +242,7 @@ def test_output_is_sent_as_it_comes_and_again_until_it_is_known(slot: TrialSlotS
     assert (status.output[-1].end, status.ends[0].output) == (len(printed), len(printed))
 
 
-def test_a_suspended_run_makes_place_and_goes_on_later(slot: TrialSlotStage) -> None:
+def test_a_suspended_run_frees_its_slot_and_resumes_later(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "train"))
     slot.trains(0)
     slot.wants(trial(1, "train"))
@@ -279,7 +279,7 @@ def is_still(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_STOPPED
 
 
-def test_a_run_suspended_in_memory_goes_on_in_the_same_process(slot: TrialSlotStage) -> None:
+def test_a_run_suspended_in_memory_continues_in_the_same_process(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "family"), memory_bytes=MEMORY_BYTES)
     slot.trains(0)
     family = family_of(slot, 0)
@@ -386,7 +386,7 @@ def give_way_beside(slot: TrialSlotStage, way: str) -> tuple[set[psutil.Process]
 
 
 @pytest.mark.parametrize("way", ["family", "unsaved"])
-def test_a_run_suspended_in_memory_goes_on_in_a_slot_beside_it(slot: TrialSlotStage, way: str) -> None:
+def test_a_run_suspended_in_memory_continues_in_a_neighbor_slot(slot: TrialSlotStage, way: str) -> None:
     family, first = give_way_beside(slot, way)
     assert all(map(is_still, family))
     seen = slot.status_when(lambda status: status.task_id == OTHER and status.paused)
@@ -519,7 +519,7 @@ def gpu_slot(tmp_path: Path, order: SlotOrder, request: pytest.FixtureRequest) -
     process.close()
 
 
-def test_gpu_memory_goes_to_the_host_while_a_process_stands_still(gpu_slot: GpuSlotStage) -> None:
+def test_gpu_memory_is_offloaded_while_a_process_is_paused(gpu_slot: GpuSlotStage) -> None:
     process, first = give_way(gpu_slot, "train")
     assert gpu_slot.asked == ["lock", "checkpoint"]
     assert (first.outcome, first.exit_code) == ("suspended", None)
@@ -532,7 +532,7 @@ def test_gpu_memory_goes_to_the_host_while_a_process_stands_still(gpu_slot: GpuS
 
 
 @pytest.mark.parametrize("gpu_slot", ["lock", "checkpoint", "restore", "unlock"], indirect=True)
-def test_what_the_driver_refuses_is_gone_on_with_from_the_checkpoint(gpu_slot: GpuSlotStage) -> None:
+def test_a_run_that_the_driver_cannot_restore_resumes_from_its_checkpoint(gpu_slot: GpuSlotStage) -> None:
     process, first = give_way(gpu_slot, "finish")
     assert (first.outcome, first.message) == ("suspended", "")
     assert first.checkpoint == f"{CHECKPOINTS}/0/run-0-step-{first.step}"
@@ -653,7 +653,7 @@ def test_a_process_that_dies_while_its_gpu_memory_is_moved_costs_nothing_more(gp
     assert gpu_slot.trains(1).paused == ()
 
 
-def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot: TrialSlotStage) -> None:
+def test_a_paused_process_without_use_is_evicted(slot: TrialSlotStage) -> None:
     checkpoints = {}
     for number in range(4):
         slot.wants(trial(number, "train"), known=tuple((each, 0) for each in range(number - 1)), memory_bytes=1 << 40)
@@ -704,7 +704,7 @@ def test_a_process_that_dies_while_its_files_are_brought_back_is_not_kept(tmp_pa
         assert not slot.trains(0, 1).continued
 
 
-def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: TrialSlotStage) -> None:
+def test_the_least_likely_to_resume_is_evicted_when_memory_is_short(slot: TrialSlotStage) -> None:
     slot.wants(None)
     slot.status_when(lambda status: status.zygote_ready)
     (zygote,) = slot.children("zygote")
@@ -728,7 +728,7 @@ def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: TrialSl
     assert (second.outcome, status.paused) == ("suspended", ((1, 0),))
 
 
-def test_what_stands_still_dies_with_its_slot(slot: TrialSlotStage) -> None:
+def test_paused_processes_end_with_their_slot(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
     slot.trains(0)
     (process,) = slot.children("trial")
@@ -739,7 +739,7 @@ def test_what_stands_still_dies_with_its_slot(slot: TrialSlotStage) -> None:
     wait_gone(process.pid)
 
 
-def test_a_killed_slot_takes_along_what_stands_still(slot: TrialSlotStage) -> None:
+def test_paused_processes_end_with_a_killed_slot(slot: TrialSlotStage) -> None:
     slot.wants(trial(0, "family"), memory_bytes=MEMORY_BYTES)
     slot.trains(0)
     family = family_of(slot, 0)
@@ -969,7 +969,7 @@ def test_a_bundle_that_cannot_be_fetched_fails_the_slot(tmp_path: Path, order: S
     assert "HTTP 404" in slot.updates[-1]["message"]
 
 
-def test_with_the_real_zygote_a_trial_goes_on_as_if_never_interrupted(tmp_path: Path, order: SlotOrder) -> None:
+def test_with_the_real_zygote_a_trial_resumes_as_if_never_interrupted(tmp_path: Path, order: SlotOrder) -> None:
     order = dataclasses.replace(order, script="api_script.py", preload=("decimal", "no_such_module"))
     slot = TrialSlotStage(tmp_path, order, (*PROGRAM, LAUNCHER))
     spec = TrialSpec("search", 0, 0, {"seed": 7}, str(tmp_path / "checkpoints"))

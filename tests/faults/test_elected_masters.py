@@ -86,7 +86,7 @@ def test_the_next_master_is_waited_for(stage: FaultStage) -> None:
     assert [agent.name for agent in after.agents() or ()] == ["agent-0"]
 
 
-def test_a_services_job_goes_on_under_the_next_master(stage: FaultStage) -> None:
+def test_a_services_job_continues_under_the_next_master(stage: FaultStage) -> None:
     job = stage.submit_training(ENDLESS)
     stage.start_service()
     stage.wait_for_steps(5)
@@ -109,7 +109,7 @@ class FakeObserver(JobObserver):
         self.texts.append(text)
 
 
-def test_dike_run_goes_on_under_the_next_master(stage: FaultStage) -> None:
+def test_dike_run_continues_under_the_next_master(stage: FaultStage) -> None:
     entry = find_entry_point(SCRIPTS / "counting_job.py")
     request = RunRequest(
         entry=entry,

@@ -89,7 +89,7 @@ def test_a_task_that_ends_while_its_agent_is_away_has_ended_well(stage: FaultSta
     stage.wait_until_nothing_runs()
 
 
-def test_tasks_go_on_while_the_master_is_away(stage: FaultStage) -> None:
+def test_tasks_continue_while_the_master_is_away(stage: FaultStage) -> None:
     job = started(stage)
     before = pids(stage)
     stage.cluster.kill_master()

@@ -109,7 +109,7 @@ def test_daemons_that_are_killed_are_started_again(search: SearchStage) -> None:
     search.check()
 
 
-def test_processes_that_stand_still_are_told_to_go_on_or_replaced(search: SearchStage) -> None:
+def test_stopped_processes_are_continued_or_replaced(search: SearchStage) -> None:
     supervisor = supervisor_of(search.command)
     # An agent would take its executors along, and it takes a while until trials have other slots.
     kinds = ("master", "executor.zygote_server")

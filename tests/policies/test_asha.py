@@ -32,7 +32,7 @@ def test_the_highest_rung_is_looked_at_first() -> None:
     assert choice(*second_rung, *first_rung).trial == 1
 
 
-def test_where_asha_would_be_done_the_best_paused_trial_goes_on() -> None:
+def test_where_asha_would_be_done_the_best_paused_trial_resumes() -> None:
     trials = [paused(0, 10.0, 1.0), paused(1, 40.0, 4.0), paused(2, 40.0, 3.0)]
     assert choice(*trials) == Choice(2, "best of the suspended", -3.0)
 
@@ -58,7 +58,7 @@ def test_a_trial_runs_from_rung_to_rung() -> None:
     assert policy.decide(12.0, [running, waiting], [SlotView(0, 0)]).runs[0] == Choice(1, "first slice")
 
 
-def test_a_trial_that_lost_its_slot_goes_on_to_its_rung_first() -> None:
+def test_a_trial_that_lost_its_slot_resumes_to_its_rung_first() -> None:
     policy = AshaPolicy(SETTINGS)
     readings = [Reading(10.0, 10, 1.0, 1.0, 1.0)]
     others = [TrialView(1, 0.0), TrialView(2, 0.0)]

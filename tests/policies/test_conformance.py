@@ -108,7 +108,7 @@ def test_a_trial_whose_loss_is_no_number_never_wins(name: str, value: float, at_
 
 @pytest.mark.slow
 @each_that_takes_turns
-def test_nobody_starves_behind_a_trial_that_does_not_end(name: str) -> None:
+def test_no_trial_starves_behind_one_that_does_not_end(name: str) -> None:
     best = FakeTrial(lambda train_s: -0.01 * train_s, length_s=math.inf)
     others = [FakeTrial(falling(3.0, 2.0, 0.01, 0.1, seed), length_s=1e6) for seed in (1, 2)]
     stage = PolicyStage(make_policy(name, SETTINGS), [best, *others], [FakeSlot()])

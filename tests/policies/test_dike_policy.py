@@ -62,12 +62,12 @@ def test_every_trial_gets_a_first_slice_before_any_gets_a_second() -> None:
     assert first_chosen(trial(0, 3.0, 0.1), trial(1), trial(2)) == 1
 
 
-def test_of_two_that_fall_as_fast_the_one_nearer_to_the_best_goes_on() -> None:
+def test_of_two_equally_fast_trials_the_one_nearer_to_the_best_continues() -> None:
     leader = (5.0, 2.0, 1.0, 0.9)
     assert first_chosen(trial(0, 5.0, 4.0, 3.5, 3.0), trial(1, *leader)) == 1
 
 
-def test_the_best_gives_way_when_it_stands_still_and_another_comes_close_fast() -> None:
+def test_a_stagnating_best_trial_is_preempted_by_one_that_approaches_fast() -> None:
     stuck = trial(0, 5.0, 1.0, *[1.0] * 18)
     assert first_chosen(stuck, trial(1, 5.0, 3.0, 1.5)) == 1
     assert first_chosen(stuck, trial(1, 5.0, *[4.9] * 19)) == 0, "but not to one that stagnates at a higher loss"
@@ -84,7 +84,7 @@ def test_what_ended_trials_have_reached_still_counts() -> None:
     assert policy.decide(1.0, [slow_and_low, young], [SlotView(0)]).runs[0].trial == 2
 
 
-def test_trials_that_stand_still_share_by_their_age() -> None:
+def test_stagnating_trials_share_by_their_age() -> None:
     assert first_chosen(trial(0, *[5.0] * 8), trial(1, *[5.0] * 3), trial(2, *[5.0] * 4)) == 1
 
 
@@ -180,7 +180,7 @@ def test_a_trial_moves_to_any_slot_that_is_free() -> None:
     assert {slot: choice.trial for slot, choice in decision.runs.items()} == {1: 2}
 
 
-def test_one_whose_process_stands_still_in_another_slot_must_be_worth_more_by_a_margin() -> None:
+def test_a_trial_paused_in_another_slot_must_be_worth_more_by_a_margin() -> None:
     best, other = trial(0, 5.0, 2.0, 1.0), trial(1, 5.0, 2.0, 1.0005)
     slots = [SlotView(0), SlotView(1)]
     runs = DikePolicy(SETTINGS).decide(0.0, [best, other], slots).runs
@@ -196,7 +196,7 @@ def test_one_whose_process_stands_still_in_another_slot_must_be_worth_more_by_a_
     assert {slot: choice.trial for slot, choice in decision.runs.items()} == {0: 1, 1: 0}
 
 
-def test_of_the_slots_in_which_a_process_stands_still_it_gets_an_empty_one_first() -> None:
+def test_a_trial_paused_in_several_slots_gets_an_empty_one_first() -> None:
     """Then that of the worst trial."""
     best = paused_in(trial(3, 5.0, 0.5), 0, 1, 2)
     held = [running(trial(0, 5.0, 2.0)), running(trial(1, 5.0, 5.0))]

@@ -78,7 +78,7 @@ def test_a_gain_has_to_be_worth_its_cost(cost: float) -> None:
     assert pair.assignment == ({0: 1, 1: 0} if cost < 2 else {0: 0, 1: 1})
 
 
-def test_nobody_is_sent_where_it_must_not_be() -> None:
+def test_no_trial_moves_where_it_may_not_run() -> None:
     for exchanged in (exchange([0, 1], ["1 5 1", "5 1 1"], refused={0: frozenset({1})}) for _ in range(2)):
         exchanged.exchange_pairs()
         assert exchanged.assignment == {0: 0, 1: 1}

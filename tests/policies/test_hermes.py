@@ -43,7 +43,7 @@ def test_a_trial_that_never_ran_comes_first() -> None:
     assert choice == Choice(1, "first slice")
 
 
-def test_the_running_trial_is_a_candidate_and_goes_on_at_equal_convergence() -> None:
+def test_the_running_trial_is_a_candidate_and_continues_at_equal_convergence() -> None:
     for running, waiting, chosen in ((0.2, 0.1, 1), (0.2, 0.2, 1), (0.1, 0.2, 0)):
         choice = at_the_end_of_a_quantum(after_one_quantum(1, running, runnable=False), after_one_quantum(0, waiting))
         assert choice is not None

@@ -139,7 +139,7 @@ def test_the_same_jobs_get_the_same_in_whatever_order_they_are_listed(
 
 
 @each_policy
-def test_nothing_is_given_to_nobody(policy: Allocate) -> None:
+def test_without_jobs_nothing_is_allocated(policy: Allocate) -> None:
     assert policy([], TOTAL) == {}
 
 

@@ -63,7 +63,7 @@ def test_what_is_uncertain_counts_as_faster_and_the_less_so_the_more_is_known() 
         assert speeds.performance(count, ["k80", "v100"])["k80"] == 1.0
 
 
-def test_a_kind_that_nobody_ran_on_is_average() -> None:
+def test_an_unused_kind_is_average() -> None:
     speeds = estimates((32.0, {"k80": 100.0, "v100": 300.0}), (32.0, {}))
     assert speeds.performance(0, ["k80", "v100", "tpu"])["tpu"] == pytest.approx(200.0)
     assert speeds.performance(1, ["tpu"]) == {"tpu": 1.0}

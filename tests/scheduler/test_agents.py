@@ -42,7 +42,7 @@ def slave(name: str, agent_id: str, **more: Any) -> dict[str, Any]:
     return {**values, "unreserved_resources": resources, "used_resources": {"cpus": 1.0}, **more}
 
 
-def test_nobody_waits_for_a_master_that_hangs() -> None:
+def test_no_request_waits_for_a_master_that_hangs() -> None:
     answers = threading.Event()
     asked: list[str] = []
 

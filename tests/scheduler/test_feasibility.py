@@ -56,7 +56,7 @@ class Stateless(FakeJob):
 NODES = (NodeClass(name="a", count=1, cpus=4.0, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=10 * GIB),)
 
 
-def test_a_job_that_nobody_can_place_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_cannot_be_placed_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     stage = SchedulerStage(TWO)
     bad = stage.submit("bad", 9, 4.0, kind=Unsizable)
     with caplog.at_level(logging.WARNING):

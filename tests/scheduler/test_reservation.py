@@ -156,7 +156,7 @@ def test_a_reservation_that_did_not_help_goes_to_another_job() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_job_is_not_starved_by_small_ones_which_go_on_elsewhere() -> None:
+def test_a_large_job_is_not_starved_by_small_ones_which_continue_elsewhere() -> None:
     stage = SchedulerStage(FOUR)
     numbers = itertools.count()
     for _ in range(40):
@@ -186,7 +186,7 @@ def test_a_large_job_is_not_starved_by_small_ones_which_go_on_elsewhere() -> Non
     lasts=st.integers(3, 20),
 )
 @examples(10)
-def test_nobody_starves(sizes: list[tuple[int, float]], lasts: int) -> None:
+def test_no_job_starves(sizes: list[tuple[int, float]], lasts: int) -> None:
     """Every job that fits the empty cluster starts, though small ones never stop to arrive."""
     stage = SchedulerStage({name: FOUR[name] for name in ("agent-0", "agent-1", "agent-2")})
     for number, (count, cpus) in enumerate(sizes):

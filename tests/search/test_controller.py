@@ -44,7 +44,7 @@ def train_unsaved(slot: FakeSlot) -> RunKey:
     return run.key
 
 
-def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, storage: str) -> None:
+def test_an_unsaved_trial_resumes_where_it_is_paused(begin: Any, storage: str) -> None:
     stage = begin(trials=3, policy="rr")
     first, second = stage.offer(cpus=2)
     assert (train_unsaved(first), train_unsaved(second)) == ((0, 0), (1, 0))
@@ -69,7 +69,7 @@ def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, 
     assert second.slot.task_id in stage.search.preemptible_tasks()
 
 
-def test_a_trial_that_cannot_be_saved_goes_on_in_any_slot_that_has_its_process(begin: Any) -> None:
+def test_an_unsaved_trial_resumes_in_any_slot_that_has_its_process(begin: Any) -> None:
     stage = begin(trials=3, policy="rr")
     first, second = stage.offer(cpus=2)
     train_unsaved(first)
@@ -140,7 +140,7 @@ def test_parameters_become_flags_after_the_common_arguments(begin: Any) -> None:
     assert slot.wanted.run.trial.resume_from is None
 
 
-def test_a_suspended_trial_goes_on_from_its_checkpoint(begin: Any, storage: str) -> None:
+def test_a_suspended_trial_resumes_from_its_checkpoint(begin: Any, storage: str) -> None:
     stage = begin(trials=2, policy="rr")
     slot = stage.offer(cpus=1)[0]
     assert slot.train() == (0, 0)
@@ -170,7 +170,7 @@ def test_a_suspended_trial_goes_on_from_its_checkpoint(begin: Any, storage: str)
     store.close()
 
 
-def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin: Any) -> None:
+def test_a_trial_paused_in_memory_continues_there_and_its_slice_says_so(begin: Any) -> None:
     stage = begin(trials=2, policy="rr")
     slot = stage.offer(cpus=1)[0]
     assert slot.wanted.memory_bytes == 1024 * 2**20
@@ -208,7 +208,7 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
         ([[(1, 0)], [(0, 0), (1, 0)]], 0, 1),
     ],
 )
-def test_the_policy_hears_where_processes_stand_still(
+def test_the_policy_gets_the_slots_of_paused_processes(
     begin: Any, stay: list[list[RunKey]], freed: int, chosen: int
 ) -> None:
     stage = begin(trials=4, policy="dike")
@@ -230,7 +230,7 @@ def test_the_policy_hears_where_processes_stand_still(
     stage.tick()
 
 
-def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
+def test_a_paused_process_without_use_is_evicted(begin: Any) -> None:
     stage = begin(trials=2, policy="rr", stop="threshold=3")
     first = stage.offer(cpus=1)[0]
     first.train()
@@ -325,7 +325,7 @@ def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] 
         ),
     ],
 )
-def test_a_trial_is_given_the_slot_where_its_process_stands_still(
+def test_a_trial_is_given_the_slot_where_its_process_is_paused(
     slots: list[Slot], wanted: dict[int, int], given: dict[int, int]
 ) -> None:
     paused_in = {trial: [slot.id for slot in slots if (trial, 2) in slot.paused] for trial in (7, 8)}
@@ -334,7 +334,7 @@ def test_a_trial_is_given_the_slot_where_its_process_stands_still(
     assert {slot: choice.trial for slot, choice in found.items()} == given
 
 
-def test_an_older_run_that_stands_still_is_no_place_to_go_on(begin: Any) -> None:
+def test_a_trial_does_not_resume_from_a_paused_older_run(begin: Any) -> None:
     stage = begin(trials=3, policy="rr")
     first, second = stage.offer(cpus=2)
     first.train()
@@ -455,7 +455,7 @@ def test_waiting_in_a_queue_does_not_count(begin: Any) -> None:
     assert "--timeout" in stage.search.result.failure
 
 
-def test_an_interrupted_search_goes_on(begin: Any, tmp_path: Path, storage: str) -> None:
+def test_an_interrupted_search_resumes(begin: Any, tmp_path: Path, storage: str) -> None:
     stage = begin(trials=3)
     first, second = stage.offer(cpus=2)
     for slot in (first, second):
@@ -686,7 +686,7 @@ def test_on_failure_abort_ends_the_search(begin: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_trial_goes_on_elsewhere_when_its_slot_is_lost(begin: Any, storage: str) -> None:
+def test_a_trial_resumes_elsewhere_when_its_slot_is_lost(begin: Any, storage: str) -> None:
     stage = begin(trials=1)
     slot = stage.offer(cpus=1)[0]
     slot.train()
@@ -905,7 +905,7 @@ def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart
 
 
 @pytest.mark.parametrize("end", [{"outcome": "killed", "exit_code": -9}, {"outcome": "failed", "message": "killed"}])
-def test_of_a_stopped_trial_nothing_is_said_to_go_on(begin: Any, end: dict[str, Any]) -> None:
+def test_a_stopped_trial_is_not_reported_as_resuming(begin: Any, end: dict[str, Any]) -> None:
     stage = begin(trials=1, stop="threshold=3")
     slot = stage.offer(cpus=1)[0]
     slot.train()

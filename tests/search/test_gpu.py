@@ -134,7 +134,7 @@ def standing(ancestor: int) -> list[psutil.Process]:
 
 @in_memory
 @pytest.mark.parametrize("what", ["trial", "slot"])
-def test_what_is_killed_while_trials_stand_still_leaves_nothing_on_the_gpu(tmp_path: Path, what: str) -> None:
+def test_kills_while_trials_are_paused_leave_nothing_on_the_gpu(tmp_path: Path, what: str) -> None:
     at_first = used_bytes()
     running = Running(
         tmp_path,

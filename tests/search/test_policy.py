@@ -101,7 +101,7 @@ def test_what_a_run_repeats_after_going_back_counts_once(store: Store, tmp_path:
     assert list(one.losses) == [*CURVES[0], 0.25]
 
 
-def test_a_search_of_another_version_is_in_nobodys_way(store: Store, tmp_path: Path) -> None:
+def test_a_search_of_another_version_is_ignored(store: Store, tmp_path: Path) -> None:
     store.create_search(search_spec(tmp_path, name="strange"))
     store.change_search(dataclasses.replace(store.spec, mode="other"), {})  # type: ignore[arg-type]
     add_search(store, search_spec(tmp_path, name="before"), CURVES)

@@ -46,7 +46,7 @@ def test_a_search_survives_any_number_of_deaths(tmp_path: Path, seed: int, polic
     assert all(piece.end_s is not None and piece.outcome in ("suspended", "finished") for piece in slices)
 
 
-def test_a_search_that_cannot_go_on_has_ended_as_before(tmp_path: Path, storage: str) -> None:
+def test_a_search_that_cannot_continue_keeps_its_end(tmp_path: Path, storage: str) -> None:
     spec = search_spec(tmp_path)
     with closing(Store(storage)) as store:
         store.create_search(spec)

@@ -163,7 +163,7 @@ def test_the_command_gives_parameters_to_scripts_that_ask_dike_for_them() -> Non
     assert json.loads(text) == best.parameters
 
 
-def test_where_no_folder_can_be_made_the_report_goes_on_without_a_plot(tmp_path: Path) -> None:
+def test_without_a_writable_folder_the_report_has_no_plot(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     spec = dataclasses.replace(SPEC, checkpoint_dir=str(tmp_path / "file" / "digits"))
     best = trials(1)[0]

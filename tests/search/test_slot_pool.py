@@ -106,7 +106,7 @@ TERMINATED = {"source": "SOURCE_AGENT", "reason": "REASON_EXECUTOR_TERMINATED", 
         ("TASK_ERROR", {"source": "SOURCE_MASTER", "reason": "REASON_TASK_INVALID", "message": "Total resources ..."}),
     ],
 )
-def test_whoever_comes_too_late_for_an_executor_starts_another_one(
+def test_a_slot_that_is_too_late_for_an_executor_starts_another_one(
     begin: Any, state: str, status: dict[str, str]
 ) -> None:
     stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=2)

@@ -128,7 +128,7 @@ def test_a_batch_size_that_only_the_process_knows_is_used_and_kept(begin: Any, s
     assert stored(storage)[0].batch_size == 32.0
 
 
-def test_a_search_that_goes_on_knows_the_speeds(tmp_path: Path, storage: str) -> None:
+def test_a_resumed_search_keeps_the_speeds(tmp_path: Path, storage: str) -> None:
     stage = two_kinds(tmp_path, storage)
     for slot in stage.fakes.values():
         slot.train()

@@ -148,7 +148,7 @@ def test_a_server_that_stays_away_is_an_error(
 
 @pytest.mark.mesos
 @pytest.mark.timeout(300)
-def test_dike_tune_says_how_to_go_on_and_can(tmp_path: Path) -> None:
+def test_dike_tune_says_how_to_resume_and_can(tmp_path: Path) -> None:
     tune = Tune(tmp_path)
     arguments = command(tune, "--policy", "fifo", "--checkpoint-interval", "1", lr="0.1,0.05", steps=LONG)
     process = subprocess.Popen(

@@ -62,7 +62,7 @@ def test_a_holder_elsewhere_is_gone_when_it_is_not_heard(
             assert [trial.number for trial in other.load_trials()] == [1]
 
 
-def test_the_heartbeat_goes_on_while_the_search_is_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heartbeat_continues_while_the_search_runs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
     with store.lock("digits"):
         owner(store, heartbeat_s=1.0)

@@ -89,7 +89,7 @@ def test_a_part_of_a_grid_has_points_from_all_over_it(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe", "grid"])
-def test_a_second_process_goes_on_as_the_first_would_have(tmp_path: Path, sampler: str) -> None:
+def test_a_second_process_continues_as_the_first_would_have(tmp_path: Path, sampler: str) -> None:
     space = GRID if sampler == "grid" else RANGES
     spec = spec_of(space, sampler, 6)
     whole = Study.create(f"sqlite:///{tmp_path}/whole.db", spec)
@@ -203,7 +203,7 @@ def test_optuna_shows_how_the_trials_stand(url: str) -> None:
     assert load(url).direction == optuna.study.StudyDirection.MAXIMIZE
 
 
-def test_intermediate_values_become_fewer_and_go_on_after_a_restart(url: str) -> None:
+def test_intermediate_values_are_thinned_and_continue_after_a_restart(url: str) -> None:
     spec = spec_of(GRID, "grid", 6)
     study = Study.create(url, spec)
     study.ask()
@@ -313,7 +313,7 @@ def test_which_samplers_learn_and_what_they_say_of_their_beginning() -> None:
     assert few == "sampler nsgaii (all trials are random points: it learns after the first 50)"
 
 
-def test_a_sampler_of_the_users_own_goes_on_with_other_points(url: str) -> None:
+def test_a_sampler_of_the_users_own_continues_with_other_points(url: str) -> None:
     own = optuna.samplers.TPESampler(n_startup_trials=3, multivariate=True, seed=1)
     spec = spec_of(
         RANGES, "TPESampler", 6, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6), "sampler", "")

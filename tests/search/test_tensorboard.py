@@ -97,7 +97,7 @@ def test_a_trial_is_a_run_with_scalars_hyper_parameters_and_an_objective(tmp_pat
     assert "_hparams_/session_end_info" not in hparams(other)
 
 
-def test_a_suspended_trial_goes_on_in_a_new_file_that_voids_what_it_repeats(tmp_path: Path) -> None:
+def test_a_resumed_trial_writes_a_new_file_that_voids_repeated_steps(tmp_path: Path) -> None:
     log = TensorBoardLog(tmp_path, SPEC)
     trial = TrialRecord(0, {"lr": 0.1}, step=20, state=TrialState.SUSPENDED)
     log.reported(trial, [report(10, 1.0), report(20, 0.5)])

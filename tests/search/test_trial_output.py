@@ -80,7 +80,7 @@ def test_a_piece_that_is_too_large_by_itself_is_cut(store: Store) -> None:
     assert text.endswith("004990 ä\n")
 
 
-def test_whoever_follows_a_search_that_is_removed_is_done(store: Store, url: str) -> None:
+def test_following_a_removed_search_ends(store: Store, url: str) -> None:
     store.add_output([piece(0, 0, b"begins\n")])
     with closing(Store(url)) as reader:
         reader.open_search("digits")

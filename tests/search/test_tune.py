@@ -326,7 +326,7 @@ def standing(tune: Tune) -> list[psutil.Process]:
     return found
 
 
-def test_killed_processes_that_stand_still_cost_nothing_and_leave_nothing(tune: Tune) -> None:
+def test_killed_paused_processes_cost_nothing_and_leave_nothing(tune: Tune) -> None:
     lrs = ("0.1", "0.05", "0.02")
     more = ("--policy", "rr", "--slots", "1", "--format", "json")
     process = tune.start(*command(tune, *more, lr=",".join(lrs), steps=LONG))
@@ -350,7 +350,7 @@ def test_killed_processes_that_stand_still_cost_nothing_and_leave_nothing(tune: 
     assert not any(psutil.pid_exists(pid) for pid in tune.processes())
 
 
-def test_a_killed_search_goes_on_without_running_what_had_finished(tune: Tune) -> None:
+def test_a_killed_search_resumes_without_repeating_finished_trials(tune: Tune) -> None:
     lrs = ("0.1", "0.05", "0.02")
     process = tune.start(
         *command(tune, "--policy", "fifo", "--slots", "1", "--checkpoint-interval", "1", lr=",".join(lrs), steps=60)
@@ -500,7 +500,7 @@ def test_reading_takes_nothing_from_two_searches_on_one_database(tune: Tune, dat
     assert steps == expected("0.02", len(steps))
 
 
-def test_an_interrupted_search_is_suspended_and_goes_on_as_it_was_begun(tune: Tune) -> None:
+def test_an_interrupted_search_is_suspended_and_resumes_with_its_options(tune: Tune) -> None:
     options = ("--logdir", "tb", "--slots", "1", "--resources", "cpus:2;mem:1024", "--constraint", "hostname:UNLIKE:x")
     process = tune.start(*command(tune, "--policy", "rr", *options, lr="0.1,0.05", steps=LONG))
     wait_until(lambda: len(tune.runs()) == 2, "two trials")

@@ -110,7 +110,7 @@ def test_of_a_resumed_job_only_what_is_new_is_shown(
 
 
 @pytest.mark.integration
-def test_a_broken_stream_is_gone_on_with_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_stream_resumes_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RECONNECT_PAUSE_S", 0.01)
     parts = {"0": (200, lines(3, 7)), "7": (200, lines(8) + json.dumps({"ended": "finished"}) + "\n")}
     failures = iter([(503, json.dumps({"detail": "The service is starting."}))])

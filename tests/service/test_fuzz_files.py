@@ -191,7 +191,7 @@ def space_of(**changes: Any) -> dict[str, Any]:
         ({"environment": {f"V{n}": "x" * 4096 for n in range(70)}}, "put what exceeds 262144 into a file"),
     ],
 )
-def test_a_search_that_nobody_could_run_is_not_taken(changes: dict[str, Any], said: str) -> None:
+def test_a_search_that_cannot_run_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInputError) as refused:
         read_request({**SEARCH, "spec": {**SEARCH["spec"], **changes}})
     assert said in str(refused.value)
@@ -204,7 +204,7 @@ def test_who_asks_for_a_search_that_no_service_takes_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_nobody_could_run_is_not_taken() -> None:
+def test_a_job_that_cannot_run_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"arguments\.0 holds a NUL"):
         read_request({**TRAINING, "arguments": ["\0"]})
     variables = [{"name": f"v{n}", "shape": [1], "dtype": "float32", "size_bytes": 4} for n in range(20_001)]

@@ -200,7 +200,7 @@ def test_what_is_no_message_is_ignored(running: Running, data: str) -> None:
 
 @PATIENT
 @given(MESSAGES)
-def test_nobody_speaks_for_the_tasks_of_others(running: Running, message: Any) -> None:
+def test_a_task_cannot_report_for_others(running: Running, message: Any) -> None:
     before = [
         running.store.history.progress(running.jobs["other"]),
         running.store.history.output(running.jobs["other"]),

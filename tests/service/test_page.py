@@ -136,7 +136,7 @@ def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceStage, scrip
         page.locator(".title .state-killed").wait_for()
 
 
-def test_goes_on_with_a_search_that_was_killed(watched: WatchedPage, service: ServiceStage, tmp_path: Path) -> None:
+def test_resumes_a_killed_search(watched: WatchedPage, service: ServiceStage, tmp_path: Path) -> None:
     asked = search_request(search_spec(tmp_path, name="resumed"), COUNTING.name, ())
     with service.client() as client:
         client.submit_request(dataclasses.replace(asked, constraints=("rack:IS:none",)), pack(COUNTING))
@@ -234,7 +234,7 @@ def test_reads_output_as_a_terminal_does(watched: WatchedPage, service: ServiceS
     ]
 
 
-def test_says_that_the_service_is_away_and_goes_on_when_it_is_back(service: ServiceStage, chromium: Browser) -> None:
+def test_says_that_the_service_is_away_and_continues_when_it_is_back(service: ServiceStage, chromium: Browser) -> None:
     with WatchedPage(chromium, service.url) as watched:
         page = watched.enter(service.token)
         service.end()

@@ -190,7 +190,7 @@ def check_losses(stage: SearchFailoverStage, name: str) -> None:
     assert all(piece.outcome in ("finished", "suspended") for piece in slices)
 
 
-def test_a_search_that_is_killed_suspends_its_trials_and_can_be_gone_on_with(
+def test_a_killed_search_suspends_its_trials_and_can_be_resumed(
     stage: SearchFailoverStage, mesos: EmbeddedCluster
 ) -> None:
     job = stage.submit("even", (0.01, 0.02), "ann", policy="fifo")

@@ -82,7 +82,7 @@ def is_killed_halfway(stage: ResumingStage, folder: Path) -> Slot:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heard", [True, False])
-def test_what_was_killed_goes_on_where_it_was(stage: ResumingStage, tmp_path: Path, heard: bool) -> None:
+def test_a_killed_search_resumes_where_it_was(stage: ResumingStage, tmp_path: Path, heard: bool) -> None:
     before = is_killed_halfway(stage, tmp_path)
     stage.resume("root")
     if heard:
@@ -198,7 +198,7 @@ def test_what_ended_before_it_was_made_is_made_then(stage: ResumingStage, tmp_pa
     assert stage.job("s").state is JobState.FINISHED
 
 
-def test_what_cannot_be_gone_on_with(stage: ResumingStage, tmp_path: Path) -> None:
+def test_searches_that_cannot_be_resumed(stage: ResumingStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path))
     assert stage.refused() == "The search 's' is queued; it continues automatically."
     stage.submissions.kill(stage.job("s"))
@@ -211,7 +211,7 @@ def test_what_cannot_be_gone_on_with(stage: ResumingStage, tmp_path: Path) -> No
         stage.submissions.resume(training_job, "ann")
 
 
-def test_a_search_of_others_is_not_gone_on_with(stage: ResumingStage, tmp_path: Path) -> None:
+def test_a_search_of_another_user_is_not_resumed(stage: ResumingStage, tmp_path: Path) -> None:
     stage.make_search(search_spec(tmp_path))
     stage.submit(search_spec(tmp_path))
     assert stage.job("s").state is JobState.FAILED

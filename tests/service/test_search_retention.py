@@ -94,7 +94,7 @@ def test_an_old_search_goes_with_its_job_and_its_name_is_free(store: ServiceStor
     add_search(store, "old", NOW_S)
 
 
-def test_a_search_that_somebody_has_gone_on_with_is_kept_with_its_job(store: ServiceStore) -> None:
+def test_a_resumed_search_is_kept_with_its_job(store: ServiceStore) -> None:
     add_job(store, "used", NOW_S - 10 * DAY_S)
     add_search(store, "used", NOW_S - DAY_S)
     add_job(store, "running", NOW_S - 10 * DAY_S)
@@ -109,7 +109,7 @@ def test_a_search_that_somebody_has_gone_on_with_is_kept_with_its_job(store: Ser
     assert rows(store)["studies"] == before["studies"] - 1
 
 
-def test_a_search_that_its_service_goes_on_with_at_that_moment_is_kept(
+def test_a_search_that_its_service_resumes_meanwhile_is_kept(
     store: ServiceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_job(store, "old", NOW_S - 10 * DAY_S)
@@ -187,7 +187,9 @@ def with_checkpoints(root: Path, folder: str) -> list[int]:
 FAILED, FINISHED, SUSPENDED = TrialState.FAILED, TrialState.FINISHED, TrialState.SUSPENDED
 
 
-def test_checkpoints_of_trials_go_but_the_best_one_s_and_what_may_go_on(store: ServiceStore, tmp_path: Path) -> None:
+def test_checkpoints_are_removed_except_of_the_best_trial_and_resumable_ones(
+    store: ServiceStore, tmp_path: Path
+) -> None:
     searches = add_trials(store, tmp_path, "old", (FAILED, FINISHED, FINISHED, SUSPENDED, FAILED))
     folder = folder_of("old")
     (tmp_path / folder / "trial-2" / "run-7-step-7").symlink_to(tmp_path)
@@ -252,7 +254,7 @@ def test_checkpoints_of_a_search_that_is_used_or_is_not_the_job_s_stay(store: Se
     assert [with_checkpoints(tmp_path, name) for name in names] == [*[[0, 1]] * 5, [0]]
 
 
-def test_checkpoints_of_a_search_that_goes_on_at_that_moment_stay(
+def test_checkpoints_of_a_search_that_is_resumed_meanwhile_stay(
     store: ServiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_trials(store, tmp_path, "old", (FINISHED, FAILED))

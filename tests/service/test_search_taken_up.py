@@ -33,7 +33,7 @@ def stage(tmp_path: Path) -> Iterator[SearchesStage]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_launched", [False, True])
-def test_under_another_checkpoint_root_it_goes_on_where_its_checkpoints_are(
+def test_under_another_checkpoint_root_it_resumes_where_its_checkpoints_are(
     stage: SearchesStage, tmp_path: Path, is_launched: bool
 ) -> None:
     stage.submit(search_spec(tmp_path, checkpoint_dir=""))
@@ -57,7 +57,7 @@ def test_a_search_made_by_others_is_not_taken_for_the_jobs(stage: SearchesStage,
         assert store.open_search("s") == spec
 
 
-def test_a_search_learns_from_one_that_the_service_knows_and_goes_on_when_that_is_gone(
+def test_a_search_learns_from_one_of_the_service_and_continues_when_that_is_removed(
     stage: SearchesStage, tmp_path: Path
 ) -> None:
     with contextlib.closing(Store(stage.store.database.url)) as store:

@@ -327,7 +327,7 @@ def test_after_a_removal_all_tasks_are_gone_and_jobs_start_again(stage: ServiceS
     assert stage.job(job_id).state is JobState.RUNNING
 
 
-def test_a_search_too_goes_on_after_a_removal(stage: ServiceStage) -> None:
+def test_a_search_too_continues_after_a_removal(stage: ServiceStage) -> None:
     job_id = stage.submit_search()
     with pytest.raises(FrameworkRemovedError):
         stage.service.handle(events.Refused("Framework has been removed"))

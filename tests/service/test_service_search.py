@@ -119,7 +119,7 @@ def test_it_is_made_where_the_service_keeps_its_jobs(stage: SearchServiceStage, 
     assert not is_free(stage)
 
 
-def test_one_is_not_taken_for_ended_because_the_machine_stood_still(
+def test_a_search_does_not_count_as_ended_because_the_machine_was_paused(
     stage: SearchServiceStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = itertools.count()
@@ -152,7 +152,7 @@ def test_the_name_of_another_search_is_refused(stage: SearchServiceStage, tmp_pa
     assert "There is a search 's' already" in record.failure
 
 
-def test_what_a_service_that_was_killed_has_begun_is_gone_on_with(stage: SearchServiceStage, tmp_path: Path) -> None:
+def test_a_search_that_a_killed_service_has_created_is_resumed(stage: SearchServiceStage, tmp_path: Path) -> None:
     spec = search_spec(tmp_path, trials=2, checkpoint_dir="")
     job_id = stage.submit(spec)
     with contextlib.closing(Store(stage.url)) as store:

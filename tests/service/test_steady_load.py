@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.steady_load import Sample, halves
 
 
-def test_growth_that_goes_on_is_told_from_growth_that_has_ended() -> None:
+def test_ongoing_growth_is_distinguished_from_ended_growth() -> None:
     ended = [
         Sample(minute, 0, memory, 8, 20) for minute, memory in ((10, 150.0), (20, 154.0), (30, 154.5), (40, 154.5))
     ]

@@ -28,7 +28,7 @@ CLUSTERS = {path.stem: read_cluster(path) for path in sorted(EXAMPLES.glob("*.ya
 @pytest.mark.slow
 @pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize("cluster", [*CLUSTERS.values(), k80(10), k80(20)], ids=[*CLUSTERS, "ten", "twenty"])
-def test_nobody_beats_dike_on_the_examples_and_on_machines_all_alike(cluster: Cluster, synchronous: bool) -> None:
+def test_no_method_beats_dike_on_the_examples_and_on_equal_machines(cluster: Cluster, synchronous: bool) -> None:
     # A script that runs has one GPU a worker, and may be one plain task.
     model = profile(api=Api.GRAPH, synchronous=synchronous)
     rows = compare(PlanRequest(model, cluster, max_gpus_per_worker=1, plain=None)).rows

@@ -28,7 +28,7 @@ def test_layouts_are_distinct_possible_and_hold_what_each_method_chooses(case: C
     assert next(layout for layout in found if "Dike" in layout.methods).steps_per_s >= fastest * (1 - SPEED_TIE_SHARE)
 
 
-def test_hosts_that_are_alike_are_not_told_apart() -> None:
+def test_equal_hosts_are_not_distinguished() -> None:
     alike = Case("alike", (100.0,) * 3, (1,) * 3, 0.1, shared=True, synchronous=False, max_layouts=1000)
     apart = Case("apart", (100.0, 200.0, 400.0), (1,) * 3, 0.1, shared=True, synchronous=False, max_layouts=1000)
     counts = [len(layouts(case, cluster(case, case.rates_mbps))) for case in (alike, apart)]

@@ -61,7 +61,7 @@ def job_lists(draw: st.DrawFn) -> list[OnlineJob]:
 
 @examples(60)
 @given(jobs=job_lists(), gpus=st.integers(6, 40), cpus=st.integers(8, 60))
-def test_nothing_is_overbooked_and_nobody_starves(jobs: list[OnlineJob], gpus: int, cpus: int) -> None:
+def test_nothing_is_overbooked_and_no_job_starves(jobs: list[OnlineJob], gpus: int, cpus: int) -> None:
     total = (cpus * 1000, 1 << 20, 0, gpus)
     now, ran = jobs, []
     for _ in jobs:
@@ -78,7 +78,7 @@ def test_nothing_is_overbooked_and_nobody_starves(jobs: list[OnlineJob], gpus: i
     assert set.union(*ran) == {job.name for job in jobs}
 
 
-def test_nobody_has_more_than_its_minimum_while_a_minimum_that_fits_waits() -> None:
+def test_no_job_exceeds_its_minimum_while_a_minimum_that_fits_waits() -> None:
     jobs = [_job("long", 1e9), _job("short", 10.0), _job("wide", 10.0, min_workers=3)]
     assert {name: workers for name, (workers, _) in allocate(jobs, _total(5)).items()} == {
         "long": 1,

@@ -111,7 +111,7 @@ def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
 
 
 @pytest.mark.parametrize("option", ["--min-workers", "--elastic"])
-def test_parameter_servers_that_were_asked_for_cannot_go_on_from_a_plain_task(option: str) -> None:
+def test_requested_parameter_servers_cannot_resume_a_plain_task(option: str) -> None:
     elastic = (1, 2) if option == "--elastic" else None
     stage = JobStage(spec(min_workers=None if elastic else 1, max_workers=None, elastic=elastic))
     find_other_layout(stage)
@@ -119,7 +119,7 @@ def test_parameter_servers_that_were_asked_for_cannot_go_on_from_a_plain_task(op
     assert f"are of one plain task; leave out {option}, or name another folder" in stage.job.result.failure
 
 
-def test_a_job_goes_on_as_it_has_begun() -> None:
+def test_a_restarted_plain_job_stays_plain() -> None:
     stage = JobStage(spec(min_workers=None))
     (task,) = stage.start().values()
     assert task.planned.is_plain
@@ -557,7 +557,7 @@ def test_offers_are_asked_for_again_when_none_comes() -> None:
     assert stage.mesos.calls == ["revive"]
 
 
-def test_a_lost_connection_is_told_once() -> None:
+def test_a_lost_connection_is_reported_once() -> None:
     stage = JobStage(spec())
     stage.start()
     for _ in range(2):
@@ -619,7 +619,7 @@ def test_live_tasks_are_reconciled_after_a_reconnection() -> None:
     assert stage.mesos.reconciled[-1] == {task.task_id: task.agent_id for task in tasks.values()}
 
 
-def test_wrong_credentials_are_told_apart() -> None:
+def test_wrong_credentials_are_distinguished() -> None:
     stage = JobStage(spec())
     with pytest.raises(BadInputError, match="--secret-file"):
         stage.handle(events.Refused("no", 401))

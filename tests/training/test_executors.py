@@ -100,7 +100,7 @@ def test_the_next_service_knows_the_executors_as_they_were_launched() -> None:
 
 
 @pytest.mark.parametrize(("state", "status"), TOO_LATE)
-def test_whoever_comes_too_late_for_an_executor_starts_another_one(state: str, status: dict[str, str]) -> None:
+def test_a_task_that_is_too_late_for_an_executor_starts_another_one(state: str, status: dict[str, str]) -> None:
     stage, tasks = training(spec(max_restarts=1))
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
     (info,) = offered(stage)
@@ -158,7 +158,7 @@ def test_workers_that_are_lost_with_their_executor_come_back_alone_and_are_one_f
     assert len({task.executor_id for task in stage.job.tasks if task.node == "agent-1"}) == 1
 
 
-def test_isolated_tasks_join_nobody() -> None:
+def test_isolated_tasks_share_no_executor() -> None:
     stage, tasks = training(spec(isolate_tasks=True))
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
     offered(stage)
@@ -235,7 +235,7 @@ def test_output_of_a_task_that_has_ended_is_not_taken_from_its_mates() -> None:
     assert stage.job.result.steps == 78
 
 
-def test_nobody_else_speaks_for_an_executor_s_tasks() -> None:
+def test_only_their_executor_reports_for_its_tasks() -> None:
     stage, tasks = training()
     report = Report(tasks["worker:0"].task_id, {"type": "progress", "step": 99}).encode()
     # In the name of a task too.

@@ -290,9 +290,7 @@ def test_a_script_with_a_loop_of_its_own_runs_as_it_is(
     assert re.findall("^loss .*", run.log, re.MULTILINE) == re.findall("^loss .*", bare.stdout, re.MULTILINE)
 
 
-def test_a_job_goes_on_with_the_parameter_servers_that_it_has_begun_with(
-    mesos: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_job_with_parameter_servers_resumes_with_parameter_servers(mesos: EmbeddedCluster, tmp_path: Path) -> None:
     script, go = project(tmp_path, SESSION), tmp_path / "go"
     go.touch()
     options = ("--master", mesos.master, "--checkpoint-dir", "checkpoints")

@@ -52,7 +52,7 @@ def written_at_launch(job_spec: JobSpec) -> tuple[JobStage, FakeWritingMesos]:
     return stage, mesos
 
 
-def test_a_job_that_waits_goes_on_waiting() -> None:
+def test_a_waiting_job_continues_to_wait() -> None:
     stage = JobStage(spec())
     stage.take_over(spec())
     assert stage.job.need is Need.START
@@ -60,7 +60,7 @@ def test_a_job_that_waits_goes_on_waiting() -> None:
     assert {LaunchOrder.decode(info["data"]).task.attempt for info in stage.mesos.accepted} == {0}
 
 
-def test_a_job_that_runs_goes_on_with_its_tasks() -> None:
+def test_a_running_job_keeps_its_tasks() -> None:
     stage = JobStage(spec())
     before = stage.start()
     launched = len(stage.mesos.accepted)
@@ -96,7 +96,7 @@ def test_a_task_that_failed_meanwhile_restarts_the_job_and_counts() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_a_job_that_stops_goes_on_stopping_until_all_have_ended(comes_back: bool) -> None:
+def test_a_stopping_job_stops_until_all_tasks_have_ended(comes_back: bool) -> None:
     stage = JobStage(spec())
     tasks = stage.start()
     if comes_back:
@@ -135,7 +135,7 @@ def test_a_job_that_has_ended_stays_ended() -> None:
     assert stage.job.outcome().result == result
 
 
-def test_a_job_goes_on_with_the_model_that_its_chief_has_found() -> None:
+def test_a_job_keeps_the_model_that_its_chief_has_found() -> None:
     job_spec = spec(profile_is_kept=True)
     found = made_up_profile({"w": (300, 100)}, flops=6e5, batch_size=64)
     stage = JobStage(job_spec)
@@ -250,7 +250,7 @@ def test_states_are_asked_for_once_the_master_can_know_them(age_s: float | None,
     assert stage.mesos.reconciled == [{task.task_id: task.agent_id for task in tasks.values()}]
 
 
-def test_output_that_nobody_received_is_asked_for() -> None:
+def test_missing_output_is_requested() -> None:
     job_spec = spec(profile=profile(Api.KERAS))
     stage = JobStage(job_spec)
     chief = stage.start()["chief:0"]
@@ -345,7 +345,7 @@ def act(stage: JobStage, action: tuple[Any, ...]) -> None:
 
 @examples(30)
 @given(actions=st.lists(ACTIONS, max_size=12), api=st.sampled_from([Api.GRAPH, Api.KERAS]), moment=st.integers(0, 12))
-def test_what_is_read_is_what_was_written_and_the_job_goes_on(
+def test_state_is_restored_unchanged_and_the_job_continues(
     actions: list[tuple[Any, ...]], api: Api, moment: int
 ) -> None:
     job_spec = spec(profile=profile(api))

@@ -87,7 +87,7 @@ def test_the_newest_is_the_complete_one_of_the_highest_step(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_run_goes_on_from_the_newest_where_its_own_is_gone(
+def test_a_run_resumes_from_the_newest_where_its_own_is_gone(
     tmp_path: Path, is_there: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = _write(tmp_path, 0, 7) if is_there else None
@@ -138,7 +138,7 @@ def test_what_needs_a_damaged_checkpoint_is_damaged(tmp_path: Path) -> None:
     assert folders.newest(str(tmp_path)) == oldest
 
 
-def test_a_checkpoint_that_was_copied_here_without_its_sums_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_copied_without_its_checksums_can_be_resumed_from(tmp_path: Path) -> None:
     path = _write(tmp_path, 0, 1)
     Path(path, folders.META).write_text('{"kind": "test", "step": 1, "train_s": 1.5}')
     assert folders.newest(str(tmp_path)) == path

@@ -120,7 +120,7 @@ def test_a_suspended_trial_has_the_losses_of_an_uninterrupted_one(trials: dict[s
 
 
 @pytest.mark.parametrize("name", ["digits", "monitored", "plain"])
-def test_a_trial_that_stands_still_in_memory_has_the_same_losses(trials: dict[str, TrialRecord], name: str) -> None:
+def test_a_trial_paused_in_memory_has_the_same_losses(trials: dict[str, TrialRecord], name: str) -> None:
     whole, paused = trials[name], trials[f"{name}-paused"]
     assert paused.codes == [0]
     times = len(paused.told("paused"))
@@ -146,7 +146,7 @@ def check_same(whole: TrialRecord, suspended: TrialRecord) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "monitored", "plain"])
-def test_a_killed_trial_goes_on_from_its_newest_checkpoint(trials: dict[str, TrialRecord], name: str) -> None:
+def test_a_killed_trial_resumes_from_its_newest_checkpoint(trials: dict[str, TrialRecord], name: str) -> None:
     whole, killed = trials[name], trials[f"{name}-killed"]
     assert killed.codes == [KILLED, 0]
     done = max(step for run, step, _ in killed.losses if run == 0)
@@ -156,7 +156,7 @@ def test_a_killed_trial_goes_on_from_its_newest_checkpoint(trials: dict[str, Tri
     assert killed.value() == whole.value()
 
 
-def test_folds_and_optimizers_that_take_turns_go_on(trials: dict[str, TrialRecord]) -> None:
+def test_folds_and_alternating_optimizers_resume(trials: dict[str, TrialRecord]) -> None:
     whole, suspended = trials["folds"], trials["folds-suspended"]
     assert suspended.codes == [SUSPENDED, SUSPENDED, 0]
     assert [loss for _, _, loss in suspended.losses] == [loss for _, _, loss in whole.losses]

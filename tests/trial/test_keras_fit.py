@@ -116,7 +116,7 @@ def test_an_interrupted_trial_is_the_same_at_every_step(trials: Any, name: str) 
 
 
 @pytest.mark.parametrize("name", [name for name, interrupts in _INTERRUPTS.items() if interrupts[-1][-1] == "suspend"])
-def test_a_trial_that_stands_still_in_memory_is_the_same_at_every_step(trials: Any, name: str) -> None:
+def test_a_trial_paused_in_memory_is_the_same_at_every_step(trials: Any, name: str) -> None:
     paused = trials(f"{name}-paused")
     assert paused.codes == [0], paused.output
     told = paused.of_type("paused")

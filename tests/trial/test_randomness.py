@@ -53,7 +53,7 @@ def test_generators_behave_as_numpys_own_and_are_forgotten_when_they_are_gone() 
 
 
 @pytest.mark.tensorflow
-def test_every_generator_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_every_generator_continues_where_it_was(tmp_path: Path) -> None:
     run(HERE / "randomness_draws.py", tmp_path)
     drawn = json.loads((tmp_path / "drawn.json").read_text())
     again = json.loads((tmp_path / "again.json").read_text())

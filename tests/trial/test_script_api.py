@@ -144,7 +144,7 @@ def interrupted(slot: SlotStage, script: Path, folder: Path, number: int, resume
     return run
 
 
-def test_a_suspended_trial_goes_on_as_if_nothing_had_been(
+def test_a_suspended_trial_resumes_without_a_difference(
     plain_slot: SlotStage, script: Path, tmp_path: Path, uninterrupted: dict[int, str]
 ) -> None:
     resume = None
@@ -170,7 +170,7 @@ def test_a_suspended_trial_goes_on_as_if_nothing_had_been(
     assert len(list(tmp_path.glob("best-*"))) == 1
 
 
-def test_a_killed_trial_goes_on_from_its_last_checkpoint(
+def test_a_killed_trial_resumes_from_its_last_checkpoint(
     plain_slot: SlotStage, script: Path, tmp_path: Path, uninterrupted: dict[int, str]
 ) -> None:
     run = interrupted(plain_slot, script, tmp_path, 0, None, kill_at=12)

@@ -15,7 +15,7 @@ def elastic_again(stage: ElasticStage, job_spec: JobSpec) -> None:
     stage.subscribe()
 
 
-def test_an_elastic_job_goes_on_once_its_slots_bear_out_what_was_written_down() -> None:
+def test_an_elastic_job_continues_once_its_slots_confirm_the_stored_state() -> None:
     job_spec = elastic()
     stage = ElasticStage(job_spec)
     stage.start_training()

@@ -120,7 +120,7 @@ def test_nothing_changes_before_the_first_checkpoint() -> None:
     assert "revive" not in stage.mesos.calls
 
 
-def test_nobody_is_disturbed_where_nothing_is_to_be_gained() -> None:
+def test_no_job_is_resized_without_a_gain() -> None:
     stage = ElasticStage(elastic())
     tasks = stage.start_training()
     workers = sum(name.startswith("worker") for name in tasks)

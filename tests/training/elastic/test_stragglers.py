@@ -32,7 +32,7 @@ def test_workers_that_report_for_themselves_are_compared_too() -> None:
     assert found.index == 1
 
 
-def test_alone_nobody_is_slow() -> None:
+def test_a_single_worker_is_never_slow() -> None:
     detector = StragglerDetector()
     assert [detector.add({0: 1.0}) for _ in range(2 * MIN_SLOW_REPORTS)] == [None] * (2 * MIN_SLOW_REPORTS)
 
