@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import signal
 from pathlib import Path
@@ -14,10 +15,13 @@ from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
 from executor.limits import ControlGroup, ControlGroups
 from executor.messages import LaunchOrder
+from executor.mirror import KILLED_PATIENCE_S, PATIENCE_S, Mirror, Writer
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs
 from executor.streams import DRAIN_TIMEOUT_S, OutputCopier, forward_reports
 from executor.zygote import ForkRequest
+
+logger = logging.getLogger(__name__)
 
 REPORT_FD = 3
 """File descriptor of the report pipe in a forked process."""
@@ -34,6 +38,7 @@ class AttemptProcess:
         channel: the slot's task.
         monitor: records its GPU memory.
         outputs: the files that its script writes, already restored; None if none are saved.
+        mirror: the copy of its checkpoint folder, if it does not see that itself.
 
     Attributes:
         is_requested: whether a zygote has been asked to fork it.
@@ -49,8 +54,9 @@ class AttemptProcess:
         channel: TaskChannel,
         monitor: RunMonitor,
         outputs: Outputs | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
-        self.task = task
+        self.task = task if mirror is None else dataclasses.replace(task, checkpoint_dir=str(mirror.local))
         self.monitor = monitor
         self.is_requested = False
         self.process: ForkedProcess | None = None
@@ -63,7 +69,11 @@ class AttemptProcess:
         stdout, stderr, reports = (os.fdopen(reader, "rb") for reader, _ in pipes)
         self._writers = tuple(writer for _, writer in pipes)
         output.follow(stdout, stderr)
-        self._reports = forward_reports(reports, channel, outputs.save_soon if outputs is not None else lambda: None)
+        self._mirror = mirror
+        saved = lambda: None  # noqa: E731 (a task that is not the chief saves nothing)
+        if outputs is not None:
+            saved = outputs.save_soon if mirror is None else self._save_and_push
+        self._reports = forward_reports(reports, channel, saved, mirror)
 
     def __str__(self) -> str:
         return f"attempt {self.task.attempt}"
@@ -132,6 +142,20 @@ class AttemptProcess:
         self._reports.join(DRAIN_TIMEOUT_S)
         if self._outputs is not None and self.process is not None:
             self._outputs.finish(is_killed=is_killed)
+            self._push(KILLED_PATIENCE_S if is_killed else PATIENCE_S)
+
+    def _save_and_push(self) -> None:
+        assert self._outputs is not None
+        self._outputs.save()
+        self._push(PATIENCE_S)
+
+    def _push(self, patience_s: float) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.push(Writer(self.task.job_id, self.task.attempt), patience_s)
+        except OSError as error:
+            logger.error("%s could not be copied to the store: %s", self.task.checkpoint_dir, error)
 
     def _close_writers(self) -> None:
         for descriptor in self._writers:

@@ -15,6 +15,7 @@ from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wanted
 from executor.limits import ControlGroups
 from executor.messages import ELASTIC_SAVE_S, LaunchOrder, Outcome, WantedOutput
+from executor.mirror import Mirror
 from executor.monitor import Gpus, RunMonitor
 from executor.outputs import Outputs, Stamp, remote_copier
 from executor.process import describe_exit, save_tails, wait_readable
@@ -113,6 +114,9 @@ class JobSlot:
         if current is not None:
             current.poll()
 
+    def _mirror_of(self, task: TaskSpec) -> Mirror | None:
+        return Mirror.of(self._order.folder, task.checkpoint_dir, self._channel.sandbox)
+
     def _report_running(self, message: str) -> None:
         if not self._running_reported:
             self._running_reported = True
@@ -169,11 +173,16 @@ class JobSlot:
         task = self._wanted.task
         if task is None or task.attempt in self._ended_attempts:
             return None
-        outputs = None
+        outputs, mirror = None, self._mirror_of(task)
         if task.is_chief:
-            outputs = outputs_of(self._order, task, self._folder)
+            if mirror is not None:
+                try:
+                    mirror.pull()
+                except OSError as error:
+                    return self._end("TASK_FAILED", f"the checkpoints could not be fetched: {error}")
+            outputs = outputs_of(self._order, task, self._folder, mirror)
             outputs.restore(self._bundle_files)
-        self._current = AttemptProcess(task, self._output, self._channel, RunMonitor(self._gpus), outputs)
+        self._current = AttemptProcess(task, self._output, self._channel, RunMonitor(self._gpus), outputs, mirror)
         return self._start(self._current)
 
     def _start(self, current: AttemptProcess) -> TaskEnd | None:
@@ -271,22 +280,36 @@ class JobSlot:
     def _outcome(self, exit_code: int | None, *, failed: bool = False) -> Outcome:
         self._sender.drain()
         output = self._output
-        location = output_location(self._channel, self._wanted.task or self._order.task, failed=failed)
+        task = self._wanted.task or self._order.task
+        location = output_location(self._channel, task, self._mirror_of(task), failed=failed)
         return Outcome(exit_code, dict(output.log_bytes), output.tail, location)
 
     def _end(self, state: str, message: str, exit_code: int | None = None) -> TaskEnd:
         outcome = self._outcome(exit_code, failed=state == "TASK_FAILED")
+        if (mirror := self._mirror_of(self._wanted.task or self._order.task)) is not None:
+            mirror.remove()
         return TaskEnd(state, message, outcome.encode(self._sender.last_output))
 
 
-def outputs_of(order: LaunchOrder, task: TaskSpec, workspace: Path) -> Outputs:
-    return Outputs(workspace, task.checkpoint_dir, task.job_id, task.attempt, order.environment)
+def outputs_of(order: LaunchOrder, task: TaskSpec, workspace: Path, mirror: Mirror | None) -> Outputs:
+    folder = task.checkpoint_dir if mirror is None else str(mirror.local)
+    return Outputs(workspace, folder, task.job_id, task.attempt, order.environment)
 
 
-def output_location(channel: TaskChannel, task: TaskSpec, *, failed: bool) -> str:
+def output_location(channel: TaskChannel, task: TaskSpec, mirror: Mirror | None, *, failed: bool) -> str:
     """The folder with a task's output. A failed task's output is copied out of the sandbox, which Mesos deletes."""
     if not failed:
         return str(channel.sandbox)
-    kept = Path(task.checkpoint_dir, "failed", f"{task.role}-{task.index}-attempt-{task.attempt}")
+    folder = task.checkpoint_dir if mirror is None else str(mirror.local)
+    kept = Path(folder, "failed", f"{task.role}-{task.index}-attempt-{task.attempt}")
     copies = {channel.sandbox / stream: kept / stream for stream in ("stdout", "stderr")}
-    return str(kept if save_tails(task.checkpoint_dir, copies) else channel.sandbox)
+    if not save_tails(folder, copies):
+        return str(channel.sandbox)
+    if mirror is None:
+        return str(kept)
+    try:
+        mirror.push_files([path.relative_to(mirror.local).as_posix() for path in copies.values()])
+    except OSError as error:
+        logger.warning("the output of the failed task stays on its agent: %s", error)
+        return str(kept)
+    return mirror.to_remote(str(kept))

@@ -19,6 +19,7 @@ from dike.roles import server
 from dike.task import TaskSpec
 from executor.environment import Setup
 from executor.limits import RunLimits
+from executor.mirror import RunFolder
 
 LAUNCHER = "dike.launch"
 """Module that runs a process of a training job in a zygote's fork."""
@@ -54,6 +55,7 @@ class LaunchOrder:
         preload: modules that the slot's zygote may import before the script does (`framework.project.script_facts`);
             None: those of its API in `LIBRARIES`.
         most_mem_mib: memory limit of its processes, in MiB; 0 for no limit.
+        folder: how executors that do not see the checkpoint folder reach it; None if all see it.
     """
 
     task: TaskSpec
@@ -69,6 +71,7 @@ class LaunchOrder:
     standby: bool = False
     preload: tuple[str, ...] | None = None
     most_mem_mib: float = 0.0
+    folder: RunFolder | None = None
 
     @property
     def limits(self) -> RunLimits:
@@ -96,6 +99,7 @@ class LaunchOrder:
                 "arguments": tuple(values["arguments"]),
                 "gpu_devices": None if devices is None else tuple(devices),
                 "preload": None if preload is None else tuple(preload),
+                "folder": RunFolder.read(values["folder"]),
             }
         )
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -183,9 +183,18 @@ class Outputs:
         folder: the run's folder.
         owner, number: see `OutputsRecord`.
         environment: of the process; sets the maximum size.
+        after_save: called after each save, on its thread.
     """
 
-    def __init__(self, workspace: Path, folder: str, owner: str, number: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        workspace: Path,
+        folder: str,
+        owner: str,
+        number: int,
+        environment: Mapping[str, str],
+        after_save: Callable[[], None] | None = None,
+    ) -> None:
         try:
             limit_bytes = read_limit(environment.get(LIMIT_VARIABLE, DEFAULT_LIMIT))
         except ValueError as error:
@@ -193,6 +202,7 @@ class Outputs:
             limit_bytes = read_limit(DEFAULT_LIMIT)
         self._task = _Task(workspace, folder, owner, number, limit_bytes)
         self._environment = dict(environment)
+        self._after_save = after_save
         self._state = _State()
         self._lock = threading.Lock()
         self._saver_lock = threading.Lock()
@@ -211,13 +221,16 @@ class Outputs:
         self._state = _State(dict(list_files(self._task.workspace) if bundle_files is None else bundle_files))
         self._run_action("restore")
 
-    def assign_to(self, number: int) -> None:
+    def assign_to(self, number: int, after_save: Callable[[], None] | None) -> None:
         """Assigns later output to the next attempt or run, which continues in the same working folder."""
         self._task = dataclasses.replace(self._task, number=number)
+        self._after_save = after_save
 
     def save(self) -> None:
         """Saves what has changed since the last time."""
         self._run_action("save")
+        if self._after_save is not None:
+            self._after_save()
 
     def finish(self, *, is_killed: bool) -> None:
         """Saves after the end of the process, for at most `KILLED_SAVE_TIMEOUT_S` if it was killed."""

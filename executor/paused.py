@@ -101,7 +101,7 @@ class PausedRuns:
         trial = order.trial
         for key in [key for key in self._paused if key[0] == trial.number]:
             paused = self._paused[key]
-            if key[1] != trial.run - 1 or paused.run.reports.checkpoint != trial.resume_from:
+            if key[1] != trial.run - 1 or paused.run.checkpoint[0] != trial.resume_from:
                 self._evict(key, "its trial was resumed elsewhere")
             elif self._try_unfreeze(key):
                 del self._paused[key]

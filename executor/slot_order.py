@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from executor.environment import Setup
 from executor.limits import RunLimits
 from executor.messages import LaunchOrder, decode, encode
+from executor.mirror import RunFolder
 
 LAUNCHER = "dike.trial.launch"
 """Module that runs a trial's process in a zygote's fork."""
@@ -30,6 +31,7 @@ class SlotOrder:
             `Wanted.memory_bytes` decides whether they may be paused at all.
         stall_timeout_s: a trial that reports and prints nothing and uses no CPU for this time is ended; None for never.
         most_mem_mib: memory limit of a trial, in MiB; 0 for no limit.
+        folder: how executors that do not see the trials' folders reach them; None if all see them.
     """
 
     search: str
@@ -43,6 +45,7 @@ class SlotOrder:
     always_pause: bool = False
     stall_timeout_s: float | None = None
     most_mem_mib: float = 0.0
+    folder: RunFolder | None = None
 
     @property
     def limits(self) -> RunLimits:
@@ -70,6 +73,7 @@ class SlotOrder:
                     **values,
                     "preload": tuple(values["preload"]),
                     "gpu_devices": None if devices is None else tuple(devices),
+                    "folder": RunFolder.read(values["folder"]),
                 }
             )
         except (KeyError, TypeError) as error:

@@ -17,6 +17,7 @@ from typing import IO
 
 from executor.channel import TaskChannel
 from executor.messages import STREAMS, LogChunk, Report, WantedOutput
+from executor.mirror import Mirror
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +76,15 @@ class OutputCopier:
 
 
 def forward_reports(
-    source: IO[bytes], channel: TaskChannel, on_checkpoint: Callable[[], None] = lambda: None
+    source: IO[bytes],
+    channel: TaskChannel,
+    on_checkpoint: Callable[[], None] = lambda: None,
+    mirror: Mirror | None = None,
 ) -> threading.Thread:
-    """Sends the framework each line of `source` (a report), in the returned thread.
+    """Sends the framework each line of `source` (a report), in the returned thread. Closes `source` at its end.
 
-    Calls `on_checkpoint` after a checkpoint. Closes `source` at its end.
+    Calls `on_checkpoint` after a checkpoint; if that is in a mirror, before the report, which names the path in the
+    store.
     """
 
     def forward() -> None:
@@ -90,8 +95,12 @@ def forward_reports(
                 except ValueError:
                     logger.warning("not a report: %r", line[:200])
                     continue
+                is_checkpoint = isinstance(content, dict) and content.get("type") == "checkpoint"
+                if is_checkpoint and mirror is not None:
+                    on_checkpoint()
+                    content["path"] = mirror.to_remote(str(content.get("path")))
                 channel.send(Report(channel.task_id, content).encode())
-                if isinstance(content, dict) and content.get("type") == "checkpoint":
+                if is_checkpoint and mirror is None:
                     on_checkpoint()
 
     thread = threading.Thread(target=forward, name="reports", daemon=True)

@@ -97,8 +97,7 @@ class RunReports:
         training: whether it has done its first step.
         preemptible: whether it can be checkpointed, and so suspended.
         was_preemptible: whether it could be at any time.
-        checkpoint: the trial's newest checkpoint; None if there is none.
-        checkpoint_step: steps done at that checkpoint.
+        newest_checkpoint: the trial's newest checkpoint and the steps done at it; None and 0 if there is none.
         batch_size: samples per step; None if unknown.
         paused: whether its process waits to be frozen.
         is_unsaved: whether it then has steps without a checkpoint.
@@ -111,8 +110,7 @@ class RunReports:
         self.preemptible = False
         self.batch_size: float | None = None
         self.was_preemptible = False
-        self.checkpoint = trial.resume_from
-        self.checkpoint_step = step_of_checkpoint(trial.resume_from) if trial.resume_from else 0
+        self.newest_checkpoint = (trial.resume_from, step_of_checkpoint(trial.resume_from or ""))
         self.step = self.checkpoint_step
         self.last: dict[str, Any] = {}
         self.losses = KeptReports()
@@ -206,6 +204,13 @@ class RunReports:
         self.last = _without_values(content)
         self.losses.add(content)
 
+    @property
+    def checkpoint(self) -> str | None:
+        return self.newest_checkpoint[0]
+
+    @property
+    def checkpoint_step(self) -> int:
+        return self.newest_checkpoint[1]
+
     def _checkpoint(self, content: dict[str, Any]) -> None:
-        step = int(content["step"])
-        self.checkpoint, self.checkpoint_step = str(content["path"]), step
+        self.newest_checkpoint = (str(content["path"]), int(content["step"]))

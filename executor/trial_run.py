@@ -16,10 +16,12 @@ from pathlib import Path
 import psutil
 
 from dike.trial import spec as specs
+from dike.trial.spec import step_of_checkpoint
 from executor import cuda_checkpoint, descendants
 from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
 from executor.limits import ControlGroup, ControlGroups
+from executor.mirror import PATIENCE_S, Mirror, RunFolder, Writer
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
 from executor.process import children, describe_exit, read_tail, save_tails
@@ -88,6 +90,7 @@ class SlotRun:
         channel: the slot's task; its sandbox gets the run's output file and working folder.
         monitor: monitors it.
         previous: the trial's paused run, whose process, files and pipes it takes over; None for a new process.
+        folder: how to reach the trials' folders; None if this machine sees them.
 
     Attributes:
         channel, monitor: those given.
@@ -103,11 +106,22 @@ class SlotRun:
     """
 
     def __init__(
-        self, order: TrialRun, channel: TaskChannel, monitor: RunMonitor, previous: SlotRun | None = None
+        self,
+        order: TrialRun,
+        channel: TaskChannel,
+        monitor: RunMonitor,
+        previous: SlotRun | None = None,
+        folder: RunFolder | None = None,
     ) -> None:
         sandbox = channel.sandbox
         self.channel = channel
         self.monitor = monitor
+        if previous is None:
+            self._mirror = Mirror.of(folder, order.trial.folder, sandbox)
+        else:
+            self._mirror = previous._mirror
+        self._pushed = (order.trial.resume_from, step_of_checkpoint(order.trial.resume_from or ""))
+        order = self._with_local_paths(order)
         self.reports = RunReports(order.trial)
         self.end_requested_at_s: float | None = None
         self.pause_requested = False
@@ -127,6 +141,7 @@ class SlotRun:
         self._active_at_s = time.monotonic()
         self._printed_bytes = 0
         self._was_stopped = False
+        self._is_push_missing = False
         self._stop_reason = ""
         self._failure_reason = ""
         self._started_at_s = time.monotonic()
@@ -159,9 +174,24 @@ class SlotRun:
     def __str__(self) -> str:
         return "trial {}, run {}".format(*self.key)
 
+    def _with_local_paths(self, order: TrialRun) -> TrialRun:
+        if self._mirror is None:
+            return order
+        checkpoint = order.trial.resume_from
+        local = None if checkpoint is None else self._mirror.to_local(checkpoint)
+        trial = dataclasses.replace(order.trial, folder=str(self._mirror.local), resume_from=local)
+        return dataclasses.replace(order, trial=trial)
+
     @property
     def key(self) -> RunKey:
         return self._order.key
+
+    @property
+    def checkpoint(self) -> tuple[str | None, int]:
+        """The trial's newest checkpoint, as the framework can name it to other agents, and its step."""
+        if self._mirror is not None:
+            return self._pushed
+        return self.reports.checkpoint, self.reports.checkpoint_step
 
     @property
     def limit_s(self) -> float | None:
@@ -238,9 +268,14 @@ class SlotRun:
         """
         spec = self._order.trial
         if self._outputs is None:
-            self._outputs = outputs = Outputs(self._workspace, spec.folder, spec.search, spec.run, environment)
+            after_save = None if self._mirror is None else self._push
+            self._outputs = outputs = Outputs(
+                self._workspace, spec.folder, spec.search, spec.run, environment, after_save
+            )
 
             def prepare() -> None:
+                if self._mirror is not None:
+                    self._mirror.pull()
                 # The folder exists if an earlier run in this slot has left files there that could not be saved.
                 shutil.copytree(folder, self._workspace, dirs_exist_ok=True, copy_function=_copy_if_missing)
                 outputs.restore(bundle_files)
@@ -390,7 +425,7 @@ class SlotRun:
     def resume(self) -> None:
         """Has the paused process continue as this run, once it is unfrozen."""
         assert self._outputs is not None
-        self._outputs.assign_to(self._order.trial.run)
+        self._outputs.assign_to(self._order.trial.run, None if self._mirror is None else self._push)
         with contextlib.suppress(BrokenPipeError):  # killed meanwhile
             os.write(self._control_writer, f"continue {self._order.trial.run}\n".encode())
 
@@ -433,8 +468,8 @@ class SlotRun:
             run=number,
             outcome=outcome,
             exit_code=exit_code,
-            checkpoint=reports.checkpoint,
-            step=reports.checkpoint_step,
+            checkpoint=self.checkpoint[0],
+            step=self.checkpoint[1],
             message=message,
             tail=read_tail(self._log),
             log=str(self._save_log() if outcome in ("failed", "bad_input", "timed_out") else self._log),
@@ -461,12 +496,37 @@ class SlotRun:
         )
         if not is_workspace_in_use and (self._outputs is None or not self._outputs.left_behind):
             shutil.rmtree(self._workspace, ignore_errors=True)
+            if self._mirror is not None and not self._is_push_missing:
+                self._mirror.remove()
 
     def _save_log(self) -> Path:
         """Copies the end of its output beside the trial's checkpoints; returns the copy, or the original on failure."""
         trial = self._order.trial
         kept = Path(trial.folder, f"run-{trial.run}.log")
-        return kept if save_tails(trial.folder, {self._log: kept}) else self._log
+        if not save_tails(trial.folder, {self._log: kept}):
+            return self._log
+        if self._mirror is not None:
+            try:
+                self._mirror.push_files([kept.name])
+            except OSError as error:
+                logger.warning("the log of %s stays on its agent: %s", self, error)
+                return self._log
+            return Path(self._mirror.to_remote(str(kept)))
+        return kept
+
+    def _push(self) -> None:
+        """Copies the trial's folder to the store, after its outputs were saved; then the newest checkpoint counts."""
+        assert self._mirror is not None
+        newest, step = self.reports.newest_checkpoint
+        trial = self._order.trial
+        self._is_push_missing = True
+        try:
+            self._mirror.push(Writer(trial.search, trial.run), PATIENCE_S)
+        except OSError as error:
+            logger.error("the folder of %s could not be copied to the store: %s", self, error)
+            return
+        self._is_push_missing = False
+        self._pushed = (None if newest is None else self._mirror.to_remote(newest), step)
 
     def _close_child_ends(self) -> None:
         for descriptor in (self._output, self._report_writer, self._control_reader):

@@ -230,7 +230,7 @@ class TrialSlot:
                 if self._paused:
                     shared.make_room(shared.largest_bytes)
                 try:
-                    self._run = SlotRun(wanted.run, self._channel, monitor)
+                    self._run = SlotRun(wanted.run, self._channel, monitor, folder=self._order.folder)
                 except OSError as error:
                     self._fail_start(wanted.run, error)
                 else:
@@ -554,8 +554,8 @@ class TrialSlot:
             pausable=self._is_pausable,
             suspending=run.end_requested_at_s is not None,
             step=run.reports.step,
-            checkpoint=run.reports.checkpoint,
-            checkpoint_step=run.reports.checkpoint_step,
+            checkpoint=run.checkpoint[0],
+            checkpoint_step=run.checkpoint[1],
             batch_size=run.reports.batch_size,
             usage=run.monitor.latest,
             continued=run.is_resumed,

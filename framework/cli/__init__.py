@@ -130,6 +130,7 @@ SUBCOMMANDS = {
     "Serve a team": (
         _LazyCommand("serve", "framework.cli.serve:serve_command"),
         _LazyCommand("users", "framework.cli.users:users"),
+        _LazyCommand("cluster", "framework.cli.cluster:cluster"),
         _LazyCommand("mesos", "framework.cli.mesos:mesos"),
     ),
     "Look at jobs, and end them": (

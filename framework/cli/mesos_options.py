@@ -16,6 +16,7 @@ from dike.exceptions import BadInputError
 from solver.text_files import read_text
 
 if TYPE_CHECKING:
+    from framework.cluster.machine import ClusterMachine
     from framework.scheduler.mesos_access import MesosAccess
 
 
@@ -26,9 +27,12 @@ def mesos_access(
         typer.Option(
             envvar="DIKE_MASTER",
             help="Address of the Mesos master: HOST:PORT or zk://HOST:PORT/PATH.",
-            show_default="a private Mesos on this machine",
+            show_default="the cluster of this machine (dike cluster), or a private Mesos",
         ),
     ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Use a private Mesos, even if this machine is in a cluster.")
+    ] = False,
     role: Annotated[str, typer.Option(help="Mesos role to register with.")] = "*",
     principal: Annotated[str | None, typer.Option(help="Mesos principal to authenticate as.")] = None,
     secret_file: Annotated[Path | None, typer.Option(help="File with the principal's secret.")] = None,
@@ -72,6 +76,12 @@ def mesos_access(
     from framework.embedded.agents import private_agents
     from framework.scheduler.mesos_access import MesosAccess
 
+    if private and master is not None:
+        raise BadInputError("--private and --master (or $DIKE_MASTER) name two kinds of Mesos; leave one of them out.")
+    own = {"--agents": agents != 1, "--resources": resources, "--attributes": attributes}
+    machine = _own_cluster(master, is_private=private or any(own.values()))
+    if machine is not None:
+        master = machine.cluster.master
     if image is not None and master is None:
         raise BadInputError("--image needs --master: the private Mesos runs tasks in this machine's own file system.")
     if advertise_address is not None:
@@ -81,9 +91,8 @@ def mesos_access(
             raise BadInputError(
                 f"'{advertise_address}' is not a value of --advertise-address; write a host name or an IPv4 address."
             )
-    private = {"--agents": agents != 1, "--resources": resources, "--attributes": attributes}
-    if master is not None and any(private.values()):
-        given = ", ".join(option for option, value in private.items() if value)
+    if master is not None and any(own.values()):
+        given = ", ".join(option for option, value in own.items() if value)
         raise BadInputError(
             f"{given} is for a private Mesos, but --master or $DIKE_MASTER names another one; leave one of them out."
         )
@@ -101,7 +110,27 @@ def mesos_access(
         advertise_address=advertise_address,
         bundle_port=bundle_port,
         warn=warn,
+        machine=machine,
     )
+
+
+def _own_cluster(master: str | None, *, is_private: bool) -> ClusterMachine | None:
+    """This machine's part of the cluster to use: its own by default, or the one whose master is named."""
+    if is_private or (master is not None and not master.startswith("127.")):
+        return None
+    from framework.cluster.records import folders
+
+    if not folders():
+        return None
+    # Imported late: it needs cryptography.
+    from framework.cluster.machine import machine_at, running_machine
+
+    if master is not None:
+        return machine_at(master.partition(":")[0])
+    machine = running_machine()
+    if machine is not None:
+        warn(f"using the cluster '{machine.cluster.name}' (--private uses this machine alone)")
+    return machine
 
 
 def access_from_options(options: Mapping[str, Any]) -> MesosAccess:
@@ -126,11 +155,11 @@ def warn(text: str) -> None:
 
 MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
 MESOS_PANELS = {
-    "Which Mesos": ("master", "role", "principal", "secret_file", "connect_timeout"),
+    "Which Mesos": ("master", "private", "role", "principal", "secret_file", "connect_timeout"),
     "Private Mesos, without --master": ("agents", "resources", "attributes"),
     "How tasks start on the agents": ("image", "agent_python", "bundle_port", "advertise_address"),
 }
-PRIVATE_MESOS_OPTIONS = frozenset({"agents", "resources", "attributes"})
+PRIVATE_MESOS_OPTIONS = frozenset({"private", "agents", "resources", "attributes"})
 """Options of a private Mesos."""
 MASTER_OPTIONS = frozenset({"master", "role", "principal", "secret_file", "image", "agent_python", "advertise_address"})
 """Options of an existing Mesos."""

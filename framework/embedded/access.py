@@ -51,9 +51,12 @@ class ClusterAccess:
         """That link's path; empty if there is none."""
         return str(self.zygotes_link) if self.zygotes_link.exists() else ""
 
-    def write(self, mesos_file: Path, zygotes: Path) -> None:
-        """Writes the daemons' credentials file and publishes the secret and the zygote server's socket."""
+    def write_credentials(self, mesos_file: Path) -> None:
+        """Writes the daemons' credentials file."""
         _write(mesos_file, json.dumps({"credentials": [{"principal": PRINCIPAL, "secret": self.secret}]}))
+
+    def publish(self, zygotes: Path) -> None:
+        """Publishes the secret and the zygote server's socket for other processes of this account."""
         self.secret_file.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         _write(self.secret_file, self.secret)
         self.zygotes_link.unlink(missing_ok=True)

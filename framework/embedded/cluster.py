@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +48,35 @@ CANDIDATES = ("master-0", "master-1")
 
 
 @dataclass(frozen=True)
+class MachinePart:
+    """This machine's part of a cluster of several machines.
+
+    Attributes:
+        access: the master's address, and the cluster's secret.
+        master_port: port of the master, on whichever machine it runs.
+        has_master: whether it runs on this one.
+        address, port: of this machine's agent.
+        hostname: of that agent.
+        services: name -> command line of further processes, which are started first and kept running.
+        store: `host:port` of the cluster's store.
+    """
+
+    access: ClusterAccess
+    master_port: int
+    has_master: bool
+    address: str
+    port: int
+    hostname: str
+    services: Mapping[str, Sequence[str]]
+    store: str
+
+
+@dataclass(frozen=True)
 class Agent:
     """A started agent.
 
     Attributes:
-        name: its hostname in Mesos, `agent-0` and so on.
+        name: its hostname in Mesos; on a private Mesos `agent-0` and so on.
         work_dir: folder of its state and sandboxes.
     """
 
@@ -82,6 +106,7 @@ class EmbeddedCluster:
         agents: Sequence[AgentSpec] = (AgentSpec(),),
         work_dir: Path | None = None,
         zookeeper: str | None = None,
+        part: MachinePart | None = None,
     ) -> None:
         """Validates a cluster; starts nothing.
 
@@ -89,23 +114,29 @@ class EmbeddedCluster:
             agents: one spec per agent.
             work_dir: folder for logs and sandboxes, kept afterwards; None for a temporary one.
             zookeeper: `zk://host:port/path` of a running ZooKeeper that elects one of two masters; None for one master.
+            part: this machine's part of a larger cluster, with at most one agent here; None for a cluster on this
+                machine alone.
 
         Raises:
             BadInputError: there are no or too many agents, a spec is malformed, or two specs name the same GPU.
         """
-        if not 1 <= len(agents) <= MAX_AGENTS:
+        if part is None and not 1 <= len(agents) <= MAX_AGENTS:
             raise BadInputError(f"An embedded cluster has 1 to {MAX_AGENTS} agents, not {len(agents)}.")
         self._specs = [spec.validated() for spec in agents]
         self._devices = unnamed_devices(self._specs)
         self._named_work_dir = work_dir
-        self.access = ClusterAccess()
+        self.access = ClusterAccess() if part is None else part.access
+        self._part = part
         self._zookeeper = zookeeper
         self._lock = threading.Lock()
         self._runner: DaemonRunner | None = None
         self._library = Path()
         self._files = settings.ClusterFiles(Path())
-        names = (MASTER,) if zookeeper is None else CANDIDATES
-        self._masters = [MasterDaemon(name, 0, zookeeper) for name in names]
+        names: Sequence[str] = (MASTER,) if zookeeper is None else CANDIDATES
+        if part is not None and not part.has_master:
+            names = ()
+        port = 0 if part is None else part.master_port
+        self._masters = [MasterDaemon(name, self.access.address, port, zookeeper) for name in names]
         self._agents: list[AgentDaemon] = []
         self._start: Future[None] | None = None
         self._stop_watching = threading.Event()
@@ -123,13 +154,15 @@ class EmbeddedCluster:
     @property
     def master(self) -> str:
         """Address for frameworks: the master's `host:port`, or the `zk://` URI of an election."""
+        if self._part is not None:
+            return f"{self.access.address}:{self._part.master_port}"
         return self._zookeeper or f"{self.access.address}:{self._masters[0].port}"
 
     @property
     def agents(self) -> list[Agent]:
         """The agents, in the order of the specs, as last started."""
         return [
-            Agent(agent.name, self._pid(agent), agent.port, self._files.daemon(agent.name), agent.spec)
+            Agent(agent.hostname, self._pid(agent), agent.port, self._files.daemon(agent.name), agent.spec)
             for agent in self._agents
         ]
 
@@ -203,7 +236,8 @@ class EmbeddedCluster:
             # Processes remain only if the supervisor was killed; then the system has killed the daemons.
             for pid in task_processes(str(self.work_dir)):
                 send(pid, signal.SIGKILL)
-            self.access.remove()
+            if self._part is None:
+                self.access.remove()
         if self._named_work_dir is None and self.work_dir != Path():
             shutil.rmtree(self.work_dir, ignore_errors=True)
 
@@ -234,7 +268,7 @@ class EmbeddedCluster:
         while missing := self._missing_agents():
             self._running()  # Another thread may have stopped it.
             if time.monotonic() > deadline:
-                names = ", ".join(agent.name for agent in missing)
+                names = ", ".join(agent.hostname for agent in missing)
                 tail = self._files.log_tail(missing[0].name)
                 raise DikeError(f"{names} did not register with the private Mesos. {tail}")
             time.sleep(POLL_INTERVAL_S)
@@ -264,8 +298,10 @@ class EmbeddedCluster:
         runner.bring_up([master for master in self._masters if runner.has_ended(master)], movable=False)
 
     def _bring_up(self, runner: DaemonRunner) -> None:
-        runner.bring_up(self._masters)
-        runner.bring_up(self._agents)
+        # The other machines know the ports of a part.
+        is_movable = self._part is None
+        runner.bring_up(self._masters, movable=is_movable)
+        runner.bring_up(self._agents, movable=is_movable)
         self.wait_for_agents(READY_TIMEOUT_S)
 
     def _prepare(self) -> DaemonRunner:
@@ -277,13 +313,18 @@ class EmbeddedCluster:
         folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._files = settings.ClusterFiles(folder.resolve())
         settings.write_programs(self._files, self._library)
+        part = self._part
+        if part is not None:
+            # Of an earlier start, whose supervisor was killed.
+            for pid in task_processes(str(self.work_dir)):
+                send(pid, signal.SIGKILL)
         models = gpu_models()
         daemons = len(self._masters) + len(self._specs)
         own_count = math.ceil(PORTS_PER_DAEMON * daemons / BLOCK_SIZE)
         blocks = reserve_blocks(own_count + sum(not spec.specifies("ports") for spec in self._specs))
         try:
             control = SupervisorControl(
-                settings.supervisor_command(self._files, self.access, remove=named is None),
+                settings.supervisor_command(self._files, self._leftovers()),
                 self.work_dir,
                 self._files.log("supervisor"),
                 [block.claim.fileno() for block in blocks],  # The supervisor keeps them reserved from now on.
@@ -296,25 +337,34 @@ class EmbeddedCluster:
         self._files.daemon(settings.ZYGOTES).mkdir(exist_ok=True)
         # The socket of an earlier cluster would be mistaken for the new one.
         self._files.zygotes.unlink(missing_ok=True)
-        control.start(
-            settings.ZYGOTES,
-            settings.zygote_server_command(self._files),
-            settings.zygote_server_environment(),
-            self._files.log(settings.ZYGOTES),
-        )
-        control.keep(settings.ZYGOTES)
+        services = {settings.ZYGOTES: settings.zygote_server_command(self._files)}
+        for name, command in {**services, **({} if part is None else part.services)}.items():
+            control.start(name, command, settings.service_environment(), self._files.log(name))
+            control.keep(name)
         self._runner = DaemonRunner(control, self._files, self.access, self._library, ports)
-        self.access.write(self._files.credentials, self._files.zygotes)
-        for master in self._masters:
-            master.port = next(ports)
+        self.access.write_credentials(self._files.credentials)
+        if part is None:
+            self.access.publish(self._files.zygotes)
+            for master in self._masters:
+                master.port = next(ports)
         for index, spec in enumerate(self._specs):
             name = f"agent-{index}"
-            for part in ("work", "run"):
-                (self._files.daemon(name) / part).mkdir(parents=True, exist_ok=True)
+            for folder_name in ("work", "run"):
+                (self._files.daemon(name) / folder_name).mkdir(parents=True, exist_ok=True)
             with_defaults = spec.with_defaults(models, offered, self._devices)
-            self._agents.append(AgentDaemon(name, next(ports), with_defaults, lambda: self.master))
+            if part is None:
+                where = (self.access.address, next(ports), name)
+            else:
+                where = (part.address, part.port, part.hostname)
+            store = "" if part is None else part.store
+            self._agents.append(AgentDaemon(name, *where, with_defaults, lambda: self.master, store))
         threading.Thread(target=self._watch, args=(control,), name="mesos watch", daemon=True).start()
         return self._runner
+
+    def _leftovers(self) -> list[Path]:
+        """Files and folders that are removed when the cluster ends."""
+        published = [self.access.secret_file, self.access.zygotes_link] if self._part is None else []
+        return [*published, *([self.work_dir] if self._named_work_dir is None else [])]
 
     def _watch(self, control: SupervisorControl) -> None:
         """Monitors the daemons in a thread, as a supervisor may answer slowly; sets `failure`."""
@@ -353,16 +403,17 @@ class EmbeddedCluster:
         if self._zookeeper is None:
             return self._masters[0]
         for master in self._masters:
-            if self._state(master):
+            if self._state(master.port):
                 return master
         raise DikeError(f"The private Mesos has no leading master at {self._zookeeper}.")
 
     def _leader_state(self) -> dict[str, Any] | None:
-        return next(filter(None, map(self._state, self._masters)), None)
+        ports = [self._part.master_port] if self._part is not None else [master.port for master in self._masters]
+        return next(filter(None, map(self._state, ports)), None)
 
-    def _state(self, master: MasterDaemon) -> dict[str, Any] | None:
-        """The cluster's state; None if the master does not lead, or does not answer."""
-        return get_json(self.access, master.port, "/master/state")
+    def _state(self, port: int) -> dict[str, Any] | None:
+        """The cluster's state; None if the master at a port does not lead, or does not answer."""
+        return get_json(self.access.address, port, "/master/state", self.access.credentials)
 
     def _missing_agents(self) -> list[AgentDaemon]:
         """The agents that no leading master has seen active since their last start."""
@@ -372,4 +423,6 @@ class EmbeddedCluster:
             for agent in known
             if agent["active"]
         }
-        return [agent for agent in self._agents if seen_at.get(agent.name, 0.0) < agent.started_at]
+        if not self._masters:  # The clocks of two machines differ.
+            return [agent for agent in self._agents if agent.hostname not in seen_at]
+        return [agent for agent in self._agents if seen_at.get(agent.hostname, 0.0) < agent.started_at]

@@ -30,11 +30,13 @@ class Daemon(ABC):
     """A master or an agent, running or not.
 
     Attributes:
-        name: name of its log and work folder; also an agent's hostname.
+        name: name of its log and work folder.
+        address, port: where it listens.
         started_at: Unix time of its last start.
     """
 
     name: str
+    address: str
     port: int
     pid: int = field(default=0, init=False)
     started_at: float = field(default=0.0, init=False)
@@ -49,7 +51,7 @@ class Daemon(ABC):
         """Arguments of `framework.embedded.daemon`."""
 
     @abstractmethod
-    def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]: ...
+    def environment(self, files: settings.ClusterFiles) -> dict[str, str]: ...
 
 
 @dataclass
@@ -70,8 +72,8 @@ class MasterDaemon(Daemon):
     def arguments(self) -> tuple[str, ...]:
         return ("master",) if self.zookeeper is None else ("master", self.zookeeper)
 
-    def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]:
-        return settings.master_environment(files, self.name, self.port, access)
+    def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
+        return settings.master_environment(files, self.name, self.address, self.port)
 
 
 @dataclass
@@ -79,11 +81,15 @@ class AgentDaemon(Daemon):
     """An agent.
 
     Attributes:
+        hostname: its name in Mesos.
         master: returns the master's `host:port` or `zk://` URI when the agent starts.
+        store: `host:port` of the store of a cluster of several machines; empty without one.
     """
 
+    hostname: str
     spec: AgentSpec
     master: Callable[[], str]
+    store: str = ""
 
     @property
     def flags_path(self) -> str:
@@ -92,8 +98,9 @@ class AgentDaemon(Daemon):
     def arguments(self) -> tuple[str, ...]:
         return (AGENT, self.master())
 
-    def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]:
-        return settings.agent_environment(files, self.name, self.port, access, self.spec)
+    def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
+        environment = settings.agent_environment(files, self.name, self.address, self.port, self.hostname, self.spec)
+        return settings.with_store(environment, files, self.store) if self.store else environment
 
 
 class DaemonRunner:
@@ -157,12 +164,14 @@ class DaemonRunner:
         command = settings.daemon_command(self._library, self.control.pid, *daemon.arguments())
         daemon.started_at = time.time()
         daemon.pid = self.control.start(
-            daemon.name, command, daemon.environment(self._files, self._access), self._files.log(daemon.name)
+            daemon.name, command, daemon.environment(self._files), self._files.log(daemon.name)
         )
 
     def _answers(self, daemon: Daemon) -> bool:
         """Whether the daemon itself, and not another program on its port, answers."""
-        answer = get_json(self._access, daemon.port, daemon.flags_path, READY_REQUEST_TIMEOUT_S)
+        answer = get_json(
+            daemon.address, daemon.port, daemon.flags_path, self._access.credentials, READY_REQUEST_TIMEOUT_S
+        )
         work_dir = Path((answer or {}).get("flags", {}).get("work_dir", ""))
         return work_dir.is_relative_to(self._files.daemon(daemon.name))
 

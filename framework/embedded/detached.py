@@ -1,4 +1,4 @@
-"""A user's detached cluster, which has no owner: `dike mesos up`, `status` and `down`."""
+"""Clusters without an owner, each with its state in a folder: `dike mesos up` and `dike cluster`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DetachedCluster:
         """
         host, _, port = self.master.rpartition(":")
         access = find_access(host)
-        state = None if access is None else get_json(access, int(port), "/master/state")
+        state = None if access is None else get_json(host, int(port), "/master/state", access.credentials)
         if state is None:
             raise DikeError(
                 f"The private Mesos is up but its master at {self.master} does not answer: `dike mesos down`."
@@ -103,80 +103,114 @@ class DetachedCluster:
         return found
 
 
-def find() -> DetachedCluster | None:
-    try:
-        cluster = typed.read(DetachedCluster, json.loads(_state_file().read_text()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as error:
-        raise DikeError(
-            f"The file {_state_file()} is damaged ({error}): remove it; a Mesos that is still up ends with the process "
-            f"that has {_work_dir()} on its command line."
-        ) from error
-    return cluster if cluster.is_up() else None
+@dataclass(frozen=True)
+class DetachedFiles:
+    """The files of a detached cluster.
+
+    Attributes:
+        work_dir: of its daemons.
+        state, lock: what is stored about it, and the lock of the processes that start or stop it.
+    """
+
+    work_dir: Path
+    state: Path
+    lock: Path
+
+    @classmethod
+    def of_mesos_up(cls) -> DetachedFiles:
+        """Those of `dike mesos up`."""
+        folder = private_cache_dir()
+        return cls(folder / "mesos-cluster", folder / "mesos-cluster.json", folder / "mesos-cluster.lock")
+
+    def find(self) -> DetachedCluster | None:
+        """The cluster, if it is up.
+
+        Raises:
+            DikeError: the state is damaged.
+        """
+        try:
+            cluster = typed.read(DetachedCluster, json.loads(self.state.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            raise DikeError(
+                f"The file {self.state} is damaged ({error}): remove it; a Mesos that is still up ends with the "
+                f"process that has {self.work_dir} on its command line."
+            ) from error
+        return cluster if cluster.is_up() else None
+
+    def bring_up(self, planned: EmbeddedCluster) -> DetachedCluster:
+        """Starts a cluster in `work_dir`, which is emptied first, and detaches it. Call it with `lock` locked.
+
+        Raises:
+            DikeError: it does not start.
+        """
+        check_platform()
+        shutil.rmtree(self.work_dir, ignore_errors=True)
+        with planned as cluster:
+            # Written first: if this process is killed in between, the cluster ends and the file is outdated.
+            found = self.record(cluster)
+            cluster.detach()
+        return found
+
+    def record(self, cluster: EmbeddedCluster) -> DetachedCluster:
+        """Stores the state of a started cluster."""
+        found = DetachedCluster(
+            cluster.master,
+            cluster.supervisor_pid,
+            psutil.Process(cluster.supervisor_pid).create_time(),
+            {agent.name: agent.pid for agent in cluster.agents},
+            str(cluster.access.secret_file),
+        )
+        draft = self.state.with_suffix(".new")
+        draft.write_text(json.dumps(dataclasses.asdict(found)))
+        draft.replace(self.state)
+        return found
+
+    def take_down(self) -> bool:
+        """Ends the cluster; returns whether it was up.
+
+        Raises:
+            DikeError: it does not end.
+        """
+        if not self.lock.exists():  # never started
+            return False
+        with file_lock(self.lock):
+            cluster = self.find()
+            if cluster is not None:
+                send(cluster.supervisor_pid, signal.SIGTERM)
+                deadline = time.monotonic() + STOP_TIMEOUT_S
+                while cluster.is_up():
+                    if time.monotonic() > deadline:
+                        raise DikeError(f"The private Mesos (process {cluster.supervisor_pid}) does not end: kill it.")
+                    time.sleep(POLL_INTERVAL_S)
+            self.state.unlink(missing_ok=True)
+            shutil.rmtree(self.work_dir, ignore_errors=True)
+        return cluster is not None
 
 
 def bring_up(agents: Sequence[AgentSpec]) -> DetachedCluster:
-    """Starts the detached cluster.
+    """Starts the cluster of `dike mesos up`.
 
     Raises:
         BadInputError: it is up already, or a spec is malformed.
         DikeError: it does not start.
     """
-    planned = EmbeddedCluster(agents, work_dir=_work_dir())
-    check_platform()
-    with file_lock(_lock_file()):
-        running = find()
-        if running:
+    files = DetachedFiles.of_mesos_up()
+    planned = EmbeddedCluster(agents, work_dir=files.work_dir)
+    with file_lock(files.lock):
+        if running := files.find():
             raise BadInputError(
                 f"A private Mesos is up already, its master at {running.master}: end it with `dike mesos down`."
             )
-        shutil.rmtree(_work_dir(), ignore_errors=True)
-        with planned as cluster:
-            found = DetachedCluster(
-                cluster.master,
-                cluster.supervisor_pid,
-                psutil.Process(cluster.supervisor_pid).create_time(),
-                {agent.name: agent.pid for agent in cluster.agents},
-                str(cluster.access.secret_file),
-            )
-            # Written first: if this process is killed in between, the cluster ends and the file is outdated.
-            draft = _state_file().with_suffix(".new")
-            draft.write_text(json.dumps(dataclasses.asdict(found)))
-            draft.replace(_state_file())
-            cluster.detach()
-    return found
+        return files.bring_up(planned)
+
+
+def find() -> DetachedCluster | None:
+    """The cluster of `dike mesos up`, if it is up."""
+    return DetachedFiles.of_mesos_up().find()
 
 
 def take_down() -> bool:
-    """Ends the detached cluster; returns whether it was up.
-
-    Raises:
-        DikeError: it does not end.
-    """
-    if not _lock_file().exists():  # never started
-        return False
-    with file_lock(_lock_file()):
-        cluster = find()
-        if cluster is not None:
-            send(cluster.supervisor_pid, signal.SIGTERM)
-            deadline = time.monotonic() + STOP_TIMEOUT_S
-            while cluster.is_up():
-                if time.monotonic() > deadline:
-                    raise DikeError(f"The private Mesos (process {cluster.supervisor_pid}) does not end: kill it.")
-                time.sleep(POLL_INTERVAL_S)
-        _state_file().unlink(missing_ok=True)
-        shutil.rmtree(_work_dir(), ignore_errors=True)
-    return cluster is not None
-
-
-def _state_file() -> Path:
-    return private_cache_dir() / "mesos-cluster.json"
-
-
-def _lock_file() -> Path:
-    return private_cache_dir() / "mesos-cluster.lock"
-
-
-def _work_dir() -> Path:
-    return private_cache_dir() / "mesos-cluster"
+    """Ends the cluster of `dike mesos up`; returns whether it was up."""
+    return DetachedFiles.of_mesos_up().take_down()

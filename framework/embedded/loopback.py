@@ -7,17 +7,15 @@ import http.client
 import json
 from typing import Any
 
-from framework.embedded.access import ClusterAccess
-
 REQUEST_TIMEOUT_S = 10.0
 
 
 def get_json(
-    access: ClusterAccess, port: int, path: str, timeout_s: float = REQUEST_TIMEOUT_S
+    address: str, port: int, path: str, credentials: tuple[str, str], timeout_s: float = REQUEST_TIMEOUT_S
 ) -> dict[str, Any] | None:
     """The daemon's JSON answer to a GET; None without a valid one."""
-    connection = http.client.HTTPConnection(access.address, port, timeout=timeout_s)
-    basic = base64.b64encode(":".join(access.credentials).encode()).decode()
+    connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
+    basic = base64.b64encode(":".join(credentials).encode()).decode()
     try:
         connection.request("GET", path, headers={"Authorization": f"Basic {basic}"})
         response = connection.getresponse()

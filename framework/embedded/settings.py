@@ -12,16 +12,18 @@ from pathlib import Path
 
 from executor.environment import ZYGOTES_VARIABLE
 from executor.limits import LIMITS_VARIABLE, PROCESSES_VARIABLE
-from framework.embedded.access import ClusterAccess
+from executor.mirror import CREDENTIALS_VARIABLE, STORE_VARIABLE
 from framework.embedded.agents import AgentSpec
 
 HERE = Path(__file__).resolve().parent
 INTERPRETER = (sys.executable, "-SEsP")
 """Python without site packages, user settings or the program's folder: the programs need only the standard library."""
 ZYGOTES = "zygotes"
+AGENT_PYTHON = "dike-agent-python"
+"""Program on the PATH of executors: the Python that has started the agent."""
 DAEMON_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Variables that the daemons inherit from the owner."""
-EXECUTOR_VARIABLES = ("PATH", "TMPDIR", PROCESSES_VARIABLE)
+EXECUTOR_VARIABLES = ("TMPDIR", PROCESSES_VARIABLE)
 """Variables that the executors inherit; others that a script needs come with its job."""
 LOG_TAIL_BYTES = 1500
 
@@ -64,15 +66,16 @@ def write_programs(files: ClusterFiles, library: Path) -> None:
     for name, command in {
         "mesos-containerizer": [*INTERPRETER, str(HERE / "daemon.py"), str(library), "0", "containerizer"],
         "mesos-executor": [*INTERPRETER, str(HERE / "command_executor.py")],
+        AGENT_PYTHON: [sys.executable],
     }.items():
         program = files.programs / name
         program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
         program.chmod(0o755)
 
 
-def supervisor_command(files: ClusterFiles, access: ClusterAccess, *, remove: bool) -> list[str]:
-    afterwards = [str(access.secret_file), str(access.zygotes_link), *([str(files.work_dir)] if remove else [])]
-    return [*INTERPRETER, str(HERE / "supervisor.py"), str(os.getpid()), str(files.work_dir), *afterwards]
+def supervisor_command(files: ClusterFiles, leftovers: Iterable[Path]) -> list[str]:
+    program = [*INTERPRETER, str(HERE / "supervisor.py"), str(os.getpid()), str(files.work_dir)]
+    return [*program, *map(str, leftovers)]
 
 
 def daemon_command(library: Path, supervisor_pid: int, *arguments: str) -> list[str]:
@@ -83,15 +86,15 @@ def zygote_server_command(files: ClusterFiles) -> list[str]:
     return [sys.executable, "-P", "-m", "executor.zygote_server", str(files.zygotes), str(files.daemon(ZYGOTES))]
 
 
-def zygote_server_environment() -> dict[str, str]:
-    """Environment of the zygote server; each zygote has its own."""
+def service_environment() -> dict[str, str]:
+    """Environment of processes beside the daemons; each zygote of the zygote server has its own."""
     return _values((*DAEMON_VARIABLES, "PYTHONPATH"))
 
 
-def master_environment(files: ClusterFiles, name: str, port: int, access: ClusterAccess) -> dict[str, str]:
+def master_environment(files: ClusterFiles, name: str, address: str, port: int) -> dict[str, str]:
     return {
-        **_common(port, access),
-        "MESOS_HOSTNAME": access.address,
+        **_common(address, port),
+        "MESOS_HOSTNAME": address,
         "MESOS_WORK_DIR": str(files.daemon(name)),
         "MESOS_REGISTRY": "in_memory",
         "MESOS_ALLOCATION_INTERVAL": "100ms",
@@ -107,12 +110,12 @@ def master_environment(files: ClusterFiles, name: str, port: int, access: Cluste
 
 
 def agent_environment(
-    files: ClusterFiles, name: str, port: int, access: ClusterAccess, spec: AgentSpec
+    files: ClusterFiles, name: str, address: str, port: int, hostname: str, spec: AgentSpec
 ) -> dict[str, str]:
     folder = files.daemon(name)
     environment = {
-        **_common(port, access),
-        "MESOS_HOSTNAME": name,
+        **_common(address, port),
+        "MESOS_HOSTNAME": hostname,
         "MESOS_WORK_DIR": str(folder / "work"),
         "MESOS_RUNTIME_DIR": str(folder / "run"),
         "MESOS_FETCHER_CACHE_DIR": str(folder / "fetch"),
@@ -126,7 +129,12 @@ def agent_environment(
         "MESOS_EXECUTOR_SHUTDOWN_GRACE_PERIOD": "1secs",
         "MESOS_RESOURCES": spec.resources,
         "MESOS_EXECUTOR_ENVIRONMENT_VARIABLES": json.dumps(
-            {ZYGOTES_VARIABLE: str(files.zygotes), LIMITS_VARIABLE: "1", **_values(EXECUTOR_VARIABLES)}
+            {
+                ZYGOTES_VARIABLE: str(files.zygotes),
+                LIMITS_VARIABLE: "1",
+                **_values(EXECUTOR_VARIABLES),
+                "PATH": f"{files.programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            }
         ),
         "MESOS_HTTP_CREDENTIALS": str(files.credentials),
     }
@@ -135,9 +143,19 @@ def agent_environment(
     return environment
 
 
-def _common(port: int, access: ClusterAccess) -> dict[str, str]:
+def with_store(environment: dict[str, str], files: ClusterFiles, store: str) -> dict[str, str]:
+    """Adds what executors need to use the store of a cluster of several machines."""
+    variable = "MESOS_EXECUTOR_ENVIRONMENT_VARIABLES"
+    added = {
+        STORE_VARIABLE: store,
+        CREDENTIALS_VARIABLE: str(files.credentials),
+    }
+    return {**environment, variable: json.dumps({**json.loads(environment[variable]), **added})}
+
+
+def _common(address: str, port: int) -> dict[str, str]:
     return _values(DAEMON_VARIABLES) | {
-        "LIBPROCESS_IP": access.address,
+        "LIBPROCESS_IP": address,
         "LIBPROCESS_PORT": str(port),
         "LIBPROCESS_NUM_WORKER_THREADS": "4",
         "MESOS_AUTHENTICATE_HTTP_READONLY": "true",

@@ -1,6 +1,6 @@
 """The process that starts a cluster's daemons and outlives its owner only to clean up.
 
-    python -SEsP supervisor.py OWNER_PID WORK_DIR SECRET_FILE [FOLDER_TO_REMOVE]
+    python -SEsP supervisor.py OWNER_PID WORK_DIR [FILE_OR_FOLDER_TO_REMOVE ...]
 
 A program of its own that needs only the standard library. The owner writes one JSON object per line to its standard
 input and reads one answer per line:
@@ -18,7 +18,7 @@ consecutive restarts that each ended within `STABLE_RUN_S` it is given up.
 
 When the input or the owner ends, or on SIGTERM, agents are asked to shut down (SIGUSR1 also ends their executors), then
 all remaining processes are killed: daemons, their descendants, and all processes with the cluster's work folder in
-MESOS_DIRECTORY, as executors and their children have. The cluster's secret and a temporary work folder are removed.
+MESOS_DIRECTORY, as executors and their children have. Then the named files and folders are removed.
 Orphans become children of the supervisor (PR_SET_CHILD_SUBREAPER), so a double fork does not escape. If the supervisor
 itself is killed, the system kills the daemons (see `daemon.die_with_parent`).
 
@@ -297,7 +297,7 @@ def start(argv: list[str], env: dict[str, str], log: str) -> int:
     return os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGPIPE])
 
 
-def main(owner: str, work_dir: str, secret_file: str, zygotes_link: str, *temporary: str) -> None:
+def main(owner: str, work_dir: str, *leftovers: str) -> None:
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > STANDARD_ERROR:  # Reserved ports: kept open here, not in the daemons.
             try:
@@ -309,12 +309,13 @@ def main(owner: str, work_dir: str, secret_file: str, zygotes_link: str, *tempor
         supervisor.serve()
     finally:
         supervisor.clean_up()
-        for known in (secret_file, zygotes_link):
-            with contextlib.suppress(FileNotFoundError):  # The cache may have been cleaned meanwhile.
-                os.remove(known)
         os.chdir("/")
-        for folder in temporary:
-            shutil.rmtree(folder, ignore_errors=True)
+        for path in leftovers:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(FileNotFoundError):  # The cache may have been cleaned meanwhile.
+                    os.remove(path)
 
 
 if __name__ == "__main__":

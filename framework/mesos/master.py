@@ -21,7 +21,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, DikeError
 from executor.driver import pymesos
 from framework.mesos.offers import attribute_text, node_class, node_names
 from solver import NodeClass
@@ -95,12 +95,21 @@ class LeadingMaster:
     Args:
         found: the initial leader.
         is_private: whether it belongs to this process, and ends with it.
+        is_here: whether all agents are on this machine, too.
         failure: returns why a private Mesos has failed; empty while it runs.
     """
 
-    def __init__(self, found: Master, *, is_private: bool = False, failure: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self,
+        found: Master,
+        *,
+        is_private: bool = False,
+        is_here: bool = False,
+        failure: Callable[[], str] = lambda: "",
+    ) -> None:
         self._now = found
         self.is_private = is_private
+        self.is_here = is_here
         self.failure = failure
 
     @property
@@ -217,6 +226,26 @@ def leader_age_s(address: str, credentials: Credentials | None = None) -> float 
         logger.info("the master does not report its election time: %s", error)
         return None
     return max(0.0, now_s - elected_s)
+
+
+def post_operation(address: str, credentials: Credentials | None, call: Mapping[str, Any]) -> None:
+    """Makes a call of the operator API.
+
+    Args:
+        address: the master's `host:port`.
+        credentials: for masters that require authentication.
+        call: in Mesos' JSON form.
+
+    Raises:
+        DikeError: the master does not answer, or refuses.
+    """
+    try:
+        answer = _ask(f"http://{address}/api/v1", credentials, json.dumps(call).encode())
+    except _NoAnswerError as error:
+        raise DikeError(f"The Mesos master at {address} does not answer: {error}.") from error
+    if answer.status not in (http.HTTPStatus.OK, http.HTTPStatus.ACCEPTED):
+        text = answer.content.decode(errors="replace").strip()
+        raise DikeError(f"The Mesos master refused {call['type']}: HTTP {answer.status} {text}")
 
 
 class _NoAnswerError(Exception):

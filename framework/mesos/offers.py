@@ -13,6 +13,8 @@ from solver.cluster import DEFAULT_NETWORK_GBPS
 from solver.units import format_bytes
 
 MIB = 2**20
+HOST_ATTRIBUTE = "dike_host"
+"""Attribute of agents of `dike cluster`: address under which other machines reach the agent's tasks."""
 NO_OFFER_TIMEOUT_S = 10.0
 """Without any offer for this time, the user is notified."""
 NO_OFFER = (
@@ -70,11 +72,12 @@ def by_agent(offers: Iterable[dict[str, Any]]) -> list[AgentOffer]:
         agent = agents.get(agent_id)
         if agent is None:
             taken = {one.node for one in agents.values()}
+            attributes = attributes_of(offer.get("attributes", ()))
             agent = agents[agent_id] = AgentOffer(
                 agent_id=agent_id,
                 node=next(name for name in _names(offer["hostname"], agent_id) if name not in taken),
                 address=address_of(offer),
-                attributes=attributes_of(offer.get("attributes", ())),
+                attributes={name: value for name, value in attributes.items() if name != HOST_ATTRIBUTE},
             )
         agent.offer_ids.append(offer["id"]["value"])
         agent.resources.extend(offer.get("resources", ()))
@@ -163,9 +166,13 @@ def attribute_text(value: str | float) -> str:
 
 
 def address_of(offer: dict[str, Any]) -> str:
-    """Returns the address of an agent's tasks: preferably its IP address, which needs no name service."""
+    """Returns the address of an agent's tasks: preferably its IP address, which needs no name service.
+
+    On a cluster of `dike cluster` the agent itself has a virtual address, and names that of its tasks in an attribute.
+    """
     address = offer.get("url", {}).get("address", {})
-    return str(address.get("ip") or address.get("hostname") or offer["hostname"])
+    named = attributes_of(offer.get("attributes", ())).get(HOST_ATTRIBUTE)
+    return named or str(address.get("ip") or address.get("hostname") or offer["hostname"])
 
 
 def _positive(text: str | None) -> float | None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import pathspec
 from backports import tarfile  # Python's own has filters since 3.11.4; Debian 12 has 3.11.2
@@ -319,6 +319,16 @@ class _Server(http.server.ThreadingHTTPServer):
 
 def new_token() -> str:
     return secrets.token_urlsafe(24)
+
+
+class Bundles(Protocol):
+    """Makes archives available to executors at secret URLs, within a context."""
+
+    def __enter__(self) -> Bundles: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def url(self, token: str) -> str: ...
 
 
 class BundleServer:

@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any
 from framework.embedded.access import exposure_warning, find_access
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
+from framework.embedded.settings import AGENT_PYTHON
 
 if TYPE_CHECKING:
+    from executor.mirror import RunFolder
+    from framework.cluster.machine import ClusterMachine
     from framework.mesos.driver import FrameworkSettings
     from framework.mesos.master import LeadingMaster
-    from framework.project.bundle import BundleServer
+    from framework.project.bundle import Bundles
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class MesosAccess:
         bundle_port: port from which executors fetch scripts; 0 takes a free port.
         warn: receives warnings about a private Mesos.
         private: the private Mesos, if it is being started already.
+        machine: this machine's part of the cluster of `dike cluster` whose master `master` is; None for another Mesos.
     """
 
     master: str | None = None
@@ -61,10 +65,13 @@ class MesosAccess:
     bundle_port: int = 0
     warn: Callable[[str], None] = logger.warning
     private: EmbeddedCluster | None = None
+    machine: ClusterMachine | None = None
 
     @property
     def runs_here(self) -> bool:
         """Whether tasks see this machine's files, as far as that is known before the master has answered."""
+        if self.machine is not None:
+            return False
         if self.master is None or self.image is not None:
             return self.image is None
         return not self.master.startswith("zk://") and _is_loopback(self._host)
@@ -76,8 +83,32 @@ class MesosAccess:
         """
         if self.private is not None:
             return self.private.zygotes
+        if self.machine is not None:
+            return self.machine.zygotes
         access = find_access(self._host) if self.runs_here else None
         return "" if access is None else access.zygotes
+
+    @property
+    def keeps_run_folders(self) -> bool:
+        """Whether checkpoints and outputs of a run get to a folder of this machine by themselves."""
+        return self.runs_here or self.machine is not None
+
+    @contextlib.contextmanager
+    def run_folder(self, path: str, *, outlives: bool = False) -> Iterator[RunFolder | None]:
+        """Makes a run's folder available to executors that do not see it, within the context.
+
+        With `outlives` it stays available afterwards, for tasks that a restarted service takes over.
+
+        Yields:
+            How they reach it; None if they reach the path itself.
+        """
+        if self.machine is None:
+            yield None
+            return
+        from framework.cluster.sharing import shared_folder
+
+        with shared_folder(self.machine, path, outlives=outlives) as folder:
+            yield folder
 
     @property
     def _host(self) -> str:
@@ -111,12 +142,13 @@ class MesosAccess:
                 if warning := exposure_warning():
                     self.warn(warning)
             found = mesos_master.connect(address, self.connect_timeout_s)
-            embedded = find_access(found.host)
+            embedded = find_access(found.host) if self.machine is None else self.machine.access
             credentials = None if embedded is None else embedded.credentials
             if self.principal is not None:
                 credentials = None if self.secret is None else (self.principal, self.secret)
             now = dataclasses.replace(found, credentials=credentials)
-            yield LeadingMaster(now, is_private=self.master is None, failure=failure)
+            is_here = self.machine is None and _is_loopback(found.host)
+            yield LeadingMaster(now, is_private=self.master is None, is_here=is_here, failure=failure)
 
     def settings(self, name: str, master: LeadingMaster, **more: Any) -> FrameworkSettings:
         """Returns the settings of a framework of this name; `more` are further fields."""
@@ -125,12 +157,16 @@ class MesosAccess:
         principal, secret = master.credentials or (None, None)
         return FrameworkSettings(name, _user_name(), self.role, principal=principal, secret=secret, **more)
 
-    def bundle_server(self, archive: Callable[[str], bytes | None], master: LeadingMaster) -> BundleServer:
+    def bundle_server(self, archive: Callable[[str], bytes | None], master: LeadingMaster) -> Bundles:
         """Returns the server from which executors fetch scripts; the arguments are those of `BundleServer`.
 
         Raises:
             BadInputError: if it cannot listen on that port.
         """
+        if self.machine is not None:
+            from framework.cluster.sharing import StoreBundles, store_client
+
+            return StoreBundles(archive, store_client(self.machine), self.machine.cluster.store)
         from framework.project.bundle import BundleServer, address_towards
 
         if self.advertise_address is not None:
@@ -141,12 +177,13 @@ class MesosAccess:
 
     def python(self, master: LeadingMaster) -> str:
         """Returns the interpreter that runs executors on the agents."""
-        return self.agent_python or (sys.executable if is_on_this_machine(master) and not self.image else "python3")
-
-
-def is_on_this_machine(master: LeadingMaster) -> bool:
-    """Whether the master is reached by loopback, and so its agents are on this machine too."""
-    return _is_loopback(master.host)
+        if self.agent_python is not None:
+            return self.agent_python
+        if self.image is not None:
+            return "python3"
+        if self.machine is not None:
+            return AGENT_PYTHON
+        return sys.executable if master.is_here else "python3"
 
 
 def this_machine() -> str:

@@ -26,7 +26,7 @@ from framework.project import bundle
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.journal import StorageUnavailableError
-from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
+from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.session import sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.search.controller import SearchController
@@ -159,11 +159,12 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         observer.notify(f"search {spec.name}: {spec.trial_count} trials for the {spec.goal}, {how}")
         earlier = {EARLIER_RESULTS: json.dumps(spec.earlier_results).encode()} if spec.call else {}
         archive = bundle.pack(entry.script, entry.folder, exclude=database_files(request.storage), extra_files=earlier)
-        if request.mesos.master is None:
+        if request.mesos.keeps_run_folders:
             _make_folder(spec.checkpoint_dir)
         master = stack.enter_context(request.mesos.connect())
         token = bundle.new_token()
         server = stack.enter_context(request.mesos.bundle_server({token: archive}.get, master))
+        shared = stack.enter_context(request.mesos.run_folder(spec.checkpoint_dir))
         if request.resume:
             # Not before Mesos answers: otherwise the search keeps its former end and options.
             store.change_search(spec, request.options)
@@ -176,7 +177,8 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             preload=facts.preload,
             python=request.mesos.python(master),
             container=container,
-            hand_out_gpus=is_on_this_machine(master),
+            hand_out_gpus=master.is_here,
+            folder=shared,
         )
         first_slot = max((time_slice.slot for time_slice in slices), default=-1) + 1
         agents = functools.partial(admitted_agents, master, request.constraints)

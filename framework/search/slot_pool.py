@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import InfeasibleError
+from executor.mirror import RunFolder
 from executor.slot_order import SlotOrder
 from executor.trial_messages import FULL_SHARE, RunKey
 from framework.mesos import events
@@ -61,6 +62,7 @@ class SlotLaunch:
         python: interpreter of the executor on the agents.
         container: container of the slots; None for the agent's file system.
         hand_out_gpus: whether the framework assigns GPU devices, for agents that neither isolate nor announce them.
+        folder: how executors that do not see the trials' folders reach them; None if all see them.
     """
 
     spec: SearchSpec
@@ -70,6 +72,7 @@ class SlotLaunch:
     python: str
     container: Container | None = None
     hand_out_gpus: bool = False
+    folder: RunFolder | None = None
 
 
 class SlotPool:
@@ -562,6 +565,7 @@ def _task_info(
         suspend_timeout_s=spec.suspend_timeout_s,
         always_pause=spec.suspend == "memory" and bool(slot.gpu_devices),
         stall_timeout_s=spec.stall_timeout_s,
+        folder=launch.folder,
     )
     return {
         "name": f"{spec.name} slot {slot.id}",

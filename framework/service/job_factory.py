@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import BadInputError, DikeError
+from executor.mirror import RunFolder
 from framework.mesos import events
 from framework.mesos.containers import Volume
 from framework.mesos.offers import AgentOffer
@@ -46,6 +47,7 @@ class JobContext:
         image: container image for the tasks; None for the agent's own file system.
         hand_out_gpus: whether Dike assigns GPU devices itself, for agents that neither isolate nor announce them.
         checkpoint_root: for jobs that name no checkpoint folder; the same path on all agents.
+        folder: how executors that do not see that folder reach it; None if all see it.
         agents: constraints -> lists the agents that meet them.
         demand: framework id -> what all other frameworks use and request, None if unknown; returns immediately.
         network: the known links between agents.
@@ -61,6 +63,11 @@ class JobContext:
     demand: Callable[[str], Demand | None]
     allowed_volumes: tuple[Volume, ...] = ()
     network: Network | None = None
+    folder: RunFolder | None = None
+
+    def folder_of(self, path: str) -> RunFolder | None:
+        """How executors that do not see a run folder reach it."""
+        return None if self.folder is None else self.folder.containing(path)
 
     @property
     def mounts(self) -> Mounts:
@@ -93,6 +100,7 @@ def _make_training(record: JobRecord, entry: JobEntry, recorder: JobRecorder, co
             python=context.python,
             container=context.mounts.container(request, folder),
             hand_out_gpus=context.hand_out_gpus,
+            folder=context.folder_of(folder),
         )
     entry.sizing = TrainingSizing(spec)
     if spec.elastic is not None:
@@ -209,6 +217,7 @@ def make_search(record: JobRecord, entry: JobEntry, recorder: JobRecorder, conte
             python=context.python,
             container=context.mounts.container(request, spec.checkpoint_dir),
             hand_out_gpus=context.hand_out_gpus,
+            folder=context.folder_of(spec.checkpoint_dir),
         )
         entry.sizing = SearchSizing(spec)
         observer = SearchRecorder(recorder)

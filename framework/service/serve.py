@@ -21,7 +21,7 @@ from framework.scheduler.background import Threads
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.job_sizes import JobSizes
-from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
+from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.session import drive
 from framework.search.optuna_study import load_optuna
 from framework.service.election import elected, exit_immediately
@@ -132,12 +132,13 @@ def _serve_one_framework(
             bundle_url=bundles.url,
             python=request.mesos.python(master),
             image=request.mesos.image,
-            hand_out_gpus=is_on_this_machine(master),
+            hand_out_gpus=master.is_here,
             checkpoint_root=checkpoint_root,
             agents=functools.partial(agents_for, directory),
             demand=directory.demand,
             allowed_volumes=request.allowed_volumes,
             network=request.network,
+            folder=stack.enter_context(request.mesos.run_folder(checkpoint_root, outlives=True)),
         )
         background = Threads(lambda: scheduler.events.put(events.WorkDone()))
         job_sizes = None

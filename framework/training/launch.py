@@ -255,6 +255,7 @@ def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool, ha
         standby=standby,
         preload=spec.preload,
         kill_grace_s=kill_grace_s(spec.environment),
+        folder=spec.folder,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import shlex
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from dike import checkpoints
 from dike.described import values_of
 from dike.exceptions import InterruptedByUserError, JobFailedError
 from dike.profile import Api, ModelProfile
+from executor.mirror import RunFolder
 from framework.mesos.connection import MesosLostError
 from framework.mesos.containers import Container, task_container
 from framework.mesos.master import LeadingMaster
@@ -23,7 +25,7 @@ from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.demand import query_demand
 from framework.scheduler.job import JobEntry
-from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
+from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.session import sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.training.controller import TrainingJob
@@ -83,8 +85,10 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
                 request.mesos.connect() as master,
                 request.mesos.bundle_server({token: request.archive}.get, master) as server,
                 _mark_folder(request, job_id, checkpoint_dir),
+                _share_folder(request, checkpoint_dir) as folder,
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
+                spec = dataclasses.replace(spec, folder=folder)
                 result = _run(request, spec, master, observer, made)
                 if request.cached_profile is not None and result.profile is not None:
                     request.cached_profile.replace_with(result.profile)
@@ -122,7 +126,13 @@ def _mark_folder(request: RunRequest, job_id: str, checkpoint_dir: str) -> conte
     """Marks the checkpoint folder as in use, if Dike has made it and tasks see the same path."""
     if request.plan_only or "://" in checkpoint_dir:
         return contextlib.nullcontext()
-    return mark_in_use(Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.runs_here)
+    return mark_in_use(
+        Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.keeps_run_folders
+    )
+
+
+def _share_folder(request: RunRequest, checkpoint_dir: str) -> contextlib.AbstractContextManager[RunFolder | None]:
+    return contextlib.nullcontext() if request.plan_only else request.mesos.run_folder(checkpoint_dir)
 
 
 def _job_spec(
@@ -146,7 +156,7 @@ def _job_spec(
         plan=request.plan,
         container=container,
         plan_only=request.plan_only,
-        hand_out_gpus=is_on_this_machine(master),
+        hand_out_gpus=master.is_here,
         stream_all_logs=request.stream_all_logs,
         preload=script_facts(request.entry).preload,
     )
@@ -179,7 +189,7 @@ def _run(
 def _notify_before_start(request: RunRequest, spec: JobSpec, observer: JobObserver) -> None:
     if spec.plan_only:
         return
-    if request.mesos.master is not None and request.checkpoint_dir is None:
+    if not request.mesos.keeps_run_folders and request.checkpoint_dir is None:
         where = "on the chief's agent" if spec.container is None else "in the chief's container, deleted with it"
         observer.notify(
             f"checkpoints are written to {spec.checkpoint_dir} {where}; name a folder that all agents share "

@@ -13,6 +13,7 @@ from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_LAYOUT, EXIT_CODE_OTH
 from dike.profile import ModelProfile
 from dike.task import Role, is_chief
 from executor.messages import Outcome
+from executor.mirror import RunFolder
 from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
 from framework.project.failure_summary import error_summary, failure_signature_of
@@ -42,6 +43,7 @@ class JobSpec(TrainingOptions):
         container: container of the tasks; None for the agent's own file system.
         plan_only: whether the job ends with its plan, without a launch.
         hand_out_gpus: whether Dike assigns GPU devices, for agents that neither isolate nor announce them.
+        folder: how executors that do not see the checkpoint folder reach it; None if all see it.
         stream_all_logs: whether every task streams its output, not only the chief.
         preload: modules that the zygotes of its tasks may import in advance; None for those its API needs.
         checkpoint_owner: unique owner of the checkpoint folder, for fencing; empty for `job_id`.
@@ -60,6 +62,7 @@ class JobSpec(TrainingOptions):
     container: Container | None = None
     plan_only: bool = False
     hand_out_gpus: bool = False
+    folder: RunFolder | None = None
     stream_all_logs: bool = False
     preload: tuple[str, ...] | None = None
     checkpoint_owner: str = ""

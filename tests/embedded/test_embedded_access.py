@@ -112,7 +112,8 @@ def test_only_its_own_account_reads_its_secret(tmp_path: Path, monkeypatch: pyte
     access = ClusterAccess()
     previous = os.umask(0)
     try:
-        access.write(tmp_path / "credentials.json", tmp_path / "zygotes.sock")
+        access.write_credentials(tmp_path / "credentials.json")
+        access.publish(tmp_path / "zygotes.sock")
     finally:
         os.umask(previous)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (access.secret_file, tmp_path / "credentials.json")]
@@ -171,7 +172,7 @@ def test_a_cache_in_which_another_account_could_take_our_place_is_refused(
     for use in (
         private_cache_dir,
         lambda: find_access("127.1.2.3"),
-        lambda: ClusterAccess().write(tmp_path / "credentials", tmp_path / "zygotes"),
+        lambda: ClusterAccess().publish(tmp_path / "zygotes"),
         detached.find,
     ):
         with pytest.raises(DikeError, match="another account could"):

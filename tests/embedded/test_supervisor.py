@@ -14,7 +14,6 @@ import pytest
 from dike.exceptions import DikeError
 from framework.embedded import control as supervisor_control
 from framework.embedded import settings
-from framework.embedded.access import ClusterAccess
 from framework.embedded.control import SupervisorControl
 from framework.embedded.supervisor import MAX_RESTARTS
 from tests.waiting import is_alive, wait_until
@@ -29,7 +28,7 @@ class Daemons:
 
     def __init__(self, folder: Path) -> None:
         files = settings.ClusterFiles(folder)
-        command = settings.supervisor_command(files, ClusterAccess(), remove=False)
+        command = settings.supervisor_command(files, [])
         self.folder = folder
         self.control = SupervisorControl(command, folder, files.log("supervisor"), [])
 

@@ -58,6 +58,13 @@ def uid_of_peer(connection: socket.socket) -> int | None:
     return None
 
 
+def is_trusted_peer(connection: socket.socket) -> bool:
+    """Whether the other end of a TCP connection on this machine belongs to this account or root."""
+    # The table is not a snapshot: while other connections change, a row may be missed.
+    uids = (uid_of_peer(connection) for _ in range(MAX_LOOKUPS))
+    return next((uid for uid in uids if uid is not None), None) in {os.getuid(), ROOT}
+
+
 def accept_own_account(library: ctypes.CDLL) -> Any:
     """Has the library accept only connections of this account and root; the result must live as long as the library.
 

@@ -9,7 +9,7 @@ from dike._version import __version__
 from dike.exceptions import BadInputError
 from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import total
-from framework.scheduler.mesos_access import is_on_this_machine, this_machine
+from framework.scheduler.mesos_access import this_machine
 from framework.scheduler.offer_pool import LastOffer
 from framework.scheduler.records import TaskRecord
 from framework.service.api.backend import MaybeSignedIn, Service, SignedIn
@@ -48,7 +48,7 @@ def get_cluster(service: Service, user: SignedIn) -> ClusterView:
         master=service.master.address,
         mesos_version=service.master.version,
         agents=agents,
-        machine=this_machine() if is_on_this_machine(service.master) and not service.submissions.has_containers else "",
+        machine=this_machine() if service.master.is_here and not service.submissions.has_containers else "",
         private=service.master.is_private,
     )
 

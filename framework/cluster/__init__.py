@@ -1,0 +1,1 @@
+"""Several machines as one Mesos: daemons with virtual loopback addresses, joined by gateways over TLS."""
