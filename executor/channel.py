@@ -91,6 +91,9 @@ class TaskSlot(Protocol):
     def kill(self, grace_s: float | None = None) -> None:
         """Ends the task, gracefully first. The default of `grace_s` is that of the task's order."""
 
+    def drain(self) -> None:
+        """Has the task save its work and end."""
+
     def receive(self, data: str) -> None:
         """Handles a message of the framework, in base64."""
 

@@ -168,6 +168,13 @@ class SlotProcess:
         self._send({"task": task_id, "kill": grace_s})
         self._update_deadline(self._process)
 
+    def drain(self, task_id: str) -> None:
+        """Has a task save its work and end."""
+        if self._process is None:
+            self.kill(task_id, None)
+        else:
+            self._send({"task": task_id, "drain": True})
+
     def poll(self) -> None:
         """Handles its messages, its deadline and its end."""
         if self._process is None or self.has_ended:
@@ -321,6 +328,10 @@ class Dispatcher(pymesos.Executor):
     def killTask(self, driver: pymesos.MesosExecutorDriver, task_id: dict[str, Any]) -> None:  # noqa: N802
         self._mailbox.put(functools.partial(self._kill, task_id["value"]))
 
+    def drainTask(self, driver: pymesos.MesosExecutorDriver, task_id: dict[str, Any]) -> None:  # noqa: N802
+        """Ends a task whose agent is leaving, once it has saved its work."""
+        self._mailbox.put(functools.partial(self._drain, task_id["value"]))
+
     def shutdown(self, driver: pymesos.MesosExecutorDriver) -> None:
         """Ends all tasks: the framework or the agent is gone."""
         self._mailbox.put(self._shut_down)
@@ -399,6 +410,10 @@ class Dispatcher(pymesos.Executor):
     def _kill(self, task_id: str) -> None:
         if (process := self._process_of(task_id)) is not None:
             process.kill(task_id, None)
+
+    def _drain(self, task_id: str) -> None:
+        if (process := self._process_of(task_id)) is not None:
+            process.drain(task_id)
 
     def _process_of(self, task_id: str) -> SlotProcess | None:
         return next((process for process in self._processes if task_id in process.tasks), None)

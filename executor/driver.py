@@ -182,6 +182,12 @@ class ExecutorDriver(pymesos.MesosExecutorDriver):
                         deadline = time.monotonic() + timeout_s
             return not self.updates
 
+    def on_kill(self, event: dict[str, Any]) -> None:
+        """Passes on whether the agent is being drained: only then Mesos names a grace period, which pymesos drops."""
+        drains = "grace_period" in event.get("kill_policy", {})
+        end = getattr(self.executor, "drainTask", None) if drains else None
+        (end or self.executor.killTask)(self, event["task_id"])
+
     def on_acknowledged(self, event: dict[str, Any]) -> None:
         with self._acknowledged:
             super().on_acknowledged(event)

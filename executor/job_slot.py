@@ -76,6 +76,10 @@ class JobSlot:
     def kill(self, grace_s: float | None = None) -> None:
         self._mailbox.put(float(self._order.kill_grace_s if grace_s is None else grace_s))
 
+    def drain(self) -> None:
+        """Has the process save its work and end, because the agent is leaving."""
+        self.kill()
+
     # Called on the main thread.
 
     def run(self) -> None:

@@ -145,6 +145,8 @@ class ExecutorConnection:
                 pass  # its task has ended
             elif "forward" in message:
                 slot.receive(message["forward"])
+            elif "drain" in message:
+                slot.drain()
             else:
                 slot.kill(message["kill"])
         logger.error("the executor has ended: the slots end")

@@ -70,6 +70,7 @@ class TrialSlot:
         self._paused = shared.paused
         self._wanted = Wanted(0)
         self._kill_grace_s: float | None = None
+        self._is_draining = False
         self._running_reported = False
         self._run: SlotRun | None = None
         self._private_bytes: int | None = None
@@ -104,6 +105,10 @@ class TrialSlot:
 
     def kill(self, grace_s: float | None = None) -> None:
         self._shared.call_soon(functools.partial(self._kill, KILL_GRACE_S if grace_s is None else grace_s))
+
+    def drain(self) -> None:
+        """Has the run suspended and the task ended, because the agent is leaving."""
+        self._shared.call_soon(self._start_draining)
 
     # Called on the main thread.
 
@@ -160,12 +165,16 @@ class TrialSlot:
                 deadlines_s.append(run.deadline_s)
         return min(deadlines_s)
 
+    def _start_draining(self) -> None:
+        self._is_draining = True
+        self._wanted = dataclasses.replace(self._wanted, leave=True)
+
     def _kill(self, grace_s: float) -> None:
         self._kill_grace_s = grace_s if self._kill_grace_s is None else min(grace_s, self._kill_grace_s)
 
     def _apply_wanted(self, wanted: Wanted) -> None:
         if wanted.number >= self._wanted.number:
-            self._wanted = wanted
+            self._wanted = dataclasses.replace(wanted, leave=wanted.leave or self._is_draining)
             self._ends = [end for end in self._ends if end.key not in wanted.acknowledged_ends]
             for key in wanted.acknowledged_ends:
                 self._unacknowledged_reports.pop(key, None)

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError
+from dike.process import die_with_parent
 from framework.cluster.authority import HEAD, client_context, peer_name, server_context
 from framework.cluster.records import AGENT, HEAD_INDEX, HEAD_ROLE, STORE, ClusterFolder, Member, Membership
 from framework.embedded.libmesos.peers import is_trusted_peer
@@ -97,13 +98,24 @@ class HeadMember:
 
     Attributes:
         seen_s: Unix time of its last sign of life; 0 for never since the start of the gateway.
+        sign_connections: number of its open connections for these signs.
     """
 
     def __init__(self) -> None:
         self.seen_s = 0.0
+        self.sign_connections = 0
         self.connections = Connections()
         self.spares: asyncio.Queue[Stream] = asyncio.Queue()
         self.listening: asyncio.Task[None] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.sign_connections > 0
+
+    def end(self) -> None:
+        self.drop_connections()
+        if self.listening is not None:
+            self.listening.cancel()
 
     def drop_connections(self) -> None:
         self.connections.abort()
@@ -149,9 +161,7 @@ class HeadGateway:
             known = self._folder.members()
             for name, member in list(self._members.items()):
                 if name not in known:
-                    member.drop_connections()
-                    if member.listening is not None:
-                        member.listening.cancel()
+                    member.end()
                     del self._members[name]
                 elif time.time() - member.seen_s > ALIVE_TIMEOUT_S:
                     member.drop_connections()
@@ -208,9 +218,12 @@ class HeadGateway:
         from framework.cluster.join import admit
 
         try:
-            answer, name, member = await asyncio.to_thread(admit, self._folder, self._own, request)
+            alive = [name for name, held in self._members.items() if held.is_alive]
+            answer, name, member = await asyncio.to_thread(admit, self._folder, self._own, request, alive)
         except BadInputError as error:
             return {"error": str(error)}
+        if (earlier := self._members.pop(name, None)) is not None:
+            earlier.end()
         self._add(name, member)
         return answer
 
@@ -228,10 +241,14 @@ class HeadGateway:
             # The handler's end would close it.
             await writer.wait_closed()
         elif kind == "alive":
-            while await _line_in_time(reader):
-                member.seen_s = time.time()
-                await send(writer, {})
-            member.drop_connections()
+            member.sign_connections += 1
+            try:
+                while await _line_in_time(reader):
+                    member.seen_s = time.time()
+                    await send(writer, {})
+            finally:
+                member.sign_connections -= 1
+                member.drop_connections()
         elif kind == "leave":
             with self._folder.changing_members() as members:
                 members.pop(name, None)
@@ -398,6 +415,7 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
 
 
 def main(path: str) -> None:
+    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     folder = ClusterFolder(Path(path))
     own = folder.membership()

@@ -11,7 +11,7 @@ import platform
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -120,8 +120,12 @@ def machine_id() -> str:
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
 
 
-def admit(folder: ClusterFolder, own: Membership, values: Mapping[str, Any]) -> tuple[dict[str, Any], str, Member]:
+def admit(
+    folder: ClusterFolder, own: Membership, values: Mapping[str, Any], alive: Collection[str]
+) -> tuple[dict[str, Any], str, Member]:
     """Admits a machine, on the head; returns the answer, its name and its record.
+
+    A machine gets the name and the address of a member of the same name that is not `alive`.
 
     Raises:
         BadInputError: the token is not valid, the versions do not match, or the cluster is full.
@@ -140,8 +144,9 @@ def admit(folder: ClusterFolder, own: Membership, values: Mapping[str, Any]) -> 
     if not NAME.fullmatch(request.name):
         raise BadInputError(f"'{request.name}' is not a name of a machine: use letters, digits, '.' and '-' (--name).")
     with folder.changing_members() as members:
-        name = _free_name(request.name, {*members, own.name})
-        index = _free_index({member.index for member in members.values()})
+        name = _free_name(request.name, {own.name, *alive})
+        known = members.get(name)
+        index = _free_index({member.index for member in members.values()}) if known is None else known.index
         is_here = request.machine == machine_id()
         certificate = Authority(folder.keys).sign(request.certificate_request.encode(), name)
         der = ssl.PEM_cert_to_DER_cert(certificate.decode())

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from dike.plain_files import NotPlainError, open_below
+from dike.process import die_with_parent
 from executor.mirror import BLOCK_BYTES, CHECKSUM_BYTES, MARKER_FILE, STAGING_FOLDER, WRITER_FILE, list_stamps
 from framework.cluster.records import ClusterFolder
 from framework.embedded.libmesos.peers import is_trusted_peer
@@ -350,6 +351,7 @@ class StoreServer(http.server.ThreadingHTTPServer):
 
 
 def main(path: str) -> None:
+    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     folder = ClusterFolder(Path(path))
     own = folder.membership()
