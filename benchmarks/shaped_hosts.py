@@ -115,6 +115,10 @@ class ShapedHosts:
     def address(self, host: int) -> str:
         return f"{NETWORK}.{host + 1}"
 
+    def card(self, host: int) -> tuple[str, str]:
+        """Namespace of a host, and its network card."""
+        return self._ends(host)[0]
+
     def set_rate(self, host: int, rate_mbps: float) -> None:
         """Changes the speed of a host's card, in Mbit/s, each way."""
         for namespace, device in self._ends(host):

@@ -72,7 +72,8 @@ def fastest_plain(scenario: Scenario, max_gpus: int = 1) -> PlainOption | None:
 
 def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
     found = []
-    for kind in scenario.kinds:
+    # An agent may offer what is left beside its CPUs.
+    for kind in (one for one in scenario.kinds if one.cpus > 0):
         for gpus in range(min(kind.gpus, max_gpus) + 1):
             if gpus < 2 or can_share(scenario.profile, gpus):
                 option = _option(scenario, kind, WorkerShape(gpus, kind.cpus))

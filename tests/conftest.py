@@ -27,6 +27,7 @@ gc.disable()
 # The tests have clusters, services and databases of their own, whichever the user has named for daily work.
 for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_TOKEN", "DIKE_USERS", "DIKE_LOG"):
     os.environ.pop(name, None)
+os.environ["DIKE_PRIVATE"] = "1"  # whichever cluster this machine is in
 
 # Each run tries other examples, by a seed that it prints (`SEED_VARIABLE`), the same one in all of its processes.
 # A slow machine is not a failure. `max_examples` is a percentage: see `tests/properties.py`.

@@ -31,7 +31,10 @@ def mesos_access(
         ),
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="Use a private Mesos, even if this machine is in a cluster.")
+        bool,
+        typer.Option(
+            "--private", envvar="DIKE_PRIVATE", help="Use a private Mesos, even if this machine is in a cluster."
+        ),
     ] = False,
     role: Annotated[str, typer.Option(help="Mesos role to register with.")] = "*",
     principal: Annotated[str | None, typer.Option(help="Mesos principal to authenticate as.")] = None,

@@ -381,7 +381,9 @@ async def listen(address: str, port: int, serve: Callable[[Stream], Awaitable[No
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if not is_trusted_peer(writer.get_extra_info("socket")):
-                logger.warning("refused a connection of another account at %s:%s", address, port)
+                logger.warning(
+                    "refused a connection at %s:%s: it is another account's, or closed already", address, port
+                )
                 return
             _tune(writer)
             await serve((reader, writer))

@@ -20,7 +20,7 @@ from solver.search.option_search import SPEED_TIE_SHARE
 from solver.settings import PlanSettings
 from solver.units import GIB
 from tests.properties import examples
-from tests.solver.solver_cases import MB, digits, k80, profile
+from tests.solver.solver_cases import MB, digits, k80, k80_node, profile
 from tests.solver.test_plan import clusters, models
 
 
@@ -306,3 +306,12 @@ def test_the_smallest_job_is_one_task_where_that_is_enough() -> None:
     assert [name for name, _ in smallest_job(PlanSettings().request(digits(), cluster))] == ["task"]
     roles = [name for name, _ in smallest_job(PlanSettings().request(digits(), cluster, min_workers=1))]
     assert "parameter server" in roles
+
+
+def test_an_agent_without_free_cpus_is_not_used() -> None:
+    """An agent may offer what is left beside its CPUs, such as ports."""
+    full = k80_node("full", cpus=0.0, gpus=0)
+    assert fastest_plain(scenario_of(PlanRequest(digits(), Cluster((full,))))) is None
+    found = fastest_plain(scenario_of(PlanRequest(digits(), Cluster((full, k80_node("free", gpus=0))))))
+    assert found is not None
+    assert found.node == "free"
