@@ -29,6 +29,7 @@ NAMES = (
     "solver",
     "ps_update",
     "embedded_mesos",
+    "cluster",
     "search",
     "policies",
     "different_slots",

@@ -12,6 +12,7 @@ PAGE = Path(__file__).with_suffix(".md")
 NESTED_COMMANDS = {
     "agents": ("measure",),
     "users": ("add", "rotate", "remove", "list"),
+    "cluster": ("start", "join", "status", "token", "leave", "remove", "stop"),
     "mesos": ("up", "status", "down"),
 }
 ABOUT = """\

@@ -129,8 +129,10 @@ class StoreClient:
         """Copies a file of the store to a file; raises FileNotFoundError if there is none."""
         with self._request("GET", f"/folders/{folder}/files/{quote(path)}") as response:
             crc, size = 0, int(response.getheader("Content-Length", "0")) - CHECKSUM_BYTES
-            while size > 0 and (block := response.read(min(size, BLOCK_BYTES))):
-                crc, size = zlib.crc32(block, crc), size - len(block)
+            buffer = memoryview(bytearray(BLOCK_BYTES))
+            while size > 0 and (count := response.readinto(buffer[: min(size, BLOCK_BYTES)])):
+                block = buffer[:count]
+                crc, size = zlib.crc32(block, crc), size - count
                 target.write(block)
             if response.read(CHECKSUM_BYTES) != crc.to_bytes(CHECKSUM_BYTES, "big"):
                 raise StoreError(f"{path} was damaged on the way from the store")

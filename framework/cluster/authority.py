@@ -7,7 +7,6 @@ are signed by the cluster's own authority, whose key never leaves the head.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 import ssl
 from pathlib import Path
@@ -87,15 +86,6 @@ def make_request(files: KeyFiles, name: str) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
-
-
-def fingerprint(authority: bytes) -> bytes:
-    """SHA-256 of an authority's certificate, given in PEM.
-
-    Raises:
-        ValueError: it is not a certificate.
-    """
-    return hashlib.sha256(x509.load_pem_x509_certificate(authority).public_bytes(serialization.Encoding.DER)).digest()
 
 
 def server_context(files: KeyFiles) -> ssl.SSLContext:

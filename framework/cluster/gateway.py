@@ -6,7 +6,7 @@ head, never the reverse: for the way back each member keeps spare connections op
 of JSON:
 
     {"kind": "authority"}              the authority's certificate; needs no certificate of the client
-    {"kind": "join", ...}              asks for a certificate (`join.JoinRequest`); needs none either
+    {"kind": "join", ...}              asks for a certificate (`admission.JoinRequest`); needs none either
     {"kind": "open", "to": "master"}   from then on it is a connection to the master, or to the store
     {"kind": "spare"}                  a line from the head turns it into a connection to the member's agent
     {"kind": "alive"}                  a line each second in both directions; without any, both sides drop all
@@ -36,6 +36,7 @@ from typing import Any
 
 from dike.exceptions import BadInputError
 from dike.process import die_with_parent
+from framework.cluster.admission import admit
 from framework.cluster.authority import HEAD, client_context, peer_name, server_context
 from framework.cluster.records import AGENT, HEAD_INDEX, HEAD_ROLE, STORE, ClusterFolder, Member, Membership
 from framework.embedded.libmesos.peers import is_trusted_peer
@@ -215,8 +216,6 @@ class HeadGateway:
             await self._serve_member(kind, request, name, self._add(name, known), stream)
 
     async def _admit(self, request: dict[str, Any]) -> dict[str, Any]:
-        from framework.cluster.join import admit
-
         try:
             alive = [name for name, held in self._members.items() if held.is_alive]
             answer, name, member = await asyncio.to_thread(admit, self._folder, self._own, request, alive)

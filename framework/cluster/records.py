@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -217,8 +218,6 @@ class ClusterFolder:
 
     def new_token(self, expires_in_s: float = DEFAULT_EXPIRY_S) -> str:
         """On the head: makes a token `ID.SECRET`; the second part also has the authority's fingerprint."""
-        from framework.cluster.authority import fingerprint
-
         secret, identifier = secrets.token_bytes(TOKEN_BYTES), secrets.token_hex(3)
         with self._changing_tokens() as tokens:
             tokens[identifier] = Token(hashlib.sha256(secret).hexdigest(), time.time() + expires_in_s)
@@ -257,6 +256,15 @@ class ClusterFolder:
             return None
         except (ValueError, RecursionError) as error:
             raise DikeError(f"The file {self.path / name} is damaged ({error}): restore or remove it.") from error
+
+
+def fingerprint(authority: bytes) -> bytes:
+    """SHA-256 of an authority's certificate, given in PEM.
+
+    Raises:
+        ValueError: it is not a certificate.
+    """
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(authority.decode("ascii"))).digest()
 
 
 def parse_token(text: str) -> tuple[str, bytes, bytes]:

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 MAX_AGENTS = 110
 PORTS_PER_DAEMON = 2
 """One, and a spare if another program has taken it meanwhile."""
+AGENT_TIMEOUT_S, REMOTE_AGENT_TIMEOUT_S = 3, 6
+"""Without an answer for this time an agent on this machine, or on another one, counts as lost."""
 WATCH_INTERVAL_S = 0.5
 MASTER = "master"
 CANDIDATES = ("master-0", "master-1")
@@ -136,7 +138,8 @@ class EmbeddedCluster:
         if part is not None and not part.has_master:
             names = ()
         port = 0 if part is None else part.master_port
-        self._masters = [MasterDaemon(name, self.access.address, port, zookeeper) for name in names]
+        timeout_s = AGENT_TIMEOUT_S if part is None else REMOTE_AGENT_TIMEOUT_S
+        self._masters = [MasterDaemon(name, self.access.address, port, zookeeper, timeout_s) for name in names]
         self._agents: list[AgentDaemon] = []
         self._start: Future[None] | None = None
         self._stop_watching = threading.Event()

@@ -60,9 +60,11 @@ class MasterDaemon(Daemon):
 
     Attributes:
         zookeeper: `zk://` URI of its election; None for a single master.
+        agent_timeout_s: without an answer for this time an agent counts as lost.
     """
 
     zookeeper: str | None = None
+    agent_timeout_s: int = 3
 
     @property
     def flags_path(self) -> str:
@@ -73,7 +75,7 @@ class MasterDaemon(Daemon):
         return ("master",) if self.zookeeper is None else ("master", self.zookeeper)
 
     def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
-        return settings.master_environment(files, self.name, self.address, self.port)
+        return settings.master_environment(files, self.name, self.address, self.port, self.agent_timeout_s)
 
 
 @dataclass

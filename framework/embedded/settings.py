@@ -91,16 +91,16 @@ def service_environment() -> dict[str, str]:
     return _values((*DAEMON_VARIABLES, "PYTHONPATH"))
 
 
-def master_environment(files: ClusterFiles, name: str, address: str, port: int) -> dict[str, str]:
+def master_environment(files: ClusterFiles, name: str, address: str, port: int, agent_timeout_s: int) -> dict[str, str]:
     return {
         **_common(address, port),
         "MESOS_HOSTNAME": address,
         "MESOS_WORK_DIR": str(files.daemon(name)),
         "MESOS_REGISTRY": "in_memory",
         "MESOS_ALLOCATION_INTERVAL": "100ms",
-        # Detects dead agents, and lets agents detect a restarted master, after 3 s instead of 75 s.
+        # Detects dead agents, and lets agents detect a restarted master, after this time instead of 75 s.
         "MESOS_AGENT_PING_TIMEOUT": "1secs",
-        "MESOS_MAX_AGENT_PING_TIMEOUTS": "3",
+        "MESOS_MAX_AGENT_PING_TIMEOUTS": str(agent_timeout_s),
         "MESOS_CREDENTIALS": str(files.credentials),
         "MESOS_AUTHENTICATE_HTTP_FRAMEWORKS": "true",
         "MESOS_HTTP_FRAMEWORK_AUTHENTICATORS": "basic",

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from dike.exceptions import BadInputError, DikeError
+from framework.cluster import admission, join
 from framework.cluster import gateway as gateways
-from framework.cluster import join
 from framework.cluster.authority import Authority, client_context, first_context, joining_context
 from framework.cluster.records import AGENT, HEAD_ROLE, STORE, ClusterFolder, Description, Membership, random_network
 from framework.embedded.ports import is_free
@@ -92,7 +92,8 @@ def head(tmp_path: Path) -> Iterator[Head]:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has machines that join from now on look like other machines than the head's."""
-    monkeypatch.setattr(join, "machine_id", lambda: secrets.token_hex(4))
+    for module in (admission, join):
+        monkeypatch.setattr(module, "machine_id", lambda: secrets.token_hex(4))
 
 
 def joined(head: Head, path: Path, name: str = "gpu1") -> tuple[ClusterFolder, Membership]:
@@ -162,23 +163,23 @@ def test_nothing_is_sent_to_a_head_that_is_not_the_tokens(head: Head, tmp_path: 
     ("here", "there"), [("3.11.4", "3.12.0"), ("2.21.0", "2.22.0"), ("0.1.0", "0.2.0"), ("3.11.4", "none")]
 )
 def test_versions_that_matter_are_refused(here: str, there: str) -> None:
-    for name in join.MUST_BE_EQUAL:
+    for name in admission.MUST_BE_EQUAL:
         other = {} if there == "none" else {name: there}
         with pytest.raises(BadInputError, match=rf"The head has {name} {here} and this machine {there}: install"):
-            join.compare_versions({name: here}, other)
+            admission.compare_versions({name: here}, other)
 
 
 def test_other_differences_are_warnings() -> None:
     here, there = {"TensorFlow": "2.21.0", "NumPy": "1.26.0"}, {"TensorFlow": "2.21.1", "NumPy": "2.1.0"}
-    assert join.compare_versions(here, there) == (
+    assert admission.compare_versions(here, there) == (
         "the head has TensorFlow 2.21.0 and this machine 2.21.1",
         "the head has NumPy 1.26.0 and this machine 2.1.0",
     )
-    assert join.compare_versions(here, here) == ()
+    assert admission.compare_versions(here, here) == ()
 
 
 def test_another_version_cannot_join(head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = join.own_versions()
+    versions = admission.own_versions()
     asked = iter([{**versions, "TensorFlow": "1.15.0"}])
     monkeypatch.setattr(join, "own_versions", lambda: next(asked, versions))
     with pytest.raises(BadInputError, match=r"and this machine 1\.15\.0: install the same version on both"):

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from dike.exceptions import BadInputError, DikeError
-from framework.cluster.authority import Authority, fingerprint
-from framework.cluster.records import ClusterFolder, Description, Member, Membership, parse_duration, parse_token
+from framework.cluster.authority import Authority
+from framework.cluster.records import (
+    ClusterFolder,
+    Description,
+    Member,
+    Membership,
+    fingerprint,
+    parse_duration,
+    parse_token,
+)
 
 
 @pytest.fixture

@@ -70,7 +70,8 @@ def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machine
 @examples(60)
 @given(models, clusters)
 def test_where_it_wins_less_is_searched_and_nothing_else_changes(model: ModelProfile, machines: Cluster) -> None:
-    request = PlanRequest(model, machines, plain=None, time_limit_s=5.0)
+    # Generous: plans that a busy machine has cut short differ.
+    request = PlanRequest(model, machines, plain=None, time_limit_s=60.0)
     try:
         several = make_plan(dataclasses.replace(request, plain=False))
     except InfeasibleError:
