@@ -23,6 +23,8 @@ from dike.exceptions import BadInputError
 from dike.profile import ModelProfile, VariableSpec
 from dike.task import TaskSpec
 
+SHOWN_FOLDER_VARIABLE = "DIKE_SHOWN_FOLDER"
+"""Variable of a process that works in a copy of its run's folder: the copy, and the folder, separated like PATH."""
 FINGERPRINT_FILE = "dike-model.json"
 """Fingerprint of the folder's model."""
 
@@ -45,6 +47,12 @@ DISK_FULL_TIMEOUT_S = 600.0
 DISK_FULL_RETRY_S = 5.0
 
 
+def shown(path: str) -> str:
+    """A path as the user knows it: in place of this machine's copy of a run's folder, the folder itself."""
+    copy, _, folder = os.environ.get(SHOWN_FOLDER_VARIABLE, "").partition(os.pathsep)
+    return f"{folder}{path[len(copy) :]}" if copy and f"{path}/".startswith(f"{copy}/") else path
+
+
 def fingerprint(profile: ModelProfile) -> str:
     """Hash of names, shapes and types of the model's variables, and of nothing else."""
     return fingerprint_of(profile.variables)
@@ -64,7 +72,7 @@ def check_folder(path: str, profile: ModelProfile) -> None:
 def check_fingerprint(path: str, expected: str) -> None:
     """Does what `check_folder` does, for a known fingerprint."""
     if not _is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
-        raise BadInputError(f"Checkpoint folder '{path}' is a file; name a folder with --checkpoint-dir.")
+        raise BadInputError(f"Checkpoint folder '{shown(path)}' is a file; name a folder with --checkpoint-dir.")
     text = _read(_file_path(path, FINGERPRINT_FILE))
     if text is None:
         return
@@ -72,11 +80,13 @@ def check_fingerprint(path: str, expected: str) -> None:
         found = json.loads(text)["fingerprint"]
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise BadInputError(
-            f"Checkpoint folder '{path}' has a damaged {FINGERPRINT_FILE}; name another folder with --checkpoint-dir."
+            f"Checkpoint folder '{shown(path)}' has a damaged {FINGERPRINT_FILE}; name another folder with "
+            "--checkpoint-dir."
         ) from error
     if found != expected:
         raise BadInputError(
-            f"Checkpoint folder '{path}' holds checkpoints of another model; name another folder with --checkpoint-dir."
+            f"Checkpoint folder '{shown(path)}' holds checkpoints of another model; name another folder with "
+            "--checkpoint-dir."
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from dike import process
-from dike.checkpoints import has_checkpoints
+from dike.checkpoints import has_checkpoints, shown
 from dike.interception import after_import
 from dike.process import EXIT_CODE_OTHER_LAYOUT, end_process
 from dike.profile import Api
@@ -91,7 +91,7 @@ class JobRuntime(TrialRuntime):
     def _send(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
         match line["type"]:
             case "restored":
-                print(f"dike: restored '{line['path']}': step {line['step']}.", file=sys.stderr, flush=True)
+                print(f"dike: restored '{shown(line['path'])}': step {line['step']}.", file=sys.stderr, flush=True)
                 reporter().resumed(line["step"])
             case "checkpoint":
                 reporter().checkpoint(line["path"], line["step"])

@@ -111,6 +111,7 @@ class AttemptProcess:
             "DIKE_CHECKPOINT_DIR": self.task.checkpoint_dir,
             OUTPUT_DIR_VARIABLE: str(folder),
             tasks.VARIABLE: dataclasses.replace(self.task, report_fd=REPORT_FD).dumps(),
+            **({} if self._mirror is None else self._mirror.environment),
         }
         self.group = self.group or groups.make()
         request = ForkRequest(

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
+from dike.checkpoints import SHOWN_FOLDER_VARIABLE
+
 logger = logging.getLogger(__name__)
 
 STORE_VARIABLE = "DIKE_STORE"
@@ -245,6 +247,11 @@ class Mirror:
     def to_local(self, path: str) -> str:
         """Converts a path in the run folder to one in the copy; other paths are unchanged."""
         return _moved(path, self._remote, str(self.local))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of processes that work in the copy."""
+        return {SHOWN_FOLDER_VARIABLE: f"{self.local}{os.pathsep}{self._remote}"}
 
     def to_remote(self, path: str) -> str:
         """The reverse of `to_local`."""

@@ -304,6 +304,7 @@ class SlotRun:
         """Returns the request to the zygote, and the file descriptors to pass. Creates the control group."""
         trial = dataclasses.replace(self._order.trial, report_fd=REPORT_FD, control_fd=CONTROL_FD)
         changes = {specs.VARIABLE: trial.dumps(), OUTPUT_DIR_VARIABLE: str(self._workspace)}
+        changes |= {} if self._mirror is None else self._mirror.environment
         self._group = self._group or groups.make()
         request = ForkRequest(
             Path(script),

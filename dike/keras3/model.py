@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dike.checkpoints import shown
 from dike.exceptions import BadInputError
 
 _ON_GPU = "@gpu"
@@ -143,8 +144,8 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
     if shapes != saved:
         name = next(name for name in {**shapes, **saved} if shapes.get(name) != saved.get(name))
         raise BadInputError(
-            f"Checkpoint '{path}' does not fit the model: variable '{name}' has {_shape(saved.get(name))} there and "
-            f"{_shape(shapes.get(name))} here; undo the change to the script, or begin a search of another name."
+            f"Checkpoint '{shown(path)}' does not fit the model: variable '{name}' has {_shape(saved.get(name))} there "
+            f"and {_shape(shapes.get(name))} here; undo the change to the script, or begin a search of another name."
         )
     for name, variable in variables.items():
         variable.assign(values[name])

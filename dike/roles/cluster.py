@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+from dike.checkpoints import shown
 from dike.exceptions import JobFailedError
 from dike.reporting import reporter
 from dike.roles.rates import watch_coordinators
@@ -152,4 +153,4 @@ def log(text: str) -> None:
 def log_restored(path: str, epoch: int, batch: int) -> None:
     """`epoch` is the current or next one, from 0; `batch` the number of its batches done."""
     where = f"after epoch {epoch}" if epoch and not batch else f"epoch {epoch + 1}, after batch {batch}"
-    log(f"restored '{path}': {where}.")
+    log(f"restored '{shown(path)}': {where}.")

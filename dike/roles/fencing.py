@@ -41,8 +41,8 @@ def check(task: TaskSpec) -> None:
 def _exit_fenced(task: TaskSpec) -> NoReturn:
     # Without exit handlers, so that the script does not write what its successor will write.
     print(
-        f"dike: a later attempt, or another job, has taken over the checkpoint folder '{task.checkpoint_dir}'; attempt "
-        f"{task.attempt} of job {task.job_id} ends without saving.",
+        "dike: a later attempt, or another job, has taken over the checkpoint folder "
+        f"'{checkpoints.shown(task.checkpoint_dir)}'; attempt {task.attempt} of job {task.job_id} ends without saving.",
         file=sys.stderr,
         flush=True,
     )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dike import plain_files
-from dike.checkpoints import checksum_of, file_checksum, make_private, sync
+from dike.checkpoints import checksum_of, file_checksum, make_private, shown, sync
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 
@@ -90,7 +90,7 @@ def read(path: str) -> tuple[dict[str, Any], Reader]:
     """
     meta = _meta(path)
     if meta is None:
-        raise BadInputError(f"There is no complete checkpoint in '{path}'; name another one.")
+        raise BadInputError(f"There is no complete checkpoint in '{shown(path)}'; name another one.")
     meta.pop(_SUMS, None)
     return meta, lambda name: _read_file(path, name)
 
@@ -124,7 +124,7 @@ def checkpoint_to_resume(spec: TrialSpec) -> str | None:
     if path is None or not (why := problem(path)):
         return path
     other = newest(spec.folder)
-    instead = f"resuming from '{other}'" if other else "starting over"
+    instead = f"resuming from '{shown(other)}'" if other else "starting over"
     print(f"dike: {why}; {instead}.", file=sys.stderr, flush=True)
     return other
 
@@ -263,17 +263,17 @@ def problem(path: str) -> str:
         seen.add(one)
         meta = _meta(one)
         if meta is None:
-            return f"there is no complete checkpoint in '{one}'"
+            return f"there is no complete checkpoint in '{shown(one)}'"
         try:
             noted = {str(name): (int(size), int(crc)) for name, (size, crc) in meta.get(_SUMS, {}).items()}
             needs = [str(name) for name in meta.get("needs", ())]
         except (AttributeError, OverflowError, TypeError, ValueError):
-            return f"the checkpoint in '{one}' is damaged: {META} has unexpected content"
+            return f"the checkpoint in '{shown(one)}' is damaged: {META} has unexpected content"
         if not all(_NAME.fullmatch(name) or _BEST.fullmatch(name) for name in needs):
-            return f"the checkpoint in '{one}' is damaged: {META} refers to something that is not a checkpoint"
+            return f"the checkpoint in '{shown(one)}' is damaged: {META} refers to something that is not a checkpoint"
         for name, sum_noted in noted.items() if not _is_remote(one) else ():
             if why := _file_problem(one, name, sum_noted):
-                return f"the checkpoint in '{one}' is damaged: {why}"
+                return f"the checkpoint in '{shown(one)}' is damaged: {why}"
         pending += [f"{folder}/{name}" for name in needs]
     return ""
 

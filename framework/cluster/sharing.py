@@ -44,11 +44,15 @@ class StoreBundles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for token in self._uploaded:
-            try:
-                self._store.remove_bundle(token)
-            except OSError as failure:
-                logger.warning("a bundle stays in the store: %s", failure)
+        for token in list(self._uploaded):
+            self.forget(token)
+
+    def forget(self, token: str) -> None:
+        self._uploaded.discard(token)
+        try:
+            self._store.remove_bundle(token)
+        except OSError as error:
+            logger.warning("a bundle stays in the store: %s", error)
 
     def url(self, token: str) -> str:
         """URL of a bundle, which is uploaded first.

@@ -329,6 +329,8 @@ class Bundles(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def url(self, token: str) -> str: ...
+    def forget(self, token: str) -> None:
+        """Releases what is stored of an archive, whose job has ended."""
 
 
 class BundleServer:
@@ -367,6 +369,9 @@ class BundleServer:
 
     def url(self, token: str) -> str:
         return f"http://{self._host}:{self._server.server_address[1]}{URL_PATH}{token}"
+
+    def forget(self, token: str) -> None:
+        self._archives.forget(token)
 
     def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
         archives = self._archives
@@ -413,6 +418,10 @@ class _Archives:
             yield HTTPStatus.NOT_FOUND if archive is None else archive
         finally:
             self._free_places.release()
+
+    def forget(self, token: str) -> None:
+        with self._load_lock:
+            self._recent.pop(token, None)
 
     def _load(self, token: str) -> bytes | None:
         with self._load_lock:

@@ -44,6 +44,7 @@ class JobContext:
 
     Attributes:
         bundle_url: bundle token -> URL from which executors fetch that bundle.
+        forget_bundle: called with the token of a job that has ended.
         image: container image for the tasks; None for the agent's own file system.
         hand_out_gpus: whether Dike assigns GPU devices itself, for agents that neither isolate nor announce them.
         checkpoint_root: for jobs that name no checkpoint folder; the same path on all agents.
@@ -63,6 +64,7 @@ class JobContext:
     demand: Callable[[str], Demand | None]
     allowed_volumes: tuple[Volume, ...] = ()
     network: Network | None = None
+    forget_bundle: Callable[[str], None] = lambda _: None
     folder: RunFolder | None = None
 
     def folder_of(self, path: str) -> RunFolder | None:

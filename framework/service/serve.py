@@ -130,6 +130,7 @@ def _serve_one_framework(
         context = JobContext(
             store=store,
             bundle_url=bundles.url,
+            forget_bundle=bundles.forget,
             python=request.mesos.python(master),
             image=request.mesos.image,
             hand_out_gpus=master.is_here,

@@ -244,6 +244,8 @@ class Service:
         recorder.event("ended", outcome.failure or str(outcome.state))
         recorder.write()
         self._store.history.close(job_id)
+        if (record := self._store.job(job_id)) is not None:
+            self._context.forget_bundle(record.bundle_token)
         del self._states[job_id]
         self._started.discard(job_id)
         self._store.change_job(

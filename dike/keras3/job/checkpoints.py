@@ -177,7 +177,7 @@ class FitCheckpoint:
                 name for name in {*shapes, *state["shapes"]} if shapes.get(name) != state["shapes"].get(name)
             )
             raise BadInputError(
-                f"Checkpoint '{path}' is of another model: variable '{different[0]}' differs; "
+                f"Checkpoint '{checkpoints.shown(path)}' is of another model: variable '{different[0]}' differs; "
                 "name another folder with --checkpoint-dir."
             )
         files = dict(zip(state["files"], (bytes(content) for content in reader.get_tensor(_FILES_KEY)), strict=True))

@@ -51,7 +51,7 @@ def check_newest(task: TaskSpec) -> str | None:
         shape = variable.shape.as_list() if part is None else list(part.full_shape)
         if stored.get(name) != shape:
             raise BadInputError(
-                f"Checkpoint '{path}' is of another model: variable '{name}' "
+                f"Checkpoint '{checkpoints.shown(path)}' is of another model: variable '{name}' "
                 f"{'differs' if name in stored else 'is missing'}; name another folder with --checkpoint-dir."
             )
     return path

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client import session as sessions
 
-from dike.checkpoints import step_of
+from dike.checkpoints import shown, step_of
 from dike.exceptions import JobFailedError
 from dike.graphs import unfinalized
 from dike.main_script import ScriptFailedError
@@ -234,7 +234,7 @@ class PlainSession:
         with unfinalized(graph):
             saver = tf.compat.v1.train.Saver(variables)
         saver.restore(self._session, path)
-        print(f"dike: restored '{path}'.", flush=True)
+        print(f"dike: restored '{shown(path)}'.", flush=True)
         self._steps = step_of(path)
         reporter().resumed(self._steps)
         self._restored = True

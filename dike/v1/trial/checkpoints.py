@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dike import randomness
+from dike.checkpoints import shown
 from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
@@ -43,7 +44,7 @@ class Checkpoint:
             session = sessions.get(int(number))
             if session is None:
                 raise BadInputError(
-                    f"Checkpoint '{self.path}' holds a session that the script does not create any more; "
+                    f"Checkpoint '{shown(self.path)}' holds a session that the script does not create any more; "
                     "undo the change, or begin a search of another name."
                 )
             tracked = session._dike_trial

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops, options
 
+from dike.checkpoints import shown
 from dike.exceptions import BadInputError
 from dike.graphs import unfinalized
 
@@ -156,5 +157,5 @@ def _saveables(graph: Any) -> list[Any]:
 
 def _other_model(path: str, what: str) -> BadInputError:
     return BadInputError(
-        f"Checkpoint '{path}' is of another model: {what}; undo the change, or begin a search of another name."
+        f"Checkpoint '{shown(path)}' is of another model: {what}; undo the change, or begin a search of another name."
     )
