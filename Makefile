@@ -44,7 +44,7 @@ fuzz: $(VENV)/.installed-test
 	$(PYTEST) 2 --timeout 0 --hypothesis-profile fuzz $(wildcard tests/*/test_*fuzz*.py)
 
 chaos: $(VENV)/.installed-test
-	DIKE_CHAOS_FAULTS=$(CHAOS_FAULTS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py
+	DIKE_CHAOS_FAULTS=$(CHAOS_FAULTS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py tests/cluster/test_cluster_chaos.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import stat
 import sys
@@ -33,7 +34,7 @@ def mesos_access(
     private: Annotated[
         bool,
         typer.Option(
-            "--private", envvar="DIKE_PRIVATE", help="Use a private Mesos, even if this machine is in a cluster."
+            "--private", help="Use a private Mesos even if this machine is in a cluster; as DIKE_PRIVATE=1 does."
         ),
     ] = False,
     role: Annotated[str, typer.Option(help="Mesos role to register with.")] = "*",
@@ -80,9 +81,10 @@ def mesos_access(
     from framework.scheduler.mesos_access import MesosAccess
 
     if private and master is not None:
-        raise BadInputError("--private and --master (or $DIKE_MASTER) name two kinds of Mesos; leave one of them out.")
+        raise BadInputError("--private and --master (or $DIKE_MASTER) name two kinds of Mesos: leave one of them out.")
     own = {"--agents": agents != 1, "--resources": resources, "--attributes": attributes}
-    machine = _own_cluster(master, is_private=private or any(own.values()))
+    is_private = private or any(own.values()) or bool(os.environ.get("DIKE_PRIVATE"))
+    machine = _own_cluster(master, is_private=is_private)
     if machine is not None:
         master = machine.cluster.master
     if image is not None and master is None:
@@ -119,11 +121,9 @@ def mesos_access(
 
 def _own_cluster(master: str | None, *, is_private: bool) -> ClusterMachine | None:
     """This machine's part of the cluster to use: its own by default, or the one whose master is named."""
-    if is_private or (master is not None and not master.startswith("127.")):
-        return None
     from framework.cluster.records import folders
 
-    if not folders():
+    if (master is None and is_private) or (master is not None and not master.startswith("127.")) or not folders():
         return None
     # Imported late: it needs cryptography.
     from framework.cluster.machine import machine_at, running_machine

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from benchmarks.cluster_hosts import ClusterHosts
 from benchmarks.shaped_hosts import unsupported_reason
 from framework.cluster.records import AGENT, ClusterFolder, Membership
+from tests.cluster.cluster_script import RESOURCES, SCRIPT, final_loss, machines
 from tests.waiting import wait_until
 
 NOT_HERE = unsupported_reason()
@@ -22,32 +26,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(NOT_HERE is not None, reason=NOT_HERE or ""),
 ]
-
-RESOURCES = ("cpus:1;mem:4000", "cpus:1;mem:4000", "cpus:1;mem:4000")
-SCRIPT = """
-import argparse, time
-import numpy as np, keras
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--lr", type=float, default=0.01)
-parser.add_argument("--pause", type=float, default=0.0)
-options = parser.parse_args()
-keras.utils.set_random_seed(1)
-x = np.random.RandomState(0).rand(400, 20).astype("float32")
-model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
-model.compile(keras.optimizers.SGD(options.lr), "mse")
-
-
-class Pause(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(options.pause)
-
-
-history = model.fit(x, x.sum(1, keepdims=True), epochs=options.epochs, batch_size=40, verbose=2, callbacks=[Pause()])
-model.save("model.keras")
-print("final", history.history["loss"][-1])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +37,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
         yield made
 
 
-def final_loss(output: str) -> float:
-    found = re.search(r"^final ([\d.e-]+)$", output, re.MULTILINE)
-    assert found is not None, output
-    return float(found[1])
-
-
 @pytest.fixture(scope="module")
 def alone(hosts: ClusterHosts) -> dict[int, float]:
     """Number of epochs -> last loss under `python`."""
@@ -72,17 +44,9 @@ def alone(hosts: ClusterHosts) -> dict[int, float]:
 
 
 def _loss_alone(hosts: ClusterHosts, epochs: int) -> float:
-    import sys
-
     done = hosts.run(0, sys.executable, "train.py", "--epochs", str(epochs))
     (hosts.project(0) / "model.keras").unlink()
     return final_loss(done.stdout)
-
-
-def machines(hosts: ClusterHosts) -> dict[str, bool]:
-    done = hosts.run(0, "dike", "cluster", "status", "--format", "json")
-    assert done.returncode == 0, done.stdout
-    return {one["name"]: one["active"] for one in json.loads(done.stdout)["machines"]}
 
 
 def output_of(process: object, until: str) -> str:
@@ -176,9 +140,6 @@ def test_a_killed_head_comes_back_with_its_tasks(hosts: ClusterHosts, alone: dic
     job = hosts.start(0, "dike", "run", *options, "train.py", "--epochs", "20", "--pause", "0.05")
     seen = output_of(job, "checkpoint of step")
     supervisor = json.loads((hosts.cluster_folder(0) / "process.json").read_text())["supervisor_pid"]
-    import os
-    import signal
-
     os.kill(supervisor, signal.SIGKILL)
     wait_until(lambda: hosts.run(0, "dike", "cluster", "start", "--resources", RESOURCES[0]).returncode == 0, "a start")
     rest, _ = job.communicate(timeout=180)
@@ -213,8 +174,6 @@ def test_a_member_cannot_reach_the_agent_of_another(hosts: ClusterHosts) -> None
     other = membership(hosts, 2)
     port = other.cluster.port + AGENT
     dial = f"import socket, sys\nsocket.create_connection(('{other.cluster.address(other.index)}', {port}), 2)\n"
-    import sys
-
     assert "refused" in hosts.run(1, sys.executable, "-c", dial).stdout
     open_it = (
         "import asyncio, sys\n"
