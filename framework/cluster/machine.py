@@ -46,6 +46,7 @@ DEFAULT_NAME = "cluster"
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 (compared with, not opened)
 PUBLIC_ADDRESS = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737), towards which the system selects this machine's address; nothing is sent."""
+NETWORK_ATTRIBUTE = "network_gbps"
 DRAIN_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.2
 
@@ -129,7 +130,7 @@ class ClusterMachine:
         files = self._files
         with file_lock(files.lock):
             if files.find() is not None:
-                raise BadInputError(f"This machine is in the cluster '{self.cluster.name}' already.")
+                raise _already_in(self.membership)
             self._check_ports()
             files.bring_up(self._planned())
 
@@ -139,7 +140,7 @@ class ClusterMachine:
         files = self._files
         with file_lock(files.lock):
             if files.find() is not None:
-                raise BadInputError(f"This machine is in the cluster '{self.cluster.name}' already.")
+                raise _already_in(self.membership)
             self._check_ports()
             shutil.rmtree(files.work_dir, ignore_errors=True)
             planned = self._planned()
@@ -229,7 +230,9 @@ class ClusterMachine:
                     "host": agent.get("attributes", {}).get(HOST_ATTRIBUTE, ""),
                     "resources": agent["resources"],
                     "used": agent.get("used_resources", {}),
-                    "attributes": {k: v for k, v in agent.get("attributes", {}).items() if k != HOST_ATTRIBUTE},
+                    "attributes": {
+                        key: value for key, value in agent.get("attributes", {}).items() if key != HOST_ATTRIBUTE
+                    },
                     "tasks": tasks.get(agent["id"], []),
                     "seen_s": None if not seen.get(name) else max(0.0, now - seen[name]),
                 }
@@ -290,6 +293,8 @@ def create_head(options: MachineOptions, cluster_name: str, listen: str) -> Clus
     spec = options.spec
     folder = folder_of(f"head-{cluster_name}")
     known = folder.membership()
+    if known is not None and ClusterMachine(folder, known).is_up():
+        raise _already_in(known)
     folder.make()
     if known is None or not folder.keys.authority_key.exists():
         Authority.create(folder.keys, cluster_name)
@@ -324,10 +329,7 @@ def join_cluster(options: MachineOptions, head: str, token: str) -> tuple[Cluste
     folder = folder_of(f"member-{name}")
     known = folder.membership()
     if known is not None and ClusterMachine(folder, known).is_up():
-        raise BadInputError(
-            f"This machine is in the cluster '{known.cluster.name}' as {known.name} already; `dike cluster leave` "
-            "first, or join under another --name."
-        )
+        raise _already_in(known)
     shutil.rmtree(folder.path, ignore_errors=True)
     ensure_library()
     answer = join.ask_to_join(folder, head, token, name)
@@ -336,6 +338,13 @@ def join_cluster(options: MachineOptions, head: str, token: str) -> tuple[Cluste
     )
     folder.write_membership(own)
     return ClusterMachine(folder, own), answer.warnings
+
+
+def _already_in(known: Membership) -> BadInputError:
+    how = (
+        "`dike cluster stop`" if known.role == HEAD_ROLE else "`dike cluster leave` first, or join under another --name"
+    )
+    return BadInputError(f"This machine is in the cluster '{known.cluster.name}' as {known.name} already: {how}.")
 
 
 def known_member(options: MachineOptions) -> ClusterMachine:
@@ -431,7 +440,20 @@ def own_address() -> str:
 
 
 def _with_host(attributes: str, host: str) -> str:
-    return ";".join(filter(None, (attributes, f"{HOST_ATTRIBUTE}:{host}")))
+    """Adds what other machines need to know, unless it is given: the address, and the speed of its network card."""
+    named = {part.partition(":")[0] for part in attributes.split(";")}
+    gbps = _network_gbps(host)
+    speed = f"{NETWORK_ATTRIBUTE}:{gbps:g}" if gbps and NETWORK_ATTRIBUTE not in named else ""
+    return ";".join(filter(None, (attributes, speed, f"{HOST_ATTRIBUTE}:{host}")))
+
+
+def _network_gbps(host: str) -> float:
+    """Speed of the network card with an address, in Gbit/s; 0 if it is not known."""
+    speeds_mbps = psutil.net_if_stats()
+    for card, addresses in psutil.net_if_addrs().items():
+        if card in speeds_mbps and any(address.address == host for address in addresses):
+            return speeds_mbps[card].speed / 1000
+    return 0.0
 
 
 def _free_port() -> int:
