@@ -131,7 +131,7 @@ def _row(one: dict[str, Any], here: str) -> list[str]:
     ]
     attributes = ";".join(f"{name}:{value}" for name, value in one["attributes"].items())
     name = f"{one['name']} (this machine)" if one["name"] == here else one["name"]
-    seen = "-" if one["seen_s"] is None else f"{one['seen_s']:.0f} s ago"
+    seen = "-" if one["silent_s"] is None else f"{one['silent_s']:.0f} s ago"
     tasks = ", ".join(one["tasks"]) or "-"
     return [name, one["host"] or "-", "up" if one["active"] else "lost", *amounts, attributes or "-", tasks, seen]
 

@@ -11,7 +11,7 @@ of JSON:
     {"kind": "spare"}                  a line from the head turns it into a connection to the member's agent
     {"kind": "alive"}                  a line each second in both directions; without any, both sides drop all
                                        connections of the member
-    {"kind": "members"}                when the head last heard from each member
+    {"kind": "members"}                seconds since the head has last heard from each member
     {"kind": "leave"}                  the member leaves the cluster
 
 A member can open only these: not another member's agent. On loopback, a gateway accepts connections of its own account
@@ -53,6 +53,8 @@ SPARE_CONNECTIONS = 4
 SPARE_TIMEOUT_S = 5.0
 """Maximum wait for a spare connection of a member."""
 RETRY_INTERVAL_S = 0.5
+MAX_STRANGERS = 64
+"""Maximum number of connections without a certificate: machines that join."""
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -98,12 +100,12 @@ class HeadMember:
     """What the head knows of a member.
 
     Attributes:
-        seen_s: Unix time of its last sign of life; 0 for never since the start of the gateway.
+        seen_s: monotonic time of its last sign of life; None for never since the start of the gateway.
         sign_connections: number of its open connections for these signs.
     """
 
     def __init__(self) -> None:
-        self.seen_s = 0.0
+        self.seen_s: float | None = None
         self.sign_connections = 0
         self.connections = Connections()
         self.spares: asyncio.Queue[Stream] = asyncio.Queue()
@@ -112,6 +114,11 @@ class HeadMember:
     @property
     def is_alive(self) -> bool:
         return self.sign_connections > 0
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since its last sign of life."""
+        return None if self.seen_s is None else time.monotonic() - self.seen_s
 
     def end(self) -> None:
         self.drop_connections()
@@ -139,6 +146,7 @@ class HeadGateway:
         self._folder = folder
         self._own = own
         self._members: dict[str, HeadMember] = {}
+        self._strangers = 0
 
     async def run(self) -> None:
         host, _, port = self._own.listen.rpartition(":")
@@ -164,7 +172,7 @@ class HeadGateway:
                 if name not in known:
                     member.end()
                     del self._members[name]
-                elif time.time() - member.seen_s > ALIVE_TIMEOUT_S:
+                elif (member.silent_s or 0.0) > ALIVE_TIMEOUT_S:
                     member.drop_connections()
 
     def _add(self, name: str, member: Member) -> HeadMember:
@@ -186,13 +194,18 @@ class HeadGateway:
         await member.connections.carry(here, there)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_stranger = not writer.get_extra_info("ssl_object").getpeercert()
+        self._strangers += is_stranger
         try:
+            if self._strangers > MAX_STRANGERS and is_stranger:
+                raise ValueError("too many connections without a certificate")
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await read_line(reader)
             await self._serve(request, (reader, writer))
         except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
             logger.info("a request failed: %r", error)
         finally:
+            self._strangers -= is_stranger
             writer.transport.abort() if writer.is_closing() else writer.close()
 
     async def _serve(self, request: dict[str, Any], stream: Stream) -> None:
@@ -211,7 +224,7 @@ class HeadGateway:
         if name != HEAD and (known is None or known.key != hashlib.sha256(certificate).hexdigest()):
             await send(writer, {"error": f"This machine is not a member of the cluster '{self._own.cluster.name}'."})
         elif kind == "members":
-            await send(writer, {"members": {name: held.seen_s for name, held in self._members.items()}})
+            await send(writer, {"members": {name: held.silent_s for name, held in self._members.items()}})
         elif known is not None:
             await self._serve_member(kind, request, name, self._add(name, known), stream)
 
@@ -230,7 +243,7 @@ class HeadGateway:
         self, kind: str, request: dict[str, Any], name: str, member: HeadMember, stream: Stream
     ) -> None:
         reader, writer = stream
-        member.seen_s = time.time()
+        member.seen_s = time.monotonic()
         if kind == "open":
             port = self._own.cluster.port + {"master": 0, "store": STORE}[request["to"]]
             there = await connect(self._own.cluster.address(HEAD_INDEX), port)
@@ -242,12 +255,14 @@ class HeadGateway:
         elif kind == "alive":
             member.sign_connections += 1
             try:
-                while await _line_in_time(reader):
-                    member.seen_s = time.time()
-                    await send(writer, {})
+                with member.connections.holding(writer):
+                    while await _line_in_time(reader):
+                        member.seen_s = time.monotonic()
+                        await send(writer, {})
             finally:
                 member.sign_connections -= 1
-                member.drop_connections()
+                if not member.is_alive:  # It may have connected again already.
+                    member.drop_connections()
         elif kind == "leave":
             with self._folder.changing_members() as members:
                 members.pop(name, None)
@@ -278,7 +293,11 @@ class MemberGateway:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             host, _, port = self._own.cluster.head.rpartition(":")
             stream = await connect(host, int(port), self._context)
-            await send(stream[1], request)
+            try:
+                await send(stream[1], request)
+            except BaseException:
+                stream[1].transport.abort()
+                raise
             return stream
 
     async def _to_head(self, to: str, here: Stream) -> None:

@@ -211,10 +211,9 @@ class ClusterMachine:
                 "its head may be down, or the network in between."
             )
         try:
-            seen = join.ask_head(self.folder, self.cluster, {"kind": "members"})["members"]
+            silent_s = join.ask_head(self.folder, self.cluster, {"kind": "members"})["members"]
         except DikeError:
-            seen = {}
-        now = time.time()
+            silent_s = {}
         tasks: dict[str, list[str]] = {}
         names = {framework["id"]: framework["name"] for framework in state.get("frameworks", [])}
         for framework in state.get("frameworks", []):
@@ -234,11 +233,10 @@ class ClusterMachine:
                         key: value for key, value in agent.get("attributes", {}).items() if key != HOST_ATTRIBUTE
                     },
                     "tasks": tasks.get(agent["id"], []),
-                    "seen_s": None if not seen.get(name) else max(0.0, now - seen[name]),
+                    "silent_s": silent_s.get(name),
                 }
             )
-        lost = [name for name, seen_s in seen.items() if name not in {one["name"] for one in machines}]
-        for name in sorted(lost):
+        for name in sorted(silent_s.keys() - {one["name"] for one in machines}):
             machines.append(
                 {
                     "name": name,
@@ -248,7 +246,7 @@ class ClusterMachine:
                     "used": {},
                     "attributes": {},
                     "tasks": [],
-                    "seen_s": max(0.0, now - seen[name]) if seen[name] else None,
+                    "silent_s": silent_s[name],
                 }
             )
         return {
