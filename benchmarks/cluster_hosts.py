@@ -64,7 +64,8 @@ class ClusterHosts:
 
     def cluster_folder(self, host: int) -> Path:
         """Folder of the one cluster that a host is in."""
-        [found] = (self._folders[host] / "cache" / f"private-{os.getuid()}" / "clusters" / f"host-{host}").iterdir()
+        machines = self._folders[host] / "cache" / f"private-{os.getuid()}" / "machines"
+        [found] = (machines / f"host-{host}" / "clusters").iterdir()
         return found
 
     def start(self, host: int, *command: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:

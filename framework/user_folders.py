@@ -8,6 +8,7 @@ import logging
 import os
 import pwd
 import secrets
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -65,6 +66,17 @@ def private_cache_dir() -> Path:
                 f"{stat.S_IMODE(status.st_mode):o},  so another account could replace "
                 f"{folder}: name another cache with DIKE_CACHE, or set the sticky bit (chmod +t)."
             )
+    return folder
+
+
+def machine_dir() -> Path:
+    """Makes the part of `private_cache_dir` for processes of this machine: machines may share a home folder.
+
+    Raises:
+        DikeError, OSError: as `private_cache_dir`.
+    """
+    folder = private_cache_dir() / "machines" / socket.gethostname()
+    folder.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
     return folder
 
 

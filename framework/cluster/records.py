@@ -21,7 +21,7 @@ from typing import Any
 from dike import typed
 from dike.exceptions import BadInputError, DikeError
 from framework.embedded.access import PRIVATE_FILE, ClusterAccess
-from framework.user_folders import file_lock, private_cache_dir
+from framework.user_folders import file_lock, machine_dir
 
 TOKEN_BYTES = 16
 DEFAULT_EXPIRY_S = 24 * 3600.0
@@ -286,10 +286,8 @@ def parse_token(text: str) -> tuple[str, bytes, bytes]:
 
 
 def machine_folder() -> Path:
-    """Folder of the clusters that this machine belongs to; accounts may share a home folder among machines."""
-    import socket
-
-    return private_cache_dir() / "clusters" / socket.gethostname()
+    """Folder of the clusters that this machine belongs to."""
+    return machine_dir() / "clusters"
 
 
 def folders() -> list[ClusterFolder]:

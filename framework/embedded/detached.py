@@ -26,7 +26,7 @@ from framework.embedded.daemons import AGENT
 from framework.embedded.library import check_platform
 from framework.embedded.loopback import get_json
 from framework.embedded.supervisor import send
-from framework.user_folders import file_lock, private_cache_dir
+from framework.user_folders import file_lock, machine_dir
 
 POLL_INTERVAL_S = 0.02
 
@@ -119,7 +119,7 @@ class DetachedFiles:
     @classmethod
     def of_mesos_up(cls) -> DetachedFiles:
         """Those of `dike mesos up`."""
-        folder = private_cache_dir()
+        folder = machine_dir()
         return cls(folder / "mesos-cluster", folder / "mesos-cluster.json", folder / "mesos-cluster.lock")
 
     def find(self) -> DetachedCluster | None:

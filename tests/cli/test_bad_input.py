@@ -70,7 +70,8 @@ def test_a_script_that_is_missing_or_a_folder(dike: Dike, tmp_path: Path) -> Non
         ("DIKE_LOG=/nowhere/log {dike} trials", 2, "DIKE_LOG names /nowhere/log"),
         ("DIKE_LOG=. {dike} trials", 2, "Is a directory"),
         (
-            "mkdir -m 700 private-$UID; echo '[[' > private-$UID/mesos-cluster.json; DIKE_CACHE=. {dike} mesos status",
+            "own=private-$UID/machines/$(hostname); mkdir -m 700 private-$UID; mkdir -p $own; "
+            "echo '[[' > $own/mesos-cluster.json; DIKE_CACHE=. {dike} mesos status",
             1,
             "mesos-cluster.json is damaged",
         ),
