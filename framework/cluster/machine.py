@@ -215,38 +215,24 @@ class ClusterMachine:
         except DikeError:
             silent_s = {}
         tasks: dict[str, list[str]] = {}
-        names = {framework["id"]: framework["name"] for framework in state.get("frameworks", [])}
         for framework in state.get("frameworks", []):
             for task in framework.get("tasks", []):
-                tasks.setdefault(task["slave_id"], []).append(f"{names[framework['id']]}: {task['name']}")
+                tasks.setdefault(task["slave_id"], []).append(f"{framework['name']}: {task['name']}")
+        agents = {str(agent["hostname"]): agent for agent in state["slaves"]}
         machines = []
-        for agent in sorted(state["slaves"], key=lambda one: str(one["hostname"])):
-            name = agent["hostname"]
+        for name in sorted({*agents, *silent_s}):
+            agent = agents.get(name, {})
+            attributes = dict(agent.get("attributes", {}))
             machines.append(
                 {
                     "name": name,
-                    "active": bool(agent["active"]),
-                    "host": agent.get("attributes", {}).get(HOST_ATTRIBUTE, ""),
-                    "resources": agent["resources"],
+                    "active": bool(agent.get("active")),
+                    "host": attributes.pop(HOST_ATTRIBUTE, ""),
+                    "resources": agent.get("resources", {}),
                     "used": agent.get("used_resources", {}),
-                    "attributes": {
-                        key: value for key, value in agent.get("attributes", {}).items() if key != HOST_ATTRIBUTE
-                    },
-                    "tasks": tasks.get(agent["id"], []),
+                    "attributes": attributes,
+                    "tasks": tasks.get(agent.get("id", ""), []),
                     "silent_s": silent_s.get(name),
-                }
-            )
-        for name in sorted(silent_s.keys() - {one["name"] for one in machines}):
-            machines.append(
-                {
-                    "name": name,
-                    "active": False,
-                    "host": "",
-                    "resources": {},
-                    "used": {},
-                    "attributes": {},
-                    "tasks": [],
-                    "silent_s": silent_s[name],
                 }
             )
         return {

@@ -177,7 +177,7 @@ def test_a_removed_member_is_not_listed(dike: Dike, head: str) -> None:
 
 def test_commands_use_the_cluster_unless_they_are_private(dike: Dike, head: str, tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
-    script.write_text("import dike\n\nx = dike.params(x=0)\ndike.report(1, loss=float(x))\n")
+    script.write_text("import dike\n\nx = dike.params(x=0)['x']\ndike.report(1, loss=float(x))\n")
     options = ("--param", "x=1", "--storage", f"sqlite:///{tmp_path}/s.db", "--checkpoint-dir", str(tmp_path / "c"))
     limits = ("--slot-mem", "512")
     used = dike("tune", str(script), *options, *limits, "--name", "on-cluster")
