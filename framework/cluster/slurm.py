@@ -1,0 +1,158 @@
+"""Slurm: what an allocation gives to a machine that joins, and the commands that submit, list and end jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dike.exceptions import BadInputError, DikeError
+from framework.embedded.machine import MIB, mem_bytes, without_reserve
+from framework.mesos.resources import GPU_DEVICES
+
+JOB_ATTRIBUTE = "slurm_job"
+"""Attribute of an agent in an allocation: the id of its Slurm job."""
+COMMAND_TIMEOUT_S = 60.0
+PROGRAMS = ("sbatch", "squeue", "scancel")
+PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
+_LIST_FORMAT = "%i|%T|%N|%r"
+_MAX_NAME = 63
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What Slurm has allocated to this process on its node.
+
+    Attributes:
+        job_id: of the Slurm job.
+        name: node and job, so that two allocations on one node have different names.
+        resources: CPUs, memory (MiB, less a reserve) and GPUs, in Mesos' text form.
+    """
+
+    job_id: str
+    name: str
+    resources: str
+
+    @property
+    def attributes(self) -> str:
+        return f"{JOB_ATTRIBUTE}:{self.job_id}"
+
+
+def allocation(environment: Mapping[str, str] = os.environ) -> Allocation | None:
+    """The allocation in which this process runs, from Slurm's variables; None outside of one."""
+    job_id = environment.get("SLURM_JOB_ID", "")
+    if not job_id.isdigit():
+        return None
+    node = environment.get("SLURMD_NODENAME", "node").partition(".")[0].replace("_", "-")
+    cpus = _number(environment, "SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0))
+    mem_mib = without_reserve(_mem_mib(environment, cpus))
+    resources = f"cpus:{cpus};mem:{mem_mib}{_gpus(environment)}"
+    return Allocation(job_id, f"{node[: _MAX_NAME - len(job_id) - 1]}-{job_id}", resources)
+
+
+def _mem_mib(environment: Mapping[str, str], cpus: int) -> int:
+    """Memory on the node; where Slurm does not allocate memory, in proportion to the CPUs."""
+    on_node = _number(environment, "SLURM_MEM_PER_NODE") or _number(environment, "SLURM_MEM_PER_CPU") * cpus
+    return on_node or int(mem_bytes() / MIB * min(1.0, cpus / (os.cpu_count() or cpus)))
+
+
+def _gpus(environment: Mapping[str, str]) -> str:
+    visible = [device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    if not visible or visible[0] in ("-1", "NoDevFiles"):
+        count = _number(environment, "SLURM_GPUS_ON_NODE") if not visible else 0
+        return f";gpus:{count}" if count else ""
+    if all(device.isdigit() for device in visible):
+        ranges = ",".join(f"{device}-{device}" for device in sorted(map(int, visible)))
+        return f";gpus:{len(visible)};{GPU_DEVICES}:[{ranges}]"
+    return f";gpus:{len(visible)}"  # by UUID
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    """The whole number in a variable; 0 without one."""
+    text = environment.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job that Slurm lists.
+
+    Attributes:
+        state: Slurm's name, such as `PENDING` or `RUNNING`.
+        nodes: its nodes, such as `n[1-2]`; empty if it has none yet.
+        reason: why it is pending; empty if unknown.
+    """
+
+    state: str
+    nodes: str = ""
+    reason: str = ""
+
+
+class Slurm:
+    """Slurm's commands. Each method raises `DikeError` if a command fails."""
+
+    def check(self, arguments: Sequence[str], script: str) -> None:
+        """Checks what `submit` would submit.
+
+        Raises:
+            BadInputError: Slurm is not installed, or refuses the job.
+        """
+        missing = [program for program in PROGRAMS if shutil.which(program) is None]
+        if missing:
+            raise BadInputError(f"{missing[0]} is not installed here: run this on a login node of a Slurm cluster.")
+        try:
+            _call(["sbatch", "--test-only", *arguments], script)
+        except DikeError as error:
+            raise BadInputError(f"Slurm would not accept these jobs. {error}") from error
+
+    def submit(self, arguments: Sequence[str], script: str) -> str:
+        """Submits a batch script and returns the job's id."""
+        return _call(["sbatch", "--parsable", *arguments], script).strip().partition(";")[0]
+
+    def jobs(self, name: str) -> dict[str, SlurmJob]:
+        """Id -> this account's jobs of a name that have not ended."""
+        text = _call(["squeue", "--me", "--noheader", f"--name={name}", f"--format={_LIST_FORMAT}"])
+        return parse_jobs(text)
+
+    def end(self, job_id: str) -> None:
+        """Sends SIGTERM to a running job's batch script only, which then ends by itself.
+
+        `scancel` without these options signals every process in the job, tasks included.
+        """
+        _call(["scancel", "--batch", "--signal=TERM", job_id])
+
+    def cancel(self, job_id: str) -> None:
+        """Removes a job from the queue, or kills it."""
+        _call(["scancel", job_id])
+
+
+def parse_jobs(text: str) -> dict[str, SlurmJob]:
+    """Reads the output of squeue with the format `id|state|nodes|reason`; ignores other lines."""
+    jobs = {}
+    for line in text.splitlines():
+        parts = line.strip().split("|", 3)
+        if len(parts) == 4 and re.fullmatch(r"[0-9]+", parts[0]):
+            job_id, state, nodes, reason = parts
+            jobs[job_id] = SlurmJob(state, nodes, "" if reason == "None" else reason)
+    return jobs
+
+
+def _call(command: Sequence[str], text: str = "") -> str:
+    # Variables such as SQUEUE_FORMAT would change what is read here.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SCANCEL_"))}
+    try:
+        done = subprocess.run(
+            command, input=text, env=environment, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DikeError(f"{command[0]} does not answer within {COMMAND_TIMEOUT_S:g} s.") from error
+    except OSError as error:
+        raise DikeError(f"{command[0]} cannot be started: {error.strerror}.") from error
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        raise DikeError(f"{command[0]} failed: {reason}.".replace("..", "."))
+    return done.stdout
