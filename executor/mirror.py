@@ -175,7 +175,7 @@ class StoreClient:
             pass
 
     def put_notice(self, kind: str, name: str, values: Any) -> None:
-        """Stores a small JSON object, which expires unless it is renewed (`framework.cluster.store.NOTICE_TIMEOUT_S`)."""
+        """Stores a small JSON object, which expires unless it is renewed (`framework.cluster.store.Notices`)."""
         with self._request("PUT", f"/notices/{kind}/{name}", json.dumps(values).encode()):
             pass
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from dike import typed
 
 WAITING, PILOTS = "waiting", "pilots"
 """Kinds of notices: a `Waiting` by each framework, and one `PilotNotice`."""
@@ -74,6 +77,14 @@ class PilotNotice:
         if not sentences and self.running >= self.max_jobs:
             sentences.append(f"All {self.max_jobs} Slurm jobs run that `dike cluster slurm --max` allows.")
         return " ".join(sentences)
+
+
+def read_pilots(values: Any) -> PilotNotice | None:
+    """Reads a notice of the kind `PILOTS`; None if it is from another version of Dike."""
+    try:
+        return typed.read(PilotNotice, values)
+    except ValueError:
+        return None
 
 
 def _jobs(ids: tuple[str, ...]) -> str:

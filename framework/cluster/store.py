@@ -1,8 +1,8 @@
 """The store of a cluster, at the head: run folders and bundles, over HTTP: `python -m framework.cluster.store`.
 
-An entry `folders/ID` of the store is a folder, or a link to a run folder that a framework on the head has. A notice is a
-small JSON object that expires unless its writer renews it; notices are in memory only. Each request about folders and
-notices needs the cluster's secret (HTTP basic). A commit replaces files one by one, in the order in which they
+An entry `folders/ID` of the store is a folder, or a link to a run folder that a framework on the head has. A notice is
+a small JSON object in memory that expires unless its writer renews it. Each request about folders and notices needs the
+cluster's secret (HTTP basic). A commit replaces files one by one, in the order in which they
 were written; a `commit.json` in the staging folder lets a restarted store complete it.
 """
 
