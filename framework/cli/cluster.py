@@ -200,7 +200,7 @@ def slurm(
         list[str] | None,
         typer.Argument(
             metavar="[-- SBATCH OPTIONS]",
-            help="Options of sbatch, such as --partition=gpu --gres=gpu:4 --time=8:00:00.",
+            help="Options of sbatch, such as --partition=gpu --gres=gpu:4 --time=8:0:0.",
         ),
     ] = None,
     minimum: Annotated[int, typer.Option("--min", min=0, help="Number of Slurm jobs that always run.")] = 0,

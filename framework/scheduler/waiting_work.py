@@ -83,6 +83,7 @@ class WaitingPublisher:
             self._store.put_notice(WAITING, self._name, dataclasses.asdict(waiting))
             self.pilots = next(map(read_pilots, self._store.notices(PILOTS).values()), None)
         elif self._sent.jobs:
+            self.pilots = None
             self._store.remove_notice(WAITING, self._name)
         self._sent, self._sent_s = waiting, now_s
 
