@@ -74,7 +74,7 @@ class MachineOptions:
         if slurm is None:
             return AgentSpec(self.resources or local_resources(), self.attributes).validated()
         attributes = ";".join(filter(None, (self.attributes, slurm.attributes)))
-        return AgentSpec(self.resources or slurm.resources, attributes).validated()
+        return AgentSpec(self.resources or slurm.resources(), attributes).validated()
 
     def checked_name(self) -> str:
         """Raises BadInputError if it is not a name of a machine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,10 @@ PROGRAMS = ("sbatch", "squeue", "scancel")
 PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
 _LIST_FORMAT = "%i|%T|%N|%r"
 _MAX_NAME = 63
+NO_DEVICES = ("-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES without a GPU."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,52 +33,77 @@ class Allocation:
 
     Attributes:
         job_id: of the Slurm job.
-        name: node and job, so that two allocations on one node have different names.
-        resources: CPUs, memory (MiB, less a reserve) and GPUs, in Mesos' text form.
+        environment: Slurm's variables.
     """
 
     job_id: str
-    name: str
-    resources: str
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Node and job, so that two allocations on one node have different names."""
+        node = self.environment.get("SLURMD_NODENAME", "node").partition(".")[0].replace("_", "-")
+        return f"{node[: _MAX_NAME - len(self.job_id) - 1]}-{self.job_id}"
 
     @property
     def attributes(self) -> str:
+        """Of the agent, in Mesos' text form."""
         return f"{JOB_ATTRIBUTE}:{self.job_id}"
+
+    def resources(self) -> str:
+        """CPUs, memory (MiB, less a reserve) and GPUs, in Mesos' text form."""
+        cpus = self._number("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0))
+        return f"cpus:{cpus};mem:{without_reserve(self._mem_mib(cpus))}{self._gpus()}"
+
+    def _mem_mib(self, cpus: int) -> int:
+        """Memory on the node; in proportion to the CPUs where Slurm does not allocate memory."""
+        on_node = self._number("SLURM_MEM_PER_NODE") or self._number("SLURM_MEM_PER_CPU") * cpus
+        if not on_node:
+            # srun outside of an allocation sets neither.
+            on_node = allocated_mem_mib(self.job_id, cpus)
+        return on_node or int(mem_bytes() / MIB * min(1.0, cpus / (os.cpu_count() or cpus)))
+
+    def _gpus(self) -> str:
+        visible = [device for device in self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+        if not visible:
+            count = self._number("SLURM_GPUS_ON_NODE")
+            return f";gpus:{count}" if count else ""
+        if all(device.isdigit() for device in visible):
+            ranges = ",".join(f"{device}-{device}" for device in sorted(map(int, visible)))
+            return f";gpus:{len(visible)};{GPU_DEVICES}:[{ranges}]"
+        if visible[0] in NO_DEVICES:
+            return ""
+        return f";gpus:{len(visible)}"  # by UUID
+
+    def _number(self, name: str) -> int:
+        """The whole number in a variable; 0 without one."""
+        text = self.environment.get(name, "")
+        return int(text) if text.isdigit() else 0
 
 
 def allocation(environment: Mapping[str, str] = os.environ) -> Allocation | None:
     """The allocation in which this process runs, from Slurm's variables; None outside of one."""
     job_id = environment.get("SLURM_JOB_ID", "")
-    if not job_id.isdigit():
-        return None
-    node = environment.get("SLURMD_NODENAME", "node").partition(".")[0].replace("_", "-")
-    cpus = _number(environment, "SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0))
-    mem_mib = without_reserve(_mem_mib(environment, cpus))
-    resources = f"cpus:{cpus};mem:{mem_mib}{_gpus(environment)}"
-    return Allocation(job_id, f"{node[: _MAX_NAME - len(job_id) - 1]}-{job_id}", resources)
+    return Allocation(job_id, environment) if job_id.isdigit() else None
 
 
-def _mem_mib(environment: Mapping[str, str], cpus: int) -> int:
-    """Memory on the node; where Slurm does not allocate memory, in proportion to the CPUs."""
-    on_node = _number(environment, "SLURM_MEM_PER_NODE") or _number(environment, "SLURM_MEM_PER_CPU") * cpus
-    return on_node or int(mem_bytes() / MIB * min(1.0, cpus / (os.cpu_count() or cpus)))
+def allocated_mem_mib(job_id: str, cpus: int) -> int:
+    """Memory of a job on a node where it has this number of CPUs, as Slurm describes it; 0 if unknown or unlimited."""
+    try:
+        text = _call(["scontrol", "--oneliner", "show", "job", job_id])
+    except DikeError as error:
+        logger.info("the memory of the allocation is unknown: %s", error)
+        return 0
+    return parse_mem_mib(text, cpus)
 
 
-def _gpus(environment: Mapping[str, str]) -> str:
-    visible = [device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
-    if not visible or visible[0] in ("-1", "NoDevFiles"):
-        count = _number(environment, "SLURM_GPUS_ON_NODE") if not visible else 0
-        return f";gpus:{count}" if count else ""
-    if all(device.isdigit() for device in visible):
-        ranges = ",".join(f"{device}-{device}" for device in sorted(map(int, visible)))
-        return f";gpus:{len(visible)};{GPU_DEVICES}:[{ranges}]"
-    return f";gpus:{len(visible)}"  # by UUID
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    """The whole number in a variable; 0 without one."""
-    text = environment.get(name, "")
-    return int(text) if text.isdigit() else 0
+def parse_mem_mib(text: str, cpus: int) -> int:
+    """Reads the memory on a node from the output of `scontrol show job`; 0 if it has none."""
+    found = re.search(r"\bMinMemory(CPU|Node)=(\d+(?:\.\d+)?)([MGT]?)\b", text)
+    if found is None:
+        return 0
+    mib = float(found[2]) * {"": 1, "M": 1, "G": 1 << 10, "T": 1 << 20}[found[3]]
+    return int(mib * (cpus if found[1] == "CPU" else 1))
 
 
 @dataclass(frozen=True)
