@@ -309,7 +309,7 @@ class PilotController:
             try:
                 jobs.update({job.job_id: job for job in typed.read(Waiting, values).jobs})
             except ValueError as error:
-                logger.warning("a notice cannot be read: %s", error)
+                logger.info("a notice cannot be read: %s", error)
         self._waits_since_s = {job_id: self._waits_since_s.get(job_id, now_s) for job_id in jobs}
         self._unhelped = {job_id: job for job_id, job in self._unhelped.items() if jobs.get(job_id) == job}
         return [job for job_id, job in jobs.items() if now_s - self._waits_since_s[job_id] >= PATIENCE_S]
