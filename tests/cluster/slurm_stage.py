@@ -115,10 +115,10 @@ class RealSlurm:
             command = [_find(program), *map(str, arguments)]
             self._daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))  # type: ignore[arg-type]
 
-    def call(self, *command: object, check: bool = True) -> str:
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60)
+    def call(self, *command: object, check: bool = True, cwd: Path | None = None) -> str:
+        done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 or not check, done.stderr
-        return done.stdout
+        return done.stdout.strip()
 
     def nodes(self) -> str:
         return self.call("sinfo", "--noheader", "--Node", "--format=%T", check=False)

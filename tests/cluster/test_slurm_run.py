@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from framework.embedded.ports import reserve_blocks
 from tests.cluster.slurm_stage import RealSlurm, SlurmCluster, missing_for_slurm, plain_command
 from tests.running import Running
 from tests.waiting import wait_until, whole_lines
@@ -19,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_for_slurm()), reason=missing_for_slurm() or "it is installed"),
 ]
 COUNTING = Path(__file__).parents[1] / "search" / "scripts" / "counting.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm" / "cluster.sbatch"
 DEADLINE_S = 400.0
 
 
@@ -117,3 +121,57 @@ def test_a_time_limit_loses_nothing(cluster: SlurmCluster, slurm: RealSlurm) -> 
     pilots.process.terminate()
     assert pilots.process.wait(120) == 0, pilots.log
     assert slurm.queue() in ([], ["COMPLETING"])
+
+
+def test_explain_names_the_reason_of_slurm(cluster: SlurmCluster, slurm: RealSlurm) -> None:
+    blocker = slurm.call("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap=sleep 600", "--output=/dev/null")
+    wait_until(lambda: slurm.queue() == ["RUNNING"], "the job that has the nodes", said=slurm.logs)
+    [block] = reserve_blocks(1)
+    block.claim.close()
+    url = f"http://127.0.0.1:{block.first}"
+    state = f"sqlite:///{cluster.folder}/service.db"
+    serve = ("--listen", url.removeprefix("http://"), "--state", state, "--checkpoint-root", cluster.folder / "service")
+    service = cluster.start("serve", *serve)
+    service.wait_for_text("subscribed at")
+    pilots = cluster.start("cluster", "slurm", "--idle", "20s", "--", "--cpus-per-task=1", "--mem=2000")
+    diary = cluster.folder / "diary.txt"
+    slot = ("--slot-cpus", "1", "--slot-mem", "256", "--detach", "--service", url)
+    script = ("--", "--steps", "5", "--pause", "0.1", "--diary", diary)
+    cluster.command("tune", COUNTING, "--param", "lr=0.1,0.2", "--name", "count", *slot, *script)
+
+    def explained() -> str:
+        values = json.loads(cluster.command("explain", "count", "--service", url, "--format", "json"))
+        return str(values["sentence"])
+
+    sentence = wait_until(
+        lambda: found if "in Slurm's queue: Resources." in (found := explained()) else None,
+        "Slurm's reason",
+        said=lambda: f"{cluster.output(pilots)}\n{explained()}",
+    )
+    assert sentence.startswith("No agent is registered with the Mesos master. Slurm job ")
+    slurm.call("scancel", blocker)
+    wait_until(
+        lambda: losses(diary) == {lr: expected(lr, 5) for lr in ("0.1", "0.2")}, "both trials", said=lambda: service.log
+    )
+    wait_until(lambda: "has ended" in cluster.output(pilots), "the end of the pilot", said=lambda: pilots.log)
+    for running in (pilots, service):
+        running.process.terminate()
+        running.process.wait(60)
+
+
+def test_a_whole_cluster_in_one_job(tmp_path: Path, slurm: RealSlurm) -> None:
+    diary = tmp_path / "diary.txt"
+    slot = ("--slot-cpus", "1", "--slot-mem", "256", "--name", "whole", "--policy", "fifo")
+    script = ("--", "--steps", "20", "--pause", "0.3", "--diary", diary)
+    allocated = ("--nodes=2", "--cpus-per-task=2", "--mem=2500", "--gres=gpu:1", "--time=10")
+    log = tmp_path / "log"
+    submit = ("sbatch", "--parsable", f"--chdir={tmp_path}", f"--output={log}", *allocated)
+    command = ("tune", COUNTING, "--param", "lr=0.1,0.2,0.05,0.02", *slot, *script)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    slurm.call("env", f"PATH={path}", *submit, EXAMPLE, *command, cwd=tmp_path)
+    wait_until(lambda: not slurm.queue(), "the end of the job", said=lambda: log.read_text() if log.exists() else "")
+    assert losses(diary) == {lr: expected(lr, 20) for lr in ("0.1", "0.2", "0.05", "0.02")}, log.read_text()
+    said = log.read_text()
+    assert len(re.findall(r"joined 'slurm-\d+' as n[12]-\d+: 2 CPUs", said)) == 2, said
+    assert len(re.findall(r"left|ending: tasks are saved first", said)) >= 2, said
+    assert not list(tmp_path.glob(".dike-*-*")), said
