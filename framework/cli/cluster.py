@@ -105,10 +105,7 @@ def join(
         machine, warnings = join_cluster(options, head, token)
         for warning in warnings:
             _say(f"warning: {warning}")
-    ended = threading.Event()
-    if end_with_stdin:
-        threading.Thread(target=_set_at_end, args=(ended,), name="standard input", daemon=True).start()
-    _run(machine, lambda: _say(_joined(machine)), foreground=foreground, ended=ended)
+    _run(machine, lambda: _say(_joined(machine)), foreground=foreground, end_with_stdin=end_with_stdin)
 
 
 def _joined(machine: ClusterMachine) -> str:
@@ -268,7 +265,27 @@ def _set_at_end(ended: threading.Event) -> None:
     ended.set()
 
 
-def _run(machine: ClusterMachine, announce: Any, *, foreground: bool, ended: threading.Event | None = None) -> None:
+def _set_before_limit(ended: threading.Event) -> None:
+    """In an allocation of Slurm, waits until shortly before its time limit."""
+    import time
+
+    from framework.cluster.machine import DRAIN_TIMEOUT_S
+    from framework.cluster.slurm import allocation
+
+    slurm = allocation()
+    if slurm is None:
+        return
+    started_s = time.time()
+    # The limit may have been changed meanwhile.
+    while (end_s := slurm.end_s()) is not None:
+        left_s = end_s - time.time() - min(1.5 * DRAIN_TIMEOUT_S, (end_s - started_s) / 4)
+        if left_s <= 0:
+            ended.set()
+        if ended.wait(left_s):
+            return
+
+
+def _run(machine: ClusterMachine, announce: Any, *, foreground: bool, end_with_stdin: bool = False) -> None:
     from framework.cli.mesos_options import warn
     from framework.cluster.machine import leave_cluster
     from framework.cluster.slurm import allocation
@@ -280,10 +297,14 @@ def _run(machine: ClusterMachine, announce: Any, *, foreground: bool, ended: thr
         machine.start()
         announce()
         return
-    ended = ended or threading.Event()
+    ended = threading.Event()
     _set_on_signals(ended)
+    if end_with_stdin:
+        threading.Thread(target=_set_at_end, args=(ended,), name="standard input", daemon=True).start()
     with machine.running() as daemons:
         announce()
+        if not end_with_stdin and not machine.is_head:
+            threading.Thread(target=_set_before_limit, args=(ended,), name="time limit", daemon=True).start()
         while not ended.wait(0.5):
             if daemons.failure:
                 raise DikeError(daemons.failure)

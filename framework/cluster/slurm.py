@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import re
@@ -55,12 +56,18 @@ class Allocation:
         cpus = self._number("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0))
         return f"cpus:{cpus};mem:{without_reserve(self._mem_mib(cpus))}{self._gpus()}"
 
+    def end_s(self) -> float | None:
+        """Unix time at which Slurm kills the job; None if it has no time limit, or that is unknown."""
+        text = _description(self.job_id)
+        found = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\b", text)
+        return None if found is None else datetime.datetime.fromisoformat(found[1]).timestamp()
+
     def _mem_mib(self, cpus: int) -> int:
         """Memory on the node; in proportion to the CPUs where Slurm does not allocate memory."""
         on_node = self._number("SLURM_MEM_PER_NODE") or self._number("SLURM_MEM_PER_CPU") * cpus
         if not on_node:
             # srun outside of an allocation sets neither.
-            on_node = allocated_mem_mib(self.job_id, cpus)
+            on_node = parse_mem_mib(_description(self.job_id), cpus)
         return on_node or int(mem_bytes() / MIB * min(1.0, cpus / (os.cpu_count() or cpus)))
 
     def _gpus(self) -> str:
@@ -87,18 +94,19 @@ def allocation(environment: Mapping[str, str] = os.environ) -> Allocation | None
     return Allocation(job_id, environment) if job_id.isdigit() else None
 
 
-def allocated_mem_mib(job_id: str, cpus: int) -> int:
-    """Memory of a job on a node where it has this number of CPUs, as Slurm describes it; 0 if unknown or unlimited."""
+def _description(job_id: str) -> str:
+    """Output of `scontrol show job`; empty if it fails."""
     try:
-        text = _call(["scontrol", "--oneliner", "show", "job", job_id])
+        return _call(["scontrol", "--oneliner", "show", "job", job_id])
     except DikeError as error:
-        logger.info("the memory of the allocation is unknown: %s", error)
-        return 0
-    return parse_mem_mib(text, cpus)
+        logger.info("the allocation is unknown: %s", error)
+        return ""
 
 
 def parse_mem_mib(text: str, cpus: int) -> int:
-    """Reads the memory on a node from the output of `scontrol show job`; 0 if it has none."""
+    """Reads the memory on a node where a job has this number of CPUs from the output of `scontrol show job`; 0 if it
+    has none.
+    """
     found = re.search(r"\bMinMemory(CPU|Node)=(\d+(?:\.\d+)?)([MGT]?)\b", text)
     if found is None:
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,15 @@ def test_memory_that_no_variable_names(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_memory_as_scontrol_shows_it(text: str, mib: int) -> None:
     assert parse_mem_mib(text, cpus=4) == mib
+
+
+def test_the_time_limit_as_scontrol_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = allocation(NODE)
+    assert found is not None
+    answers = iter(["StartTime=2026-11-28T17:00:00 EndTime=2026-11-28T18:00:00 Deadline=N/A", "EndTime=Unknown"])
+    monkeypatch.setattr(slurm, "_call", lambda command: next(answers))
+    assert found.end_s() == datetime.datetime(2026, 11, 28, 18).timestamp()
+    assert found.end_s() is None
 
 
 def test_names_of_long_nodes_are_names() -> None:

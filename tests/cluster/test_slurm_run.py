@@ -175,3 +175,28 @@ def test_a_whole_cluster_in_one_job(tmp_path: Path, slurm: RealSlurm) -> None:
     assert len(re.findall(r"joined 'slurm-\d+' as n[12]-\d+: 2 CPUs", said)) == 2, said
     assert len(re.findall(r"left|ending: tasks are saved first", said)) >= 2, said
     assert not list(tmp_path.glob(".dike-*-*")), said
+
+
+def test_a_machine_leaves_before_the_time_limit_of_its_allocation(cluster: SlurmCluster) -> None:
+    """Slurm's own signal would reach every process of the step, tasks included."""
+    program = (sys.executable, "-P", "-m", "framework", "cluster", "join", cluster.address)
+    options = ("--token-file", cluster.token_file(), "--foreground")
+    srun = ("srun", "--cpus-per-task=1", "--mem=2000")
+    diary = cluster.folder / "diary.txt"
+    tune = search(cluster, "0.01", 1000, 0.1, diary)
+    for limit in ("--time=1", "--time=10"):
+        member = plain_command([*srun, limit, *program, *options])
+        try:
+            wait_until(lambda: member.poll() is not None or tune.process.poll() is not None, "its end")  # noqa: B023
+            if limit == "--time=1":
+                assert tune.process.poll() is None, tune.log
+                said = member.communicate()[0]
+                assert member.returncode == 0, said
+                assert "ending: tasks are saved first" in said
+        finally:
+            if member.poll() is None:
+                member.terminate()
+                member.wait(60)
+    assert tune.process.wait(60) == 0, tune.log
+    assert losses(diary) == {"0.01": expected("0.01", 1000)}
+    assert len(whole_lines(diary)) == 1000
