@@ -227,12 +227,13 @@ def slurm(
         run(controller, ended.wait)
     finally:
         if keep:
-            _say("the Slurm jobs stay; run this again to go on")
+            _say("the Slurm jobs stay; the same command manages them again")
         elif controller.pilots:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             _say("ending the Slurm jobs: tasks are saved first (Ctrl-C again leaves that to them)")
-            controller.end(wait_s=options.drain_s)
+            if not controller.end(wait_s=options.drain_s):
+                _say("some Slurm jobs have not ended yet; squeue --me lists them")
 
 
 @app.command()

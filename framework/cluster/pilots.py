@@ -1,8 +1,8 @@
-"""Pilots: Slurm jobs whose machines join a cluster while jobs and trials wait, and leave it when nobody uses them.
+"""Pilots: Slurm jobs whose machines join a cluster while jobs and trials wait, and leave it when they are idle.
 
 Frameworks publish what waits (`framework.cluster.demand`). The controller submits as many pilots as hold it, judged by
-the machines of the pilots that have joined; before the first has joined, one. A pilot without tasks is ended after a
-while. It needs no state of its own: after a restart it finds its pilots in Slurm's queue.
+the machines of the pilots that have joined; one until the first has joined. A pilot without tasks is ended after a
+timeout. The controller stores nothing: after a restart it finds its pilots in Slurm's queue.
 """
 
 from __future__ import annotations
@@ -479,7 +479,7 @@ SCRIPT = """#!/bin/bash
 # standard input: they save their tasks and leave.
 pipe=$(mktemp -u "${{TMPDIR:-/tmp}}/dike-XXXXXXXXXX")
 mkfifo -m 600 "$pipe" || exit
-srun --ntasks-per-node=1 {command} <"$pipe" &
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {command} <"$pipe" &
 members=$!
 exec 3>"$pipe"
 rm "$pipe"
