@@ -196,8 +196,9 @@ def slurm(
     sbatch: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- SBATCH OPTIONS]",
-            help="Options of sbatch, such as --partition=gpu --gres=gpu:4 --time=8:0:0.",
+            metavar="SBATCH_OPTIONS",
+            help="After --, options of sbatch, such as -- --partition=gpu --gres=gpu:4 --time=8:00:00.",
+            show_default=False,
         ),
     ] = None,
     minimum: Annotated[int, typer.Option("--min", min=0, help="Number of Slurm jobs that always run.")] = 0,

@@ -71,7 +71,7 @@ class PilotNotice:
         if self.starting:
             sentences.append(f"{_jobs(self.starting)} {'start' if len(self.starting) > 1 else 'starts'}.")
         if self.queued:
-            reasons = ", ".join(sorted({reason or "no reason given" for reason in self.queued.values()}))
+            reasons = ", ".join(sorted(set(self.queued.values())))
             waits = "wait" if len(self.queued) > 1 else "waits"
             sentences.append(f"{_jobs(tuple(self.queued))} {waits} in Slurm's queue: {reasons}.")
         if not sentences and self.running >= self.max_jobs:

@@ -97,6 +97,7 @@ class Pilot:
         since_s: when it was first seen in its state (queued, starting or joined).
         unused_since_s: since when it has no tasks or, if it is queued, nothing waits; None if it is used.
         ending_since_s: since when it is being ended; None if it is not.
+        is_overdue: whether it is being ended because it has not joined in time.
     """
 
     job: SlurmJob
@@ -109,7 +110,7 @@ class Pilot:
 
     @property
     def is_queued(self) -> bool:
-        return self.job.state == PENDING
+        return self.job.is_queued
 
     @property
     def tasks(self) -> int:
@@ -327,7 +328,7 @@ class PilotController:
             self._ended(job_id, self.pilots.pop(job_id))
         for job_id, job in jobs.items():
             pilot = self.pilots.setdefault(job_id, Pilot(job, now_s))
-            if pilot.is_queued and job.state != PENDING:
+            if pilot.is_queued and not job.is_queued:
                 pilot.since_s, pilot.unused_since_s = now_s, None
                 self._notify(f"Slurm job {job_id} runs on {job.nodes}")
             pilot.job, pilot.agents = job, tuple(agents.get(job_id, ()))
@@ -339,9 +340,10 @@ class PilotController:
             elif pilot.unused_since_s is None:
                 pilot.unused_since_s = now_s
             is_late = not pilot.has_joined and not pilot.is_queued and now_s - pilot.since_s > JOIN_TIMEOUT_S
-            if is_late and not pilot.is_overdue:
-                pilot.is_overdue = True
-                self._notify(f"Slurm job {job_id} has not joined yet; its log is {self._log(job_id)}")
+            if is_late and not pilot.is_ending:
+                pilot.is_overdue, pilot.ending_since_s = True, now_s
+                self._notify(f"ending Slurm job {job_id}: it has not joined within {JOIN_TIMEOUT_S:g} s")
+                self._try(self._end, job_id, job)
 
     def _joined(self, job_id: str, pilot: Pilot, now_s: float) -> None:
         pilot.has_joined, pilot.since_s = True, now_s
@@ -354,7 +356,7 @@ class PilotController:
 
     def _ended(self, job_id: str, pilot: Pilot) -> None:
         self._forget_members(job_id)
-        if pilot.has_joined or pilot.is_ending or pilot.is_queued:
+        if pilot.has_joined or pilot.is_queued or (pilot.is_ending and not pilot.is_overdue):
             self._notify(f"Slurm job {job_id} has ended")
             return
         self._failures += 1
@@ -407,7 +409,7 @@ class PilotController:
             self._try(self._end, job_id, pilot.job)
 
     def _end(self, job_id: str, job: SlurmJob) -> None:
-        if job.state == PENDING:
+        if job.is_queued:
             self._slurm.cancel(job_id)
         else:
             self._slurm.end(job_id)
@@ -456,7 +458,7 @@ class PilotController:
     def _publish(self) -> None:
         usable = self._usable
         notice = PilotNotice(
-            queued={job_id: pilot.job.reason for job_id, pilot in usable.items() if pilot.is_queued},
+            queued={job_id: one.job.reason or one.job.state for job_id, one in usable.items() if one.is_queued},
             starting=tuple(job_id for job_id, one in usable.items() if not one.is_queued and not one.has_joined),
             running=sum(pilot.has_joined for pilot in self.pilots.values()),
             max_jobs=self._options.max_jobs,

@@ -19,7 +19,7 @@ JOB_ATTRIBUTE = "slurm_job"
 """Attribute of an agent in an allocation: the id of its Slurm job."""
 COMMAND_TIMEOUT_S = 60.0
 PROGRAMS = ("sbatch", "squeue", "scancel")
-PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
+PENDING, CONFIGURING, RUNNING, COMPLETING = "PENDING", "CONFIGURING", "RUNNING", "COMPLETING"
 _LIST_FORMAT = "%i|%T|%N|%r"
 _MAX_NAME = 63
 NO_DEVICES = ("-1", "NoDevFiles")
@@ -119,7 +119,7 @@ class SlurmJob:
     """A job that Slurm lists.
 
     Attributes:
-        state: Slurm's name, such as `PENDING` or `RUNNING`.
+        state: Slurm's name: `PENDING`, `CONFIGURING` while its nodes boot, `RUNNING`, `COMPLETING` or another one.
         nodes: its nodes, such as `n[1-2]`; empty if it has none yet.
         reason: why it is pending; empty if unknown.
     """
@@ -127,6 +127,10 @@ class SlurmJob:
     state: str
     nodes: str = ""
     reason: str = ""
+
+    @property
+    def is_queued(self) -> bool:
+        return self.state in (PENDING, CONFIGURING)
 
 
 class Slurm:

@@ -21,7 +21,16 @@ from framework.cluster.demand import PILOTS, WAITING, PilotNotice, Waiting, Wait
 from framework.cluster.machine import ClusterMachine, MachineOptions
 from framework.cluster.pilots import PilotController, PilotOptions, machines_for
 from framework.cluster.records import HEAD_ROLE, ClusterFolder, Description, Member, Membership
-from framework.cluster.slurm import PENDING, RUNNING, Slurm, SlurmJob, allocation, parse_jobs, parse_mem_mib
+from framework.cluster.slurm import (
+    CONFIGURING,
+    PENDING,
+    RUNNING,
+    Slurm,
+    SlurmJob,
+    allocation,
+    parse_jobs,
+    parse_mem_mib,
+)
 from framework.cluster.store import NOTICE_TIMEOUT_S, Notices, RefusedError
 
 SLOT = {"cpus": 1.0, "mem": 256.0}
@@ -437,6 +446,23 @@ def test_pilots_that_cannot_join_are_given_up(stage: Stage) -> None:
             assert "    dike: no such token" in stage.said
     with pytest.raises(DikeError, match="3 Slurm jobs in a row have ended without joining the cluster"):
         stage.run(5)
+
+
+def test_a_pilot_that_does_not_join_in_time_is_ended_and_has_failed(stage: Stage) -> None:
+    stage.wait_for(search(1))
+    stage.run(20)
+    stage.slurm.queue["1"] = SlurmJob(CONFIGURING, "n1")
+    stage.run(2 * pilots.JOIN_TIMEOUT_S)
+    assert stage.slurm.calls == []
+    assert stage.notice.queued == {"1": "CONFIGURING"}
+    stage.slurm.queue["1"] = SlurmJob(RUNNING, "n1")
+    stage.run(10)
+    assert stage.notice.explain("search") == "Slurm job 1 starts."
+    stage.run(pilots.JOIN_TIMEOUT_S)
+    assert stage.slurm.calls == ["end 1"]
+    stage.finish("1")
+    stage.run(5)
+    assert any("has ended without joining" in line for line in stage.said)
 
 
 def test_a_refused_pilot_is_tried_again_and_explained(stage: Stage) -> None:

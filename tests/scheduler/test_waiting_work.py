@@ -171,8 +171,8 @@ def test_what_is_done_about_it_is_explained(stage: Stage) -> None:
         (PilotNotice(starting=("1",), max_jobs=1), "Slurm job 1 starts."),
         (PilotNotice(starting=("1", "2"), max_jobs=2), "The Slurm jobs 1, 2 start."),
         (
-            PilotNotice({"1": "", "2": "Priority", "3": "Priority"}, max_jobs=3),
-            "The Slurm jobs 1, 2, 3 wait in Slurm's queue: Priority, no reason given.",
+            PilotNotice({"1": "Resources", "2": "Priority", "3": "Priority"}, max_jobs=3),
+            "The Slurm jobs 1, 2, 3 wait in Slurm's queue: Priority, Resources.",
         ),
         (PilotNotice(problem="sbatch failed."), "sbatch failed."),
         (PilotNotice({"1": "Priority"}, unfit={"job": "It does not fit."}, max_jobs=1), "It does not fit."),
