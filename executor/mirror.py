@@ -178,6 +178,21 @@ class StoreClient:
         with self._request("DELETE", f"/bundles/{token}"):
             pass
 
+    def put_notice(self, kind: str, name: str, values: Any) -> None:
+        """Stores a small JSON object, which expires unless it is renewed (`framework.cluster.store.Notices`)."""
+        with self._request("PUT", f"/notices/{kind}/{name}", json.dumps(values).encode()):
+            pass
+
+    def remove_notice(self, kind: str, name: str) -> None:
+        with self._request("DELETE", f"/notices/{kind}/{name}"):
+            pass
+
+    def notices(self, kind: str) -> dict[str, Any]:
+        """Name -> values of the notices of a kind."""
+        with self._request("GET", f"/notices/{kind}") as response:
+            values = json.loads(response.read())
+        return dict(values)
+
     @contextlib.contextmanager
     def _request(
         self,

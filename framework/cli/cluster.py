@@ -81,10 +81,15 @@ def join(
     resources: ResourcesOption = "",
     attributes: AttributesOption = "",
     foreground: ForegroundOption = False,
+    end_with_stdin: Annotated[
+        bool, typer.Option("--end-with-stdin", help="With --foreground: leave when standard input is closed.")
+    ] = False,
 ) -> None:
     """Joins this machine to a cluster. Without an address, rejoins the one that it has joined before."""
     from framework.cluster.machine import MachineOptions, join_cluster, known_member
 
+    if end_with_stdin and not foreground:
+        raise BadInputError("--end-with-stdin needs --foreground.")
     if token is not None and token_file is not None:
         raise BadInputError("--token and --token-file both name a token; leave one of them out.")
     if token_file is not None:
@@ -100,7 +105,7 @@ def join(
         machine, warnings = join_cluster(options, head, token)
         for warning in warnings:
             _say(f"warning: {warning}")
-    _run(machine, lambda: _say(_joined(machine)), foreground=foreground)
+    _run(machine, lambda: _say(_joined(machine)), foreground=foreground, end_with_stdin=end_with_stdin)
 
 
 def _joined(machine: ClusterMachine) -> str:
@@ -187,6 +192,52 @@ def leave() -> None:
 
 
 @app.command()
+def slurm(
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SBATCH_OPTIONS",
+            help="After --, options of sbatch, such as -- --partition=gpu --gres=gpu:4 --time=8:00:00.",
+            show_default=False,
+        ),
+    ] = None,
+    minimum: Annotated[int, typer.Option("--min", min=0, help="Number of Slurm jobs that always run.")] = 0,
+    maximum: Annotated[int, typer.Option("--max", min=1, help="Maximum number of Slurm jobs.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes of each Slurm job.")] = 1,
+    idle: Annotated[str, typer.Option(metavar="TIME", help="Time after which an unused Slurm job is ended.")] = "5m",
+    drain: Annotated[
+        str, typer.Option(metavar="TIME", help="Time before the time limit at which tasks are saved.")
+    ] = "3m",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the Slurm jobs running when this command ends.")] = False,
+) -> None:
+    """Submits Slurm jobs that join this cluster while jobs and trials wait, and ends unused ones. Runs on the head."""
+    from framework.cluster.pilots import PilotController, PilotOptions, run
+
+    if minimum > maximum:
+        raise BadInputError(f"--min {minimum} is more than --max {maximum}.")
+    options = PilotOptions(minimum, maximum, nodes, _seconds(idle), _seconds(drain), tuple(sbatch or ()))
+    machine = _own_machine()
+    if not machine.is_head:
+        raise BadInputError(f"Run this on the head of the cluster, {machine.cluster.head}.")
+    controller = PilotController(machine, options, _say)
+    controller.start()
+    _say(f"submits {minimum} to {maximum} Slurm jobs as work waits; Ctrl-C ends them")
+    ended = threading.Event()
+    _set_on_signals(ended)
+    try:
+        run(controller, ended.wait)
+    finally:
+        if keep:
+            _say("the Slurm jobs stay; the same command manages them again")
+        elif controller.pilots:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            _say("ending the Slurm jobs: tasks are saved first (Ctrl-C again leaves that to them)")
+            if not controller.end(wait_s=options.drain_s):
+                _say("some Slurm jobs have not ended yet; squeue --me lists them")
+
+
+@app.command()
 def stop() -> None:
     """Ends the cluster, or this machine's part of it, with all tasks. Nothing is saved first; see `leave`."""
     from framework.cluster.machine import own_machines
@@ -209,9 +260,37 @@ def _own_machine() -> ClusterMachine:
     return machine
 
 
-def _run(machine: ClusterMachine, announce: Any, *, foreground: bool) -> None:
+def _set_at_end(ended: threading.Event) -> None:
+    """Waits for the end of standard input."""
+    while sys.stdin.buffer.read(1 << 16):
+        continue
+    ended.set()
+
+
+def _set_before_limit(ended: threading.Event) -> None:
+    """In an allocation of Slurm, waits until shortly before its time limit."""
+    import time
+
+    from framework.cluster.machine import DRAIN_TIMEOUT_S
+    from framework.cluster.slurm import allocation
+
+    slurm = allocation()
+    if slurm is None:
+        return
+    started_s = time.time()
+    # The limit may have been changed meanwhile.
+    while (end_s := slurm.end_s()) is not None:
+        left_s = end_s - time.time() - min(1.5 * DRAIN_TIMEOUT_S, (end_s - started_s) / 4)
+        if left_s <= 0:
+            ended.set()
+        if ended.wait(left_s):
+            return
+
+
+def _run(machine: ClusterMachine, announce: Any, *, foreground: bool, end_with_stdin: bool = False) -> None:
     from framework.cli.mesos_options import warn
     from framework.cluster.machine import leave_cluster
+    from framework.cluster.slurm import allocation
     from framework.embedded.access import exposure_warning
 
     if warning := exposure_warning():
@@ -221,16 +300,25 @@ def _run(machine: ClusterMachine, announce: Any, *, foreground: bool) -> None:
         announce()
         return
     ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    _set_on_signals(ended)
+    if end_with_stdin:
+        threading.Thread(target=_set_at_end, args=(ended,), name="standard input", daemon=True).start()
     with machine.running() as daemons:
         announce()
+        if not end_with_stdin and not machine.is_head:
+            threading.Thread(target=_set_before_limit, args=(ended,), name="time limit", daemon=True).start()
         while not ended.wait(0.5):
             if daemons.failure:
                 raise DikeError(daemons.failure)
         if not machine.is_head:
             _say("ending: tasks are saved first")
-            leave_cluster(machine, _say, forget=False)
+            # A machine of an allocation has a name of its own, under which it never rejoins.
+            leave_cluster(machine, _say, forget=allocation() is not None)
+
+
+def _set_on_signals(ended: threading.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
 
 
 def _seconds(text: str) -> float:

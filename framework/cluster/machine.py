@@ -29,6 +29,7 @@ from framework.cluster.records import (
     folders,
     random_network,
 )
+from framework.cluster.slurm import allocation
 from framework.embedded.access import ClusterAccess
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster, MachinePart
@@ -56,8 +57,9 @@ class MachineOptions:
     """What a machine contributes.
 
     Attributes:
-        name: its name in the cluster; empty for its host name.
-        resources, attributes: of its agent, in Mesos' text form; empty for all that is found.
+        name: its name in the cluster; empty for its host name, or in Slurm its node and job.
+        resources, attributes: of its agent, in Mesos' text form; empty for all that is found, or in Slurm for what is
+            allocated.
         has_agent: whether it runs tasks.
     """
 
@@ -69,11 +71,16 @@ class MachineOptions:
     @property
     def spec(self) -> AgentSpec:
         """Raises BadInputError if a text is malformed."""
-        return AgentSpec(self.resources or local_resources(), self.attributes).validated()
+        slurm = allocation()
+        if slurm is None:
+            return AgentSpec(self.resources or local_resources(), self.attributes).validated()
+        attributes = ";".join(filter(None, (self.attributes, slurm.attributes)))
+        return AgentSpec(self.resources or slurm.resources(), attributes).validated()
 
     def checked_name(self) -> str:
         """Raises BadInputError if it is not a name of a machine."""
-        name = self.name or socket.gethostname().partition(".")[0]
+        slurm = allocation()
+        name = self.name or (socket.gethostname().partition(".")[0] if slurm is None else slurm.name)
         if not NAME.fullmatch(name):
             raise BadInputError(f"'{name}' is not a name of a machine: use letters, digits, '.' and '-' (--name).")
         return name

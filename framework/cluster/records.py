@@ -316,10 +316,15 @@ def parse_duration(text: str) -> float:
 
 def write_json(path: Path, values: Any) -> None:
     """Writes a file that only this account can read, completely or not at all."""
+    write_private(path, json.dumps(values))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only this account can read, completely or not at all."""
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "w", encoding="utf-8") as file:
-        json.dump(values, file)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)

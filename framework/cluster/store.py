@@ -1,7 +1,8 @@
 """The store of a cluster, at the head: run folders and bundles, over HTTP: `python -m framework.cluster.store`.
 
-An entry `folders/ID` of the store is a folder, or a link to a run folder that a framework on the head has. Each request
-about folders needs the cluster's secret (HTTP basic). A commit replaces files one by one, in the order in which they
+An entry `folders/ID` of the store is a folder, or a link to a run folder that a framework on the head has. A notice is
+a small JSON object in memory that expires unless its writer renews it. Each request about folders and notices needs the
+cluster's secret (HTTP basic). A commit replaces files one by one, in the order in which they
 were written; a `commit.json` in the staging folder lets a restarted store complete it.
 """
 
@@ -18,8 +19,10 @@ import re
 import shutil
 import stat
 import sys
+import threading
 import time
 import zlib
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +42,11 @@ COMMIT_FILE = "commit.json"
 ID = re.compile(r"[0-9a-f]{32}")
 STALE_STAGING_S = 3600.0
 MAX_REQUEST_BYTES = 64 << 20
+MAX_NOTICE_BYTES = 1 << 20
+MAX_NOTICES = 10_000
+NOTICE_TIMEOUT_S = 30.0
+"""Without renewal, a notice expires after this time: its writer has crashed."""
+NOTICE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 REQUEST_TIMEOUT_S = 120.0
 
 
@@ -164,11 +172,44 @@ def _checked(path: str) -> str:
     return path
 
 
+class Notices:
+    """Small JSON objects by kind and name. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._notices: dict[tuple[str, str], tuple[float, Any]] = {}
+
+    def put(self, kind: str, name: str, values: Any) -> None:
+        if not NOTICE_NAME.fullmatch(kind) or not NOTICE_NAME.fullmatch(name):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "not a name of a notice")
+        with self._lock:
+            self._drop_expired()
+            if len(self._notices) >= MAX_NOTICES and (kind, name) not in self._notices:
+                raise RefusedError(HTTPStatus.INSUFFICIENT_STORAGE, "there are too many notices")
+            self._notices[kind, name] = (self._clock(), values)
+
+    def remove(self, kind: str, name: str) -> None:
+        with self._lock:
+            self._notices.pop((kind, name), None)
+
+    def of_kind(self, kind: str) -> dict[str, Any]:
+        """Name -> values."""
+        with self._lock:
+            self._drop_expired()
+            return {name: values for (one, name), (_, values) in self._notices.items() if one == kind}
+
+    def _drop_expired(self) -> None:
+        oldest_s = self._clock() - NOTICE_TIMEOUT_S
+        self._notices = {key: notice for key, notice in self._notices.items() if notice[0] >= oldest_s}
+
+
 class Store:
     """The entries of a store."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self.notices = Notices()
         for name in (FOLDERS, BUNDLES):
             (root / name).mkdir(0o700, parents=True, exist_ok=True)
         for entry in (root / FOLDERS).iterdir():
@@ -254,6 +295,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     if not stat.S_ISREG(status.st_mode):
                         raise FileNotFoundError(path)
                     self._send_file(file, status.st_size, has_checksum=True)
+            case ["notices", kind]:
+                self._check_secret()
+                self._answer(json.dumps(self.server.store.notices.of_kind(kind)).encode())
             case _:
                 raise RefusedError(HTTPStatus.NOT_FOUND, "no such resource")
 
@@ -270,6 +314,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 draft.replace(target)
             case ["folders", identifier]:
                 self.server.store.create_folder(identifier)
+            case ["notices", kind, name] if size <= MAX_NOTICE_BYTES:
+                self.server.store.notices.put(kind, name, json.loads(self.rfile.read(size)))
             case ["folders", identifier, "staging", transaction, number]:
                 folder = self.server.store.folder(identifier)
                 folder.stage(transaction, int(number), self.rfile, size - CHECKSUM_BYTES)  # type: ignore[arg-type]
@@ -292,6 +338,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.server.store.bundle(token).unlink(missing_ok=True)
             case ["folders", identifier]:
                 self.server.store.remove_folder(identifier)
+            case ["notices", kind, name]:
+                self.server.store.notices.remove(kind, name)
             case _:
                 raise RefusedError(HTTPStatus.NOT_FOUND, "no such resource")
 

@@ -17,10 +17,13 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def local_resources() -> str:
     """This machine's CPUs, memory (MiB, less a reserve) and GPUs in Mesos' text form."""
-    total_mib = _mem_bytes() // MIB
-    mem_mib = total_mib - RESERVED_MEM_MIB if total_mib > 2 * RESERVED_MEM_MIB else total_mib // 2
     gpus = len(gpu_models())
-    return f"cpus:{_cpus():g};mem:{mem_mib}" + (f";gpus:{gpus}" if gpus else "")
+    return f"cpus:{_cpus():g};mem:{without_reserve(mem_bytes() // MIB)}" + (f";gpus:{gpus}" if gpus else "")
+
+
+def without_reserve(mem_mib: int) -> int:
+    """Memory for tasks of a machine, or a part of it, with this much memory (MiB)."""
+    return mem_mib - RESERVED_MEM_MIB if mem_mib > 2 * RESERVED_MEM_MIB else mem_mib // 2
 
 
 def shared_resources(agents: int) -> str:
@@ -64,7 +67,7 @@ def _cpus() -> float:
     return max(cpus, 0.1)
 
 
-def _mem_bytes() -> int:
+def mem_bytes() -> int:
     """Memory of this machine, limited by the cgroup."""
     total = int(psutil.virtual_memory().total)
     limit = _cgroup("memory.max", "memory/memory.limit_in_bytes")

@@ -230,6 +230,14 @@ class Scalable(Protocol):
 
 
 @runtime_checkable
+class Countable(Protocol):
+    """A job that counts the tasks that it lacks."""
+
+    def missing_tasks(self) -> int:
+        """Number of further tasks that it could use now."""
+
+
+@runtime_checkable
 class Excluding(Protocol):
     """A job that does not use agents for a while after failures there (agent cooldown)."""
 

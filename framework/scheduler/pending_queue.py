@@ -9,7 +9,7 @@ from framework.scheduler.agents import AgentDirectory, AgentFacts, OtherFramewor
 from framework.scheduler.amounts import Amounts, subtract, total, totals
 from framework.scheduler.fair_share import FairQueue, QueueCandidate
 from framework.scheduler.feasibility import FitCache, nodes_for
-from framework.scheduler.job import Excluding, JobEntry, Need, Preemptible, Scalable
+from framework.scheduler.job import Countable, Excluding, JobEntry, Need, Preemptible, Scalable
 from framework.scheduler.offer_pool import OfferPool
 from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError
 from framework.scheduler.records import TaskRecord
@@ -130,6 +130,7 @@ class PendingQueue:
             and entry.job.waits_for_allocation,
             excluded=entry.job.excluded_agents() if isinstance(entry.job, Excluding) else {},
             waits_since_s=None if since_s is None else time.time() - (now_s - since_s),
+            missing_tasks=entry.job.missing_tasks() if isinstance(entry.job, Countable) else None,
         )
 
     def _contender(self, entry: JobEntry, now_s: float) -> Contender:

@@ -6,12 +6,14 @@ service that is killed at any moment can be restarted, and no task runs that is 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from executor.messages import Addressed
+from framework.cluster.demand import PilotNotice
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.driver import MesosCalls, try_call
@@ -66,6 +68,7 @@ class Scheduler:
 
     Attributes:
         snapshot: state about a second ago; may be read from any thread.
+        pilots: returns the Slurm jobs that bring further machines, for the snapshot; must not block.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Scheduler:
         self._next_idle = 0
         self._reviewed_s = clock()
         self._framework_id = ""
+        self.pilots: Callable[[], PilotNotice | None] = lambda: None
         self.snapshot = Snapshot(time.time())
 
     @property
@@ -276,7 +280,8 @@ class Scheduler:
         self._matcher.drop_expired(now_s)
         if self._job_sizes is not None:
             self._job_sizes.review(self.jobs, self._queue.room(), self._background, self._call_job, now_s)
-        self.snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
+        snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
+        self.snapshot = dataclasses.replace(snapshot, pilots=self.pilots())
 
     def _scalable(self) -> int:
         """Number of jobs that the central allocation covers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from framework.cluster.demand import PilotNotice
 from framework.scheduler.agents import AgentFacts
 from framework.scheduler.constraints import Constraints
 from framework.scheduler.feasibility import Sizing
@@ -28,6 +29,7 @@ class JobFacts:
         waits_for_allocation: whether it waits for workers from the central allocation.
         excluded: agent -> remaining seconds of its cooldown in this job.
         waits_since_s: time since which it is pending without tasks, in seconds since the epoch; None if it is not.
+        missing_tasks: number of further tasks that it could use, for a job that counts them.
     """
 
     job_id: str
@@ -41,6 +43,7 @@ class JobFacts:
     waits_for_allocation: bool = False
     excluded: Mapping[str, float] = field(default_factory=dict)
     waits_since_s: float | None = None
+    missing_tasks: int | None = None
 
     @property
     def waits(self) -> bool:
@@ -65,6 +68,7 @@ class Snapshot:
         shares: user -> dominant share of the cluster (0 to 1) divided by the user's weight.
         reservation: the current reservation; None if there is none.
         reserved_for_s: its age in seconds.
+        pilots: Slurm jobs that bring further machines; None if there are none.
     """
 
     time_s: float
@@ -79,6 +83,7 @@ class Snapshot:
     shares: Mapping[str, float] = field(default_factory=dict)
     reservation: Reservation | None = None
     reserved_for_s: float = 0.0
+    pilots: PilotNotice | None = None
 
     def queue_positions(self) -> dict[str, int]:
         """Position in the queue, from 1, of each job that is pending without tasks."""

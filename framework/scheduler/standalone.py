@@ -11,12 +11,14 @@ from framework.mesos import events
 from framework.mesos.driver import Driver
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.background import Threads
+from framework.scheduler.feasibility import Sizing
 from framework.scheduler.job import Job, JobEntry
 from framework.scheduler.journal import Journal
 from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.offer_pool import OfferPool
 from framework.scheduler.scheduler import Scheduler
 from framework.scheduler.session import drive
+from framework.scheduler.waiting_work import publishing
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class StandaloneJob(Generic[Kind]):
         subscribed: called with the framework's id after the subscription.
         interrupted: called after Ctrl-C, before the job is cancelled.
         constraints: which agents it may use.
+        sizing: its minimum size, published while it waits; None if unknown.
     """
 
     job_id: str
@@ -42,6 +45,7 @@ class StandaloneJob(Generic[Kind]):
     subscribed: Callable[[str], None]
     interrupted: Callable[[], None]
     constraints: tuple[str, ...] = ()
+    sizing: Sizing | None = None
 
 
 def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: LeadingMaster, **settings: Any) -> Kind:
@@ -80,15 +84,16 @@ def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: Leading
         return made[0]
 
     scheduler.admit(job.job_id, user="", number=0, make=make, constraints=job.constraints)
-    drive(
-        scheduler,
-        driver,
-        callbacks,
-        master,
-        subscribed=job.subscribed,
-        interrupted=job.interrupted,
-        cancel_timeout_s=job.cancel_timeout_s,
-    )
+    with publishing(mesos, master.agents, lambda: scheduler.snapshot, job.sizing):
+        drive(
+            scheduler,
+            driver,
+            callbacks,
+            master,
+            subscribed=job.subscribed,
+            interrupted=job.interrupted,
+            cancel_timeout_s=job.cancel_timeout_s,
+        )
     return made[0]
 
 

@@ -162,6 +162,9 @@ class SearchController:
         there = [slot for slot in self._pool.active if slot.agent_id in agent_ids]
         self._pool.vacate(self._pool.endable(there))
 
+    def missing_tasks(self) -> int:
+        return max(0, self._missing_slots())
+
     def excluded_agents(self) -> dict[str, float]:
         return self._pool.excluded_agents()
 

@@ -37,7 +37,7 @@ from framework.search.policy import policy_of
 from framework.search.records import SearchOutcome, SearchSpec, trials_to_resume
 from framework.search.recovery import close_open_slices
 from framework.search.samplers import describe_sampler
-from framework.search.slot_pool import SlotLaunch
+from framework.search.slot_pool import SearchSizing, SlotLaunch
 from framework.search.store import Store
 from framework.search.tensorboard import TensorBoardLog
 from framework.search.trials import TrialTracker
@@ -192,6 +192,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             subscribed=lambda framework_id: store.set_framework_id(spec.name, framework_id),
             interrupted=lambda: observer.notify("interrupted: suspending all trials (Ctrl-C again stops them)"),
             constraints=request.constraints,
+            sizing=SearchSizing(spec),
         )
         search = run_standalone(job, request.mesos, master)
         store.finish_search(search.result.failure)

@@ -71,6 +71,9 @@ class _Case:
         verdict, sentence = self._verdict()
         self._runs = verdict in (Verdict.RUNNING, Verdict.ENDING)
         waits = not self._runs
+        pilots = self._snapshot.pilots
+        if waits and pilots is not None:
+            sentence = f"{sentence} {pilots.explain(self._job.job_id)}".rstrip()
         return Explanation(
             job_id=self._job.job_id,
             verdict=verdict,

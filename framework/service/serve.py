@@ -23,6 +23,7 @@ from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.session import drive
+from framework.scheduler.waiting_work import publishing
 from framework.search.optuna_study import load_optuna
 from framework.service.election import elected, exit_immediately
 from framework.service.job_factory import JobContext
@@ -152,6 +153,9 @@ def _serve_one_framework(
             note(f"resuming {count} {'job' if count == 1 else 'jobs'}")
         policy = RetentionPolicy(request.keep_s, request.keep_checkpoints_s, Path(checkpoint_root))
         stack.enter_context(removing_old_jobs(store, policy))
+        publisher = stack.enter_context(publishing(request.mesos, master.agents, lambda: service.scheduler.snapshot))
+        if publisher is not None:
+            service.scheduler.pilots = lambda: publisher.pilots
         stack.enter_context(front(Submissions(store, scheduler.events, context.mounts), service, master))
         drive(
             service,

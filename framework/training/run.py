@@ -33,6 +33,7 @@ from framework.training.elastic.options import elastic_notes
 from framework.training.launch import kill_grace_s
 from framework.training.observer import JobObserver
 from framework.training.options import TrainingOptions
+from framework.training.planning import TrainingSizing
 from framework.training.spec import JobResult, JobSpec
 from solver import Plan
 from solver.settings import PlanSettings
@@ -180,6 +181,7 @@ def _run(
         subscribed=lambda _: _notify_before_start(request, spec, observer),
         interrupted=lambda: observer.notify("interrupted: stopping all tasks (Ctrl-C again leaves that to Mesos)"),
         constraints=request.constraints,
+        sizing=TrainingSizing(spec),
     )
     training = run_standalone(job, request.mesos, master)
     assert isinstance(training, TrainingJob)
