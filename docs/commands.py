@@ -12,7 +12,7 @@ PAGE = Path(__file__).with_suffix(".md")
 NESTED_COMMANDS = {
     "agents": ("measure",),
     "users": ("add", "rotate", "remove", "list"),
-    "cluster": ("start", "join", "status", "token", "leave", "remove", "stop"),
+    "cluster": ("start", "join", "status", "token", "leave", "remove", "stop", "slurm"),
     "mesos": ("up", "status", "down"),
 }
 ABOUT = """\
