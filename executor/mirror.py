@@ -41,7 +41,7 @@ MARKER_FILE = ".dike-store"
 """File in a folder of a store with its id: an agent that finds it there sees the folder itself."""
 STAGING_FOLDER = ".dike-staging"
 WRITER_FILE = ".dike-writer.json"
-"""File in a run folder of a store: who has written there last."""
+"""File in a run folder of a store: its last writer."""
 CHECKSUM_BYTES = 4
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 60.0
@@ -96,7 +96,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes to a run folder: a job and its attempt, or a search and the run of a trial.
+    """The writer of a run folder: a job and its attempt, or a search and the run of a trial.
 
     The store refuses the writes of an earlier attempt or run of the same owner.
     """
@@ -328,7 +328,7 @@ class Mirror:
             _retrying(lambda: self._push(writer), patience_s)
 
     def push_files(self, paths: Sequence[str]) -> None:
-        """Copies files that no other process writes, whoever writes to the rest of the folder. Raises as `push`."""
+        """Copies files that no other process writes; the folder may have another writer. Raises as `push`."""
         found = {path: stamp for path in paths if (stamp := _stamp_of(self.local / path)) is not None}
         with self._lock:
             _retrying(lambda: self._commit(found, list(found), [], {}), KILLED_PATIENCE_S)

@@ -51,7 +51,7 @@ REQUEST_TIMEOUT_S = 120.0
 
 
 class RefusedError(Exception):
-    """A request that cannot be carried out; the status tells the client whether to retry."""
+    """A request that cannot be carried out."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
