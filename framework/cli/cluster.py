@@ -158,8 +158,9 @@ def token(
     if not machine.is_head:
         raise BadInputError(f"Tokens are made on the head of the cluster, {machine.cluster.head}.")
     if revoke is not None:
-        machine.folder.revoke_token(revoke)
-        _say(f"token {revoke} is revoked; machines that have joined with it stay (dike cluster remove NAME)")
+        identifier = revoke.partition(".")[0]
+        machine.folder.revoke_token(identifier)
+        _say(f"token {identifier} is revoked; machines that have joined with it stay (dike cluster remove NAME)")
     elif list_tokens:
         for identifier, known in machine.folder.tokens().items():
             print(f"{identifier}  expires in {(known.expires_s - time.time()) / 3600:.1f} h")
@@ -170,23 +171,26 @@ def token(
 @app.command()
 def remove(name: Annotated[str, typer.Argument(help="Name of the machine.")]) -> None:
     """Removes a machine that has joined; its certificate is not accepted any more. Runs on the head."""
+    from framework.cluster.machine import remove_member
+
     machine = _own_machine()
     if not machine.is_head:
         raise BadInputError(f"Machines are removed on the head of the cluster, {machine.cluster.head}.")
-    with machine.folder.changing_members() as members:
-        if members.pop(name, None) is None:
-            raise BadInputError(f"No machine {name} has joined; `dike cluster status` lists them.")
+    remove_member(machine, name)
     _say(f"{name} is removed; its tasks restart elsewhere")
 
 
 @app.command()
 def leave() -> None:
     """Saves and ends the tasks on this machine, then leaves the cluster."""
-    from framework.cluster.machine import leave_cluster
+    from framework.cluster.machine import leave_cluster, own_frameworks, own_machines
 
-    machine = _own_machine()
+    stopped = [one for one in own_machines() if not one.is_head and not one.is_up()]
+    machine = stopped[0] if stopped and not any(one.is_up() for one in own_machines()) else _own_machine()
     if machine.is_head:
         raise BadInputError("This machine is the head of the cluster: end the whole cluster with `dike cluster stop`.")
+    if commands := own_frameworks(machine):
+        raise BadInputError(f"End what uses the cluster on this machine first: {'; '.join(commands)}.")
     leave_cluster(machine, _say)
     _say(f"left '{machine.cluster.name}'")
 

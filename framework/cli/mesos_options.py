@@ -133,6 +133,8 @@ def _own_cluster(master: str | None, *, is_private: bool) -> ClusterMachine | No
     machine = running_machine()
     if machine is not None:
         warn(f"using the cluster '{machine.cluster.name}' (--private uses this machine alone)")
+    else:
+        warn("the cluster of this machine is not up (dike cluster start, or join): using this machine alone")
     return machine
 
 

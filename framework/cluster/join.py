@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import socket
 import ssl
 from typing import Any
 
@@ -19,6 +20,11 @@ from framework.cluster.records import ClusterFolder, Description, fingerprint, p
 from framework.project import bundle
 
 ANSWER_TIMEOUT_S = 30.0
+DEFAULT_PORT = 8690
+
+
+class NotAMemberError(DikeError):
+    """The head does not know this machine, or has removed it."""
 
 
 def ask_to_join(folder: ClusterFolder, head: str, token: str, name: str) -> JoinAnswer:
@@ -84,13 +90,13 @@ def ask_head(folder: ClusterFolder, cluster: Description, request: dict[str, Any
     except BadInputError as error:
         raise DikeError(str(error)) from error
     if "error" in answer:
-        raise DikeError(str(answer["error"]))
+        raise NotAMemberError(f"{answer['error']} Join it again with a token from `dike cluster token` on the head.")
     return answer
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Raises BadInputError if it is not `HOST:PORT`."""
-    host, _, port = text.rpartition(":")
+    """Reads `HOST:PORT` or `HOST`; raises BadInputError."""
+    host, _, port = text.rpartition(":") if ":" in text else (text, "", str(DEFAULT_PORT))
     if not re.fullmatch(r"[\w.-]+", host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
         raise BadInputError(f"'{text}' is not an address of a cluster; write HOST:PORT.")
     return host, int(port)
@@ -121,7 +127,8 @@ def _ask(host: str, port: int, context: ssl.SSLContext, request: dict[str, Any],
     except ssl.SSLError as error:
         raise _not_a_head(head) from error
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        is_system_error = bool(error.errno) and not isinstance(error, socket.gaierror)
+        reason = os.strerror(error.errno or 0) if is_system_error else error.strerror or str(error)
         raise BadInputError(
             f"Nothing answers at {head} ({reason}): check the address, and that `dike cluster status` "
             "on the head shows the cluster as up."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import socket
 import sys
@@ -73,7 +74,7 @@ class MachineOptions:
         """Raises BadInputError if a text is malformed."""
         slurm = allocation()
         if slurm is None:
-            return AgentSpec(self.resources or local_resources(), self.attributes).validated()
+            return AgentSpec(self.resources or local_resources(), self.attributes).validated().with_cpus_and_memory()
         attributes = ";".join(filter(None, (self.attributes, slurm.attributes)))
         return AgentSpec(self.resources or slurm.resources(), attributes).validated()
 
@@ -211,16 +212,14 @@ class ClusterMachine:
         Raises:
             DikeError: the master does not answer.
         """
+        # First, because it says whether this machine is still a member.
+        silent_s = join.ask_head(self.folder, self.cluster, {"kind": "members"})["members"]
         state = self.state()
         if state is None:
             raise DikeError(
-                f"The master of the cluster '{self.cluster.name}' at {self.cluster.head} does not answer; "
-                "its head may be down, or the network in between."
+                f"The master of the cluster '{self.cluster.name}' at {self.cluster.head} does not answer; it may be "
+                "starting."
             )
-        try:
-            silent_s = join.ask_head(self.folder, self.cluster, {"kind": "members"})["members"]
-        except DikeError:
-            silent_s = {}
         tasks: dict[str, list[str]] = {}
         for framework in state.get("frameworks", []):
             for task in framework.get("tasks", []):
@@ -284,8 +283,11 @@ def create_head(options: MachineOptions, cluster_name: str, listen: str) -> Clus
     spec = options.spec
     folder = folder_of(f"head-{cluster_name}")
     known = folder.membership()
-    if known is not None and ClusterMachine(folder, known).is_up():
-        raise _already_in(known)
+    # Jobs of a batch system may share a machine, each with a cluster of its own.
+    others = [] if allocation() is not None else own_machines()
+    for machine in (*others, *([] if known is None else [ClusterMachine(folder, known)])):
+        if machine.is_up():
+            raise _already_in(machine.membership)
     folder.make()
     if known is None or not folder.keys.authority_key.exists():
         Authority.create(folder.keys, cluster_name)
@@ -321,6 +323,10 @@ def join_cluster(options: MachineOptions, head: str, token: str) -> tuple[Cluste
     known = folder.membership()
     if known is not None and ClusterMachine(folder, known).is_up():
         raise _already_in(known)
+    here = running_machine()
+    if here is not None and here.membership.resources and not options.resources and allocation() is None:
+        # Its resources would count twice.
+        raise _already_in(here.membership)
     shutil.rmtree(folder.path, ignore_errors=True)
     ensure_library()
     answer = join.ask_to_join(folder, head, token, name)
@@ -332,10 +338,14 @@ def join_cluster(options: MachineOptions, head: str, token: str) -> tuple[Cluste
 
 
 def _already_in(known: Membership) -> BadInputError:
-    how = (
-        "`dike cluster stop`" if known.role == HEAD_ROLE else "`dike cluster leave` first, or join under another --name"
+    if known.role == HEAD_ROLE:
+        return BadInputError(
+            f"This machine is the head of the cluster '{known.cluster.name}', which is up already: "
+            "`dike cluster token` prints how others join, `dike cluster stop` ends it."
+        )
+    return BadInputError(
+        f"This machine is in the cluster '{known.cluster.name}' as {known.name} already: `dike cluster leave` first."
     )
-    return BadInputError(f"This machine is in the cluster '{known.cluster.name}' as {known.name} already: {how}.")
 
 
 def known_member(options: MachineOptions) -> ClusterMachine:
@@ -370,15 +380,47 @@ def leave_cluster(machine: ClusterMachine, notify: Callable[[str], None], *, for
         return
     try:
         join.ask_head(machine.folder, machine.cluster, {"kind": "leave"})
+    except join.NotAMemberError:
+        notify("the head had removed this machine already")
     except DikeError as error:
-        notify(f"the head still lists this machine: {error}")
+        notify(f"the head still lists this machine (`dike cluster remove {machine.membership.name}` there): {error}")
     machine.stop()
     machine.forget()
 
 
+def remove_member(machine: ClusterMachine, name: str) -> None:
+    """Removes a member, on the head: its certificate is not accepted any more, and its tasks restart elsewhere.
+
+    Raises:
+        BadInputError: there is no such member.
+    """
+    if name == machine.membership.name:
+        raise BadInputError(f"{name} is the head itself; `dike cluster stop` ends the cluster.")
+    with machine.folder.changing_members() as members:
+        if members.pop(name, None) is None:
+            raise BadInputError(f"No member is called {name}; `dike cluster status` lists them.")
+    agent = _agent_of(machine, name)
+    if agent is not None:
+        _operate(machine, {"type": "MARK_AGENT_GONE", "mark_agent_gone": {"agent_id": {"value": agent["id"]}}})
+
+
+def own_frameworks(machine: ClusterMachine) -> list[str]:
+    """Command lines of this account's processes on this machine that use the cluster: `dike run` and the like."""
+    found = []
+    master = (machine.access.address, machine.cluster.port)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            is_own = process.pid == os.getpid() or "framework.cluster.gateway" in words
+            is_daemon = any(word.endswith("daemon.py") for word in words)
+            if not is_own and not is_daemon and any(one.raddr == master for one in process.net_connections("tcp4")):
+                found.append(" ".join(words))
+    return found
+
+
 def drain(machine: ClusterMachine, notify: Callable[[str], None], timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
     """Has Mesos end the tasks of this machine's agent, which save what they have; returns whether all have ended."""
-    agent = _own_agent(machine)
+    agent = _agent_of(machine, machine.membership.name)
     if agent is None:
         return True
     call = {
@@ -406,9 +448,9 @@ def drain(machine: ClusterMachine, notify: Callable[[str], None], timeout_s: flo
     return False
 
 
-def _own_agent(machine: ClusterMachine) -> dict[str, Any] | None:
+def _agent_of(machine: ClusterMachine, name: str) -> dict[str, Any] | None:
     agents: list[dict[str, Any]] = (machine.state() or {}).get("slaves", [])
-    return next((one for one in agents if one["hostname"] == machine.membership.name and one["active"]), None)
+    return next((one for one in agents if one["hostname"] == name and one["active"]), None)
 
 
 def _operate(machine: ClusterMachine, call: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,12 @@ class AgentSpec:
                 f"name one for each, as in gpus:2;{GPU_DEVICES}:[0-1], or none."
             )
         return checked
+
+    def with_cpus_and_memory(self) -> AgentSpec:
+        """Adds this machine's CPUs and memory if the text does not give them; Mesos would, without the reserve."""
+        own = [part for part in _parts(local_resources()) if part.startswith(("cpus:", "mem:"))]
+        missing = [part for part in own if not self.specifies(part.partition(":")[0])]
+        return replace(self, resources=";".join(filter(None, (self.resources, *missing))))
 
     def specifies(self, resource: str) -> bool:
         """Whether the text gives an amount of `resource`, for any role."""
@@ -130,6 +137,8 @@ def _check_resource(part: str) -> str:
     if not colon or not RESOURCE_NAME.fullmatch(name):
         raise BadInputError(f'"{part}" is not a resource: write name:amount, such as "cpus:4;mem:4096;gpus:2".')
     kind = name.split("(")[0]
+    if kind not in SCALARS and (close := difflib.get_close_matches(kind, SCALARS, 1)):
+        raise BadInputError(f'There is no resource "{kind}" in "{part}"; did you mean {close[0]}?')
     if kind in SCALARS and not SCALAR.fullmatch(value):
         raise BadInputError(f'The amount of {kind} in "{part}" is not a number of zero or more, such as {kind}:4.')
     if kind == "gpus" and float(value) > MAX_GPUS:

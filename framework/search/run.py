@@ -19,7 +19,7 @@ from dike.checkpoints import make_private
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from dike.trial.spec import EARLIER_RESULTS
 from executor.outputs import RECORD
-from framework.mesos.connection import MesosLostError
+from framework.mesos.connection import FrameworkRemovedError, MesosLostError
 from framework.mesos.containers import task_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
@@ -95,7 +95,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchOutcom
         wait_for_server(engine, observer.notify)
         try:
             return _run_locked(request, store, observer)
-        except (StorageUnavailableError, MesosLostError) as error:
+        except (StorageUnavailableError, MesosLostError, FrameworkRemovedError) as error:
             raise JobFailedError(
                 f"{error} Every trial is saved up to its last checkpoint; resume with dike tune --resume {spec.name}."
             ) from error

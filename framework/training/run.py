@@ -14,7 +14,7 @@ from dike.described import values_of
 from dike.exceptions import InterruptedByUserError, JobFailedError
 from dike.profile import Api, ModelProfile
 from executor.mirror import RunFolder
-from framework.mesos.connection import MesosLostError
+from framework.mesos.connection import FrameworkRemovedError, MesosLostError
 from framework.mesos.containers import Container, task_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
@@ -97,7 +97,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
         except KeyboardInterrupt:
             job = made[0] if made else None
             raise InterruptedByUserError(_after_interruption(request, checkpoint_dir, job)) from None
-        except MesosLostError as error:
+        except (MesosLostError, FrameworkRemovedError) as error:
             raise JobFailedError(f"{error} {_how_to_resume(request, checkpoint_dir, made[0])}") from error
 
 

@@ -78,13 +78,15 @@ def status(dike: Dike) -> dict[str, bool]:
         (("join",), "This machine has joined no cluster as"),
         (("join", "10.0.0.5:8690"), "To join, name the head's address and a token"),
         (("join", "--token", TOKEN), "To join, name the head's address and a token"),
-        (("join", "10.0.0.5", "--token", TOKEN), "'10.0.0.5' is not an address of a cluster; write HOST:PORT"),
+        (("join", "10.0.0.5:", "--token", TOKEN), "'10.0.0.5:' is not an address of a cluster; write HOST:PORT"),
+        (("join", "127.0.0.1", "--token", TOKEN), "Nothing answers at 127.0.0.1"),
+        (("join", "127.0.0.1:9", "--token", TOKEN, "--resources", "cpu:2"), "did you mean cpus?"),
         (("join", "127.0.0.1:9", "--token", "7f3c9a.X4k"), "The token is incomplete"),
         (("join", "127.0.0.1:9", "--token", TOKEN, "--name", "a b"), "'a b' is not a name of a machine"),
         (("join", "127.0.0.1:9", "--token", TOKEN, "--resources", "cpus"), '"cpus" is not a resource'),
         (("join", "127.0.0.1:9", "--token", TOKEN), "Nothing answers at 127.0.0.1:9 (Connection refused)"),
         (("join", "127.0.0.1:9", "--token-file", "/nonexistent"), "/nonexistent"),
-        (("start", "--listen", "8690"), "'8690' is not an address of a cluster; write HOST:PORT"),
+        (("start", "--listen", "8690:"), "'8690:' is not an address of a cluster; write HOST:PORT"),
         (("start", "--listen", "192.0.2.77:8690"), "The cluster cannot listen at 192.0.2.77:8690"),
         (("start", "--name", "a/b"), "'a/b' is not a name of a cluster"),
     ],
@@ -116,7 +118,10 @@ def test_without_a_cluster_commands_say_how_to_get_one(environment: dict[str, st
 def test_a_second_start_is_refused(dike: Dike, head: str) -> None:
     again = dike("cluster", "start", "--name", "lab", "--listen", free_address())
     assert again.returncode == 2
-    assert "This machine is in the cluster 'lab' as box already: `dike cluster stop`." in again.stderr
+    assert "This machine is the head of the cluster 'lab', which is up already" in again.stderr
+    other = dike("cluster", "start", "--name", "other", "--listen", free_address())
+    assert other.returncode == 2
+    assert "is the head of the cluster 'lab'" in other.stderr
     assert head.split()[3] in dike("cluster", "token").stdout
 
 
@@ -130,11 +135,18 @@ def test_a_member_joins_leaves_and_joins_again(dike: Dike, head: str) -> None:
     assert "in the cluster 'lab' as gpu1 already" in again.stderr
 
 
+def test_the_head_does_not_join_itself(dike: Dike, head: str) -> None:
+    """Its resources would count twice."""
+    joined = dike(*head.split()[1:], "--name", "again")
+    assert joined.returncode == 2
+    assert "is the head of the cluster 'lab', which is up already" in joined.stderr
+
+
 def test_tokens_are_listed_and_revoked(dike: Dike, head: str) -> None:
     line = dike("cluster", "token", "--expires", "30m").stdout.strip()
     identifier = line.split()[-1].partition(".")[0]
     assert f"{identifier}  expires in 0.5 h" in dike("cluster", "token", "--list").stdout
-    revoked = dike("cluster", "token", "--revoke", identifier)
+    revoked = dike("cluster", "token", "--revoke", line.split()[-1])
     assert revoked.returncode == 0, revoked.stderr
     refused = dike(*line.split()[1:], "--name", "late", *SMALL)
     assert refused.returncode == 2
@@ -172,7 +184,9 @@ def test_a_removed_member_is_not_listed(dike: Dike, head: str) -> None:
     assert joined.returncode == 0, joined.stderr
     removed = dike("cluster", "remove", "old")
     assert removed.returncode == 0, removed.stderr
+    wait_until(lambda: not status(dike).get("old"), "the end of its agent")
     assert dike("cluster", "remove", "old").returncode == 2
+    assert "is the head itself" in dike("cluster", "remove", "box").stderr
 
 
 def test_commands_use_the_cluster_unless_they_are_private(dike: Dike, head: str, tmp_path: Path) -> None:
