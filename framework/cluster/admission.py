@@ -122,8 +122,8 @@ def admit(
         raise BadInputError(f"The request to join is from another version of Dike: {error}.") from error
     if not folder.is_valid(request.token, secret):
         raise BadInputError(
-            f"The token {request.token} is not valid: it is mistyped or another cluster's, has expired, or was revoked. "
-            "Make one with `dike cluster token` on the head."
+            f"The token {request.token} is not valid: it is mistyped or another cluster's, has expired, or "
+            "was revoked. Make one with `dike cluster token` on the head."
         )
     warnings = compare_versions(own_versions(), request.versions)
     if not NAME.fullmatch(request.name):
