@@ -19,7 +19,7 @@ from tests.properties import examples
 
 pytestmark = pytest.mark.integration
 
-LEFT_OUT = {"serve", "mesos", "clean", "users"}
+LEFT_OUT = {"serve", "mesos", "cluster", "clean", "users"}
 """Commands that run forever if they accept their arguments, or that change files outside the test's folder."""
 FILES = ("cluster.yaml", "empty", "binary", "list.json", "deep.json", "folder", "absent", "absent.py")
 ODD = ("", "-", "--", "x", "\udcff", "\x1b[2J", "../..", "/dev/null", "[]", "{}", "a:b:c", "1:0", "GPU", "0")

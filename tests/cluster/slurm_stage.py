@@ -65,6 +65,7 @@ class RealSlurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._private = ""
 
     def __enter__(self) -> RealSlurm:
         [block] = reserve_blocks(1)
@@ -82,6 +83,7 @@ class RealSlurm:
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o600)
         os.environ["SLURM_CONF"] = str(configuration)
+        self._private = os.environ.pop("DIKE_PRIVATE", "")  # commands use the cluster
         files = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
         try:
             self._start("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files)
@@ -109,6 +111,7 @@ class RealSlurm:
                 daemon.kill()
                 daemon.wait()
         os.environ.pop("SLURM_CONF", None)
+        os.environ["DIKE_PRIVATE"] = self._private
 
     def _start(self, program: str, *arguments: object) -> None:
         with (self.folder / f"{program}-{len(self._daemons)}.log").open("wb") as log:

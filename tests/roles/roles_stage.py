@@ -27,7 +27,7 @@ from tests.waiting import is_alive, wait_until
 from tests.warm import WarmTensorFlow
 
 SCRIPTS = Path(__file__).parent / "scripts"
-DEADLINE_S = 240.0
+DEADLINE_S = 480.0
 PATIENT = {"DIKE_SAVE_TIMEOUT_S": "120"}
 """For a chief's environment: as long as a loaded machine takes to save. What a test finds must not depend on it."""
 REPORT_FD = 200  # higher than any that the tests before have open
