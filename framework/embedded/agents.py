@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from framework.embedded.ports import PortBlock
 from framework.mesos.resources import GPU_DEVICES
 
 SCALARS = ("cpus", "mem", "disk", "gpus")
+MISSPELT = {"cpu": "cpus", "gpu": "gpus", "memory": "mem"}
 RESOURCE_NAME = re.compile(r"[A-Za-z_][\w.-]*(\([\w./*-]+\))?")
 SCALAR = re.compile(r"\d+(\.\d+)?")
 RANGE = re.compile(r"(\d+)-(\d+)")
@@ -137,8 +137,8 @@ def _check_resource(part: str) -> str:
     if not colon or not RESOURCE_NAME.fullmatch(name):
         raise BadInputError(f'"{part}" is not a resource: write name:amount, such as "cpus:4;mem:4096;gpus:2".')
     kind = name.split("(")[0]
-    if kind not in SCALARS and (close := difflib.get_close_matches(kind, SCALARS, 1)):
-        raise BadInputError(f'There is no resource "{kind}" in "{part}"; did you mean {close[0]}?')
+    if kind in MISSPELT:
+        raise BadInputError(f'There is no resource "{kind}" in "{part}"; did you mean {MISSPELT[kind]}?')
     if kind in SCALARS and not SCALAR.fullmatch(value):
         raise BadInputError(f'The amount of {kind} in "{part}" is not a number of zero or more, such as {kind}:4.')
     if kind == "gpus" and float(value) > MAX_GPUS:

@@ -13,7 +13,10 @@ from hypothesis.extra.numpy import arrays
 from solver.calibration.nnls import Floats, nnls, nnls_of_two
 from tests.properties import examples
 
-entries = st.one_of(st.integers(-3, 3).map(float), st.floats(-10, 10, allow_subnormal=False))
+# Squares of smaller numbers are zero, and no measured time is near.
+entries = st.one_of(
+    st.integers(-3, 3).map(float), st.floats(-10, 10).map(lambda one: one if abs(one) > 1e-100 else 0.0)
+)
 problems = st.tuples(st.integers(1, 7), st.integers(1, 5)).flatmap(
     lambda size: st.tuples(arrays(float, size, elements=entries), arrays(float, size[0], elements=entries))
 )
