@@ -1,4 +1,4 @@
-"""RunLimits of a run's processes, memory and CPUs, enforced by the kernel's control groups (cgroups).
+"""Limits of a run's processes, memory and CPUs, enforced by the kernel's control groups (cgroups).
 
 A real Mesos agent has isolators for this. The embedded one has none, so executors with `LIMITS_VARIABLE` create groups
 themselves, by version 2 or 1 of the kernel's interface. That takes root, or a systemd session of this account.
@@ -34,7 +34,7 @@ _CONTROLLERS = ("pids", "memory", "cpu")
 
 @dataclass(frozen=True)
 class RunLimits:
-    """RunLimits of a run.
+    """Limits of a run.
 
     Attributes:
         processes: maximum number of processes and threads.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import http.client
 import json
@@ -105,12 +106,17 @@ class Writer:
     number: int
 
 
+def basic_authorization(credentials: tuple[str, str]) -> str:
+    """Value of the header `Authorization` for HTTP basic authentication."""
+    return f"Basic {base64.b64encode(':'.join(credentials).encode()).decode()}"
+
+
 class StoreClient:
     """Requests to the store of a cluster. Each raises `StoreError`."""
 
     def __init__(self, address: str, credentials: tuple[str, str]) -> None:
         self._address = address
-        self._authorization = f"Basic {base64.b64encode(':'.join(credentials).encode()).decode()}"
+        self._authorization = basic_authorization(credentials)
 
     @classmethod
     def of_executor(cls, environment: Mapping[str, str] = os.environ) -> StoreClient | None:
@@ -224,7 +230,7 @@ class _UnreachableError(StoreError):
     """A retry may help."""
 
 
-_ERRORS = {HTTPStatus.INSUFFICIENT_STORAGE: 28}
+_ERRORS = {HTTPStatus.INSUFFICIENT_STORAGE: errno.ENOSPC}
 """HTTP status -> errno."""
 
 
@@ -282,7 +288,8 @@ class Mirror:
             self.local.mkdir(0o700, parents=True, exist_ok=True)
             found = _retrying(lambda: self._store.list_files(self._folder.id, self._below), patience_s)
             for path in set(list_stamps(self.local)) - set(found):
-                _remove(self.local, path)
+                with contextlib.suppress(OSError):
+                    remove_file(self.local, path)
             self._fetch(found, patience_s)
 
     def pull_new(self, patience_s: float = 0.0) -> None:
@@ -294,7 +301,8 @@ class Mirror:
         with self._lock:
             found = _retrying(lambda: self._store.list_files(self._folder.id, self._below), patience_s)
             for path in set(self._known) - set(found):
-                _remove(self.local, path)
+                with contextlib.suppress(OSError):
+                    remove_file(self.local, path)
             self._fetch(found, patience_s)
 
     def _fetch(self, found: Mapping[str, Stamp], patience_s: float) -> None:
@@ -402,10 +410,9 @@ def _retrying(work: Callable[[], T], patience_s: float) -> T:
             time.sleep(RETRY_INTERVAL_S)
 
 
-def _remove(folder: Path, path: str) -> None:
+def remove_file(folder: Path, path: str) -> None:
     """Removes a file, and the folders above it that are then empty."""
-    with contextlib.suppress(OSError):
-        (folder / path).unlink()
+    (folder / path).unlink(missing_ok=True)
     for parent in Path(path).parents:
         with contextlib.suppress(OSError):  # not empty
             if parent != Path():

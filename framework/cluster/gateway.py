@@ -31,14 +31,21 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.process import die_with_parent
 from framework.cluster.admission import admit
 from framework.cluster.authority import HEAD, client_context, peer_name, server_context
-from framework.cluster.records import AGENT, HEAD_INDEX, HEAD_ROLE, STORE, ClusterFolder, Member, Membership
+from framework.cluster.records import (
+    AGENT,
+    HEAD_INDEX,
+    HEAD_ROLE,
+    STORE,
+    ClusterFolder,
+    Member,
+    Membership,
+    start_service,
+)
 from framework.embedded.libmesos.peers import is_trusted_peer
 
 logger = logging.getLogger(__name__)
@@ -435,12 +442,7 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
 
 
 def main(path: str) -> None:
-    die_with_parent()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    folder = ClusterFolder(Path(path))
-    own = folder.membership()
-    if own is None:
-        sys.exit(f"{path} is not the folder of a cluster")
+    folder, own = start_service(path)
     gateway = HeadGateway(folder, own) if own.role == HEAD_ROLE else MemberGateway(folder, own)
     asyncio.run(gateway.run())
 

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -20,6 +21,7 @@ from typing import Any
 
 from dike import typed
 from dike.exceptions import BadInputError, DikeError
+from dike.process import die_with_parent
 from framework.embedded.access import PRIVATE_FILE, ClusterAccess
 from framework.user_folders import file_lock, machine_dir
 
@@ -283,6 +285,21 @@ def parse_token(text: str) -> tuple[str, bytes, bytes]:
             "The token is incomplete; copy the whole line that `dike cluster token` prints on the head."
         )
     return identifier, content[:TOKEN_BYTES], content[TOKEN_BYTES:]
+
+
+def start_service(path: str) -> tuple[ClusterFolder, Membership]:
+    """Prepares a process beside the daemons, which ends with their supervisor; returns its cluster.
+
+    Raises:
+        SystemExit: the folder is not that of a cluster.
+    """
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    folder = ClusterFolder(Path(path))
+    own = folder.membership()
+    if own is None:
+        raise SystemExit(f"{path} is not the folder of a cluster")
+    return folder, own
 
 
 def machine_folder() -> Path:

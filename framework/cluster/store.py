@@ -8,8 +8,8 @@ were written; a `commit.json` in the staging folder lets a restarted store compl
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import errno
 import hmac
 import http.server
 import json
@@ -29,9 +29,17 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from dike.plain_files import NotPlainError, open_below
-from dike.process import die_with_parent
-from executor.mirror import BLOCK_BYTES, CHECKSUM_BYTES, MARKER_FILE, STAGING_FOLDER, WRITER_FILE, list_stamps
-from framework.cluster.records import ClusterFolder
+from executor.mirror import (
+    BLOCK_BYTES,
+    CHECKSUM_BYTES,
+    MARKER_FILE,
+    STAGING_FOLDER,
+    WRITER_FILE,
+    basic_authorization,
+    list_stamps,
+    remove_file,
+)
+from framework.cluster.records import start_service
 from framework.embedded.libmesos.peers import is_trusted_peer
 from framework.project.bundle import SIZE_LIMIT_BYTES, TOKEN
 
@@ -122,11 +130,7 @@ class StoredFolder:
                 place.parent.mkdir(0o700, parents=True, exist_ok=True)
                 source.replace(place)
         for path in changes["removed"]:
-            (target / path).unlink(missing_ok=True)
-            for parent in Path(path).parents:
-                with contextlib.suppress(OSError):  # not empty
-                    if parent != Path():
-                        (target / parent).rmdir()
+            remove_file(target, path)
         shutil.rmtree(staging, ignore_errors=True)
         with contextlib.suppress(OSError):  # other commits
             staging.parent.rmdir()
@@ -276,7 +280,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError) as error:
             logger.info("%s: %r", self.path[:200], error)
         except OSError as error:
-            is_full = error.errno in (28, 122)  # ENOSPC, EDQUOT
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._refuse(HTTPStatus.INSUFFICIENT_STORAGE if is_full else HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
     def _get(self, parts: list[str]) -> None:
@@ -391,7 +395,7 @@ class StoreServer(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], store: Store, credentials: tuple[str, str]) -> None:
         self.store = store
-        self.authorization = f"Basic {base64.b64encode(':'.join(credentials).encode()).decode()}".encode()
+        self.authorization = basic_authorization(credentials).encode()
         super().__init__(address, Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -399,12 +403,7 @@ class StoreServer(http.server.ThreadingHTTPServer):
 
 
 def main(path: str) -> None:
-    die_with_parent()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    folder = ClusterFolder(Path(path))
-    own = folder.membership()
-    if own is None:
-        sys.exit(f"{path} is not the folder of a cluster")
+    folder, own = start_service(path)
     host, _, port = own.cluster.store.rpartition(":")
     StoreServer((host, int(port)), Store(folder.store), own.cluster.access.credentials).serve_forever()
 

@@ -60,9 +60,7 @@ def uid_of_peer(connection: socket.socket) -> int | None:
 
 def is_trusted_peer(connection: socket.socket) -> bool:
     """Whether the other end of a TCP connection on this machine belongs to this account or root."""
-    # The table is not a snapshot: while other connections change, a row may be missed.
-    uids = (uid_of_peer(connection) for _ in range(MAX_LOOKUPS))
-    return next((uid for uid in uids if uid is not None), None) in {os.getuid(), ROOT}
+    return _look_up_uid(connection) in {os.getuid(), ROOT}
 
 
 def accept_own_account(library: ctypes.CDLL) -> Any:
@@ -105,14 +103,16 @@ def accept_own_account(library: ctypes.CDLL) -> Any:
     return callback
 
 
+def _look_up_uid(connection: socket.socket) -> int | None:
+    # The table is not a snapshot: while other connections change, a row may be missed.
+    uids = (uid_of_peer(connection) for _ in range(MAX_LOOKUPS))
+    return next((uid for uid in uids if uid is not None), None)
+
+
 def _uid_of_peer(descriptor: int) -> int | None:
     connection = socket.socket(fileno=descriptor)
     try:
-        for _ in range(MAX_LOOKUPS):
-            # The table is not a snapshot: while other connections change, a row may be missed.
-            if (uid := uid_of_peer(connection)) is not None:
-                return uid
-        return None
+        return _look_up_uid(connection)
     except OSError as error:
         if error.errno == errno.ENOTCONN:
             return None
