@@ -51,7 +51,7 @@ class OverLimitError(BadInputError):
 
 @dataclass(frozen=True)
 class UserLimits:
-    """UserLimits of one user; None for no limit.
+    """Limits of one user; None for no limit.
 
     Attributes:
         trials: of one search.
