@@ -209,7 +209,7 @@ def _shared_batches() -> Iterator[str]:
     """Compares predictions of one plain task on 2 and 4 GPUs with recorded steps."""
     trace = small_placements("imagenet")
     profile = ModelProfile.loads((PROFILES / "resnet50.json").read_text(encoding="utf-8"))
-    resnet50 = dataclasses.replace(profile, why_one_gpu="", sample_bytes=0)
+    resnet50 = dataclasses.replace(profile, why_not_split="", sample_bytes=0)
     machine = NodeClass(name="t4", cpus=48, mem_bytes=192 * GIB, gpus=4, gpu_model="T4")
     yield "ResNet50 with one batch that 1, 2 and 4 T4 of one machine share (AWS g4dn; Pollux, PyTorch, all-reduce), and"
     yield "the planner's one plain task (`dike plan keras:ResNet50 --gpus-per-task N`, 64 Gb/s between the GPUs, input"

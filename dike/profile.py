@@ -89,7 +89,9 @@ class ModelProfile:
         why_alone: why the script cannot be distributed and is one plain task, as a sentence; empty if it can be.
         counts_own_steps: whether each worker would run all steps, as the script's loop ignores the global step.
         needs_servers: whether the script waits for the parameter servers of a cluster that it names itself.
-        why_one_gpu: why the GPUs of one machine cannot share its batches, as a clause; empty if they can.
+        why_not_split: why several workers cannot share its batches, as a clause; empty if they can.
+        synced_layers: number of layers for which all workers exchange statistics of the batch in each step.
+        own_distribution: library with which the script distributes itself, such as `torch.distributed`; empty if none.
     """
 
     name: str
@@ -109,9 +111,11 @@ class ModelProfile:
     synchronous: bool = False
     uncounted_ops: dict[str, int] = field(default_factory=dict, hash=False)
     why_alone: str = ""
-    why_one_gpu: str = "its profile does not say that it can be"
+    why_not_split: str = "its profile does not say that it can be"
     counts_own_steps: bool = False
     needs_servers: bool = False
+    synced_layers: int = 0
+    own_distribution: str = ""
 
     @property
     def is_measurable(self) -> bool:
@@ -119,9 +123,9 @@ class ModelProfile:
         return self.api is not Api.LOOP
 
     @property
-    def can_mirror(self) -> bool:
-        """Whether the GPUs of one machine can share its batches."""
-        return not self.why_one_gpu
+    def can_split(self) -> bool:
+        """Whether several workers can share its batches, so that they compute what one computes."""
+        return not self.why_not_split
 
     @property
     def longest_path_share(self) -> float:

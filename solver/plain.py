@@ -91,7 +91,7 @@ def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
 
 def can_share(profile: ModelProfile, gpus: int = 2) -> bool:
     """Whether `gpus` GPUs, at least two, can train the script in one task."""
-    return not profile.is_measurable or (profile.can_mirror and profile.batch_size % gpus == 0)
+    return not profile.is_measurable or (profile.can_split and profile.batch_size % gpus == 0)
 
 
 def _with_fewest_cpus(scenario: Scenario, most: float, kind: NodeKind, gpus: int) -> PlainOption:

@@ -173,8 +173,8 @@ class PlanSettings(PlanOptions):
                 )
         if self.gpus_per_task > 1 and (plain is False or (plain is None and self.objective != "throughput")):
             notes.append("--gpus-per-task is for one plain task, but the other options request several tasks.")
-        elif self.gpus_per_task > 1 and profile.is_measurable and not profile.can_mirror:
-            why = profile.why_one_gpu if profile.api is Api.KERAS else "only those of Keras 3's fit can be"
+        elif self.gpus_per_task > 1 and profile.is_measurable and not profile.can_split:
+            why = profile.why_not_split if profile.api is Api.KERAS else "only those of Keras 3's fit can be"
             notes.append(f"A batch of this script cannot be shared by several GPUs: {why}.")
         cluster = self.cluster(machines)
         if self.measurements:

@@ -122,7 +122,7 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
         ]
     except Exception as error:  # a model may do anything, and with one GPU the reason does not matter
         reasons = [f"it cannot be determined ({one_line(error)})"]
-    return dataclasses.replace(profile, why_one_gpu=next(filter(None, (*reasons, *uneven)), ""))
+    return dataclasses.replace(profile, why_not_split=next(filter(None, (*reasons, *uneven)), ""))
 
 
 def _can_be_split(batch: Any) -> bool:

@@ -36,4 +36,4 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
     size = batch_size or _BATCH_SIZE
     batch = (tf.TensorSpec((size, *model.input_shape[1:])), tf.TensorSpec((size,), tf.int32))
     profile = keras_profile(f"keras:{name}", Api.KERAS, model, batch)
-    return dataclasses.replace(profile, why_one_gpu=unsupported_reason(model))
+    return dataclasses.replace(profile, why_not_split=unsupported_reason(model))

@@ -851,12 +851,12 @@ def test_what_no_cluster_does_but_one_process_is_read_and_one_plain_task(capture
 
 
 @pytest.mark.parametrize(
-    ("captured", "can_mirror"),
+    ("captured", "can_split"),
     [("keras_arrays", True), ("keras_dataset", True), ("keras_eagerly", False), ("train_step_with_tape", False)],
     indirect=["captured"],
 )
-def test_gpus_may_share_the_batches_where_keras_makes_the_steps(captured: Captured, can_mirror: bool) -> None:
-    assert captured.profile.can_mirror is can_mirror
+def test_gpus_may_share_the_batches_where_keras_makes_the_steps(captured: Captured, can_split: bool) -> None:
+    assert captured.profile.can_split is can_split
 
 
 @pytest.mark.parametrize("captured", ["slots_before_fit", "train_step_with_tape"], indirect=True)

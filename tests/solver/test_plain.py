@@ -208,24 +208,24 @@ def test_it_wins_on_one_machine_and_says_what_the_others_would_reach() -> None:
         # Three would have unequal parts of 32.
         ({}, 3, 2),
         ({"batch_size": 31}, 8, 1),
-        ({"why_one_gpu": "it has a step of its own"}, 8, 1),
+        ({"why_not_split": "it has a step of its own"}, 8, 1),
         ({"flops_step_per_sample": 1e3}, 8, 0),
         ({"api": Api.GRAPH}, 8, 1),
     ],
 )
 def test_gpus_of_one_machine_share_the_batches_of_a_fit(changes: dict[str, Any], most: int, gpus: int) -> None:
-    model = dataclasses.replace(profile([100 * MB], flops=8e9, api=Api.KERAS), why_one_gpu="", batch_size=32)
+    model = dataclasses.replace(profile([100 * MB], flops=8e9, api=Api.KERAS), why_not_split="", batch_size=32)
     if changes.get("api") is Api.GRAPH:
-        changes = {**changes, "why_one_gpu": "as before"}
+        changes = {**changes, "why_not_split": "as before"}
     model = dataclasses.replace(model, **changes)
     settings = PlanSettings(gpus_per_task=most)
     plan = make_plan(settings.request(model, k80(1), plain=True))
     (task,) = plan.tasks
     assert (task.gpus, task.is_plain) == (gpus, True)
     check_can_run(Plan.loads(plan.dumps()))
-    assert any("cannot be shared by several GPUs: " in said for said in plan.why) == (most > 1 and not model.can_mirror)
+    assert any("cannot be shared by several GPUs: " in said for said in plan.why) == (most > 1 and not model.can_split)
     alone = make_plan(PlanSettings().request(model, k80(1), plain=True))
-    could_have_more = alone.option.worker.gpus and model.can_mirror and model.batch_size % 2 == 0
+    could_have_more = alone.option.worker.gpus and model.can_split and model.batch_size % 2 == 0
     assert any("one of the machine's 4 GPUs; --gpus-per-task" in said for said in alone.why) == bool(could_have_more)
     assert any(f"Its {gpus} GPUs share each batch" in said for said in plan.why) == (gpus > 1)
     if gpus > 1:
@@ -239,7 +239,7 @@ def test_gpus_of_one_machine_share_the_batches_of_a_fit(changes: dict[str, Any],
         assert plan.samples_per_s > alone.samples_per_s
         with pytest.raises(BadInputError, match=r"worker:0 has . GPUs in it and can use 1"):
             check_can_run(
-                dataclasses.replace(plan, profile=dataclasses.replace(model, why_one_gpu="it has a step of its own"))
+                dataclasses.replace(plan, profile=dataclasses.replace(model, why_not_split="it has a step of its own"))
             )
 
 
@@ -252,7 +252,7 @@ def test_a_plan_of_several_tasks_says_that_it_is_no_place_for_several_gpus(chang
 
 
 def test_gpus_that_share_a_batch_need_memory_for_one_and_the_smallest_job_has_one() -> None:
-    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), why_one_gpu="", sample_bytes=600_000)
+    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), why_not_split="", sample_bytes=600_000)
     settings, sizes = PlanSettings(gpus_per_task=4), []
     for most in (1, 4):
         plan = make_plan(PlanSettings(gpus_per_task=most).request(model, k80(1), plain=True))
@@ -263,7 +263,7 @@ def test_gpus_that_share_a_batch_need_memory_for_one_and_the_smallest_job_has_on
 
 
 def test_several_gpus_in_one_task_beat_parameter_servers_whose_updates_take_long() -> None:
-    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), why_one_gpu="")
+    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), why_not_split="")
     machines = Cluster((NodeClass(name="here", cpus=16, mem_bytes=64 * GIB, gpus=4, gpu_model="V100"),))
     plan = make_plan(PlanSettings(gpus_per_task=4).request(model, machines))
     assert [(task.gpus, task.is_plain) for task in plan.tasks] == [(4, True)]
