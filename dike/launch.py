@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
-    if task.is_chief:
+    if task.is_chief or task.is_synchronous:
         process.termination.install()
     if task.is_plain or task.api.has_separate_chief:
         # The script has to split its data in the same way in every attempt.

@@ -1,6 +1,7 @@
-"""The only task of a job without parameter servers: trains as under `python`, and saves and resumes as a trial does.
+"""A task of a job without parameter servers: trains as under `python`, and saves and resumes as a trial does.
 
-The interceptions of trials (`dike.trial` and those of each library) do the work; the task reports as a chief does.
+The interceptions of trials (`dike.trial` and those of each library) do the work. The only task, or the first of several
+workers that train synchronously, reports as a chief does, and writes the checkpoints for all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dike.process import EXIT_CODE_OTHER_LAYOUT, end_process
 from dike.profile import Api
 from dike.reporting import reporter
 from dike.roles import fencing, planned_model
+from dike.roles.gang import Gang
 from dike.task import TaskSpec
 from dike.trial import folders
 from dike.trial import runtime as runtimes
@@ -47,6 +49,9 @@ class JobRuntime(TrialRuntime):
             )
         )
         self._task = task
+        self._models: set[int] = set()
+        if task.is_synchronous and task.api is Api.KERAS:
+            self.gang = Gang(task)
         # A script with a loop or a strategy of its own distributes over GPUs itself.
         self.gpus = task.gpus if task.api is Api.KERAS else 1
         self._batch_size = task.batch_size
@@ -54,7 +59,8 @@ class JobRuntime(TrialRuntime):
 
     @property
     def suspend_requested(self) -> bool:
-        return process.termination.requested
+        # Workers follow the chief, which ends between two steps.
+        return self._task.is_chief and process.termination.requested
 
     @suspend_requested.setter
     def suspend_requested(self, value: bool) -> None:
@@ -73,9 +79,25 @@ class JobRuntime(TrialRuntime):
     def disable_suspension(self, why: str) -> None:
         print(f"dike: no checkpoints are written: {why}.", file=sys.stderr, flush=True)
 
+    def epoch_begins(self, model: Any, step: int) -> None:
+        if self.gang is not None:
+            # Imports TensorFlow.
+            from dike.keras3 import synchronous
+
+            synchronous.compare_values(self.gang, model, step, is_first=id(model) not in self._models)
+            self._models.add(id(model))
+
+    @property
+    def checkpoint_due(self) -> bool:
+        return self._task.is_chief and super().checkpoint_due
+
     def unless_full(self, write: Callable[[], object]) -> bool:
         fencing.check(self._task)
         return super().unless_full(write)
+
+    def write_last(self, write: Callable[[], object]) -> None:
+        if self._task.is_chief:
+            super().write_last(write)
 
     def suspend(self, path: str, step: int) -> NoReturn:
         """Ends the process, whose state is in the checkpoint."""
@@ -89,6 +111,8 @@ class JobRuntime(TrialRuntime):
         return False
 
     def _send(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
+        if not self._task.is_chief:
+            return
         match line["type"]:
             case "restored":
                 print(f"dike: restored '{shown(line['path'])}': step {line['step']}.", file=sys.stderr, flush=True)
@@ -115,7 +139,8 @@ def install(task: TaskSpec) -> Callable[[], None]:
         # Created once the script has imported a library: listing a remote folder takes TensorFlow.
         if not made:
             check_layout(task)
-            fencing.take_ownership(task)
+            if task.is_chief:
+                fencing.take_ownership(task)
             made.append(JobRuntime(task))
             made[0].start_background_flush()
         return made[0]

@@ -22,7 +22,17 @@ EXIT_CODE_OTHER_MODEL = 77
 """The model is not the planned one, and has been reported (`dike.roles.planned_model`)."""
 EXIT_CODE_OTHER_LAYOUT = 78
 """The task has parameter servers and the checkpoint folder is of a job without them, or vice versa."""
-OWN_EXIT_CODES = (EXIT_CODE_FENCED, EXIT_CODE_OTHER_MODEL, EXIT_CODE_OTHER_LAYOUT)
+EXIT_CODE_PEER_LOST = 79
+"""Another worker of a synchronous job has ended, so that this one could not go on (`dike.roles.gang`)."""
+EXIT_CODE_CANNOT_SPLIT = 80
+"""Several workers cannot share the batches of the model; the reason has been reported (`dike.keras3.synchronous`)."""
+OWN_EXIT_CODES = (
+    EXIT_CODE_FENCED,
+    EXIT_CODE_OTHER_MODEL,
+    EXIT_CODE_OTHER_LAYOUT,
+    EXIT_CODE_PEER_LOST,
+    EXIT_CODE_CANNOT_SPLIT,
+)
 SAVE_TIMEOUT_S = 5.0
 """Maximum time after SIGTERM for a chief to end its step and save."""
 

@@ -72,12 +72,17 @@ class TaskSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the job's only process, which trains without parameter servers as `python` does."""
+        """Whether the job has no parameter servers: its processes train as `python` does."""
         return not self.ps_count
 
     @property
+    def is_synchronous(self) -> bool:
+        """Whether it is one of several workers that train synchronously, without parameter servers."""
+        return self.is_plain and self.worker_count > 1
+
+    @property
     def is_chief(self) -> bool:
-        return self.is_plain or is_chief(self.api, self.role, self.index)
+        return self.index == 0 if self.is_plain else is_chief(self.api, self.role, self.index)
 
     @property
     def worker_count(self) -> int:

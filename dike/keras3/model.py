@@ -6,7 +6,7 @@ Imports Keras only inside functions that are given a model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dike.checkpoints import shown
@@ -40,6 +40,15 @@ def metric_variables(model: Any) -> list[Any]:
     """Returns the variables of all metrics of a Keras 3 model, including those that `model.metrics` omits."""
     metrics = [*model.metrics, *(metric for layer in model._flatten_layers() for metric in layer._metrics)]
     return list({id(variable): variable for metric in metrics for variable in metric.variables}.values())
+
+
+def without_function(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a model's step without its `tf.function`, in which updates of metrics could not be traced."""
+    from tensorflow.python.eager.polymorphic_function import autograph_util
+
+    own = getattr(step, "python_function", None)
+    unwrapped: Callable[[Any], Any] = step if own is None else autograph_util.py_func_from_autograph(own)
+    return unwrapped
 
 
 def optimizers_of(model: Any) -> list[Any]:

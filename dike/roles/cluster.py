@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dike.checkpoints import shown
@@ -49,41 +50,51 @@ class ServerCluster:
 
     def connect_at_first_use(self) -> None:
         """Connects when TensorFlow initialises its runtime: at the script's first tensor or variable."""
-        from tensorflow.python.eager import context
-
-        initialise = context.Context.ensure_initialized
-
-        def connect_and_initialise(this: Any) -> None:
-            context.Context.ensure_initialized = initialise
-            if not this._initialized:
-                _ = self.strategy
-            initialise(this)
-
-        context.Context.ensure_initialized = connect_and_initialise
+        call_at_first_use(lambda: self.strategy)
 
     def _connect(self) -> Any:
         import tensorflow as tf
 
-        self._wait_for_servers()
+        servers = [(role, self.task.cluster.get(role, ())) for role in (Role.PS, Role.WORKER)]
+        wait_for([(f"{role}:{index}", each) for role, found in servers for index, each in enumerate(found)])
         strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
         # A batch is one step of one worker, so it must not go to each of the worker's GPUs.
         strategy.extended._num_gpus_per_worker = min(1, strategy.extended._num_gpus_per_worker)
         return strategy
 
-    def _wait_for_servers(self) -> None:
-        deadline_s = time.monotonic() + SERVERS_TIMEOUT_S
-        for role in (Role.PS, Role.WORKER):
-            for index, address in enumerate(self.task.cluster.get(role, ())):
-                while not _accepts(address):
-                    if time.monotonic() > deadline_s:
-                        raise JobFailedError(
-                            f"{role}:{index} at {address} did not answer the chief within {SERVERS_TIMEOUT_S:.0f} s; "
-                            "look at that task's log."
-                        )
-                    time.sleep(_POLL_INTERVAL_S)
+
+def call_at_first_use(action: Callable[[], object]) -> None:
+    """Calls `action` when TensorFlow initialises its runtime: at the script's first tensor or variable."""
+    from tensorflow.python.eager import context
+
+    initialise = context.Context.ensure_initialized
+
+    def act_and_initialise(this: Any) -> None:
+        context.Context.ensure_initialized = initialise
+        if not this._initialized:
+            action()
+        initialise(this)
+
+    context.Context.ensure_initialized = act_and_initialise
 
 
-def _accepts(address: str) -> bool:
+def wait_for(servers: Iterable[tuple[str, str]]) -> None:
+    """Waits until all servers, given as (task, address), accept connections.
+
+    Raises:
+        JobFailedError: one does not within `SERVERS_TIMEOUT_S`.
+    """
+    deadline_s = time.monotonic() + SERVERS_TIMEOUT_S
+    for name, address in servers:
+        while not is_listening(address):
+            if time.monotonic() > deadline_s:
+                raise JobFailedError(
+                    f"{name} at {address} did not answer within {SERVERS_TIMEOUT_S:.0f} s; look at that task's log."
+                )
+            time.sleep(_POLL_INTERVAL_S)
+
+
+def is_listening(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S):

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dike import checkpoints, process
 from dike.exceptions import BadInputError
@@ -25,6 +25,9 @@ from dike.reporting import PROGRESS_INTERVAL_S, Reporter
 from dike.trial import folders
 from dike.trial import spec as specs
 from dike.trial.spec import EXIT_SUSPENDED, TrialSpec
+
+if TYPE_CHECKING:
+    from dike.roles.gang import Gang
 
 BEST_MODEL_FREE_S, BEST_MODEL_TIME_FRACTION = 5.0, 0.1
 """Maximum time to write best models: some seconds, plus a fraction of the training time. A script may report after each
@@ -98,6 +101,7 @@ class TrialRuntime:
         save_best: stores the model when the script has reported its best value; None if it cannot be stored.
         standing: the objective to date.
         gpus: number of GPUs that share each batch.
+        gang: the workers that share each batch; None for one process.
         smooths_losses: whether losses are for display only, so that an epoch's first batches should be smoothed.
     """
 
@@ -110,6 +114,7 @@ class TrialRuntime:
         self.save_best: Callable[[], object] | None = None
         self.standing = Standing()
         self.gpus = 1
+        self.gang: Gang | None = None
         self._clock = clock
         self._lock = threading.RLock()
         self._has_pending = threading.Event()
@@ -196,6 +201,16 @@ class TrialRuntime:
 
         `variables` returns unique name and variable of everything that a profile would contain.
         """
+
+    def epoch_begins(self, model: Any, step: int) -> None:
+        """No-op for one process; workers that share batches compare the values of the model.
+
+        Called before the first batch of an epoch, or the first one after a restore, when `step` batches are done.
+        """
+
+    def write_last(self, write: Callable[[], object]) -> None:
+        """Writes a checkpoint that cannot be left out; waits while the disk is full."""
+        checkpoints.retry_while_disk_full(write)
 
     def disable_suspension(self, why: str) -> None:
         print(f"dike: this trial cannot be saved: {why}.", file=sys.stderr, flush=True)

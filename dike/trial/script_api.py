@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from dike import randomness
-from dike.checkpoints import retry_while_disk_full
 from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial import runtime as runtimes
@@ -115,7 +114,7 @@ class _ScriptTrial:
             )
         self._hooks = hooks
         self._trial.save_best = lambda: self._trial.write_best(lambda: self._save_best(hooks))
-        self._trial.save_at_end = lambda: retry_while_disk_full(lambda: self._save(hooks, self._trial.step))
+        self._trial.save_at_end = lambda: self._trial.write_last(lambda: self._save(hooks, self._trial.step))
         step = self._restore(hooks)
         self._trial.training(preemptible=True)
         return step

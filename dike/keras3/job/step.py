@@ -9,9 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 from keras import Variable
-from tensorflow.python.eager.polymorphic_function import autograph_util
 
-from dike.keras3.model import metric_variables
+from dike.keras3.model import metric_variables, without_function
 from dike.roles.rates import set_steps_per_call
 
 _SMALL_ELEMENTS = 1024
@@ -342,7 +341,7 @@ class Step:
             variable._marks = marks
             begins.append(variable._tensor)
         with _as(variables, _Traced), _as([*self._counters, *self._shared], _Counter):
-            logs = _train_step(self._model)(self._pack(tensors))
+            logs = without_function(self._model.train_step)(self._pack(tensors))
             # Flat, with None for missing logs.
             self._logs = logs if isinstance(logs, dict) else {}
             flat = [None if log is None else tf.convert_to_tensor(log) for log in tf.nest.flatten(self._logs)]
@@ -382,10 +381,3 @@ def _updated_on_chief(graph: Any) -> list[str]:
         and id(variable.handle) in inside
         and any(operation.type not in only_read for operation in inside[id(variable.handle)].consumers())
     ]
-
-
-def _train_step(model: Any) -> Callable[[Any], Any]:
-    """Returns the model's `train_step` without its `tf.function`, in which updates of metrics could not be traced."""
-    own = model.train_step
-    python_function = getattr(own, "python_function", None)
-    return own if python_function is None else autograph_util.py_func_from_autograph(python_function)

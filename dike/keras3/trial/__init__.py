@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dike.checkpoints import retry_while_disk_full
 from dike.keras3.fit_call import arguments_of, loss_of
 from dike.keras3.trial.reports import KerasReports, reporting_fit
 from dike.trial.runtime import TrialRuntime
@@ -53,6 +52,10 @@ def install(runtime: TrialRuntime) -> None:
     own = trainer.TensorFlowTrainer
     if runtime.gpus > 1:
         mirrored.install(runtime.gpus)
+    if runtime.gang is not None:
+        from dike.keras3 import synchronous
+
+        synchronous.install(runtime.gang)
     trainer.TFEpochIterator = data.Batches
     own.fit = _resumable(own.fit, script, reporting_fit(own.fit, script.reports, keras.callbacks.Callback))
     own.train_on_batch = _reporting_step(own.train_on_batch, script)
@@ -96,7 +99,7 @@ def _reporting_step(own: Callable[..., Any], script: Any) -> Callable[..., Any]:
             first.append(self)
             reports.training(preemptible=False)
             if runtime.save_at_end is None:
-                runtime.save_at_end = lambda: retry_while_disk_full(lambda: script.save_model(self))
+                runtime.save_at_end = lambda: runtime.write_last(lambda: script.save_model(self))
         result = own(self, *args, **kwargs)
         if self is first[0]:
             loss = loss_of(result) if isinstance(result, dict) else result[0] if isinstance(result, list) else result

@@ -12,7 +12,6 @@ from keras.src.callbacks import CallbackList
 from keras.src.utils.python_utils import pythonify_logs
 
 from dike import randomness
-from dike.checkpoints import retry_while_disk_full
 from dike.keras3.callbacks import append_logs, settle
 from dike.keras3.data import Batches, intercept_iterators
 from dike.keras3.fit_call import loss_of, scalar_logs, validates
@@ -199,7 +198,7 @@ class TrialFit:
         elif self._has_stepped or self._saved is not None:
             path = self._runtime.spec.checkpoint_path(self._reports.step)
             # A later fit cannot be resumed without it.
-            retry_while_disk_full(lambda: self._save(0, is_finished=True))
+            self._runtime.write_last(lambda: self._save(0, is_finished=True))
             self._script.finished[str(self._number)] = path.rpartition("/")[2]
             if self._runtime.suspend_requested:
                 self._runtime.suspend(path, self._reports.step)
@@ -255,6 +254,7 @@ class TrialFit:
             self._is_reentering = False
             self._restore(self._batches.unused_randomness(self._saved.state.randomness))
         self._runtime.save_best = self._keep_best
+        self._runtime.epoch_begins(self._model, self._reports.step)
         self._reports.training(preemptible=True, batch_size=self._batches.batch_size)
 
     def step_done(self, last_batch: int, logs: Any) -> None:

@@ -1,0 +1,158 @@
+"""The workers of a synchronous job: equal processes that sum tensors by TensorFlow's collectives.
+
+A ring all-reduce moves 2 (n-1)/n of a tensor's bytes through each of n links (Patarasuk & Yuan, JPDC 2009).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dike import process
+from dike.process import EXIT_CODE_PEER_LOST, end_process
+from dike.reporting import reporter
+from dike.roles.cluster import call_at_first_use, is_listening, wait_for
+from dike.task import Role, TaskSpec
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+BUCKET_BYTES = 64 << 20
+"""Tensors are sent together, up to this size."""
+_GROUP_KEY = 1
+
+
+class Gang:
+    """The workers, seen from one of them.
+
+    Attributes:
+        rank: index of this worker; 0 is the chief.
+        size: number of workers.
+    """
+
+    def __init__(self, task: TaskSpec) -> None:
+        self._addresses = task.cluster[Role.WORKER]
+        self._has_gpu = task.gpus > 0
+        self.rank = task.index
+        self.size = len(self._addresses)
+
+    def connect_at_first_use(self) -> None:
+        """Connects when TensorFlow initializes its runtime: at the script's first tensor or variable."""
+        call_at_first_use(self._connect)
+
+    def _connect(self) -> None:
+        from tensorflow.core.protobuf import tensorflow_server_pb2
+        from tensorflow.python.eager import context
+        from tensorflow.python.training import server_lib
+
+        # The runtime of the first worker waits for nobody, but all others need it.
+        wait_for([(f"worker:{index}", address) for index, address in enumerate(self._addresses[: self.rank])])
+        own = context.context()
+        own.configure_collective_ops(
+            collective_leader="/job:worker/replica:0/task:0",
+            device_filters=(f"/job:worker/task:{self.rank}",),
+            use_nccl_communication=self._has_gpu,
+        )
+        own.enable_collective_ops(
+            tensorflow_server_pb2.ServerDef(
+                cluster=server_lib.ClusterSpec({"worker": self._addresses}).as_cluster_def(),
+                default_session_config=own.config,
+                job_name="worker",
+                task_index=self.rank,
+                protocol="grpc",
+            )
+        )
+
+    @functools.cached_property
+    def _next_key(self) -> tf.Variable:
+        """Number of the next collective. Each execution needs a new one, in loops of a graph as well."""
+        import tensorflow as tf
+
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.Variable(1, dtype=tf.int32, trainable=False, name="dike_collective")
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """Returns the sums of each tensor over all workers, of which each has to make the same calls in the same order.
+
+        Shapes and types are the same on all workers.
+        """
+        import tensorflow as tf
+
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        sums: list[Any] = [None] * len(tensors)
+        for bucket in _buckets(tensors):
+            parts = [tensors[index] for index in bucket]
+            shapes = [tf.shape(part) for part in parts]
+            flat = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
+            found = tf.split(self._sum_flat(flat), [tf.size(part) for part in parts], num=len(parts))
+            for index, shape, part, own in zip(bucket, shapes, found, parts, strict=True):
+                sums[index] = tf.ensure_shape(tf.reshape(part, shape), own.shape)
+        return sums
+
+    def sum_through(self, tensor: Any, share: Any) -> Any:
+        """Like `sum`, of one tensor, with the gradient of a loss that is the mean of the workers' losses.
+
+        Args:
+            share: weight of this worker's loss in that mean.
+        """
+        import tensorflow as tf
+
+        @tf.custom_gradient
+        def summed(own: Any) -> Any:
+            def gradient(upstream: Any) -> Any:
+                weight = tf.cast(share, upstream.dtype)
+                return tf.math.divide_no_nan(self.sum([upstream * weight])[0], weight)
+
+            return self.sum([own])[0], gradient
+
+        return summed(tensor)
+
+    def rows(self, row: Any) -> Any:
+        """Returns the rows of all workers, by rank: (k,) -> (size, k)."""
+        import tensorflow as tf
+
+        return self.sum([tf.one_hot(self.rank, self.size, dtype=row.dtype)[:, tf.newaxis] * row])[0]
+
+    def _sum_flat(self, tensor: Any) -> Any:
+        import tensorflow as tf
+        from tensorflow.python.ops import collective_ops
+
+        on_gpu = self._has_gpu and tensor.dtype.is_floating
+        with tf.device(f"/job:worker/replica:0/task:{self.rank}/device:{'GPU' if on_gpu else 'CPU'}:0"):
+            return collective_ops.all_reduce_v2(
+                tensor,
+                group_size=self.size,
+                group_key=_GROUP_KEY + on_gpu,
+                instance_key=self._next_key.assign_add(1),
+                communication_hint="nccl" if on_gpu else "ring",
+            )
+
+    def end_if_peer_lost(self) -> None:
+        """Ends the process if another worker has ended, which made a collective fail."""
+        for index, address in enumerate(self._addresses):
+            if index != self.rank and not is_listening(address):
+                self._end(f"worker:{index} at {address} has ended")
+
+    def _end(self, why: str) -> NoReturn:
+        if process.termination.requested:
+            process.termination.exit()
+        print(f"dike: {why}; this worker ends, too.", file=sys.stderr, flush=True)
+        reporter().close()
+        end_process(EXIT_CODE_PEER_LOST)
+
+
+def _buckets(tensors: Sequence[Any]) -> list[list[int]]:
+    """Groups the indices of tensors of one type, up to `BUCKET_BYTES` each."""
+    buckets: list[list[int]] = []
+    open_ones: dict[Any, tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        size = (tensor.shape.num_elements() or 1) * tensor.dtype.size
+        bucket, filled = open_ones.get(tensor.dtype, ([], 0))
+        if not bucket or filled + size > BUCKET_BYTES:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        open_ones[tensor.dtype] = bucket, filled + size
+    return buckets
