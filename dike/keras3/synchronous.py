@@ -22,8 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import metrics as keras_metrics
+from keras.src.backend.tensorflow import core, trainer
 from keras.src.backend.tensorflow import random as keras_random
-from keras.src.backend.tensorflow import trainer
 from keras.src.losses import loss as keras_losses
 from keras.src.metrics.metric import Metric
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -85,15 +85,21 @@ class _Part:
         start, end: its samples. A worker without samples computes the last one, which does not count.
         whole: number of samples of the batch.
         length: number of its samples.
+        known_whole: number of samples of the batch, if known when the step is traced; else None.
         shares, share: part / whole, of all workers and of this one.
     """
 
-    def __init__(self, gang: Gang | None, data: Any) -> None:
+    def __init__(self, gang: Gang | None, data: Any, model: Any) -> None:
         """Without a gang, the part is the whole batch."""
+        self._output_losses = [] if model._compile_loss is None else model._compile_loss.metrics
         self.gang = gang
         tensors = [each for each in tf.nest.flatten(data) if each is not None]
         rank, size = (gang.rank, gang.size) if gang else (0, 1)
         self.whole = tf.shape(tensors[0])[0]
+        if not tf.executing_eagerly():
+            # Hidden from shape inference: by its unknown length, a tensor of this part's samples is recognized.
+            self.whole = tf.compat.v1.placeholder_with_default(self.whole, [])
+        self.known_whole = tensors[0].shape[0]
         self.start, end = self.whole * rank // size, self.whole * (rank + 1) // size
         self._counts = end > self.start
         self.length = end - self.start
@@ -154,9 +160,10 @@ class _Part:
         if self.gang is None:
             return None
         own = self.end - self.start
-        if not tf.is_tensor(length):
-            if not tf.executing_eagerly() or length is None or int(length) % int(own):
-                return None
+        # Only the number of samples is unknown when a step is traced.
+        is_of_samples = tf.is_tensor(length) or (tf.executing_eagerly() and length is not None and not length % int(own))
+        if not is_of_samples:
+            return None
         each = length // own
         return each * self.whole, each * self.start
 
@@ -164,7 +171,7 @@ class _Part:
 
     def update(self, metric: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Updates a metric; `merge` adds up the workers' updates."""
-        if not _adds_up(metric):
+        if not _adds_up(metric, args, kwargs):
             args, kwargs = self.gathered((args, kwargs))
             return own(*args, **kwargs)
         if id(metric) not in self._updated:
@@ -172,12 +179,14 @@ class _Part:
             for variable in metric.variables:
                 variable.assign(tf.zeros_like(variable))
         if type(metric) in (keras_metrics.Mean, keras_metrics.Sum):
-            return self._update_mean(own, *args, **kwargs)
+            return self._update_mean(metric, own, *args, **kwargs)
         return own(*args, **kwargs)
 
-    def _update_mean(self, own: Callable[..., Any], values: Any, sample_weight: Any = None) -> Any:
+    def _update_mean(self, metric: Any, own: Callable[..., Any], values: Any, sample_weight: Any = None) -> Any:
         if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
-            sample_weight = self.share  # a number of the batch, not of each sample
+            # A number of the batch, not of each sample. Keras weights its outputs' losses if the batch size is known.
+            weight = self.known_whole if any(metric is each for each in self._output_losses) else None
+            sample_weight = self.share * (weight or 1)
         return own(values, sample_weight=sample_weight)
 
     def merge(self) -> None:
@@ -261,12 +270,12 @@ class _Steps:
                 if not batches:
                     raise StopIteration
                 self._check_splitting(batches[0])
-                return function(batches)
+                return function(_iterator_of(batches, iterator))
 
         return run
 
     def _step(self, data: Any) -> Any:
-        return self._computed(data, _Part(self._gang, data))
+        return self._computed(data, _Part(self._gang, data, self._model))
 
     def _computed(self, data: Any, part: _Part) -> Any:
         with _working_on(part), _watched(self._model, part), tf.control_dependencies([part.check_inputs()]):
@@ -279,20 +288,20 @@ class _Steps:
         workers can share a batch. Runs the step without compiling it, and restores all variables.
         """
         data = self._model._autoconvert_optionals(lambda each: each)(data)
-        few = tf.nest.map_structure(lambda each: None if each is None else each[: 2 * self._gang.size + 1], data)
-        before = {name: np.asarray(variable) for name, variable in named_values(self._model).items()}
+        few = tf.nest.map_structure(
+            lambda each: None if each is None else tf.convert_to_tensor(each[: 2 * self._gang.size + 1]), data
+        )
+        before = [(variable, np.asarray(variable)) for variable in named_values(self._model).values()]
         found = []
         for gang in (None, self._gang):
-            part = _Part(gang, few)
+            part = _Part(gang, few, self._model)
             part.gradients = []
-            self._computed(few, part)
+            with _created(before):
+                self._computed(few, part)
             gradients = [np.asarray(each) for each in part.gradients]
-            values = {name: np.asarray(variable) for name, variable in named_values(self._model).items()}
-            found.append((gradients, values))
-            self._model.reset_metrics()
-            for name, variable in named_values(self._model).items():
-                if name in before:
-                    variable.assign(before[name])
+            found.append((gradients, {id(each): np.asarray(each) for each in named_values(self._model).values()}))
+            for variable, value in before:
+                variable.assign(value)
         policy = keras.config.dtype_policy().compute_dtype
         limit = HALF_SPLIT_TOLERANCE if policy in ("float16", "bfloat16") else SPLIT_TOLERANCE
         (gradient, whole), (parts_gradient, parts) = found
@@ -300,7 +309,8 @@ class _Steps:
         ignored = set() if _has_own_step(self._model) else {id(each) for each in metric_variables(self._model)}
         for name, variable in named_values(self._model).items():
             if id(variable) not in ignored:
-                differences[f"variable '{name}'"] = _difference([whole[name]], [parts[name]])
+                differences[f"variable '{name}'"] = _difference([whole[id(variable)]], [parts[id(variable)]])
+        if process.os.environ.get("DBG"): print(differences)
         name, difference = max(differences.items(), key=lambda each: each[1])
         if float(self._gang.sum([tf.constant(float(difference > limit))])[0]):
             _end_unsplit(f"the {name} of some samples differs from that of their parts by {difference:.1%}")
@@ -313,6 +323,35 @@ def _has_own_step_of_tests(model: Any) -> bool:
 def _has_own_step(model: Any) -> bool:
     own = ("train_step", "compute_loss", "compute_metrics")
     return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in own)
+
+
+@contextlib.contextmanager
+def _created(values: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Adds all variables that Keras creates meanwhile, with their first values."""
+    own = core.Variable._initialize
+
+    @functools.wraps(own)
+    def initialize(variable: Any, value: Any) -> None:
+        own(variable, value)
+        values.append((variable, np.asarray(variable._value)))
+
+    core.Variable._initialize = initialize
+    try:
+        yield
+    finally:
+        core.Variable._initialize = own
+
+
+def _iterator_of(batches: Sequence[Any], iterator: Any) -> Any:
+    """An iterator over batches that were read from another one, of the same type, as a step is traced by type."""
+    spec = getattr(iterator, "element_spec", None)
+    flat = tf.nest.flatten(spec)
+    if not isinstance(iterator, tf.data.Iterator) or not all(isinstance(each, tf.TensorSpec) for each in flat):
+        return batches
+    is_fixed = flat[0].shape[0] is not None
+    parts = [tf.data.Dataset.from_tensor_slices(each) for each in batches]
+    datasets = [part.batch(len(part), drop_remainder=is_fixed) for part in parts]
+    return iter(functools.reduce(lambda one, other: one.concatenate(other), datasets))
 
 
 def _difference(whole: Sequence[Any], parts: Sequence[Any]) -> float:
@@ -498,12 +537,16 @@ def _drawn(own: Callable[..., Any]) -> Callable[..., Any]:
     return drawn
 
 
-def _adds_up(metric: Any) -> bool:
+def _adds_up(metric: Any, args: Any, kwargs: Any) -> bool:
     """Whether the updates of a metric by parts of a batch add up to that by the batch."""
-    if not type(metric).__module__.startswith("keras."):
+    if not isinstance(metric, keras_metrics.MeanMetricWrapper):
+        return type(metric).__module__.startswith("keras.")
+    if not getattr(metric._fn, "__module__", "").startswith("keras."):
         return False
-    function = getattr(metric, "_fn", None)
-    return function is None or getattr(function, "__module__", "").startswith("keras.")
+    given = dict(zip(("y_true", "y_pred"), args, strict=False)) | kwargs
+    given = {name: tf.cast(given[name], metric.dtype) for name in ("y_true", "y_pred")}
+    # One number for all samples, if they are numbers themselves.
+    return bool(tf.convert_to_tensor(metric._fn(**given, **metric._fn_kwargs)).shape.rank)
 
 
 @contextlib.contextmanager

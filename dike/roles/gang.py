@@ -95,6 +95,7 @@ class Gang:
         """Like `sum`, of one tensor, with the gradient of a loss that is the mean of the workers' losses.
 
         Args:
+            tensor: this worker's summand.
             share: weight of this worker's loss in that mean.
         """
         import tensorflow as tf
