@@ -156,6 +156,8 @@ def install(task: TaskSpec) -> Callable[[], None]:
     def end() -> None:
         for one in made:
             one.end()
+            if one.gang is not None:
+                one.gang.finish()
 
     return end
 

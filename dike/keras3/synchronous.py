@@ -161,7 +161,9 @@ class _Part:
             return None
         own = self.end - self.start
         # Only the number of samples is unknown when a step is traced.
-        is_of_samples = tf.is_tensor(length) or (tf.executing_eagerly() and length is not None and not length % int(own))
+        is_of_samples = tf.is_tensor(length) or (
+            tf.executing_eagerly() and length is not None and not length % int(own)
+        )
         if not is_of_samples:
             return None
         each = length // own
@@ -300,6 +302,7 @@ class _Steps:
                 self._computed(few, part)
             gradients = [np.asarray(each) for each in part.gradients]
             found.append((gradients, {id(each): np.asarray(each) for each in named_values(self._model).values()}))
+            self._model.reset_metrics()  # some were unknown before
             for variable, value in before:
                 variable.assign(value)
         policy = keras.config.dtype_policy().compute_dtype
@@ -310,7 +313,6 @@ class _Steps:
         for name, variable in named_values(self._model).items():
             if id(variable) not in ignored:
                 differences[f"variable '{name}'"] = _difference([whole[id(variable)]], [parts[id(variable)]])
-        if process.os.environ.get("DBG"): print(differences)
         name, difference = max(differences.items(), key=lambda each: each[1])
         if float(self._gang.sum([tf.constant(float(difference > limit))])[0]):
             _end_unsplit(f"the {name} of some samples differs from that of their parts by {difference:.1%}")

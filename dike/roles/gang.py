@@ -6,7 +6,9 @@ A ring all-reduce moves 2 (n-1)/n of a tensor's bytes through each of n links (P
 from __future__ import annotations
 
 import functools
+import socket
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together, up to this size."""
+PEER_LOST_WAIT_S = 3.0
+"""Maximum time to notice that a collective failed because another worker has ended."""
 _GROUP_KEY = 1
 
 
@@ -37,6 +41,8 @@ class Gang:
         self._has_gpu = task.gpus > 0
         self.rank = task.index
         self.size = len(self._addresses)
+        self._is_connected = False
+        self._is_ending = threading.Event()
 
     def connect_at_first_use(self) -> None:
         """Connects when TensorFlow initializes its runtime: at the script's first tensor or variable."""
@@ -49,6 +55,7 @@ class Gang:
 
         # The runtime of the first worker waits for nobody, but all others need it.
         wait_for([(f"worker:{index}", address) for index, address in enumerate(self._addresses[: self.rank])])
+        self._is_connected = True
         own = context.context()
         own.configure_collective_ops(
             collective_leader="/job:worker/replica:0/task:0",
@@ -64,6 +71,10 @@ class Gang:
                 protocol="grpc",
             )
         )
+        for index, address in enumerate(self._addresses):
+            if index != self.rank:
+                name = f"dike-watch-{index}"
+                threading.Thread(target=self._watch, args=(index, address), name=name, daemon=True).start()
 
     @functools.cached_property
     def _next_key(self) -> tf.Variable:
@@ -130,11 +141,25 @@ class Gang:
                 communication_hint="nccl" if on_gpu else "ring",
             )
 
+    def _watch(self, index: int, address: str) -> None:
+        """Ends the process when another worker ends: not all collectives would fail."""
+        wait_for([(f"worker:{index}", address)])
+        while _stay_connected(address):
+            pass
+        if not self._is_ending.is_set():
+            self._end(f"worker:{index} at {address} has ended")
+
     def end_if_peer_lost(self) -> None:
-        """Ends the process if another worker has ended, which made a collective fail."""
-        for index, address in enumerate(self._addresses):
-            if index != self.rank and not is_listening(address):
-                self._end(f"worker:{index} at {address} has ended")
+        """Waits a moment for the end of this process if another worker's end has made a collective fail."""
+        self._is_ending.wait(PEER_LOST_WAIT_S)
+
+    def finish(self) -> None:
+        """Waits at the end of the script until all workers have got there, so that none of them misses a peer."""
+        if not self._is_connected:
+            return
+        self.sum([1])
+        self._is_ending.set()
+        self.sum([1])
 
     def _end(self, why: str) -> NoReturn:
         if process.termination.requested:
@@ -142,6 +167,21 @@ class Gang:
         print(f"dike: {why}; this worker ends, too.", file=sys.stderr, flush=True)
         reporter().close()
         end_process(EXIT_CODE_PEER_LOST)
+
+
+def _stay_connected(address: str) -> bool:
+    """Connects to a gRPC server and returns when it closes the connection; returns whether it was there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port))) as connection:
+            # It begins with its settings, and ends the connection after some minutes without ours.
+            if not connection.recv(1024):
+                return False
+            while connection.recv(1024):
+                pass
+    except OSError:
+        return is_listening(address)
+    return True
 
 
 def _buckets(tensors: Sequence[Any]) -> list[list[int]]:
