@@ -8,9 +8,18 @@ Objective = Literal["throughput", "traffic"]
 """The planner's objective: predicted speed, or Eq. 1 alone as in the paper."""
 Sharding = Literal["optimus", "greedy", "round_robin"]
 """How variables are distributed over parameter servers."""
+Strategy = Literal["auto", "one", "allreduce", "ps"]
+"""Which tasks train a script; descriptions in `STRATEGIES`."""
 Order = Literal["given", "gain"]
 """Order of many jobs: `given`: one after the other, each its best on the rest; `gain`: together, by marginal gain."""
 
+STRATEGIES = {
+    "auto": "the fastest that keeps the result of the script",
+    "one": "one task, as python runs the script",
+    "allreduce": "equal workers that share each batch and sum their gradients; the result stays that of python",
+    "ps": "workers and parameter servers; asynchronous, unless the script makes its steps synchronous",
+}
+"""Strategy -> description."""
 RULES = {
     "identical_workers": "all workers are alike; without it each machine gives its workers a shape of its own",
     "cpu_gpu_ratio": "a worker has 1, 2, 4, ... GPUs and the CPUs that those can use; without it, any numbers",

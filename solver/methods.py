@@ -17,6 +17,7 @@ from solver.options import default_rules
 from solver.plan import Option, OptionCounts, Plan
 from solver.planner import PlanProgress, make_plan
 from solver.request import PlanRequest
+from solver.strategies import ONE, PS
 
 UNKNOWN_GAP = 1.0
 """The gap of a plan whose method gives no bound."""
@@ -35,9 +36,9 @@ def _dike_traffic(request: PlanRequest) -> Plan:
 
 
 def _plain(request: PlanRequest) -> Plan:
-    if request.plain is False:
+    if request.strategies == {PS}:
         raise BadInputError("The request asks for parameter servers, and one plain task has none.")
-    plan = make_plan(dataclasses.replace(request, objective="throughput", plain=True))
+    plan = make_plan(dataclasses.replace(request, objective="throughput", strategies=frozenset({ONE})))
     # The best plain task; nothing is known about its distance from plans with several tasks.
     return dataclasses.replace(plan, method="plain", optimal=False, gap=UNKNOWN_GAP)
 

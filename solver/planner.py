@@ -26,6 +26,7 @@ from solver.search.placer import Solved
 from solver.search.relaxation import RelaxedPlan, RelaxedSpace
 from solver.shards import useful_ps_count
 from solver.shortage import shortage, shortage_of, smallest_tasks
+from solver.strategies import ONE, PS
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
@@ -88,11 +89,8 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
             plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
             on_progress(PlanProgress(plan, found.placed))
 
-    plain = None
-    # One task causes no traffic, so the traffic objective implies several.
-    if request.plain or (request.plain is None and request.objective == "throughput"):
-        plain = fastest_plain(scenario, request.max_gpus_per_task)
-    if request.plain:
+    plain = fastest_plain(scenario, request.max_gpus_per_task) if ONE in request.strategies else None
+    if PS not in request.strategies:
         if plain is None:
             raise _no_plain_task(request, scenario)
         return _plain_plan(request, scenario, plain, None, time.monotonic() - started)
@@ -134,10 +132,10 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
     """
     check_request(request)
     scenario = scenario_of(request)
-    if request.plain is not False:
+    if ONE in request.strategies:
         # It also runs without additional GPUs.
         plain = fastest_plain(scenario)
-        if plain is not None or request.plain:
+        if plain is not None or PS not in request.strategies:
             shape = WorkerShape(0 if plain is None else plain.resources.gpus, CPU_STEP)
             return [("task", scenario.sizes.plain(shape))]
     rules = default_rules(request.objective) if request.rules is None else request.rules

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NOT_FOR_MANY_JOBS = (
     *(
         "method",
+        "strategy",
         "rules",
         "sharding",
         "gpus_per_task",

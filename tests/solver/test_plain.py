@@ -54,7 +54,7 @@ def test_no_machine_and_no_number_of_cpus_is_faster(model: ModelProfile, machine
 @examples(40)
 @given(models, clusters)
 def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machines: Cluster) -> None:
-    request = PlanRequest(model, machines, plain=None, time_limit_s=5.0)
+    request = PlanRequest(model, machines, strategies=frozenset({"one", "ps"}), time_limit_s=5.0)
     alone = fastest_plain(scenario_of(request))
     try:
         plan = make_plan(request)
@@ -71,9 +71,9 @@ def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machine
 @given(models, clusters)
 def test_where_it_wins_less_is_searched_and_nothing_else_changes(model: ModelProfile, machines: Cluster) -> None:
     # Generous: plans that a busy machine has cut short differ.
-    request = PlanRequest(model, machines, plain=None, time_limit_s=60.0)
+    request = PlanRequest(model, machines, strategies=frozenset({"one", "ps"}), time_limit_s=60.0)
     try:
-        several = make_plan(dataclasses.replace(request, plain=False))
+        several = make_plan(dataclasses.replace(request, strategies=frozenset({"ps"})))
     except InfeasibleError:
         return
     found = make_plan(request)
@@ -109,7 +109,7 @@ UNUSABLE_GPU = Cluster(
 def test_what_the_papers_rules_would_reach_is_known_and_what_is_told_meanwhile_gets_better(
     model: ModelProfile, machines: Cluster
 ) -> None:
-    request = PlanRequest(model, machines, plain=False, time_limit_s=5.0)
+    request = PlanRequest(model, machines, strategies=frozenset({"ps"}), time_limit_s=5.0)
     told: list[float] = []
     try:
         found = make_plan(request, lambda progress: told.append(progress.plan.samples_per_s))
@@ -293,13 +293,13 @@ def test_a_script_that_asks_for_a_cluster_gets_one(changes: dict[str, object]) -
     model = dataclasses.replace(digits(), **changes)  # type: ignore[arg-type]
     assert not make_plan(PlanSettings().request(model, cluster)).is_plain
     with pytest.raises(InfeasibleError, match="trains on a cluster only"):
-        make_plan(PlanRequest(model, cluster, plain=True))
+        make_plan(PlanRequest(model, cluster, strategies=frozenset({"one"})))
 
 
 def test_what_it_lacks_is_named() -> None:
     cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=GIB // 4),))
     with pytest.raises(InfeasibleError, match=r"The job's only task needs .* \('here'\)"):
-        make_plan(PlanRequest(digits(), cluster, plain=True))
+        make_plan(PlanRequest(digits(), cluster, strategies=frozenset({"one"})))
 
 
 def test_the_smallest_job_is_one_task_where_that_is_enough() -> None:
