@@ -19,6 +19,9 @@ ROLES = ("ps", "worker", "chief")
 
 Part = TypeVar("Part")
 
+SAME_RESULT = "same as python"
+"""`Plan.result` of jobs without parameter servers."""
+
 
 @dataclass(frozen=True)
 class PlannedTask:
@@ -93,6 +96,22 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class StrategyResult:
+    """The best plan found with one strategy.
+
+    Attributes:
+        strategy: `one`, `allreduce` or `ps`.
+        result: what the job computes, as `Plan.result`.
+    """
+
+    strategy: str
+    workers: int
+    ps: int
+    samples_per_s: float
+    result: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """A placement of one training job, with reasons.
 
@@ -108,6 +127,7 @@ class Plan:
         method: the planning method: `dike`, or one of the baselines.
         byte_imbalance: bytes of variables on the fullest ps over the mean.
         request_imbalance: variables on the ps with most of them over the mean.
+        strategies: the best plan of each strategy that the script could use, as far as they were planned.
     """
 
     profile: ModelProfile
@@ -128,6 +148,7 @@ class Plan:
     method: str = "dike"
     byte_imbalance: float = 1.0
     request_imbalance: float = 1.0
+    strategies: tuple[StrategyResult, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -145,7 +166,7 @@ class Plan:
     def result(self) -> str:
         """What the job computes, compared with `python`."""
         if self.is_plain:
-            return "same as python"
+            return SAME_RESULT
         return "synchronous" if self.profile.synchronous else "asynchronous"
 
     @property
@@ -187,6 +208,7 @@ class Plan:
             values["step_time_s"] = _part(StepTime, values["step_time_s"])
             values["options"] = _part(OptionCounts, values["options"])
             values["alternatives"] = tuple(_alternative(entry) for entry in values.get("alternatives", ()))
+            values["strategies"] = tuple(_part(StrategyResult, entry) for entry in values.get("strategies", ()))
             values["why"] = tuple(values.get("why", ()))
             values["variables"] = dict(values["variables"])
             plan = cls(**values)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.choices import MAX_TASK_MEM_MIB, Objective, Sharding
+from solver.choices import MAX_TASK_MEM_MIB, Objective, Sharding, Strategy
 from solver.cluster import Cluster
 from solver.costs import UniformCosts
 from solver.hardware import known_hardware
@@ -31,6 +31,8 @@ class PlanRequest:
         rules: names of the pruning rules that apply (`solver.choices.RULES`); None for the objective's default.
         calibration: corrections of the speeds by measurements; None for the table's speeds.
         strategies: the strategies to choose from (`solver.choices.STRATEGIES`): `one`, `allreduce`, `ps`; not empty.
+        shown: strategies that are planned briefly, to be shown beside the chosen one.
+        strategy: the user's choice, for messages.
         task_mem_mb: minimum memory of each task, in MiB; 0 for the needs of its role.
     """
 
@@ -45,6 +47,8 @@ class PlanRequest:
     calibration: Calibration | None = None
     min_workers: int = 1
     strategies: frozenset[str] = frozenset({"ps"})
+    shown: frozenset[str] = frozenset()
+    strategy: Strategy = "auto"
     max_gpus_per_task: int = 1
     task_mem_mb: int = 0
     notes: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from dike.described import MAX_ITEMS, Text, UserOption, values_of
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
 from solver.choices import MAX_TASK_MEM_MIB, RULES, Objective, Sharding, Strategy
-from solver.strategies import ALLREDUCE, ONE, PS, allowed_strategies
+from solver.strategies import ALLREDUCE, ONE, PS, allowed_strategies, possible_strategies
 
 if TYPE_CHECKING:
     from solver.calibration import Calibration, Measurement
@@ -124,6 +124,10 @@ class PlanSettings(PlanOptions):
         """Raises `BadInputError` if the script cannot train with the requested tasks."""
         self.strategies(profile, min_workers=min_workers, max_workers=max_workers)
 
+    @property
+    def _is_automatic(self) -> bool:
+        return self.strategy == "auto" and self.rules == "default" and self.objective == "throughput"
+
     def fewest_workers(self, min_workers: int | None) -> int:
         """The smallest number of workers that a plan may have."""
         return max(min_workers or 1, 2 if self.strategy == ALLREDUCE else 1)
@@ -221,6 +225,8 @@ class PlanSettings(PlanOptions):
             calibration=calibration,
             min_workers=max(min_workers or 1, 2 if among == {ALLREDUCE} else 1),
             strategies=among,
+            shown=possible_strategies(profile, plain=plain) - among if self._is_automatic else frozenset(),
+            strategy=self.strategy,
             max_gpus_per_task=self.gpus_per_task,
             task_mem_mb=self.task_mem_mb,
             notes=tuple(notes),

@@ -27,11 +27,19 @@ def why_not(profile: ModelProfile, strategy: str) -> str:
     return profile.why_not_split
 
 
-def possible(profile: ModelProfile) -> frozenset[str]:
-    """The strategies that a script can use, including those that change its result."""
-    found = frozenset(one for one in (ONE, ALLREDUCE, PS) if not why_not(profile, one))
-    is_gang_unknown = profile.api is Api.LOOP and not profile.own_distribution
-    return found - {ALLREDUCE} if is_gang_unknown else found
+def possible_strategies(profile: ModelProfile, *, plain: bool | None = None) -> frozenset[str]:
+    """The strategies that a script can use, including those that change its result.
+
+    Args:
+        profile: the model.
+        plain: whether existing checkpoints are of a job without parameter servers; None if there are none.
+    """
+    found = {one for one in (ONE, ALLREDUCE, PS) if not why_not(profile, one)}
+    if profile.api is Api.LOOP and not profile.own_distribution:
+        found.discard(ALLREDUCE)
+    if plain is not None:
+        found &= WITHOUT_PS if plain else {PS}
+    return frozenset(found)
 
 
 def allowed_strategies(
