@@ -41,37 +41,33 @@ class Measured:
 
 
 def measure() -> Iterator[str]:
-    yield "The workers are processes of one machine, connected over loopback, as all-reduce runs on CPUs: a flat tensor of"
-    yield f"float32 is summed by `all_reduce_v2` with the hint `ring`. Median of {ROUNDS} rounds. A worker of n sends"
-    yield "2 (n - 1) / n of the tensor and receives as much. *CPU*: of one worker. *MB sent / CPU s*: bytes that a worker"
-    yield "sends for each second of its CPU time, which includes receiving and adding. 0 MB is a single number."
+    yield "The workers are processes of one machine, connected over loopback. A flat tensor of float32 is summed by"
+    yield f"`all_reduce_v2` with the hint `ring`. Median of {ROUNDS} rounds. A worker of n sends 2 (n - 1) / n of the"
+    yield "tensor and receives as much. *CPU*: of one worker. *MB sent / CPU s*: what a worker sends for each second of"
+    yield "its CPU time, in which it also receives and adds. 0 MB is a single number. *Step*: a graph that flattens"
+    yield f"{STEP_VARIABLES} gradients of {STEP_ELEMENTS} numbers, sums them and the metrics, and splits the sum."
     yield ""
     yield "| workers | MB | ms | CPU, ms | CPU share | MB sent / s | MB sent / CPU s |"
     yield "|---|---|---|---|---|---|---|"
     found = {world: _run(world) for world in WORLDS}
-    for world, megabytes in itertools.product(WORLDS, MEGABYTES):
-        one = found[world][str(megabytes)]
-        sent = 2 * (world - 1) / world * megabytes
+    for world, name in itertools.product(WORLDS, (*map(str, MEGABYTES), STEP)):
+        one = found[world][name]
+        sent = 0.0 if name == STEP else 2 * (world - 1) / world * int(name)
         rates = (f"{sent / one.seconds:.0f}", f"{sent / one.cpu_s:.0f}") if sent else ("", "")
-        cells = (
-            world,
-            megabytes,
-            f"{one.seconds * 1e3:.2f}",
-            f"{one.cpu_s * 1e3:.2f}",
-            f"{one.cpu_s / one.seconds:.0%}",
-        )
-        yield f"| {' | '.join(map(str, (*cells, *rates)))} |"
+        share = f"{one.cpu_s / one.seconds:.0%}"
+        cells = (world, name, f"{one.seconds * 1e3:.2f}", f"{one.cpu_s * 1e3:.2f}", share, *rates)
+        yield f"| {' | '.join(map(str, cells))} |"
     yield ""
     for world in WORLDS:
-        hops, nothing = 2 * (world - 1), found[world]["0"].seconds
-        extra_s = found[world][STEP].seconds - 2 * nothing
+        hops, nothing, step = 2 * (world - 1), found[world]["0"], found[world][STEP]
         yield (
-            f"{world} workers: {nothing / hops * 1e3:.2f} ms for each of the {hops} hops of an empty exchange. A step that "
-            f"flattens {STEP_VARIABLES} gradients, sums them and the metrics, and splits the sum takes "
-            f"{found[world][STEP].seconds * 1e3:.2f} ms, {extra_s * 1e3:.2f} ms more than two empty exchanges."
+            f"{world} workers: each of the {hops} hops of an empty exchange takes {nothing.seconds / hops * 1e3:.2f} "
+            f"ms, {nothing.cpu_s / hops * 1e3:.2f} ms of CPU; a step takes "
+            f"{(step.seconds - 2 * nothing.seconds) * 1e3:.2f} ms more than two empty exchanges, "
+            f"{(step.cpu_s - 2 * nothing.cpu_s) * 1e3:.2f} ms of CPU."
         )
     yield ""
-    yield "With more workers than cores, processes wait for a core, which hops and seconds include; CPU times do not."
+    yield "With more workers than cores, processes wait for a core. Hops and seconds include that; CPU times do not."
 
 
 def _run(world: int) -> dict[str, Measured]:
@@ -154,7 +150,7 @@ def _all_reduce(tf: Any, rank: int, world: int) -> Callable[[Any], Any]:
 def _step(tf: Any, all_reduce: Callable[[Any], Any]) -> Callable[[], Any]:
     variables = [tf.Variable(tf.ones([STEP_ELEMENTS])) for _ in range(STEP_VARIABLES)]
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def step() -> Any:
         total = all_reduce(tf.concat([tf.reshape(variable, [-1]) for variable in variables], 0))
         metrics = all_reduce(tf.ones([2]))

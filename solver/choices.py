@@ -32,7 +32,8 @@ MAX_TASK_MEM_MIB = 10**9
 METHODS = {
     "dike": "the best placement that the rules leave, by default of all there are, with a bound",
     "dike_traffic": "least traffic by the paper's Eq. 1 alone, with no GPU idle",
-    "plain": "one task without parameter servers, as python runs the script",
+    "one": "one task without parameter servers, as python runs the script",
+    "allreduce": "equal workers that share each batch, on the machines where a step is fastest",
     "sar_basic": "equal slices, one ps for 4 workers, as many as fit, on the machines in turn",
     "first_fit": "as tfmesos: the same slices, each task on the first machine with room",
     "optimus": "equal counts on the fewest machines, with the best counts there are",

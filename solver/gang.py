@@ -23,6 +23,8 @@ from solver.step_time import StepModel, StepTime
 
 SIMPLE_TIE_SHARE = 0.05
 """A simpler plan is preferred if it is at most this share slower: fewer workers, then fewer machines."""
+ANY_SAMPLE_FLOPS = 1e9
+"""Assumed FLOPs of a worker's step if unknown, to find the fastest machines."""
 CPU_TIE_SHARE = 0.01
 """Fewer CPUs are preferred if they cost at most this share of the speed."""
 
@@ -137,25 +139,30 @@ def evaluated(scenario: Scenario, shape: WorkerShape, workers_on: dict[str, int]
 def any_gang(scenario: Scenario, min_workers: int, max_workers: int | None) -> GangOption | None:
     """A gang of a script whose computation is unknown; None if there is no room for `min_workers`.
 
-    As many workers as fit, up to `max_workers`; exactly `min_workers` without that. One GPU each if there are GPUs, and
-    the fastest ones if all workers fit on these; else as many CPUs as an even share of the machines.
+    As many workers as fit, up to `max_workers`; exactly `min_workers` without that. If there are GPUs, each worker has
+    one, with its share of a machine's CPUs, and the gang is on the fewest machines with the fastest GPUs. Without GPUs
+    the workers have as many CPUs as possible.
     """
-    fewest, most = max(2, min_workers), max(2, min_workers) if max_workers is None else max_workers
+    fewest = max(2, min_workers)
+    most = fewest if max_workers is None else max_workers
     known = dataclasses.replace(
-        scenario.profile, batch_size=max(most, fewest), flops_step_per_sample=1.0, sample_bytes=0
+        scenario.profile, batch_size=max(most, fewest), flops_step_per_sample=ANY_SAMPLE_FLOPS, sample_bytes=0
     )
     scenario = dataclasses.replace(scenario, profile=known)
     gpus = int(any(kind.gpus for kind in scenario.kinds))
-    found: GangOption | None = None
-    for shape in sorted((shape for shape in _shapes(scenario) if shape.gpus == gpus), reverse=True):
-        search = _ShapeSearch.of(scenario, shape, fewest)
-        workers = min(search.most_workers, most)
-        if workers >= fewest and (found is None or workers > found.workers):
-            found = min(
-                search.placements(workers, 0.0), key=lambda option: (-option.samples_per_s, len(option.workers_on))
-            )
+    share = max(kind.cpus / max(1, kind.gpus * gpus) for kind in scenario.kinds if kind.gpus >= gpus)
+    searches = [
+        _ShapeSearch.of(scenario, shape, fewest)
+        for shape in _shapes(scenario)
+        if shape.gpus == gpus and (not gpus or shape.cpus <= max(share, CPU_STEP))
+    ]
+    workers = min(most, max((search.most_workers for search in searches), default=0))
+    options = [option for search in searches for option in search.placements(workers, 0.0)] if workers >= fewest else []
+    if not options:
+        return None
+    found = min(options, key=lambda option: (-option.samples_per_s, len(option.workers_on), -option.shape.cpus))
     nothing = StepTime(compute=0, input=0, latency=0, transfer=0, network=0, update=0, dispatch=0, total=0)
-    return found and dataclasses.replace(found, step_time=nothing, samples_per_s=0.0, bound=0.0)
+    return dataclasses.replace(found, step_time=nothing, samples_per_s=0.0, bound=0.0)
 
 
 def _useful_counts(batch: int, fewest: int, most: int) -> Ints:

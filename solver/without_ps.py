@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dike.exceptions import BadInputError, InfeasibleError
+from dike.exceptions import InfeasibleError
 from dike.profile import Api
 from solver.allreduce import slowest_link
 from solver.costs import Costs
@@ -71,7 +71,7 @@ def find_without_ps(request: PlanRequest, scenario: Scenario, strategies: frozen
     """Finds the best task and the best gang of these strategies; None if neither fits.
 
     Raises:
-        BadInputError: if more workers are requested than a batch has samples.
+        InfeasibleError: if more workers are requested than a batch has samples.
     """
     one = gang = None
     if ONE in strategies and request.min_workers == 1:
@@ -85,7 +85,7 @@ def _gang(request: PlanRequest, scenario: Scenario) -> GangOption | None:
     fewest, most, profile = request.min_workers, request.max_workers, request.profile
     if profile.is_measurable:
         if fewest > max(1, profile.batch_size):
-            raise BadInputError(
+            raise InfeasibleError(
                 f"{fewest} workers cannot share a batch of {count_of(profile.batch_size, 'sample')}; use fewer workers "
                 "or a larger batch."
             )
@@ -98,16 +98,13 @@ def no_room_without_ps(request: PlanRequest, scenario: Scenario) -> InfeasibleEr
     """The error for a job that fits nowhere."""
     if ONE in request.strategies and not can_be_plain(request.profile, scenario.hardware):
         return InfeasibleError("This script trains on a cluster only: it cannot be one plain task.")
-    smallest = scenario.sizes.plain(WorkerShape(0, CPU_STEP))
-    if ONE in request.strategies or all(kind.room_for(smallest) < 1 for kind in scenario.kinds):
-        return shortage_of("the job's only task" if ONE in request.strategies else "a worker", smallest, scenario.kinds)
-    fewest = max(2, request.min_workers)
-    if request.profile.is_measurable and request.profile.batch_size < fewest:
-        return InfeasibleError(
-            f"A batch of {count_of(request.profile.batch_size, 'sample')} cannot be shared; give --strategy one."
-        )
+    name = "the job's only task" if ONE in request.strategies else "a worker"
+    shapes = [scenario.sizes.plain(WorkerShape(gpus, CPU_STEP)) for gpus in (0, 1)]
+    if ONE in request.strategies or not any(kind.room_for(task) > 0 for kind in scenario.kinds for task in shapes):
+        return shortage_of(name, shapes[0], scenario.kinds)
     return InfeasibleError(
-        f"The machines have no room for {fewest} workers, the minimum; add machines or request fewer."
+        f"The machines have no room for {max(2, request.min_workers)} workers, the minimum; add machines or request "
+        "fewer."
     )
 
 
