@@ -68,6 +68,19 @@ class GangModel:
         return seconds
 
 
+def steps_on(model: StepModel, kind: NodeKind, room: int, max_workers: int) -> Floats:
+    """Seconds of a step with 1 to `max_workers` workers on the fewest machines of a kind; one worker is one task.
+
+    `room`: maximum workers on a machine.
+    """
+    gang, workers = GangModel(model), np.arange(1, max_workers + 1)
+    within, card = model.within_node_bytes_per_s, kind.network_bytes_per_s
+    link = np.where(workers <= room, within, min(card, within) if room > 1 else card)
+    seconds: Floats = gang.total_s(gang.compute_s(kind, workers), gang.network_s(workers, link))
+    seconds[0] -= model.python_s(model.hardware.ring_step_s)
+    return seconds
+
+
 def slowest_link(scenario: Scenario, workers_on: Mapping[str, int]) -> float:
     """Bytes/s of the slowest link of a ring, with that number of workers on each machine; infinite for one worker."""
     links = [math.inf]
