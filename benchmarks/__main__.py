@@ -28,6 +28,7 @@ NAMES = (
     "command_line",
     "solver",
     "ps_update",
+    "ring",
     "embedded_mesos",
     "cluster",
     "search",

@@ -30,8 +30,8 @@ CIFAR10_SIDE = {"IncV3": 75}
 """Image side for models that do not take 32 x 32; InceptionV3 needs at least 75 x 75."""
 BATCH = 32
 ITERATIVE = "iterative"
-SHOWN = tuple(name for name in ALL_PLANNERS if name not in (ITERATIVE, "plain"))
-"""Without `plain`: several tasks are requested."""
+SHOWN = tuple(name for name in ALL_PLANNERS if name not in (ITERATIVE, "one", "allreduce"))
+"""Without `one` and `allreduce`: parameter servers are requested."""
 IN_RULES = "best inside the paper's rules"
 MODES = ("sync", "async")
 NETWORKS_GBPS = (1, 10, 25)

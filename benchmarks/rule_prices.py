@@ -73,7 +73,7 @@ def explore(request: PlanRequest) -> Exploration:
     started = time.monotonic()
     check_request(request)
     # The rules apply to jobs with parameter servers only.
-    request = dataclasses.replace(request, plain=False)
+    request = dataclasses.replace(request, strategies=frozenset({"ps"}))
     rules = default_rules(request.objective) if request.rules is None else request.rules
     limit_s = DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s
     changes = list(RULES)

@@ -35,7 +35,6 @@ class ApiCosts:
     Attributes:
         latency_s: seconds added to every step of a worker, for any number of workers.
         plain_s: seconds of Python in every step of a job's only task; None if there are no such jobs.
-        further_gpu_s: seconds that each further GPU adds to those.
         dispatch_s: seconds of the separate chief for each worker's step, sequentially; 0 without one.
     """
 
@@ -44,8 +43,6 @@ class ApiCosts:
     source: str
     plain_s: float | None = None
     plain_source: str = ""
-    further_gpu_s: float = 0.0
-    further_gpu_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,10 @@ class Hardware:
         ps_bytes_per_s: bytes of variables for which one CPU core of a ps serves a worker's step in a second: sends
             them, receives their gradients and updates them.
         ps_request_bytes: additional bytes that cost a ps as much time as the request for one variable.
+        ring_bytes_per_core_s: bytes that one CPU core of a worker sends in a second of a ring all-reduce, while it
+            receives and adds as many.
+        ring_hop_s: constant seconds of each of the 2 (n - 1) hops of an all-reduce.
+        ring_step_s: constant seconds that all-reduce adds to a step besides its hops.
         overlap: whether a synchronous step's transfers, updates and dispatching overlap its work, so that the longer of
             the two counts; otherwise they are sequential.
     """
@@ -76,6 +77,9 @@ class Hardware:
     apis: Mapping[Api, ApiCosts]
     ps_bytes_per_s: float
     ps_request_bytes: float
+    ring_bytes_per_core_s: float
+    ring_hop_s: float
+    ring_step_s: float
     overlap: bool = False
 
     def cpu_flops_per_s(self, cpus: float, longest_path_share: float = 1.0) -> float:
@@ -129,6 +133,9 @@ def known_hardware() -> Hardware:
         apis={api: ApiCosts(**data["tensorflow"]["apis"][api.value]) for api in Api},
         ps_bytes_per_s=data["tensorflow"]["ps_bytes_per_s"],
         ps_request_bytes=data["tensorflow"]["ps_request_bytes"],
+        ring_bytes_per_core_s=data["tensorflow"]["ring_bytes_per_core_s"],
+        ring_hop_s=data["tensorflow"]["ring_hop_s"],
+        ring_step_s=data["tensorflow"]["ring_step_s"],
     )
 
 

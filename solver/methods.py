@@ -17,6 +17,7 @@ from solver.options import default_rules
 from solver.plan import Option, OptionCounts, Plan
 from solver.planner import PlanProgress, make_plan
 from solver.request import PlanRequest
+from solver.strategies import ALLREDUCE, ONE, PS, why_not
 
 UNKNOWN_GAP = 1.0
 """The gap of a plan whose method gives no bound."""
@@ -26,6 +27,7 @@ Planner = Callable[[PlanRequest], Plan]
 
 
 def _dike_traffic(request: PlanRequest) -> Plan:
+    request = dataclasses.replace(request, strategies=frozenset({PS}), shown=frozenset())
     if request.objective == "traffic":
         return make_plan(request)
     # Eq. 1 alone is least with one worker; rules meant for speed do not have the paper's lower bound.
@@ -34,12 +36,18 @@ def _dike_traffic(request: PlanRequest) -> Plan:
     return make_plan(dataclasses.replace(request, objective="traffic", rules=rules))
 
 
-def _plain(request: PlanRequest) -> Plan:
-    if request.plain is False:
-        raise BadInputError("The request asks for parameter servers, and one plain task has none.")
-    plan = make_plan(dataclasses.replace(request, objective="throughput", plain=True))
-    # The best plain task; nothing is known about its distance from plans with several tasks.
-    return dataclasses.replace(plan, method="plain", optimal=False, gap=UNKNOWN_GAP)
+def _without_ps(strategy: str, request: PlanRequest) -> Plan:
+    if reason := why_not(request.profile, strategy):
+        raise BadInputError(f"{request.profile.name} cannot train so: {reason}.")
+    if strategy not in request.strategies | request.shown:
+        raise BadInputError(f"The request asks for other tasks: {', '.join(sorted(request.strategies))}.")
+    if strategy == ONE and request.min_workers > 1 and request.strategy != ALLREDUCE:
+        raise BadInputError(f"The request asks for at least {request.min_workers} workers.")
+    fewest = 1 if strategy == ONE else max(2, request.min_workers)
+    only = dataclasses.replace(request, strategies=frozenset({strategy}), shown=frozenset(), min_workers=fewest)
+    plan = make_plan(dataclasses.replace(only, objective="throughput"))
+    # The best of its strategy; nothing is known about its distance from plans of other strategies.
+    return dataclasses.replace(plan, method=strategy, optimal=False, gap=UNKNOWN_GAP)
 
 
 def baseline_plan(
@@ -99,7 +107,8 @@ def _baseline(method: str, choose: Callable[[Setting], BaselineChoice]) -> Plann
 PLANNERS: Mapping[str, Planner] = {
     "dike": make_plan,
     "dike_traffic": _dike_traffic,
-    "plain": _plain,
+    "one": functools.partial(_without_ps, ONE),
+    "allreduce": functools.partial(_without_ps, ALLREDUCE),
     "sar_basic": _baseline("sar_basic", sar_basic),
     "first_fit": _baseline("first_fit", first_fit),
     "optimus": _baseline("optimus", optimus),
@@ -135,7 +144,10 @@ def plan_with(
     if plan.gap < UNKNOWN_GAP:
         return plan
     limit_s = GAP_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s
-    best = make_plan(dataclasses.replace(request, objective="throughput", time_limit_s=limit_s))
+    among = request.strategies | {plan.strategy}
+    best = make_plan(
+        dataclasses.replace(request, objective="throughput", time_limit_s=limit_s, strategies=among, shown=frozenset())
+    )
     # Of options within 1% the planner takes the one with least traffic; another may be a little faster.
     fastest = max([best.samples_per_s, *(other.samples_per_s for other in best.alternatives)])
     why = plan.why

@@ -38,9 +38,13 @@ class PlainOption:
     step_time: StepTime
     samples_per_s: float
 
-    def task(self) -> PlannedTask:
-        task = self.resources
-        return PlannedTask("worker", 0, self.node, task.cpus, task.mem_mb, task.disk_mb, task.gpus, is_plain=True)
+    @property
+    def workers(self) -> int:
+        return 1
+
+    def tasks(self) -> tuple[PlannedTask, ...]:
+        one = self.resources
+        return (PlannedTask("worker", 0, self.node, one.cpus, one.mem_mb, one.disk_mb, one.gpus, is_plain=True),)
 
 
 def can_be_plain(profile: ModelProfile, hardware: Hardware) -> bool:
@@ -56,8 +60,8 @@ def fastest_plain(scenario: Scenario, max_gpus: int = 1) -> PlainOption | None:
 
     Args:
         scenario: the model on the cluster.
-        max_gpus: maximum GPUs. Those that share a `fit` have equal parts of its batch; a script whose computation is
-            unknown gets as many as a machine has.
+        max_gpus: maximum GPUs of a script whose computation is unknown, which gets as many as a machine has. Others use
+            one; several are for several workers.
     """
     profile = scenario.profile
     if not can_be_plain(profile, scenario.hardware):
@@ -67,7 +71,7 @@ def fastest_plain(scenario: Scenario, max_gpus: int = 1) -> PlainOption | None:
         found = _fastest(dataclasses.replace(scenario, profile=any_step), max_gpus)
         unknown = StepTime(compute=0, input=0, latency=0, transfer=0, network=0, update=0, dispatch=0, total=0)
         return found and dataclasses.replace(found, step_time=unknown, samples_per_s=0.0)
-    return _fastest(scenario, max_gpus)
+    return _fastest(scenario, 1)
 
 
 def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
@@ -75,10 +79,9 @@ def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
     # An agent may offer what is left beside its CPUs.
     for kind in (one for one in scenario.kinds if one.cpus > 0):
         for gpus in range(min(kind.gpus, max_gpus) + 1):
-            if gpus < 2 or can_share(scenario.profile, gpus):
-                option = _option(scenario, kind, WorkerShape(gpus, kind.cpus))
-                if option is not None:
-                    found.append((option.samples_per_s, kind, gpus))
+            option = _option(scenario, kind, WorkerShape(gpus, kind.cpus))
+            if option is not None:
+                found.append((option.samples_per_s, kind, gpus))
     if not found:
         return None
     most = max(speed for speed, _, _ in found)
@@ -87,11 +90,6 @@ def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
         (each for each in found if each[0] >= most * (1 - SPEED_TIE_SHARE)), key=lambda each: (each[2], -each[0])
     )
     return _with_fewest_cpus(scenario, most, kind, gpus)
-
-
-def can_share(profile: ModelProfile, gpus: int = 2) -> bool:
-    """Whether `gpus` GPUs, at least two, can train the script in one task."""
-    return not profile.is_measurable or (profile.can_split and profile.batch_size % gpus == 0)
 
 
 def _with_fewest_cpus(scenario: Scenario, most: float, kind: NodeKind, gpus: int) -> PlainOption:
@@ -115,12 +113,9 @@ def _option(scenario: Scenario, kind: NodeKind, shape: WorkerShape) -> PlainOpti
     model, resources = scenario.model(shape), scenario.sizes.plain(shape)
     if kind.room_for(resources) < 1 or (shape.gpus and not model.fits_gpu(kind)):
         return None
-    costs, gpus = scenario.hardware.apis[scenario.profile.api], max(1, shape.gpus)
-    # The GPUs share the step's batch; in a ps job each GPU of a worker would have its own.
-    compute_s, input_s = model.arithmetic_s(kind) / gpus, model.input_s / gpus
-    if scenario.profile.is_measurable:
-        compute_s += model.exchange_s
-    latency_s = model.python_s((costs.plain_s or 0.0) + (gpus - 1) * costs.further_gpu_s)
+    # Several GPUs are of a script whose computation is unknown; then the fastest machine matters, and their number.
+    compute_s, input_s = model.arithmetic_s(kind) / max(1, shape.gpus), model.input_s
+    latency_s = model.python_s(scenario.hardware.apis[scenario.profile.api].plain_s or 0.0)
     total_s = latency_s + (max(compute_s, input_s) if shape.gpus else compute_s + input_s)
     time = StepTime(compute_s, input_s, latency_s, transfer=0, network=0, update=0, dispatch=0, total=total_s)
     return PlainOption(kind.names[0], resources, time, scenario.profile.batch_size / total_s)

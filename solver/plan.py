@@ -19,6 +19,9 @@ ROLES = ("ps", "worker", "chief")
 
 Part = TypeVar("Part")
 
+SAME_RESULT = "same as python"
+"""`Plan.result` of jobs without parameter servers."""
+
 
 @dataclass(frozen=True)
 class PlannedTask:
@@ -26,7 +29,8 @@ class PlannedTask:
 
     Attributes:
         cpus, mem_mb, disk_mb, gpus: its resources, memory and disk in MiB.
-        is_plain: whether it is the job's only task, and trains without parameter servers.
+        is_plain: whether it trains without parameter servers, as `python` runs the script: the only task of a job, or
+            a worker of a gang.
     """
 
     role: str
@@ -48,7 +52,7 @@ class Option:
     """The chosen resource assignment option.
 
     Attributes:
-        ps: number of parameter servers; 0 for one plain task.
+        ps: number of parameter servers; 0 for one task, and for a gang of workers.
         ps_task: resources of the largest ps; zeros if there is no ps.
     """
 
@@ -92,6 +96,22 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class StrategyResult:
+    """The best plan found with one strategy.
+
+    Attributes:
+        strategy: `one`, `allreduce` or `ps`.
+        result: what the job computes, as `Plan.result`.
+    """
+
+    strategy: str
+    workers: int
+    ps: int
+    samples_per_s: float
+    result: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """A placement of one training job, with reasons.
 
@@ -107,6 +127,7 @@ class Plan:
         method: the planning method: `dike`, or one of the baselines.
         byte_imbalance: bytes of variables on the fullest ps over the mean.
         request_imbalance: variables on the ps with most of them over the mean.
+        strategies: the best plan of each strategy that the script could use, as far as they were planned.
     """
 
     profile: ModelProfile
@@ -127,11 +148,26 @@ class Plan:
     method: str = "dike"
     byte_imbalance: float = 1.0
     request_imbalance: float = 1.0
+    strategies: tuple[StrategyResult, ...] = ()
 
     @property
     def is_plain(self) -> bool:
-        """Whether one task trains alone, without parameter servers."""
+        """Whether the job trains without parameter servers: as one task, or as a gang of workers."""
         return self.option.ps == 0
+
+    @property
+    def strategy(self) -> str:
+        """`one`, `allreduce` or `ps` (`solver.choices.STRATEGIES`)."""
+        if self.option.ps:
+            return "ps"
+        return "one" if self.option.workers == 1 else "allreduce"
+
+    @property
+    def result(self) -> str:
+        """What the job computes, compared with `python`."""
+        if self.is_plain:
+            return SAME_RESULT
+        return "synchronous" if self.profile.synchronous else "asynchronous"
 
     @property
     def worker_kinds(self) -> list[tuple[TaskResources, int]]:
@@ -172,6 +208,7 @@ class Plan:
             values["step_time_s"] = _part(StepTime, values["step_time_s"])
             values["options"] = _part(OptionCounts, values["options"])
             values["alternatives"] = tuple(_alternative(entry) for entry in values.get("alternatives", ()))
+            values["strategies"] = tuple(_part(StrategyResult, entry) for entry in values.get("strategies", ()))
             values["why"] = tuple(values.get("why", ()))
             values["variables"] = dict(values["variables"])
             plan = cls(**values)
@@ -250,10 +287,12 @@ def _check(plan: Plan) -> None:
         indices = sorted(task.index for task in plan.tasks if task.role == role)
         if indices != list(range(count)):
             raise ValueError(f"the option has {count} {role} tasks and 'tasks' lists numbers {indices}")
-    if plan.is_plain and (plan.option.workers, plan.option.chief) != (1, None):
-        raise ValueError("without parameter servers there is one worker and no chief")
+    if plan.is_plain and plan.option.chief is not None:
+        raise ValueError("without parameter servers there is no chief task; worker 0 is the chief")
+    if plan.is_plain and not plan.option.workers:
+        raise ValueError("a job needs at least one worker")
     if any(task.is_plain != plan.is_plain for task in plan.tasks):
-        raise ValueError("'is_plain' is for the only task of a job without parameter servers")
+        raise ValueError("'is_plain' is for the tasks of a job without parameter servers")
     unknown = {task.role for task in plan.tasks} - set(ROLES)
     if unknown:
         raise ValueError(f"'{unknown.pop()}' is not a role; roles are {', '.join(ROLES)}")

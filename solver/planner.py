@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 from dike.exceptions import InfeasibleError
 from solver.baselines.incumbents import incumbents
 from solver.evaluation import evaluate, planned_tasks
+from solver.gang import SIMPLE_TIE_SHARE
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, default_rules, prune, raw_space
-from solver.plain import NO_RESOURCES, PlainOption, can_be_plain, can_share, fastest_plain
 from solver.plan import Alternative, Option, OptionCounts, Plan
-from solver.reasons import count_of, guesses, reasons
+from solver.reasons import reasons
 from solver.request import PlanRequest, check_request, scenario_of
 from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape
 from solver.scenario import Scenario
@@ -25,7 +26,9 @@ from solver.search.option_search import ALTERNATIVES, SPEED_TIE_SHARE, OptionRes
 from solver.search.placer import Solved
 from solver.search.relaxation import RelaxedPlan, RelaxedSpace
 from solver.shards import useful_ps_count
-from solver.shortage import shortage, shortage_of, smallest_tasks
+from solver.shortage import shortage, smallest_tasks
+from solver.strategies import ALLREDUCE, ONE, PS
+from solver.without_ps import find_without_ps, no_room_without_ps, plan_without_ps, strategy_result
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
@@ -34,6 +37,8 @@ UNRESTRICTED_FIRST_KINDS = 500
 search inside the rules is skipped."""
 _SIMPLE_RULES = frozenset({"identical_workers", "task_counts"})
 """Rules under which placements are simple."""
+SHOWN_TIME_LIMIT_S = 3.0
+"""Maximum time for a plan that is only shown beside the chosen one."""
 _RELAXATION_RULES = frozenset({"cpu_gpu_ratio"})
 """The only rule under which all placements are searched by relaxation."""
 
@@ -64,7 +69,7 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     """
     check_request(request)
     try:
-        return _planned(request, on_progress)
+        return _compared(request, _planned(request, on_progress))
     except InfeasibleError as error:
         if not request.task_mem_mb:
             raise
@@ -88,26 +93,26 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
             plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
             on_progress(PlanProgress(plan, found.placed))
 
-    plain = None
-    # One task causes no traffic, so the traffic objective implies several.
-    if request.plain or (request.plain is None and request.objective == "throughput"):
-        plain = fastest_plain(scenario, request.max_gpus_per_task)
-    if request.plain:
-        if plain is None:
-            raise _no_plain_task(request, scenario)
-        return _plain_plan(request, scenario, plain, None, time.monotonic() - started)
+    without_ps = find_without_ps(request, scenario, request.strategies)
+    if PS not in request.strategies:
+        if without_ps is None:
+            raise no_room_without_ps(request, scenario)
+        plan = plan_without_ps(request, scenario, without_ps, None, time.monotonic() - started)
+        return dataclasses.replace(plan, strategies=without_ps.results())
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    throughput_floor = 0.0 if plain is None else plain.samples_per_s
-    attempt, found = _search(request, scenario, rules, throughput_floor, deadline, report)
+    simple_speed = 0.0 if without_ps is None else without_ps.chosen.samples_per_s
+    attempt, found = _search(request, scenario, rules, simple_speed, deadline, report)
     notes: tuple[str, ...] = ()
     if found is None and "all_gpus_used" in rules:
         rules -= {"all_gpus_used"}
-        attempt, found = _search(request, scenario, rules, throughput_floor, deadline, report)
+        attempt, found = _search(request, scenario, rules, simple_speed, deadline, report)
         notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is not applied.",)
     kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
-    if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - SPEED_TIE_SHARE)):
+    if without_ps is not None and (found is None or simple_speed >= found.best.samples_per_s * (1 - SPEED_TIE_SHARE)):
         other = None if found is None else _plan(request, scenario, attempt, found, 0.0)
-        return _plain_plan(request, scenario, plain, other, time.monotonic() - started)
+        plan = plan_without_ps(request, scenario, without_ps, other, time.monotonic() - started)
+        results = without_ps.results() if other is None else (*without_ps.results(), strategy_result(other))
+        return dataclasses.replace(plan, strategies=results)
     if found is None and request.min_workers > 1:
         raise InfeasibleError(
             f"The machines have no room for {request.min_workers} workers, the minimum; add machines or request fewer."
@@ -118,11 +123,46 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
     why = reasons(attempt.search, scenario, found, prunings, request.max_workers, unknown, request.objective)
     calibrated = () if request.calibration is None else request.calibration.sentences()
     plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
-    if plain is not None:
-        share = plain.samples_per_s / plan.samples_per_s
-        alone = f"One plain task without parameter servers would reach {share:.0%} (--max-workers 1 requests it)."
+    if without_ps is not None:
+        simple = "One plain task" if without_ps.chosen.workers == 1 else f"{without_ps.chosen.workers} workers"
+        strategy = ONE if without_ps.chosen.workers == 1 else ALLREDUCE
+        share = simple_speed / plan.samples_per_s
+        alone = f"{simple} without parameter servers would reach {share:.0%} (--strategy {strategy} requests it)."
         why = (*why, alone)
+        plan = dataclasses.replace(plan, strategies=(strategy_result(plan), *without_ps.results()))
     return dataclasses.replace(plan, why=(*notes, *why, *calibrated, *request.notes))
+
+
+def _compared(request: PlanRequest, plan: Plan) -> Plan:
+    """Adds the best plan of each strategy that is only shown, and says if parameter servers would be faster."""
+    if not request.shown or not request.profile.is_measurable:
+        return plan
+    results = {one.strategy: one for one in (strategy_result(plan), *plan.strategies)}
+    simple = find_without_ps(dataclasses.replace(request, min_workers=1), scenario_of(request), request.shown)
+    results |= {} if simple is None else {one.strategy: one for one in simple.results()}
+    why = plan.why
+    if PS in request.shown:
+        limit_s = min(
+            SHOWN_TIME_LIMIT_S, DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s
+        )
+        several = dataclasses.replace(
+            request, strategies=frozenset({PS}), shown=frozenset(), time_limit_s=limit_s, notes=()
+        )
+        with contextlib.suppress(InfeasibleError):
+            results[PS] = strategy_result(_planned(several, None))
+    if PS in results and request.strategy == "auto" and PS not in request.strategies:
+        gain = results[PS].samples_per_s / plan.samples_per_s
+        if gain > 1 / (1 - SIMPLE_TIE_SHARE):
+            how = "Workers" if request.profile.synchronous else "Asynchronous workers"
+            why = (
+                *why,
+                f"{how} with parameter servers (--strategy ps) would train {gain:.1f} times as many samples/s, with "
+                "another result.",
+            )
+    others = sorted(
+        (one for one in results.values() if one.strategy != plan.strategy), key=lambda one: -one.samples_per_s
+    )
+    return dataclasses.replace(plan, why=why, strategies=(results[plan.strategy], *others))
 
 
 def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
@@ -134,12 +174,12 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
     """
     check_request(request)
     scenario = scenario_of(request)
-    if request.plain is not False:
-        # It also runs without additional GPUs.
-        plain = fastest_plain(scenario)
-        if plain is not None or request.plain:
-            shape = WorkerShape(0 if plain is None else plain.resources.gpus, CPU_STEP)
-            return [("task", scenario.sizes.plain(shape))]
+    # One task also runs without additional GPUs.
+    simple = find_without_ps(dataclasses.replace(request, max_gpus_per_task=1), scenario, request.strategies)
+    if simple is not None or PS not in request.strategies:
+        gpus = 0 if simple is None else (simple.one or simple.chosen).resources.gpus
+        name = "task" if ONE in request.strategies and request.min_workers == 1 else "worker"
+        return [(name, scenario.sizes.plain(WorkerShape(gpus, CPU_STEP)))]
     rules = default_rules(request.objective) if request.rules is None else request.rules
     raw, prunings = _pruned(request, scenario, rules | _SIMPLE_RULES)
     return smallest_tasks(scenario.kinds, _space_of_shapes(raw, prunings), scenario.sizes)
@@ -323,69 +363,6 @@ def _plan(
         byte_imbalance=shards.byte_imbalance,
         request_imbalance=shards.request_imbalance,
     )
-
-
-def _plain_plan(
-    request: PlanRequest, scenario: Scenario, plain: PlainOption, other: Plan | None, solve_time_s: float
-) -> Plan:
-    """Builds the plan of one plain task.
-
-    `other`: the best plan found with parameter servers; None if there is none, or none was searched.
-    """
-    node = next(kind for kind in scenario.kinds if plain.node in kind.names)
-    why = "One plain task: the script in one process, without parameter servers, as python runs it."
-    if request.profile.why_alone:
-        why += f" {request.profile.why_alone}"
-    elif request.profile.counts_own_steps:
-        why += " The script's loop counts its own steps, so each of several workers would run all of them."
-    gpus = plain.resources.gpus
-    if gpus > 1:
-        why += f" Its {gpus} GPUs share each batch." if request.profile.is_measurable else f" It sees {gpus} GPUs."
-    elif gpus == request.max_gpus_per_task < node.gpus and can_share(request.profile):
-        why += f" It has one of the machine's {node.gpus} GPUs; --gpus-per-task requests more."
-    gap = 0.0
-    if other is not None:
-        tasks = f"{count_of(other.option.workers, 'worker')} and {count_of(other.option.ps, 'parameter server')}"
-        share = other.samples_per_s / plain.samples_per_s
-        why += f" {tasks} would reach {share:.0%} of its speed (--min-workers requests them anyway)."
-        # A better plan with parameter servers may exist.
-        gap = max(0.0, 1 - plain.samples_per_s * (1 - other.gap) / other.samples_per_s)
-    return Plan(
-        profile=request.profile,
-        option=Option(1, 0, plain.resources, NO_RESOURCES),
-        tasks=(plain.task(),),
-        variables={},
-        step_time_s=plain.step_time,
-        samples_per_s=plain.samples_per_s,
-        traffic_bytes=0.0,
-        objective=request.objective,
-        optimal=gap <= GAP_TOLERANCE,
-        gap=gap if gap > GAP_TOLERANCE else 0.0,
-        solve_time_s=solve_time_s,
-        options=OptionCounts(1, {}, 1) if other is None else other.options,
-        alternatives=() if other is None else _alternatives_to_plain(other, plain.samples_per_s),
-        why=(
-            why,
-            *guesses(_unknown_gpus([node] if plain.resources.gpus else [], scenario.hardware)),
-            *(() if request.calibration is None else request.calibration.sentences()),
-            *request.notes,
-        ),
-        formulation="one task",
-    )
-
-
-def _alternatives_to_plain(other: Plan, samples_per_s: float) -> tuple[Alternative, ...]:
-    """The best plan with parameter servers and its alternatives, as alternatives to a speed."""
-    option = other.option
-    first = Alternative(option.workers, option.ps, option.worker, other.samples_per_s, other.traffic_bytes, 1.0)
-    found = (first, *other.alternatives)[:ALTERNATIVES]
-    return tuple(dataclasses.replace(one, relative=one.samples_per_s / samples_per_s) for one in found)
-
-
-def _no_plain_task(request: PlanRequest, scenario: Scenario) -> InfeasibleError:
-    if not can_be_plain(request.profile, scenario.hardware):
-        return InfeasibleError("This script trains on a cluster only: it cannot be one plain task.")
-    return shortage_of("the job's only task", scenario.sizes.plain(WorkerShape(0, CPU_STEP)), scenario.kinds)
 
 
 def _alternative(other: Solved, best: Solved, sizes: TaskSizes) -> Alternative:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.choices import MAX_TASK_MEM_MIB, Objective, Sharding
+from solver.choices import MAX_TASK_MEM_MIB, Objective, Sharding, Strategy
 from solver.cluster import Cluster
 from solver.costs import UniformCosts
 from solver.hardware import known_hardware
 from solver.options import check_rules, default_rules
 from solver.scenario import Scenario
 from solver.shards import DEFAULT_SHARDING
+from solver.strategies import ALLREDUCE, ONE, PS
 
 if TYPE_CHECKING:
     from solver.calibration import Calibration
@@ -29,7 +30,9 @@ class PlanRequest:
         time_limit_s: time after which the planner stops improving; the first placement found is always finished.
         rules: names of the pruning rules that apply (`solver.choices.RULES`); None for the objective's default.
         calibration: corrections of the speeds by measurements; None for the table's speeds.
-        plain: whether the job is one plain task without parameter servers; None: whichever is faster.
+        strategies: the strategies to choose from (`solver.choices.STRATEGIES`): `one`, `allreduce`, `ps`; not empty.
+        shown: strategies that are planned briefly, to be shown beside the chosen one.
+        strategy: the user's choice, for messages.
         task_mem_mb: minimum memory of each task, in MiB; 0 for the needs of its role.
     """
 
@@ -43,7 +46,9 @@ class PlanRequest:
     sharding: Sharding = DEFAULT_SHARDING
     calibration: Calibration | None = None
     min_workers: int = 1
-    plain: bool | None = False
+    strategies: frozenset[str] = frozenset({"ps"})
+    shown: frozenset[str] = frozenset()
+    strategy: Strategy = "auto"
     max_gpus_per_task: int = 1
     task_mem_mb: int = 0
     notes: tuple[str, ...] = ()
@@ -66,7 +71,9 @@ def check_request(request: PlanRequest) -> None:
         raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")
     rules = default_rules(request.objective) if request.rules is None else request.rules
     check_rules(sorted(rules))
-    if request.profile.why_alone and not request.plain:
+    if not request.strategies or not request.strategies <= {ONE, ALLREDUCE, PS}:
+        raise BadInputError("'strategies' must be one or more of one, allreduce and ps.")
+    if request.profile.why_alone and PS in request.strategies:
         raise BadInputError(f"The request is for a plan of several tasks. {request.profile.why_alone}")
     costs = request.cluster.costs()
     if request.objective == "traffic" and "identical_workers" not in rules and not isinstance(costs, UniformCosts):

@@ -13,7 +13,8 @@ from pydantic import Field
 from dike.described import MAX_ITEMS, Text, UserOption, values_of
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
-from solver.choices import MAX_TASK_MEM_MIB, RULES, Objective, Sharding
+from solver.choices import MAX_TASK_MEM_MIB, RULES, Objective, Sharding, Strategy
+from solver.strategies import ALLREDUCE, ONE, PS, allowed_strategies, possible_strategies
 
 if TYPE_CHECKING:
     from solver.calibration import Calibration, Measurement
@@ -41,7 +42,7 @@ class WorkerBounds:
     min_workers: Annotated[
         int | None,
         Field(ge=1, le=MAX_ITEMS),
-        UserOption(_PANEL, "Use parameter servers and at least N workers.", default="one task alone if that is faster"),
+        UserOption(_PANEL, "Use at least N workers."),
     ] = None
     max_workers: Annotated[int | None, Field(ge=1, le=MAX_ITEMS), UserOption(_PANEL, "Use at most N workers.")] = None
 
@@ -50,6 +51,14 @@ class WorkerBounds:
 class PlanOptions:
     """A user's planning options, offline and live."""
 
+    strategy: Annotated[
+        Strategy,
+        UserOption(
+            _PANEL,
+            "Train as one task, as equal workers that sum their gradients (allreduce), or with parameter servers (ps). "
+            "auto: the fastest that keeps the script's result.",
+        ),
+    ] = "auto"
     objective: Annotated[
         Objective, UserOption(_PANEL, "Plan for speed, or for little network traffic (Eq. 1 of the paper).")
     ] = "throughput"
@@ -65,7 +74,7 @@ class PlanOptions:
     gpus_per_task: Annotated[
         int,
         Field(ge=1, le=MAX_ITEMS),
-        UserOption(_PANEL, "Maximum GPUs of a plain task. They share each batch of Keras' fit."),
+        UserOption(_PANEL, "Maximum GPUs of the only task of a script with a training loop of its own."),
     ] = 1
     task_mem_mb: Annotated[
         int,
@@ -111,10 +120,41 @@ class PlanSettings(PlanOptions):
     ) -> PlanSettings:
         return cls(**values_of(PlanOptions, options), measurements=measurements, network=network)
 
-    def check_tasks(self, profile: ModelProfile, min_workers: int | None) -> None:
-        """Raises `BadInputError` if several tasks are requested for a script that can only be one."""
-        if profile.why_alone and (min_workers is not None or self.rules != "default"):
-            raise BadInputError(f"This script can only be one plain task. {profile.why_alone}")
+    def check_tasks(self, profile: ModelProfile, min_workers: int | None, max_workers: int | None = None) -> None:
+        """Raises `BadInputError` if the script cannot train with the requested tasks."""
+        self.strategies(profile, min_workers=min_workers, max_workers=max_workers)
+
+    @property
+    def _is_automatic(self) -> bool:
+        return self.strategy == "auto" and self.rules == "default" and self.objective == "throughput"
+
+    def fewest_workers(self, min_workers: int | None) -> int:
+        """The smallest number of workers that a plan may have."""
+        return max(min_workers or 1, 2 if self.strategy == ALLREDUCE else 1)
+
+    def strategies(
+        self,
+        profile: ModelProfile,
+        *,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        plain: bool | None = None,
+    ) -> frozenset[str]:
+        """The strategies that these options leave: one or more of `one`, `allreduce` and `ps`.
+
+        Raises:
+            BadInputError: if there is none.
+        """
+        has_rules = self.rules != "default"
+        return allowed_strategies(
+            profile,
+            self.strategy,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            wants_ps="--rules" if has_rules else "--objective traffic" if self.objective == "traffic" else "",
+            has_rules=has_rules,
+            plain=plain,
+        )
 
     def cluster(self, machines: Cluster) -> Cluster:
         """The machines with the known links."""
@@ -136,17 +176,17 @@ class PlanSettings(PlanOptions):
         Args:
             profile: the model.
             machines: the machines that the plan may use.
-            min_workers: minimum workers, with parameter servers; None if one plain task is allowed.
+            min_workers: minimum workers; None for no minimum.
             max_workers: maximum workers; None for no limit.
             gpus_per_worker: maximum GPUs of one worker; more than one is for plans that are only shown.
-            plain: whether it is one plain task; None: whichever is faster, unless the rules request options of several
-                tasks.
+            plain: whether existing checkpoints are of a job without parameter servers; only such a job, or only one
+                with parameter servers, can continue them. None if there are none.
             all_machines: all machines of the cluster, if `machines` are only the free parts. Measurements of machines
                 that are gone are then ignored instead of being an error.
 
         Raises:
-            BadInputError: if a rule is unknown, a measurement is of another machine or model, or several tasks are
-                requested for a script that can only be one.
+            BadInputError: if a rule is unknown, a measurement is of another machine or model, or the script cannot
+                train with the requested tasks.
         """
         from solver.options import parse_rules
         from solver.request import PlanRequest
@@ -155,13 +195,8 @@ class PlanSettings(PlanOptions):
         notes: list[str] = []
         if gpus_per_worker > GPUS_PER_WORKER:
             notes.append(what_if_note(gpus_per_worker))
-        self.check_tasks(profile, min_workers)
-        asks_for_several = min_workers is not None or self.rules != "default"
-        if plain is None and (asks_for_several or profile.needs_servers):
-            plain = False
-        elif plain is None and (profile.why_alone or profile.counts_own_steps):
-            plain = True
-        if profile.counts_own_steps and plain is False:
+        among = self.strategies(profile, min_workers=min_workers, max_workers=max_workers, plain=plain)
+        if profile.counts_own_steps and among == {PS}:
             # No more workers than requested: they would not make it faster.
             max_workers = max_workers or min_workers
             if max_workers != 1:
@@ -171,11 +206,8 @@ class PlanSettings(PlanOptions):
                     f"The loop of {profile.name} counts its own steps, so {what}; StopAtStepHook(last_step=N) would "
                     "share N steps among them."
                 )
-        if self.gpus_per_task > 1 and (plain is False or (plain is None and self.objective != "throughput")):
-            notes.append("--gpus-per-task is for one plain task, but the other options request several tasks.")
-        elif self.gpus_per_task > 1 and profile.is_measurable and not profile.can_split:
-            why = profile.why_not_split if profile.api is Api.KERAS else "only those of Keras 3's fit can be"
-            notes.append(f"A batch of this script cannot be shared by several GPUs: {why}.")
+        if self.gpus_per_task > 1 and (note := _gpus_per_task_note(profile, among)):
+            notes.append(note)
         cluster = self.cluster(machines)
         if self.measurements:
             calibration, left_out = self._calibration(profile, cluster, all_machines)
@@ -191,8 +223,10 @@ class PlanSettings(PlanOptions):
             rules=parse_rules(self.rules, self.objective),
             sharding=self.sharding,
             calibration=calibration,
-            min_workers=min_workers or 1,
-            plain=plain,
+            min_workers=max(min_workers or 1, 2 if among == {ALLREDUCE} else 1),
+            strategies=among,
+            shown=possible_strategies(profile, plain=plain) - among if self._is_automatic else frozenset(),
+            strategy=self.strategy,
             max_gpus_per_task=self.gpus_per_task,
             task_mem_mb=self.task_mem_mb,
             notes=tuple(notes),
@@ -214,6 +248,14 @@ class PlanSettings(PlanOptions):
         rows = [row for row in self.measurements if row.could_run(gpus)]
         found = _fitted(tuple(rows), profile.dumps(), whole) if rows else None
         return found, len(self.measurements) - len(rows)
+
+
+def _gpus_per_task_note(profile: ModelProfile, among: frozenset[str]) -> str:
+    """Why `--gpus-per-task` has no effect; empty if it has."""
+    if not profile.is_measurable:
+        return "" if ONE in among else "--gpus-per-task is for one task; each of several workers has one GPU."
+    how = "as workers of one GPU each (--strategy allreduce)" if profile.api is Api.KERAS else "as several workers"
+    return f"--gpus-per-task is for training loops of the script's own; this script uses several GPUs {how}."
 
 
 def what_if_note(gpus: int) -> str:

@@ -26,7 +26,7 @@ def _sar_tuned(request: PlanRequest) -> Plan:
 
 
 ALL_PLANNERS: Mapping[str, Planner] = {
-    **{name: PLANNERS[name] for name in ("dike", "dike_traffic", "plain")},
+    **{name: PLANNERS[name] for name in ("dike", "dike_traffic", "one", "allreduce")},
     "iterative": _iterative,
     "sar_tuned": _sar_tuned,
     **{name: PLANNERS[name] for name in ("sar_basic", "first_fit", "optimus")},

@@ -19,7 +19,6 @@ from framework.mesos.tasks import TaskState, ended_with_executor, why_ended
 from framework.project.failure_summary import error_summary, failure_signature_of
 from framework.training.options import TrainingOptions
 from solver import Plan, PlannedTask
-from solver.plain import can_share
 from solver.settings import GPUS_PER_WORKER, PlanSettings
 
 logger = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ def check_can_run(plan: Plan) -> None:
     """
     for task in plan.tasks:
         most = GPUS_PER_WORKER if task.role == Role.WORKER else 0
-        if task.gpus > most and not (task.is_plain and can_share(plan.profile, task.gpus)):
+        if task.gpus > most and not (task.is_plain and not plan.profile.is_measurable):
             raise BadInputError(
                 f"This plan cannot be run: {task.name} has {task.gpus} GPU{'s' if task.gpus > 1 else ''} in it and can "
                 f"use {most}; make one with dike plan without --gpus-per-worker and --gpus-per-task."

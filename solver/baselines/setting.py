@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.shortage import shortage
+from solver.strategies import PS
 
 SPEED_TOLERANCE = 1e-9
 """Speeds closer than this share differ by rounding only."""
@@ -70,7 +71,7 @@ class Setting:
             BadInputError: if the request is invalid.
             InfeasibleError: if no machine can hold a worker.
         """
-        check_request(request)
+        check_request(replace(request, strategies=frozenset({PS})))
         scenario = scenario or scenario_of(request)
         kinds, hardware, sizes = scenario.kinds, scenario.hardware, scenario.sizes
         space = identical_workers(raw_space(kinds, request.max_workers, request.max_gpus_per_worker)).space

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NOT_FOR_MANY_JOBS = (
     *(
         "method",
+        "strategy",
         "rules",
         "sharding",
         "gpus_per_task",
@@ -138,6 +139,7 @@ def plan(
     # Imported late, here and below, so that `--help` does not load the planner, nor a simple plan the other modes.
     from solver.cli.answers import Answers
     from solver.cluster_file import read_cluster
+    from solver.strategies import possible_strategies
 
     answers = Answers(method, settings.time_limit_s, picture, output_format)
     # Small files are checked before a model is loaded, which is slow.
@@ -167,6 +169,10 @@ def plan(
         max_workers=workers.max_workers,
         gpus_per_worker=gpus_per_worker,
     )
+    if compare or (not chosen and settings.strategy != "auto"):
+        request = dataclasses.replace(request, shown=possible_strategies(profile) - request.strategies)
+    elif chosen:
+        request = dataclasses.replace(request, shown=frozenset())
     if chosen and not profile.is_measurable:
         raise BadInputError(f"{chosen} compares speeds. {profile.why_alone}")
     if profile.why_alone and compare:

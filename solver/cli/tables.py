@@ -39,7 +39,7 @@ def print_profile(console: Console, profile: ModelProfile) -> None:
     table.add_row("longest path", f"{_flops(profile.longest_path_flops)}, {share}")
     table.add_row("batch size", f"{profile.batch_size}")
     table.add_row("optimizer", f"{profile.optimizer or 'none'}, {profile.optimizer_slots} slots per parameter")
-    table.add_row("training", f"{'synchronous' if profile.synchronous else 'asynchronous'}, {profile.api} interface")
+    table.add_row("interface", f"{profile.api}{', synchronous' if profile.synchronous else ''}")
     table.add_row("layers", ", ".join(f"{name} x {count}" for name, count in _largest(profile.layers)) or "none")
     console.print(table)
     if profile.uncounted_ops:
@@ -49,9 +49,12 @@ def print_profile(console: Console, profile: ModelProfile) -> None:
 
 def print_plan(console: Console, plan: Plan) -> None:
     """Prints a plan: the options, the chosen one and the reasons, the placement and the prediction."""
-    console.print(_options(plan))
+    if plan.options.generated > 1:
+        console.print(_options(plan))
     console.print(_chosen(plan))
     console.print(_placement(plan))
+    if len(plan.strategies) > 1:
+        console.print(_strategies(plan))
     if plan.profile.is_measurable:
         console.print(_prediction(plan))
     if plan.alternatives:
@@ -126,10 +129,15 @@ def _tasks(tasks: Sequence[PlannedTask], *, single: bool) -> str:
 def _prediction(plan: Plan) -> Table:
     table = new_table("Predicted, for one step" if plan.is_plain else "Predicted, for one step of every worker")
     time = plan.step_time_s
+    if plan.strategy == "allreduce":
+        part = math.ceil(plan.profile.batch_size / plan.option.workers)
+        table.add_row("largest part of a batch", f"{part:,} of {plan.profile.batch_size:,} samples")
     are_unlike = len({(task.cpus, task.gpus) for task in plan.tasks if task.role == "worker"}) > 1
     table.add_row("compute of the slowest worker" if are_unlike else "compute", _seconds(time.compute))
     table.add_row("input", _seconds(time.input))
     table.add_row("latency", _seconds(time.latency))
+    if plan.strategy == "allreduce":
+        table.add_row("exchange of gradients", _seconds(time.network))
     if not plan.is_plain:
         if not plan.profile.synchronous:
             table.add_row("one worker's transfer", _seconds(time.transfer))
@@ -160,6 +168,16 @@ def _how_terms_add_up(plan: Plan) -> str:
     return f"{how}; input overlaps compute" if plan.option.worker.gpus else how
 
 
+def _strategies(plan: Plan) -> Table:
+    """The best plan of each strategy, the chosen one first."""
+    table = new_table("Strategies", "strategy", "speed", "tasks", "result")
+    for one in plan.strategies:
+        counts = f"{one.workers} worker{'' if one.workers == 1 else 's'}"
+        tasks = "1 task" if one.strategy == "one" else counts + (f", {one.ps} ps" if one.ps else "")
+        table.add_row(one.strategy, f"{one.samples_per_s:,.0f} samples/s", tasks, one.result)
+    return table
+
+
 def _alternatives(plan: Plan) -> Table:
     columns = ("workers", "ps", "CPUs", "GPUs", "samples/s", "speed", "traffic (Eq. 1)")
     table = new_table("Next best options", *columns)
@@ -180,6 +198,8 @@ def _proof(plan: Plan) -> str:
     measure = "speed (differences under 1% ignored)" if plan.objective == "throughput" else "traffic (Eq. 1)"
     if plan.optimal:
         proof = f"Proven: no other option within the rules, in any placement, is better in {measure}"
+    elif plan.is_plain and not plan.alternatives:
+        proof = f"The simplest of the nearly fastest: another number of tasks could gain up to {plan.gap:.1%} in speed"
     elif plan.gap < MIN_SHOWN_GAP:
         proof = f"As good as the best in {measure}"
     else:

@@ -101,6 +101,11 @@ def _arrange(groups: Sequence[NodeGroup]) -> list[_Box]:
 
 def _title(plan: Plan) -> str:
     option = plan.option
+    if plan.strategy == "allreduce":
+        return (
+            f"{plan.profile.name}: {option.workers} workers, {plan.samples_per_s:,.0f} samples/s; "
+            "lines: bytes that each worker sends around the ring in a step"
+        )
     return (
         f"{plan.profile.name}: {option.workers} worker{'' if option.workers == 1 else 's'}, {option.ps} ps, "
         f"{plan.samples_per_s:,.0f} samples/s; "
@@ -130,14 +135,7 @@ def _draw_box(axes: Axes, box: _Box) -> None:
 
 def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
     """Draws lines between boxes, their width by the bytes that go one way in a step of every worker."""
-    held = [sum(plan.ps_bytes[task.index] for task in _all_tasks(plan, box) if task.role == "ps") for box in boxes]
-    workers = [sum(task.role == "worker" for task in _all_tasks(plan, box)) for box in boxes]
-    flows = {
-        (i, j): held[i] * workers[j] + held[j] * workers[i]
-        for i in range(len(boxes))
-        for j in range(i + 1, len(boxes))
-        if held[i] * workers[j] + held[j] * workers[i]
-    }
+    flows = _ring_flows(plan, boxes) if plan.is_plain else _flows_to_servers(plan, boxes)
     most = max(flows.values(), default=1)
     frames = [_Frame(box.x, box.bottom, box.x + BOX_WIDTH, box.top) for box in boxes]
     labels: list[_Frame] = []
@@ -159,6 +157,26 @@ def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
             background = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
             middle = {"horizontalalignment": "center", "verticalalignment": "center"}
             axes.text(x, y, label, middle, fontsize=7.5, color="#803030", bbox=background, zorder=2)
+
+
+def _ring_flows(plan: Plan, boxes: Sequence[_Box]) -> dict[tuple[int, int], float]:
+    """Bytes between neighbours of the ring: each box sends to the next one, the last to the first."""
+    workers, last = plan.option.workers, len(boxes) - 1
+    sent = 2 * (workers - 1) / workers * plan.profile.parameter_bytes
+    neighbours = [(index, index + 1) for index in range(last)] + [(0, last)] * (last > 1)
+    return dict.fromkeys(neighbours, sent)
+
+
+def _flows_to_servers(plan: Plan, boxes: Sequence[_Box]) -> dict[tuple[int, int], float]:
+    """Bytes between parameter servers and workers in different boxes."""
+    held = [sum(plan.ps_bytes[task.index] for task in _all_tasks(plan, box) if task.role == "ps") for box in boxes]
+    workers = [sum(task.role == "worker" for task in _all_tasks(plan, box)) for box in boxes]
+    return {
+        (i, j): held[i] * workers[j] + held[j] * workers[i]
+        for i in range(len(boxes))
+        for j in range(i + 1, len(boxes))
+        if held[i] * workers[j] + held[j] * workers[i]
+    }
 
 
 def _place_of_label(width: float, one: _Box, other: _Box, taken: Sequence[_Frame]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from solver.jobs.job import PlanJob
 from solver.plan import Plan
 from solver.planner import make_plan
 from solver.request import PlanRequest
+from solver.strategies import ALLREDUCE, PS, WITHOUT_PS
 from solver.units import BYTES_PER_S_PER_GBPS, MIB
 
 MAX_EXACT_JOBS = 20
@@ -56,7 +57,9 @@ def plan_exactly(
     request = PlanRequest(
         job.profile,
         dataclasses.replace(cluster, nodes=tuple(nodes), pairs=()),
+        min_workers=job.min_workers if job.is_gang else 1,
         max_workers=job.max_workers,
+        strategies=(WITHOUT_PS if job.min_workers == 1 else frozenset({ALLREDUCE})) if job.is_gang else frozenset({PS}),
         time_limit_s=min(time_limit_s, MAX_EXACT_TIME_S),
         max_gpus_per_worker=max(1, gpus_per_worker),
     )

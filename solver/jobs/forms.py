@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.allreduce import gang_step
 from solver.cluster import Cluster
 from solver.evaluation import Evaluation, evaluate
 from solver.hardware import Hardware
 from solver.jobs.free_capacity import NOTHING, Amounts, amounts, capacity, plus
 from solver.jobs.job import PlanJob
-from solver.jobs.speed import JobTaskAmounts, SpeedTable, even_spread
+from solver.jobs.speed import GainTable, GangTable, JobTaskAmounts, SpeedTable, even_spread
 from solver.nodes import NodeKind
 from solver.options import cpus_per_gpu
 from solver.placement.naming import Assignment
@@ -28,6 +29,7 @@ from solver.shards import useful_ps_count
 MAX_TABLE_WORKERS = 1024
 """Maximum workers of a job, unless its minimum is larger: the width of the tables."""
 
+_Key = tuple[int, int, bool]
 HostCounts = tuple[int, int, int]
 """Kind of a machine, and the workers and parameter servers of one job on it."""
 
@@ -53,6 +55,8 @@ class Form:
     Attributes:
         gpu_model: the GPUs' model; None without GPUs or if unknown.
         usable: whether workers may run on machines of a kind, by kind.
+        is_gang: whether the workers sum their gradients without parameter servers. Where others have one ps, a gang has
+            none: its counts of parameter servers are 1 in tables, and 0 on machines.
     """
 
     scenario: Scenario
@@ -60,7 +64,8 @@ class Form:
     gpu_model: str | None
     usable: NDArray[np.bool_]
     needs: JobTaskAmounts
-    table: SpeedTable
+    table: GainTable
+    is_gang: bool = False
     _evaluated: dict[tuple[HostCounts, ...], Evaluation] = field(default_factory=dict, repr=False)
     _spreads: dict[tuple[int, int], tuple[Spread, ...]] = field(default_factory=dict, repr=False)
     _needed: dict[tuple[int, int, int, int], Amounts] = field(default_factory=dict, repr=False)
@@ -96,6 +101,7 @@ class Form:
     def _spread(self, workers: int, ps: int) -> Iterator[Spread]:
         kinds = [kind for kind, use in zip(self.scenario.kinds, self.usable, strict=True) if use]
         largest = [max(have) for have in zip(*map(capacity, kinds), strict=True)]
+        ps = 0 if self.is_gang else ps
         total = self.needs.of(workers, ps)
         fewest = max(-(-need // have) for need, have in zip(total, largest, strict=True) if have)
         before = NOTHING
@@ -120,11 +126,22 @@ class Form:
         for index, (kind, _, _) in enumerate(hosts):
             names.setdefault(kind, []).append(str(index))
         kinds = tuple(dataclasses.replace(self.scenario.kinds[kind], names=tuple(here)) for kind, here in names.items())
+        if self.is_gang:
+            return self._evaluate_gang(kinds, {str(index): host[1] for index, host in enumerate(hosts)})
         rounds = max(ps for _, _, ps in hosts)
         ps = tuple(str(index) for turn in range(rounds) for index, host in enumerate(hosts) if host[2] > turn)
         workers = tuple(str(index) for index, host in enumerate(hosts) for _ in range(host[1]))
         scenario = dataclasses.replace(self.scenario, kinds=kinds)
         return evaluate(scenario, self.shape, scenario.shards(len(ps)), Assignment(ps, workers, None))
+
+    def _evaluate_gang(self, kinds: tuple[NodeKind, ...], workers_on: dict[str, int]) -> Evaluation:
+        scenario = dataclasses.replace(self.scenario, kinds=kinds)
+        model, count = scenario.model(self.shape), sum(workers_on.values())
+        step = gang_step(scenario, model, workers_on)
+        if count == 1:
+            alone_s = model.python_s(model.hardware.ring_step_s)
+            step = dataclasses.replace(step, latency=step.latency - alone_s, total=step.total - alone_s)
+        return Evaluation(step, step.total, scenario.profile.batch_size / step.total, 0.0)
 
 
 class FormCatalogue:
@@ -136,11 +153,11 @@ class FormCatalogue:
         self._cluster = cluster
         self._kinds = tuple(kinds)
         self._hardware = hardware
-        self._limits: Counter[tuple[int, int]] = Counter()
+        self._limits: Counter[_Key] = Counter()
         for job in jobs:
             key = self._key(job)
             self._limits[key] = max(self._limits[key], _limit(job))
-        self._forms: dict[tuple[int, int], tuple[Form, ...]] = {}
+        self._forms: dict[_Key, tuple[Form, ...]] = {}
         self._scenarios: dict[int, Scenario] = {}
 
     def gpus_per_worker(self, job: PlanJob) -> int:
@@ -152,7 +169,8 @@ class FormCatalogue:
         """The job's forms, none if no machine of the empty cluster holds one of its workers."""
         key = self._key(job)
         if key not in self._forms:
-            self._forms[key] = tuple(self._make(self.scenario(job), self.gpus_per_worker(job), self._limits[key]))
+            each = self._make(self.scenario(job), self.gpus_per_worker(job), self._limits[key], is_gang=job.is_gang)
+            self._forms[key] = tuple(each)
         return self._forms[key]
 
     def scenario(self, job: PlanJob) -> Scenario:
@@ -162,25 +180,25 @@ class FormCatalogue:
             self._scenarios[key] = Scenario(job.profile, self._cluster, self._hardware, self._kinds, sizes)
         return self._scenarios[key]
 
-    def _key(self, job: PlanJob) -> tuple[int, int]:
-        return id(job.profile), self.gpus_per_worker(job)
+    def _key(self, job: PlanJob) -> _Key:
+        return id(job.profile), self.gpus_per_worker(job), job.is_gang
 
-    def _make(self, scenario: Scenario, gpus: int, limit: int) -> Iterator[Form]:
+    def _make(self, scenario: Scenario, gpus: int, limit: int, *, is_gang: bool) -> Iterator[Form]:
         if not gpus:
             everywhere = np.ones(len(self._kinds), dtype=bool)
-            for shape in self._shapes(scenario, self._kinds, 0):
-                yield from self._form(scenario, shape, None, everywhere, limit)
+            for shape in self._shapes(scenario, self._kinds, 0, is_gang=is_gang):
+                yield from self._form(scenario, shape, None, everywhere, limit, is_gang=is_gang)
         else:
             for gpu_model in dict.fromkeys(kind.gpu_model for kind in self._kinds if kind.gpus):
                 usable = np.array([kind.gpus > 0 and kind.gpu_model == gpu_model for kind in self._kinds])
                 pool = tuple(kind for kind, use in zip(self._kinds, usable, strict=True) if use)
-                for shape in self._shapes(scenario, pool, gpus):
+                for shape in self._shapes(scenario, pool, gpus, is_gang=is_gang):
                     if scenario.model(shape).fits_gpu(pool[0]):
-                        yield from self._form(scenario, shape, gpu_model, usable, limit)
+                        yield from self._form(scenario, shape, gpu_model, usable, limit, is_gang=is_gang)
 
-    def _shapes(self, scenario: Scenario, pool: Sequence[NodeKind], gpus: int) -> list[WorkerShape]:
+    def _shapes(self, scenario: Scenario, pool: Sequence[NodeKind], gpus: int, *, is_gang: bool) -> list[WorkerShape]:
         """A worker's CPUs: enough to feed its GPUs, or an even share of a machine beside one ps and the chief."""
-        helpers = scenario.sizes.helper_cpus * (1 if scenario.sizes.chief is None else 2)
+        helpers = 0.0 if is_gang else scenario.sizes.helper_cpus * (1 if scenario.sizes.chief is None else 2)
         if not gpus:
             parts = {(kind.cpus, 2**power) for kind in pool for power in range(int(kind.cpus).bit_length() or 1)}
             shares = {_round_down_cpus((cpus - beside) / count) for cpus, count in parts for beside in (0.0, helpers)}
@@ -189,24 +207,41 @@ class FormCatalogue:
         for kind in pool:
             # Where CPUs are scarce, the rest beside the helpers is divided evenly.
             feeding, _ = cpus_per_gpu(scenario.profile, self._hardware, kind)
-            each.add(min(feeding, _round_down_cpus((kind.cpus - helpers) / kind.gpus)))
+            share = _round_down_cpus((kind.cpus - helpers) / kind.gpus)
+            each.add(min(feeding, share))
+            if is_gang:
+                # Each worker prepares whole batches, of which it computes a part.
+                each.add(share)
         return [WorkerShape(gpus, cpus * gpus) for cpus in dict.fromkeys((min(each), max(each)))]
 
     def _form(
-        self, scenario: Scenario, shape: WorkerShape, gpu_model: str | None, usable: NDArray[np.bool_], limit: int
+        self,
+        scenario: Scenario,
+        shape: WorkerShape,
+        gpu_model: str | None,
+        usable: NDArray[np.bool_],
+        limit: int,
+        *,
+        is_gang: bool,
     ) -> Iterator[Form]:
-        worker = scenario.sizes.worker(shape)
+        worker = scenario.sizes.plain(shape) if is_gang else scenario.sizes.worker(shape)
         pool = [kind for kind, use in zip(self._kinds, usable, strict=True) if use]
         rooms = [kind.count * max(0, kind.room_for(worker)) for kind in pool]
         if not sum(rooms):
             return
         workers = min(limit, sum(rooms))
+        total = functools.reduce(lambda sum_, kind: plus(sum_, capacity(kind), kind.count), pool, NOTHING)
+        usual = pool[rooms.index(max(rooms))]
+        if is_gang:
+            needs = JobTaskAmounts(amounts(worker), (NOTHING,), NOTHING)
+            most, room = min(workers, scenario.profile.batch_size), usual.room_for(worker)
+            gangs = GangTable(scenario.model(shape), usual, needs, room, most, total)
+            yield Form(scenario, shape, gpu_model, usable, needs, gangs, is_gang=True)
+            return
         most_ps = useful_ps_count(scenario.profile, min(sum(kind.count for kind in self._kinds), workers))
         each_ps = tuple(amounts(scenario.sizes.ps(scenario.shards(ps).sizes[0])) for ps in range(1, most_ps + 1))
         chief = scenario.sizes.chief
         needs = JobTaskAmounts(amounts(worker), each_ps, NOTHING if chief is None else amounts(chief))
-        total = functools.reduce(lambda sum_, kind: plus(sum_, capacity(kind), kind.count), pool, NOTHING)
-        usual = pool[rooms.index(max(rooms))]
         table = SpeedTable(scenario.model(shape), usual, needs, scenario.shards, workers, total)
         yield Form(scenario, shape, gpu_model, usable, needs, table)
 

@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
+from solver.strategies import ALLREDUCE, why_not
 
 DEFAULT_STEPS = 10_000
+JobStrategy = Literal["ps", "allreduce"]
+"""Strategies of jobs that share a cluster."""
 
 
 class Named(Protocol):
@@ -38,6 +41,7 @@ class PlanJob:
         max_workers: maximum workers; None for as many as pay off.
         steps: mini-batches of `profile.batch_size` samples still to train.
         weight: weight of its remaining time; jobs of higher weight get their minimum first.
+        strategy: `ps` for workers and parameter servers, `allreduce` for one task or a gang of workers.
         gpus_per_worker: GPUs of each worker, 0 for none; None for one if the cluster has GPUs, else none.
     """
 
@@ -48,6 +52,7 @@ class PlanJob:
     steps: int = DEFAULT_STEPS
     weight: float = 1.0
     gpus_per_worker: int | None = None
+    strategy: JobStrategy = "ps"
 
     def __post_init__(self) -> None:
         if self.min_workers < 1:
@@ -65,6 +70,16 @@ class PlanJob:
             raise BadInputError(
                 f"PlanJob '{self.name}': gpus_per_worker is {self.gpus_per_worker}; it must not be negative."
             )
+
+        if self.is_gang and (reason := why_not(self.profile, ALLREDUCE)):
+            raise BadInputError(f"PlanJob '{self.name}' cannot train with all-reduce: {reason}.")
+        if self.is_gang and (self.gpus_per_worker or 0) > 1:
+            raise BadInputError(f"PlanJob '{self.name}': a worker of a gang has one GPU; give it more workers.")
+
+    @property
+    def is_gang(self) -> bool:
+        """Whether its workers sum their gradients without parameter servers."""
+        return self.strategy == ALLREDUCE
 
     @property
     def samples(self) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.jobs.job import DEFAULT_STEPS, PlanJob
+from solver.jobs.job import DEFAULT_STEPS, JobStrategy, PlanJob
 from solver.strict_yaml import StrictModel, YamlFile, read_yaml
 
 MAX_JOBS = 100_000
@@ -29,6 +29,7 @@ class _Job(StrictModel):
     steps: Positive = DEFAULT_STEPS
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     gpus_per_worker: Annotated[int, Field(ge=0)] | None = None
+    strategy: JobStrategy = "ps"
 
     @property
     def names(self) -> Iterator[str]:
@@ -76,6 +77,7 @@ def read_jobs(path: Path, load_profile: Callable[[str, int | None], ModelProfile
                 steps=entry.steps,
                 weight=entry.weight,
                 gpus_per_worker=entry.gpus_per_worker,
+                strategy=entry.strategy,
             )
             for name in entry.names
         ]

@@ -175,7 +175,9 @@ class Packer:
         unless both prefer the same one. Then either may get it, or both together.
         """
         one_ps, chief = Host(-1, 0, 1, 0), Host(-1, 0, 0, 1)
-        if form.needs.chief == NOTHING:
+        if form.is_gang:
+            orders: list[list[tuple[Host, int]]] = [[]]
+        elif form.needs.chief == NOTHING:
             orders = [[(one_ps, ps)]]
         elif ps == 1:
             orders = [[(one_ps, 1), (chief, 1)], [(chief, 1), (one_ps, 1)], [(Host(-1, 0, 1, 1), 1)]]

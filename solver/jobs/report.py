@@ -9,6 +9,7 @@ from solver.jobs.job import PlanJob
 from solver.jobs.packing import JobPlacement
 from solver.jobs.result import MachineTasks, PlacedJob
 from solver.plan import Option, Plan, PlannedTask
+from solver.resources import TaskResources
 from solver.settings import GPUS_PER_WORKER, what_if_note
 
 
@@ -30,14 +31,13 @@ def placed_job(job: PlanJob, placement: JobPlacement, wanted: Counts | None, fre
     counts = placement.workers, placement.ps
     note = ""
     if wanted is not None and counts != wanted:
-        note = f"It could use {_tasks(*wanted)}; on the free resources, {_tasks(*counts)} are the fastest found."
-    option = Option(
-        placement.workers,
-        placement.ps,
-        sizes.worker(form.shape),
-        sizes.ps(form.scenario.shards(placement.ps).sizes[0]),
-        sizes.chief,
-    )
+        more, these = (_tasks(workers, 0 if form.is_gang else ps) for workers, ps in (wanted, counts))
+        note = f"It could use {more}; on the free resources, {these} are the fastest found."
+    if form.is_gang:
+        option = Option(placement.workers, 0, sizes.plain(form.shape), TaskResources(0.0, 0, 0))
+    else:
+        ps_task = sizes.ps(form.scenario.shards(placement.ps).sizes[0])
+        option = Option(placement.workers, placement.ps, sizes.worker(form.shape), ps_task, sizes.chief)
     return PlacedJob(
         name=job.name,
         method="optimus",
@@ -83,4 +83,5 @@ def _joined(job: PlanJob, note: str) -> str:
 
 
 def _tasks(workers: int, ps: int) -> str:
-    return f"{workers} worker{'s' * (workers > 1)} and {ps} parameter server{'s' * (ps > 1)}"
+    text = f"{workers} worker{'s' * (workers > 1)}"
+    return f"{text} and {ps} parameter server{'s' * (ps > 1)}" if ps else text

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.allreduce import steps_on
 from solver.jobs.free_capacity import Amounts
 from solver.nodes import NodeKind
 from solver.rate_arrays import PlacementArrays, link_ceilings, total_rates
@@ -187,6 +188,18 @@ class SpeedTable(GainTable):
         w, p = np.arange(1, max_workers + 1)[None, :], np.arange(1, ps + 1)[:, None]
         machines = _fewest(w, p, np.array(needs.worker), np.array(needs.ps)[:, None, :], kind)
         super().__init__(_s_per_sample(model, kind, w, p, machines, largest, update_s), needs, total)
+
+
+class GangTable(GainTable):
+    def __init__(
+        self, model: StepModel, kind: NodeKind, needs: JobTaskAmounts, room: int, max_workers: int, total: Amounts
+    ) -> None:
+        """Computes the table of gangs (`solver.allreduce`) as if all machines were of this kind.
+
+        Its single row, which elsewhere stands for one ps, stands for none: `needs.ps` is one entry of zeros.
+        """
+        seconds = steps_on(model, kind, room, max_workers)
+        super().__init__(seconds[None, :] / model.profile.batch_size, needs, total)
 
 
 def _fewest(w: Ints, p: Ints, worker: Ints, each_ps: Ints, kind: NodeKind) -> Ints:

@@ -29,13 +29,15 @@ class OnlineJob:
 
     Attributes:
         samples_left: samples still to train, as predicted.
-        samples_per_s: predicted speed with each number of parameter servers and workers: [ps - 1, workers - 1].
+        samples_per_s: predicted speed with each number of parameter servers and workers: [ps - 1, workers - 1]; of a
+            gang [0, workers - 1].
         chief: fixed additional resources of the job.
         kept: workers and parameter servers that cannot be taken from it; (0, 0) for none.
         user: the user whose limit applies.
         weight: weight of its remaining time.
         young: whether its predictions are still uncertain; its gains are then discounted.
         waited: consecutive rounds without resources.
+        is_gang: whether its workers sum their gradients without parameter servers, of which it then gets 0.
     """
 
     name: str
@@ -51,6 +53,7 @@ class OnlineJob:
     weight: float = 1.0
     young: bool = False
     waited: int = 0
+    is_gang: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.samples_left < math.inf:
@@ -63,6 +66,8 @@ class OnlineJob:
             or not (np.isfinite(self.samples_per_s) & (self.samples_per_s > 0)).all()
         ):
             raise BadInputError(f"Job '{self.name}': its speeds must be a table of numbers above 0.")
+        if self.is_gang and len(self.samples_per_s) != 1:
+            raise BadInputError(f"Job '{self.name}': the speeds of a gang must be a single row.")
 
 
 def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, float] = NO_LIMITS) -> dict[str, Counts]:
@@ -80,7 +85,7 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
             resources may start one job regardless of the limit.
 
     Returns:
-        Workers and parameter servers by name; waiting jobs are left out.
+        Workers and parameter servers by name, no parameter servers for gangs; waiting jobs are left out.
 
     Raises:
         BadInputError: if two jobs share a name.
@@ -91,15 +96,17 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
     counts: dict[int, Counts] = {}
     for position, job in enumerate(jobs):
         if job.kept[0]:
-            account.take(job.user, tables[position].needs(*job.kept))
-            counts[position] = job.kept
+            kept = (job.kept[0], 1) if job.is_gang else job.kept
+            account.take(job.user, tables[position].needs(*kept))
+            counts[position] = kept
     for position in sorted(range(len(jobs)), key=lambda at: (-jobs[at].waited, -jobs[at].weight)):
         job, table = jobs[position], tables[position]
         if position not in counts and job.min_workers <= table.max_workers:
-            need = table.needs(job.min_workers, job.min_ps)
+            least_ps = 1 if job.is_gang else job.min_ps
+            need = table.needs(job.min_workers, least_ps)
             if account.may_start(job.user, need):
                 account.take(job.user, need)
-                counts[position] = job.min_workers, job.min_ps
+                counts[position] = job.min_workers, least_ps
     started = sorted(counts)
 
     def take(at: int, more: Amounts) -> bool:
@@ -118,7 +125,10 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, flo
         for position in started
     ]
     grown = grow_by_gain(growing, take, available)
-    return {jobs[position].name: of_job for position, of_job in zip(started, grown, strict=True)}
+    return {
+        jobs[position].name: (workers, 0) if jobs[position].is_gang else (workers, ps)
+        for position, (workers, ps) in zip(started, grown, strict=True)
+    }
 
 
 class _Account:
@@ -154,5 +164,7 @@ def _work(job: OnlineJob) -> float:
 
 
 def _table(job: OnlineJob, total: Amounts) -> GainTable:
-    needs = JobTaskAmounts(job.worker, (job.ps,) * len(job.samples_per_s), job.chief)
+    # The only row of a gang, which elsewhere stands for one ps, stands for none.
+    each_ps = NOTHING if job.is_gang else job.ps
+    needs = JobTaskAmounts(job.worker, (each_ps,) * len(job.samples_per_s), job.chief)
     return GainTable(1 / job.samples_per_s, needs, total)

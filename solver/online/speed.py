@@ -37,6 +37,15 @@ ANCHOR_COUNTS = 5
 """Numbers of workers, and of parameter servers, at which the prior is fitted."""
 
 
+def gang_terms(workers: Floats) -> Floats:
+    """The terms of a gang's step, which has a constant batch: its compute, a constant, its bytes and its hops.
+
+    Returns:
+        An additional last axis with an entry for each term (`solver.allreduce`).
+    """
+    return np.stack([1 / workers, np.ones_like(workers), (workers - 1) / workers, workers - 1], axis=-1)
+
+
 def seconds_per_sample_terms(workers: Floats, ps: Floats, *, synchronous: bool, accumulates: bool = False) -> Floats:
     """The terms of Optimus' model, in seconds per sample up to their factors.
 
@@ -63,13 +72,14 @@ class SpeedModel:
         prior: the solver's prediction; 0 for counts without one, where Optimus' model alone predicts.
         synchronous: whether workers wait for each other and divide a constant global batch, each computing its part in
             one piece. If each takes batches of constant size, waiting or not, the asynchronous model applies.
-        max_ps: maximum parameter servers.
+        max_ps: maximum parameter servers; 0 for a gang, whose workers sum their gradients without any.
         accumulates: whether workers that wait for each other divide a constant number of gradients, each of which is
             sent alone (`SyncReplicasOptimizer`): the data sent to the parameter servers for a step then does not grow
             with the workers, and `w / p` is `1 / p`.
 
     Attributes:
-        terms: seconds per sample of each term up to its factor: [ps - 1, workers - 1, term].
+        terms: seconds per sample of each term up to its factor: [ps - 1, workers - 1, term]; of a gang [0, workers - 1,
+            term].
 
     Raises:
         BadInputError: if a number is invalid, or the prior is nowhere above 0.
@@ -78,16 +88,21 @@ class SpeedModel:
     def __init__(
         self, prior: Speed, *, synchronous: bool, max_workers: int, max_ps: int, accumulates: bool = False
     ) -> None:
-        if max_workers < 1 or max_ps < 1:
-            raise BadInputError(f"'max_workers' is {max_workers} and 'max_ps' is {max_ps}; both must be at least 1.")
-        speeds = np.array(
-            [[prior(workers, ps) for workers in _one_to(max_workers)] for ps in _one_to(max_ps)], dtype=np.float64
-        )
+        if max_workers < 1 or max_ps < 0:
+            raise BadInputError(
+                f"'max_workers' is {max_workers} and 'max_ps' is {max_ps}; they must be at least 1 and 0."
+            )
+        self._least_ps = min(1, max_ps)
+        counts = range(self._least_ps, max_ps + 1)
+        speeds = np.array([[prior(workers, ps) for workers in _one_to(max_workers)] for ps in counts], dtype=np.float64)
         known = np.isfinite(speeds) & (speeds > 0)
         if not known.any():
             raise BadInputError("The solver predicts no speed for any number of workers; use a larger cluster.")
-        workers, ps = np.meshgrid(np.arange(1.0, max_workers + 1), np.arange(1.0, max_ps + 1))
-        self.terms = seconds_per_sample_terms(workers, ps, synchronous=synchronous, accumulates=accumulates)
+        workers, ps = np.meshgrid(np.arange(1.0, max_workers + 1), np.array(counts, dtype=np.float64))
+        if max_ps:
+            self.terms = seconds_per_sample_terms(workers, ps, synchronous=synchronous, accumulates=accumulates)
+        else:
+            self.terms = gang_terms(workers)
         anchors = _anchors(known)
         self._anchors, anchor_s = self.terms[anchors], 1 / speeds[anchors]
         fitted = self.terms @ _fit(self._anchors, anchor_s, np.ones(len(anchor_s)))
@@ -116,10 +131,10 @@ class SpeedModel:
             BadInputError: if the counts are out of range.
         """
         self._check(workers, ps)
-        return float(self.table()[ps - 1, workers - 1])
+        return float(self.table()[ps - self._least_ps, workers - 1])
 
     def table(self) -> Floats:
-        """Predicted speeds of all counts: [ps - 1, workers - 1]."""
+        """Predicted speeds of all counts: [ps - 1, workers - 1]; of a gang [0, workers - 1]."""
         if self._table is None:
             self._table = 1 / self._predicted_s()
         return self._table
@@ -127,7 +142,7 @@ class SpeedModel:
     def _predicted_s(self) -> Floats:
         if not self._observed:
             return self._prior_s
-        at = tuple(np.array([(ps - 1, workers - 1) for workers, ps in self._observed]).T)
+        at = tuple(np.array([(ps - self._least_ps, workers - 1) for workers, ps in self._observed]).T)
         seconds = np.array([1 / float(np.median(newest)) for newest in self._observed.values()])
         observed = seconds / self._prior_over_model[at]
         # The main error of the prior is a common factor: the hardware is faster or slower than assumed.
@@ -139,12 +154,18 @@ class SpeedModel:
         return predicted
 
     def _check(self, workers: int, ps: int) -> None:
-        most_ps, most_workers = self._prior_s.shape
-        if not (1 <= workers <= most_workers and 1 <= ps <= most_ps):
+        rows, most_workers = self._prior_s.shape
+        least_ps, most_ps = self._least_ps, self._least_ps + rows - 1
+        if not (1 <= workers <= most_workers and least_ps <= ps <= most_ps):
             raise BadInputError(
                 f"{workers} workers and {ps} parameter servers are beyond this speed model's 1 to {most_workers} and "
-                f"1 to {most_ps}."
+                f"{least_ps} to {most_ps}."
             )
+
+    @property
+    def least_ps(self) -> int:
+        """The smallest number of parameter servers: 0 for a gang, which has none, else 1."""
+        return self._least_ps
 
 
 def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list[Counts]:
@@ -171,7 +192,7 @@ def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list
         best = int(reductions.argmax())
         chosen.append(best)
         covariance = covariance - np.outer(directions[best], directions[best]) / lengths[best]
-    counts = [(index % table.shape[1] + min_workers, index // table.shape[1] + 1) for index in chosen]
+    counts = [(index % table.shape[1] + min_workers, index // table.shape[1] + model.least_ps) for index in chosen]
     return sorted(counts, key=lambda pair: (sum(pair), pair))
 
 

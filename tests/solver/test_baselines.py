@@ -31,18 +31,21 @@ CLUSTERS = {path.stem: read_cluster(path) for path in sorted(EXAMPLES.glob("*.ya
 def test_no_method_beats_dike_on_the_examples_and_on_equal_machines(cluster: Cluster, synchronous: bool) -> None:
     # A script that runs has one GPU a worker, and may be one plain task.
     model = profile(api=Api.GRAPH, synchronous=synchronous)
-    rows = compare(PlanRequest(model, cluster, max_gpus_per_worker=1, plain=None)).rows
+    rows = compare(PlanRequest(model, cluster, max_gpus_per_worker=1, strategies=frozenset({"one", "ps"}))).rows
     dike = next(row for row in rows if row.method == "dike")
     assert dike.samples_per_s >= rows[0].samples_per_s * (1 - SPEED_TIE_SHARE)
 
 
 def test_one_plain_task_is_compared_unless_parameter_servers_are_asked_for() -> None:
-    request = PlanRequest(four_variables(), k80(1), max_gpus_per_worker=1, plain=None)
-    rows = {row.method: row for row in compare(request, ["plain", "dike", "sar_basic"]).rows}
-    assert (rows["plain"].workers, rows["plain"].ps, rows["plain"].machines) == (1, 0, 1)
-    assert rows["plain"].samples_per_s <= rows["dike"].samples_per_s * (1 + SPEED_TIE_SHARE)
-    asked = {row.method: row for row in compare(dataclasses.replace(request, plain=False), ["plain", "dike"]).rows}
-    assert asked["plain"].reason == "The request asks for parameter servers, and one plain task has none."
+    request = PlanRequest(four_variables(), k80(1), max_gpus_per_worker=1, strategies=frozenset({"one", "ps"}))
+    rows = {row.method: row for row in compare(request, ["one", "dike", "sar_basic"]).rows}
+    assert (rows["one"].workers, rows["one"].ps, rows["one"].machines) == (1, 0, 1)
+    assert rows["one"].samples_per_s <= rows["dike"].samples_per_s * (1 + SPEED_TIE_SHARE)
+    asked = {
+        row.method: row
+        for row in compare(dataclasses.replace(request, strategies=frozenset({"ps"})), ["one", "dike"]).rows
+    }
+    assert asked["one"].reason == "The request asks for other tasks: ps."
 
 
 def test_sar_basic_deals_out_equal_slices_by_turns() -> None:
@@ -104,7 +107,9 @@ def test_optimus_places_equal_counts_on_each_server(synchronous: bool) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_makes_a_whole_plan_within_the_users_limits(method: str) -> None:
-    request = PlanRequest(four_variables(api=Api.KERAS), MIXED, max_workers=3, max_gpus_per_worker=1, plain=None)
+    request = PlanRequest(
+        four_variables(api=Api.KERAS), MIXED, max_workers=3, max_gpus_per_worker=1, strategies=frozenset({"one", "ps"})
+    )
     plan = plan_with(method, request)
     assert plan.method == method.removesuffix("_traffic")
     assert plan.option.workers <= 3
@@ -146,7 +151,7 @@ def test_traffic_alone_uses_all_gpus_whatever_the_rules_for_speed() -> None:
 def test_an_unknown_method_names_the_known_ones() -> None:
     request = PlanRequest(four_variables(), MIXED)
     for call in (lambda: plan_with("magic", request), lambda: compare(request, ["magic"])):
-        with pytest.raises(BadInputError, match="no method 'magic'; there are dike, dike_traffic, plain, sar_basic"):
+        with pytest.raises(BadInputError, match="no method 'magic'; there are dike, dike_traffic, one, allreduce"):
             call()
 
 
@@ -154,7 +159,7 @@ def test_an_unknown_method_names_the_known_ones() -> None:
 def test_a_job_that_fits_nowhere_is_refused(method: str) -> None:
     cluster = machines(2, cpus=2, mem_gib=1)
     with pytest.raises(InfeasibleError):
-        plan_with(method, PlanRequest(profile(), cluster, plain=None))
+        plan_with(method, PlanRequest(profile(), cluster, strategies=frozenset({"one", "ps"})))
 
 
 def test_a_comparison_without_any_plan_is_an_error() -> None:

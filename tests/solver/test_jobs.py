@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 
 from benchmarks.many_jobs import least_total_s, mixed_cluster, random_jobs, small_case, uniform_cluster
 from dike.exceptions import BadInputError
-from dike.profile import Api
+from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver.choices import Order
+from solver.gang import evaluated
 from solver.hardware import known_hardware
 from solver.jobs import JobsPlan, PlanJob, plan_jobs
 from solver.jobs.forms import FormCatalogue
@@ -23,15 +26,17 @@ from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity, plus
 from solver.jobs.packing import Packer
 from solver.jobs.speed import even_spread
 from solver.nodes import node_kinds
+from solver.request import scenario_of
+from solver.resources import WorkerShape
 from solver.units import GIB, MIB
 from tests.properties import examples
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
 MODELS = (
-    profile(),
+    dataclasses.replace(profile(), why_not_split=""),
     profile([400 * MB, 4 * MB], flops=2e9),
     profile([MB] * 20, api=Api.GRAPH, synchronous=True, flops=1e9),
-    digits(),
+    dataclasses.replace(digits(), why_not_split="", synced_layers=2),
 )
 
 node_classes = st.builds(
@@ -59,15 +64,19 @@ def job_lists(draw: st.DrawFn) -> list[PlanJob]:
     jobs = []
     for index in range(draw(st.integers(1, 6))):
         least = draw(st.integers(1, 3))
+        model = draw(st.sampled_from(MODELS))
+        gpus = draw(st.sampled_from([None, None, 0, 1, 2]))
+        is_gang = model.can_split and gpus != 2 and draw(st.booleans())
         jobs.append(
             PlanJob(
                 name=f"job{index}",
-                profile=draw(st.sampled_from(MODELS)),
+                profile=model,
                 min_workers=least,
                 max_workers=draw(st.none() | st.integers(least, 8)),
                 steps=draw(st.sampled_from([100, 10_000])),
                 weight=draw(st.sampled_from([1.0, 1.0, 3.0])),
-                gpus_per_worker=draw(st.sampled_from([None, None, 0, 1, 2])),
+                gpus_per_worker=gpus,
+                strategy="allreduce" if is_gang else "ps",
             )
         )
     return jobs
@@ -393,3 +402,46 @@ def test_bad_requests() -> None:
         plan_jobs([job], k80(), "best")  # type: ignore[arg-type]
     with pytest.raises(BadInputError, match="time limit"):
         plan_jobs([job], k80(), time_limit_s=0.0)
+
+
+@examples(60)
+@given(job_lists(), clusters(), st.sampled_from(["gain", "given"]))
+def test_the_speed_of_a_gang_is_that_of_its_machines(jobs: list[PlanJob], cluster: Cluster, order: Order) -> None:
+    plan = plan_jobs(jobs, cluster, order)
+    job_of = {job.name: job for job in jobs}
+    for placed in plan.placed:
+        if not job_of[placed.name].is_gang:
+            assert placed.option.ps > 0
+            continue
+        workers_on = {name: part.workers for part in placed.placement for name in part.machines}
+        assert (sum(workers_on.values()), placed.option.ps, placed.option.chief) == (placed.option.workers, 0, None)
+        assert all(part.ps == part.chief == 0 for part in placed.placement)
+        if placed.option.workers > 1:
+            scenario = scenario_of(PlanRequest(job_of[placed.name].profile, cluster))
+            shape = WorkerShape(placed.option.worker.gpus, placed.option.worker.cpus)
+            found = evaluated(scenario, shape, workers_on)
+            assert placed.samples_per_s == pytest.approx(found.samples_per_s)
+
+
+@pytest.mark.parametrize("order", ["gain", "given"])
+def test_gangs_share_the_machines_with_other_jobs(order: Order) -> None:
+    model = dataclasses.replace(profile([10 * MB] * 4, flops=8e9, batch_size=64), why_not_split="")
+    jobs = [
+        PlanJob("gang", model, max_workers=4, strategy="allreduce"),
+        PlanJob("servers", model, max_workers=4),
+        PlanJob("alone", model, max_workers=1, strategy="allreduce"),
+    ]
+    plan = plan_jobs(jobs, k80(4), order)
+    placed = {job.name: job for job in plan.placed}
+    assert (placed["gang"].option.workers, placed["gang"].option.ps) == (4, 0)
+    assert placed["servers"].option.ps > 0
+    assert (placed["alone"].option.workers, placed["alone"].tasks) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "said"),
+    [(digits(), None, "cannot train with all-reduce"), (MODELS[0], 2, "a worker of a gang has one GPU")],
+)
+def test_a_gang_that_cannot_be_is_refused(model: ModelProfile, gpus: int | None, said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        PlanJob("job", model, gpus_per_worker=gpus, strategy="allreduce")

@@ -166,3 +166,16 @@ def test_jobs_that_make_no_sense_are_refused(changes: dict[str, object]) -> None
 def test_names_are_unique() -> None:
     with pytest.raises(BadInputError, match="Two jobs are called 'a'"):
         allocate([_job("b"), _job("a"), _job("a")], _total(4))
+
+
+def test_gangs_get_workers_and_no_parameter_servers() -> None:
+    row = _speeds(1.0, 0.01, 0.0, ps=1)
+    gang = _job("gang", samples_per_s=row, ps=(1 << 30, 0, 0, 0), is_gang=True, min_workers=2)
+    kept = dataclasses.replace(gang, name="kept", kept=(3, 0))
+    counts = allocate([gang, kept, _job("other")], _total(8))
+    assert (counts["gang"][1], counts["kept"][1]) == (0, 0)
+    assert counts["kept"][0] >= 3
+    assert counts["other"][1] >= 1
+    assert sum(workers for workers, _ in counts.values()) == 8
+    with pytest.raises(BadInputError, match="the speeds of a gang must be a single row"):
+        _job("gang", is_gang=True)

@@ -166,3 +166,32 @@ def test_a_step_of_a_fixed_number_of_gradients_sends_as_much_whatever_the_number
     for workers, ps in sample_sizes(model, 8):
         model.observe(workers, ps, real(workers, ps))
     assert model.table() == pytest.approx(_table(real), rel=0.1)
+
+
+def _gang(t0: float, t1: float, t2: float, t3: float) -> Speed:
+    """Samples/s of a gang with a constant batch of 1."""
+    return lambda workers, ps: 1 / (t0 / workers + t1 + t2 * (workers - 1) / workers + t3 * (workers - 1))
+
+
+def _gang_model(prior: Speed) -> SpeedModel:
+    return SpeedModel(prior, synchronous=False, max_workers=WORKERS, max_ps=0)
+
+
+def test_a_gang_has_no_parameter_servers_and_is_the_prior_at_first() -> None:
+    prior = _gang(1.0, 0.05, 0.1, 0.01)
+    model = _gang_model(prior)
+    assert model.table() == pytest.approx(np.array([[prior(workers, 0) for workers in range(1, WORKERS + 1)]]))
+    assert model.samples_per_s(3, 0) == pytest.approx(prior(3, 0))
+    with pytest.raises(BadInputError, match=r"3 workers and 1 parameter servers are beyond .* 1 to 12 and 0 to 0"):
+        model.samples_per_s(3, 1)
+
+
+def test_a_gang_learns_its_speed_from_a_few_sizes() -> None:
+    real = _gang(3.0, 0.02, 0.4, 0.03)
+    model = _gang_model(_gang(1.0, 0.05, 0.1, 0.01))
+    sizes = sample_sizes(model, 5)
+    assert {ps for _, ps in sizes} == {0}
+    for workers, ps in sizes:
+        model.observe(workers, ps, real(workers, ps))
+    for workers in range(1, WORKERS + 1):
+        assert model.samples_per_s(workers, 0) == pytest.approx(real(workers, 0), rel=0.05)

@@ -15,7 +15,7 @@ from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan, smallest_jo
 from solver.options import PAPER
 from solver.plain import can_be_plain, fastest_plain
 from solver.request import scenario_of
-from solver.resources import CPU_STEP, FURTHER_GPU_MIB, WorkerShape
+from solver.resources import CPU_STEP, WorkerShape
 from solver.search.option_search import SPEED_TIE_SHARE
 from solver.settings import PlanSettings
 from solver.units import GIB
@@ -54,7 +54,7 @@ def test_no_machine_and_no_number_of_cpus_is_faster(model: ModelProfile, machine
 @examples(40)
 @given(models, clusters)
 def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machines: Cluster) -> None:
-    request = PlanRequest(model, machines, plain=None, time_limit_s=5.0)
+    request = PlanRequest(model, machines, strategies=frozenset({"one", "ps"}), time_limit_s=5.0)
     alone = fastest_plain(scenario_of(request))
     try:
         plan = make_plan(request)
@@ -71,9 +71,9 @@ def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machine
 @given(models, clusters)
 def test_where_it_wins_less_is_searched_and_nothing_else_changes(model: ModelProfile, machines: Cluster) -> None:
     # Generous: plans that a busy machine has cut short differ.
-    request = PlanRequest(model, machines, plain=None, time_limit_s=60.0)
+    request = PlanRequest(model, machines, strategies=frozenset({"one", "ps"}), time_limit_s=60.0)
     try:
-        several = make_plan(dataclasses.replace(request, plain=False))
+        several = make_plan(dataclasses.replace(request, strategies=frozenset({"ps"})))
     except InfeasibleError:
         return
     found = make_plan(request)
@@ -109,7 +109,7 @@ UNUSABLE_GPU = Cluster(
 def test_what_the_papers_rules_would_reach_is_known_and_what_is_told_meanwhile_gets_better(
     model: ModelProfile, machines: Cluster
 ) -> None:
-    request = PlanRequest(model, machines, plain=False, time_limit_s=5.0)
+    request = PlanRequest(model, machines, strategies=frozenset({"ps"}), time_limit_s=5.0)
     told: list[float] = []
     try:
         found = make_plan(request, lambda progress: told.append(progress.plan.samples_per_s))
@@ -128,10 +128,10 @@ def test_what_the_others_would_reach_is_what_they_reach_when_they_are_asked_for(
         NodeClass(name=model, count=2, cpus=cpus, mem_bytes=32 * GIB, gpus=2, gpu_model=model, network_gbps=gbps)
         for model, cpus, gbps in (("V100", 8, 25.0), ("K80", 4, 1.0))
     )
-    settings, cluster = PlanSettings(), Cluster((fast, slow))
-    found = make_plan(settings.request(profile([40 * MB] * 4, flops=2e8), cluster))
-    several = make_plan(settings.request(profile([40 * MB] * 4, flops=2e8), cluster, min_workers=1))
-    inside = make_plan(PlanSettings(rules="paper").request(profile([40 * MB] * 4, flops=2e8), cluster, min_workers=1))
+    model, cluster = profile([40 * MB] * 4, flops=2e8, api=Api.GRAPH), Cluster((fast, slow))
+    found = make_plan(PlanSettings().request(model, cluster))
+    several = make_plan(PlanSettings(strategy="ps").request(model, cluster))
+    inside = make_plan(PlanSettings(rules="paper").request(model, cluster))
     assert found.is_plain
     assert found.optimal
     assert found.alternatives[0].samples_per_s == several.samples_per_s
@@ -156,15 +156,16 @@ def test_a_loop_of_the_scripts_own_gets_the_fastest_machine_and_no_prediction() 
     assert (several.option.worker.gpus, several.samples_per_s) == (3, 0.0)
     assert "It sees 3 GPUs." in several.why[0]
     check_can_run(several)
-    for several in ({"min_workers": 1}, {"plain": False}):
-        with pytest.raises(BadInputError, match=r"It has a loop of its own\.$"):
-            make_plan(PlanSettings().request(alone, Cluster((large,)), **several))
+    assert make_plan(PlanSettings().request(alone, Cluster((large,)), min_workers=1)).strategy == "one"
+    for several in ({"min_workers": 2}, {"plain": False}):
+        with pytest.raises(BadInputError, match=r"It has a loop of its own\."):
+            PlanSettings().request(alone, Cluster((large,)), **several)
     with pytest.raises(BadInputError, match="can only be one plain task"):
         PlanSettings(rules="none").request(alone, Cluster((large,)))
 
 
 def test_a_loop_that_counts_its_own_steps_gets_no_more_workers_than_asked_for() -> None:
-    counts = dataclasses.replace(digits(), counts_own_steps=True)
+    counts = dataclasses.replace(digits(Api.GRAPH), counts_own_steps=True)
     cluster = Cluster((NodeClass(name="node", count=4, cpus=8, mem_bytes=32 * GIB, network_gbps=100.0),))
     found = make_plan(PlanSettings().request(counts, cluster))
     assert found.is_plain
@@ -172,7 +173,7 @@ def test_a_loop_that_counts_its_own_steps_gets_no_more_workers_than_asked_for() 
     two = make_plan(PlanSettings().request(counts, cluster, min_workers=2))
     assert two.option.workers == 2
     assert any("so 2 workers train 2 times as many" in sentence for sentence in two.why)
-    one = PlanSettings().request(counts, cluster, min_workers=1)
+    one = PlanSettings(strategy="ps").request(counts, cluster, min_workers=1)
     assert (one.max_workers, one.notes) == (1, ())
     assert PlanSettings().request(counts, cluster, min_workers=2, max_workers=5).max_workers == 5
 
@@ -186,94 +187,29 @@ def test_a_script_that_waits_for_its_servers_gets_some() -> None:
 
 def test_it_wins_on_one_machine_and_says_what_the_others_would_reach() -> None:
     cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
-    plan = PlanSettings().request(digits(), cluster)
-    found = make_plan(plan)
+    found = make_plan(PlanSettings().request(digits(Api.GRAPH), cluster))
     assert (found.option.workers, found.option.ps, found.variables) == (1, 0, {})
     assert found.optimal
     assert "as python runs it" in found.why[0]
-    assert "--min-workers" in found.why[0]
+    assert "--strategy ps" in found.why[0]
     assert found.alternatives
     assert all(other.relative < 1 for other in found.alternatives)
-    distributed = make_plan(PlanSettings().request(digits(), cluster, min_workers=1))
+    distributed = make_plan(PlanSettings(strategy="ps").request(digits(Api.GRAPH), cluster))
     assert distributed.option.ps == 1
     assert not any("plain task" in sentence for sentence in distributed.why)
 
 
-@pytest.mark.parametrize(
-    ("changes", "most", "gpus"),
-    [
-        ({}, 1, 1),
-        ({}, 2, 2),
-        ({}, 8, 4),
-        # Three would have unequal parts of 32.
-        ({}, 3, 2),
-        ({"batch_size": 31}, 8, 1),
-        ({"why_not_split": "it has a step of its own"}, 8, 1),
-        ({"flops_step_per_sample": 1e3}, 8, 0),
-        ({"api": Api.GRAPH}, 8, 1),
-    ],
-)
-def test_gpus_of_one_machine_share_the_batches_of_a_fit(changes: dict[str, Any], most: int, gpus: int) -> None:
-    model = dataclasses.replace(profile([100 * MB], flops=8e9, api=Api.KERAS), why_not_split="", batch_size=32)
-    if changes.get("api") is Api.GRAPH:
-        changes = {**changes, "why_not_split": "as before"}
-    model = dataclasses.replace(model, **changes)
-    settings = PlanSettings(gpus_per_task=most)
-    plan = make_plan(settings.request(model, k80(1), plain=True))
-    (task,) = plan.tasks
-    assert (task.gpus, task.is_plain) == (gpus, True)
-    check_can_run(Plan.loads(plan.dumps()))
-    assert any("cannot be shared by several GPUs: " in said for said in plan.why) == (most > 1 and not model.can_split)
-    alone = make_plan(PlanSettings().request(model, k80(1), plain=True))
-    could_have_more = alone.option.worker.gpus and model.can_split and model.batch_size % 2 == 0
-    assert any("one of the machine's 4 GPUs; --gpus-per-task" in said for said in alone.why) == bool(could_have_more)
-    assert any(f"Its {gpus} GPUs share each batch" in said for said in plan.why) == (gpus > 1)
-    if gpus > 1:
-        # The batch stays what it is: each GPU computes its part, and they add up their gradients.
-        part, whole = plan.step_time_s, alone.step_time_s
-        exchange_s = 2 * (gpus - 1) / gpus * 100 * MB / 8e9
-        assert part.compute == pytest.approx(whole.compute / gpus + exchange_s)
-        assert part.input == pytest.approx(32 * model.sample_bytes / (task.cpus * 1.5e8))
-        assert part.latency == pytest.approx(whole.latency + (gpus - 1) * 0.0004)
-        assert plan.samples_per_s == pytest.approx(32 / part.total)
-        assert plan.samples_per_s > alone.samples_per_s
-        with pytest.raises(BadInputError, match=r"worker:0 has . GPUs in it and can use 1"):
-            check_can_run(
-                dataclasses.replace(plan, profile=dataclasses.replace(model, why_not_split="it has a step of its own"))
-            )
-
-
-@pytest.mark.parametrize("changes", [{"rules": "all"}, {"objective": "traffic"}])
-def test_a_plan_of_several_tasks_says_that_it_is_no_place_for_several_gpus(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{}, {"rules": "all"}, {"objective": "traffic"}])
+def test_a_script_whose_computation_is_known_uses_several_gpus_as_several_workers(changes: dict[str, Any]) -> None:
     settings = PlanSettings(gpus_per_task=4, **changes)
     plan = make_plan(settings.request(profile([100 * MB], flops=2e10, api=Api.KERAS), k80(2)))
     assert max(task.gpus for task in plan.tasks) == 1
-    assert any(said.startswith("--gpus-per-task is for one plain task") for said in plan.why)
-
-
-def test_gpus_that_share_a_batch_need_memory_for_one_and_the_smallest_job_has_one() -> None:
-    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), why_not_split="", sample_bytes=600_000)
-    settings, sizes = PlanSettings(gpus_per_task=4), []
-    for most in (1, 4):
-        plan = make_plan(PlanSettings(gpus_per_task=most).request(model, k80(1), plain=True))
-        sizes.append(plan.option.worker)
-    assert (sizes[1].gpus, sizes[1].mem_mb - sizes[0].mem_mb) == (4, 3 * FURTHER_GPU_MIB)
-    ((name, least),) = smallest_job(settings.request(model, k80(1)))
-    assert (name, least.gpus) == ("task", 1)
-
-
-def test_several_gpus_in_one_task_beat_parameter_servers_whose_updates_take_long() -> None:
-    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), why_not_split="")
-    machines = Cluster((NodeClass(name="here", cpus=16, mem_bytes=64 * GIB, gpus=4, gpu_model="V100"),))
-    plan = make_plan(PlanSettings(gpus_per_task=4).request(model, machines))
-    assert [(task.gpus, task.is_plain) for task in plan.tasks] == [(4, True)]
-    assert all(other.relative < 1 for other in plan.alternatives)
-    several = make_plan(PlanSettings(gpus_per_task=4).request(model, machines, min_workers=1))
-    assert several.samples_per_s < plan.samples_per_s
+    (note,) = (said for said in plan.why if said.startswith("--gpus-per-task is for training loops"))
+    assert "--strategy allreduce" in note
 
 
 def test_many_gpus_win_against_it() -> None:
-    plan = make_plan(PlanSettings().request(profile([100 * MB], flops=8e9), k80()))
+    plan = make_plan(PlanSettings().request(profile([100 * MB], flops=8e9, api=Api.GRAPH), k80()))
     assert plan.option.ps > 0
     assert any("One plain task without parameter servers would reach" in sentence for sentence in plan.why)
 
@@ -287,25 +223,25 @@ def test_the_papers_own_options_have_parameter_servers(changes: dict[str, str]) 
     assert not make_plan(settings.request(digits(), cluster)).is_plain
 
 
-@pytest.mark.parametrize("changes", [{"synchronous": True}, {"api": Api.COORDINATOR}, {"api": Api.TF_KERAS}])
+@pytest.mark.parametrize("changes", [{"synchronous": True}, {"api": Api.COORDINATOR}])
 def test_a_script_that_asks_for_a_cluster_gets_one(changes: dict[str, object]) -> None:
     cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
     model = dataclasses.replace(digits(), **changes)  # type: ignore[arg-type]
     assert not make_plan(PlanSettings().request(model, cluster)).is_plain
     with pytest.raises(InfeasibleError, match="trains on a cluster only"):
-        make_plan(PlanRequest(model, cluster, plain=True))
+        make_plan(PlanRequest(model, cluster, strategies=frozenset({"one"})))
 
 
 def test_what_it_lacks_is_named() -> None:
     cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=GIB // 4),))
     with pytest.raises(InfeasibleError, match=r"The job's only task needs .* \('here'\)"):
-        make_plan(PlanRequest(digits(), cluster, plain=True))
+        make_plan(PlanRequest(digits(), cluster, strategies=frozenset({"one"})))
 
 
 def test_the_smallest_job_is_one_task_where_that_is_enough() -> None:
     cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
     assert [name for name, _ in smallest_job(PlanSettings().request(digits(), cluster))] == ["task"]
-    roles = [name for name, _ in smallest_job(PlanSettings().request(digits(), cluster, min_workers=1))]
+    roles = [name for name, _ in smallest_job(PlanSettings(strategy="ps").request(digits(), cluster))]
     assert "parameter server" in roles
 
 

@@ -81,13 +81,14 @@ def test_workers_that_differ_are_told_apart_in_every_table(tmp_path: Path) -> No
         "  - {name: gpu, count: 3, cpus: 16, mem: 64GiB, gpus: 2, gpu_model: A100, disk: 100GiB, network_gbps: 25}\n"
         "  - {name: cpu, count: 2, cpus: 32, mem: 64GiB, disk: 100GiB, network_gbps: 25}\n"
     )
-    plan = Plan.from_json(json.loads(_plan(resnet, "--cluster", cluster, "--format", "json").stdout))
+    base = (resnet, "--cluster", cluster, "--strategy", "ps")
+    plan = Plan.from_json(json.loads(_plan(*base, "--format", "json").stdout))
     gpus = [task.gpus for task in plan.tasks if task.role == "worker"]
     assert len(set(gpus)) == 2, "the case has to have both"
     with_gpus = len(list(filter(None, gpus)))
     told = f"{with_gpus} + {len(gpus) - with_gpus}"
     for question in (("--sweep", "network_gbps=25"), ("--what-if", "add 1 x cpu")):
-        assert told in _plan(resnet, "--cluster", cluster, *question).stdout
+        assert told in _plan(*base, *question).stdout
 
 
 def test_the_objective_is_passed_on(model: Path) -> None:
@@ -95,7 +96,7 @@ def test_the_objective_is_passed_on(model: Path) -> None:
     assert json.loads(done.stdout)["objective"] == "traffic"
 
 
-@pytest.mark.parametrize("options", [(), ("--min-workers", "2"), ("--min-workers", "1", "--rules", "none")])
+@pytest.mark.parametrize("options", [(), ("--strategy", "ps"), ("--min-workers", "1", "--rules", "none")])
 def test_each_task_has_the_memory_that_is_asked_for(model: Path, options: tuple[str, ...]) -> None:
     few = ("--cluster", EXAMPLES / "mixed.yaml", "--max-workers", "2", *options)
     memory = []

@@ -1,0 +1,185 @@
+"""Measures all-reduces by TensorFlow's ring over gRPC: seconds, CPU seconds, and what they add to a small step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TITLE = "All-reduce by TensorFlow's ring"
+WORLDS = (2, 3)
+MEGABYTES = (0, 1, 10, 100)
+ROUNDS = 5
+MIN_ROUND_S = 0.5
+STEP_VARIABLES = 20
+STEP_ELEMENTS = 1000
+STEP = "step"
+MB = 1_000_000
+FLOAT_BYTES = 4
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians of one kind of exchange.
+
+    Attributes:
+        seconds: wall time of an exchange.
+        cpu_s: CPU time of one worker for an exchange.
+    """
+
+    seconds: float
+    cpu_s: float
+
+
+def measure() -> Iterator[str]:
+    yield "The workers are processes of one machine, connected over loopback. A flat tensor of float32 is summed by"
+    yield f"`all_reduce_v2` with the hint `ring`. Median of {ROUNDS} rounds. A worker of n sends 2 (n - 1) / n of the"
+    yield "tensor and receives as much. *CPU*: of one worker. *MB sent / CPU s*: what a worker sends for each second of"
+    yield "its CPU time, in which it also receives and adds. 0 MB is a single number. *Step*: a graph that flattens"
+    yield f"{STEP_VARIABLES} gradients of {STEP_ELEMENTS} numbers, sums them and the metrics, and splits the sum."
+    yield ""
+    yield "| workers | MB | ms | CPU, ms | CPU share | MB sent / s | MB sent / CPU s |"
+    yield "|---|---|---|---|---|---|---|"
+    found = {world: _run(world) for world in WORLDS}
+    for world, name in itertools.product(WORLDS, (*map(str, MEGABYTES), STEP)):
+        one = found[world][name]
+        sent = 0.0 if name == STEP else 2 * (world - 1) / world * int(name)
+        rates = (f"{sent / one.seconds:.0f}", f"{sent / one.cpu_s:.0f}") if sent else ("", "")
+        share = f"{one.cpu_s / one.seconds:.0%}"
+        cells = (world, name, f"{one.seconds * 1e3:.2f}", f"{one.cpu_s * 1e3:.2f}", share, *rates)
+        yield f"| {' | '.join(map(str, cells))} |"
+    yield ""
+    for world in WORLDS:
+        hops, nothing, step = 2 * (world - 1), found[world]["0"], found[world][STEP]
+        yield (
+            f"{world} workers: each of the {hops} hops of an empty exchange takes {nothing.seconds / hops * 1e3:.2f} "
+            f"ms, {nothing.cpu_s / hops * 1e3:.2f} ms of CPU; a step takes "
+            f"{(step.seconds - 2 * nothing.seconds) * 1e3:.2f} ms more than two empty exchanges, "
+            f"{(step.cpu_s - 2 * nothing.cpu_s) * 1e3:.2f} ms of CPU."
+        )
+    yield ""
+    yield "With more workers than cores, processes wait for a core. Hops and seconds include that; CPU times do not."
+
+
+def _run(world: int) -> dict[str, Measured]:
+    """Starts the workers, and returns the slowest one's seconds with the mean CPU time of all."""
+    ports = json.dumps(_free_ports(world))
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.ring", str(rank), ports],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        replies = [json.loads(worker.communicate(timeout=TIMEOUT_S)[0].splitlines()[-1]) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return {
+        name: Measured(max(reply[name][0] for reply in replies), statistics.fmean(reply[name][1] for reply in replies))
+        for name in replies[0]
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def main() -> None:
+    """A worker: `python -m benchmarks.ring RANK PORTS`."""
+    rank, ports = int(sys.argv[1]), json.loads(sys.argv[2])
+    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
+    import tensorflow as tf
+
+    communication = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    # Made for its side effect: it starts the server and the collective runtime.
+    tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
+    all_reduce = _all_reduce(tf, rank, len(ports))
+    found = {}
+    for megabytes in MEGABYTES:
+        tensor = tf.ones([max(1, megabytes * MB // FLOAT_BYTES)])
+        found[str(megabytes)] = _timed(lambda tensor=tensor: all_reduce(tensor), all_reduce, tf)  # type: ignore[misc]
+    found[STEP] = _timed(_step(tf, all_reduce), all_reduce, tf)
+    print(json.dumps(found), flush=True)
+    # The server has no way to stop.
+    os._exit(0)
+
+
+def _all_reduce(tf: Any, rank: int, world: int) -> Callable[[Any], Any]:
+    from tensorflow.python.ops import collective_ops
+
+    keys = itertools.count(100)
+
+    def key() -> Any:
+        if tf.executing_eagerly():
+            return tf.constant(next(keys))
+        # A key must be new in every execution of a graph.
+        graph = tf.compat.v1.get_default_graph()
+        return graph.capture_call_time_value(lambda: tf.constant(next(keys)), tf.TensorSpec([], tf.int32))
+
+    def all_reduce(tensor: Any) -> Any:
+        with tf.device(f"/job:worker/replica:0/task:{rank}/device:CPU:0"):
+            return collective_ops.all_reduce_v2(
+                tensor, group_size=world, group_key=1, instance_key=key(), communication_hint="ring", timeout=60
+            )
+
+    return all_reduce
+
+
+def _step(tf: Any, all_reduce: Callable[[Any], Any]) -> Callable[[], Any]:
+    variables = [tf.Variable(tf.ones([STEP_ELEMENTS])) for _ in range(STEP_VARIABLES)]
+
+    @tf.function
+    def step() -> Any:
+        total = all_reduce(tf.concat([tf.reshape(variable, [-1]) for variable in variables], 0))
+        metrics = all_reduce(tf.ones([2]))
+        return [tf.reduce_sum(part) for part in tf.split(total, STEP_VARIABLES)], metrics
+
+    return step
+
+
+def _timed(exchange: Callable[[], Any], all_reduce: Callable[[Any], Any], tf: Any) -> tuple[float, float]:
+    """Median seconds, and CPU seconds of this process, of an exchange; all workers make equally many."""
+    exchange()
+    started = time.perf_counter()
+    exchange()
+    # The workers agree on the number by a sum.
+    wanted = MIN_ROUND_S / (time.perf_counter() - started)
+    count = max(3, round(float(all_reduce(tf.constant([wanted], tf.float32))[0]) / 2))
+    rows: list[tuple[float, float]] = []
+    for _ in range(ROUNDS):
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            exchange()
+        rows.append(((time.perf_counter() - wall) / count, (time.process_time() - cpu) / count))
+    seconds, cpu_s = (statistics.median(values) for values in _columns(rows))
+    return seconds, cpu_s
+
+
+def _columns(rows: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+if __name__ == "__main__":
+    main()

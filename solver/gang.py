@@ -1,0 +1,293 @@
+"""The best gang of equal workers: exact search over worker shapes, machines and numbers of workers.
+
+The slowest worker and the slowest link decide, so the machines of an optimal gang may be any that are at least as fast
+as those. For each shape, each compute speed, each card speed and each rack, or all of them, the search takes as many of
+these machines as a number of workers needs, the largest first (docs/planner.md, 'All-reduce').
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.allreduce import Floats, GangModel, Ints, gang_step
+from solver.nodes import NodeKind
+from solver.plan import PlannedTask
+from solver.resources import CPU_STEP, TaskResources, WorkerShape
+from solver.scenario import Scenario
+from solver.step_time import StepModel, StepTime
+
+SIMPLE_TIE_SHARE = 0.05
+"""A simpler plan is preferred if it is at most this share slower: fewer workers, then fewer machines."""
+ANY_SAMPLE_FLOPS = 1e9
+"""Assumed FLOPs of a worker's step if unknown, to find the fastest machines."""
+CPU_TIE_SHARE = 0.01
+"""Fewer CPUs are preferred if they cost at most this share of the speed."""
+
+
+@dataclass(frozen=True)
+class GangOption:
+    """A gang.
+
+    Attributes:
+        workers_on: number of workers on each machine, machine by machine and rack by rack.
+        step_time: seconds of a step, with the terms; all 0 if the step's FLOPs are unknown.
+        samples_per_s: predicted speed; 0 likewise.
+        bound: no gang within the request is faster, in samples/s.
+    """
+
+    shape: WorkerShape
+    resources: TaskResources
+    workers_on: dict[str, int]
+    step_time: StepTime
+    samples_per_s: float
+    bound: float = 0.0
+
+    @property
+    def workers(self) -> int:
+        return sum(self.workers_on.values())
+
+    def tasks(self) -> tuple[PlannedTask, ...]:
+        nodes = [name for name, count in self.workers_on.items() for _ in range(count)]
+        task = self.resources
+        return tuple(
+            PlannedTask("worker", index, node, task.cpus, task.mem_mb, task.disk_mb, task.gpus, is_plain=True)
+            for index, node in enumerate(nodes)
+        )
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Machines of which a gang may use any.
+
+    Attributes:
+        kinds: those machines, with a room above 0.
+        rooms: maximum workers on a machine of each kind.
+        one_rack: whether all are in one rack, or racks do not matter.
+    """
+
+    kinds: tuple[NodeKind, ...]
+    rooms: tuple[int, ...]
+    one_rack: bool
+
+    def capacities(self) -> Ints:
+        return np.array([kind.count * room for kind, room in zip(self.kinds, self.rooms, strict=True)])
+
+    def where(self, keep: Sequence[bool]) -> _Pool:
+        kept = [pair for pair, stays in zip(zip(self.kinds, self.rooms, strict=True), keep, strict=True) if stays]
+        return _Pool(tuple(kind for kind, _ in kept), tuple(room for _, room in kept), self.one_rack)
+
+    def at_most_one(self) -> _Pool:
+        return dataclasses.replace(self, rooms=(1,) * len(self.rooms))
+
+    def take(self, workers: int) -> dict[str, int]:
+        """Workers on the fewest machines, the largest first; sorted by rack and kind, so that a ring crosses few links.
+
+        The last machine is the smallest that holds the rest.
+        """
+        by_room = sorted(zip(self.rooms, self.kinds, strict=True), key=lambda pair: -pair[0])
+        taken: list[tuple[NodeKind, str, int]] = []
+        left = workers
+        for room, kind in by_room:
+            for name in kind.names[: -(-left // room)]:
+                taken.append((kind, name, min(room, left)))
+                left -= min(room, left)
+            if left <= 0:
+                break
+        taken.sort(key=lambda entry: (entry[0].rack or "", -entry[2]))
+        return {name: count for _, name, count in taken}
+
+
+def best_gang(scenario: Scenario, min_workers: int, max_workers: int | None) -> GangOption | None:
+    """Finds the fastest gang, or a simpler one that is nearly as fast; None if none fits.
+
+    Args:
+        scenario: the model on the cluster; its steps must be measurable.
+        min_workers: minimum workers; a gang has at least two.
+        max_workers: maximum workers; None for no limit. No worker's part of a batch is empty.
+    """
+    fewest = max(2, min_workers)
+    most = min(scenario.profile.batch_size, math.inf if max_workers is None else max_workers)
+    counts = _useful_counts(scenario.profile.batch_size, fewest, int(most))
+    if not counts.size:
+        return None
+    searches = [_ShapeSearch.of(scenario, shape, fewest) for shape in _shapes(scenario)]
+    speeds = np.zeros(counts.size)
+    for search in searches:
+        speeds = np.maximum(speeds, search.best_speeds(counts, float(speeds.max()) * (1 - SIMPLE_TIE_SHARE)))
+    best = float(speeds.max())
+    if not best > 0:
+        return None
+    enough = best * (1 - SIMPLE_TIE_SHARE)
+    workers = int(counts[int((speeds >= enough).argmax())])
+    options = (option for search in searches for option in search.placements(workers, enough))
+    chosen = min(options, key=lambda option: (len(option.workers_on), -option.samples_per_s, option.shape))
+    least = max(enough, chosen.samples_per_s * (1 - CPU_TIE_SHARE))
+    return dataclasses.replace(_with_fewest_cpus(scenario, chosen, least), bound=best)
+
+
+def evaluated(scenario: Scenario, shape: WorkerShape, workers_on: dict[str, int]) -> GangOption:
+    """The gang of workers of that shape on these machines."""
+    step = gang_step(scenario, scenario.model(shape), workers_on)
+    return GangOption(shape, scenario.sizes.plain(shape), workers_on, step, scenario.profile.batch_size / step.total)
+
+
+def any_gang(scenario: Scenario, min_workers: int, max_workers: int | None) -> GangOption | None:
+    """A gang of a script whose computation is unknown; None if there is no room for `min_workers`.
+
+    As many workers as fit, up to `max_workers`; exactly `min_workers` without that. If there are GPUs, each worker has
+    one, with its share of a machine's CPUs, and the gang is on the fewest machines with the fastest GPUs. Without GPUs
+    the workers have as many CPUs as possible.
+    """
+    fewest = max(2, min_workers)
+    most = fewest if max_workers is None else max_workers
+    known = dataclasses.replace(
+        scenario.profile, batch_size=max(most, fewest), flops_step_per_sample=ANY_SAMPLE_FLOPS, sample_bytes=0
+    )
+    scenario = dataclasses.replace(scenario, profile=known)
+    gpus = int(any(kind.gpus for kind in scenario.kinds))
+    share = max(kind.cpus / max(1, kind.gpus * gpus) for kind in scenario.kinds if kind.gpus >= gpus)
+    searches = [
+        _ShapeSearch.of(scenario, shape, fewest)
+        for shape in _shapes(scenario)
+        if shape.gpus == gpus and (not gpus or shape.cpus <= max(share, CPU_STEP))
+    ]
+    workers = min(most, max((search.most_workers for search in searches), default=0))
+    options = [option for search in searches for option in search.placements(workers, 0.0)] if workers >= fewest else []
+    if not options:
+        return None
+    found = min(options, key=lambda option: (-option.samples_per_s, len(option.workers_on), -option.shape.cpus))
+    nothing = StepTime(compute=0, input=0, latency=0, transfer=0, network=0, update=0, dispatch=0, total=0)
+    return dataclasses.replace(found, step_time=nothing, samples_per_s=0.0, bound=0.0)
+
+
+def _useful_counts(batch: int, fewest: int, most: int) -> Ints:
+    """Ascending numbers of workers, without those whose parts of a batch fewer workers also have."""
+    if most < fewest:
+        return np.zeros(0, dtype=np.int64)
+    root = math.isqrt(batch) + 1
+    parts = np.array([*range(1, root + 1), *(-(-batch // count) for count in range(1, root + 1))])
+    counts = np.unique(np.append(-(-batch // parts), fewest))
+    return counts[(counts >= fewest) & (counts <= most)]
+
+
+def _shapes(scenario: Scenario) -> list[WorkerShape]:
+    """Shapes with as many CPUs as some number of workers leaves to each on some machine: more are never slower."""
+    shapes = set()
+    for kind in scenario.kinds:
+        for gpus in (0, 1):
+            most = kind.gpus if gpus else int(kind.cpus / CPU_STEP)
+            for workers in range(1, most + 1):
+                cpus = math.floor(kind.cpus / workers / CPU_STEP + 1e-9) * CPU_STEP
+                if cpus > 0:
+                    shapes.add(WorkerShape(gpus, cpus))
+    return sorted(shapes, reverse=True)
+
+
+@dataclass(frozen=True)
+class _ShapeSearch:
+    """All gangs of workers of one shape."""
+
+    scenario: Scenario
+    model: StepModel
+    pools: tuple[_Pool, ...]
+
+    @classmethod
+    def of(cls, scenario: Scenario, shape: WorkerShape, fewest: int) -> _ShapeSearch:
+        model, task = scenario.model(shape), scenario.sizes.plain(shape)
+        fitting = [
+            (kind, room)
+            for kind in scenario.kinds
+            if (room := kind.room_for(task)) > 0 and (not shape.gpus or model.fits_gpu(kind))
+        ]
+        kinds, rooms = tuple(kind for kind, _ in fitting), tuple(room for _, room in fitting)
+        racks = sorted({kind.rack or "" for kind in kinds})
+        everything = _Pool(kinds, rooms, one_rack=len(racks) < 2)
+        pools = [everything]
+        if len(racks) > 1:
+            pools += [
+                dataclasses.replace(everything.where([(kind.rack or "") == rack for kind in kinds]), one_rack=True)
+                for rack in racks
+            ]
+        return cls(scenario, model, tuple(pool for pool in pools if pool.capacities().sum() >= fewest))
+
+    @property
+    def most_workers(self) -> int:
+        return max((int(pool.capacities().sum()) for pool in self.pools), default=0)
+
+    def best_speeds(self, counts: Ints, floor: float) -> Floats:
+        """Samples/s of the best gang of each number of workers; 0 for those that do not fit, or are below `floor`."""
+        gang, batch = GangModel(self.model), self.scenario.profile.batch_size
+        speeds: Floats = np.zeros(counts.size)
+        within = self.model.within_node_bytes_per_s
+        for pool in self._by_compute():
+            compute_s = gang.compute_s(max(pool.kinds, key=self.model.arithmetic_s), counts)
+            # Without any bytes on the links, no gang of the pool is faster.
+            bounds = np.where(
+                counts <= pool.capacities().sum(),
+                batch / gang.total_s(compute_s, gang.network_s(counts, math.inf)),
+                0.0,
+            )
+            if bounds.max() < floor or (bounds <= speeds).all():
+                continue
+            links = np.where(counts <= max(pool.rooms), within, 0.0)
+            for each in (pool, pool.at_most_one()):
+                cards = _slowest_card(each, counts)
+                if max(each.rooms) > 1:
+                    cards = np.minimum(cards, within)
+                if not each.one_rack:
+                    cards = np.minimum(cards, self.scenario.uplink_bytes_per_s)
+                links = np.maximum(links, cards)
+            usable = np.where(links > 0, links, 1.0)
+            total_s = gang.total_s(compute_s, gang.network_s(counts, usable))
+            speeds = np.maximum(speeds, np.where(links > 0, batch / total_s, 0.0))
+        return speeds
+
+    def placements(self, workers: int, least: float) -> Iterator[GangOption]:
+        """For each choice of machines the gang on the fewest of them, if it reaches that speed in samples/s."""
+        shape = self.model.shape
+        seen = set()
+        for pool in self._by_compute():
+            for card in {kind.network_bytes_per_s for kind in pool.kinds}:
+                fast = pool.where([kind.network_bytes_per_s >= card for kind in pool.kinds])
+                for each in (fast, fast.at_most_one()):
+                    if each.capacities().sum() < workers:
+                        continue
+                    workers_on = each.take(workers)
+                    key = tuple(workers_on.items())
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                    option = evaluated(self.scenario, shape, workers_on)
+                    if option.samples_per_s >= least * (1 - 1e-12):
+                        yield option
+
+    def _by_compute(self) -> Iterator[_Pool]:
+        """Each pool, limited to the machines that compute at least as fast as one of them."""
+        for pool in self.pools:
+            for slowest in sorted({self.model.arithmetic_s(kind) for kind in pool.kinds}):
+                yield pool.where([self.model.arithmetic_s(kind) <= slowest for kind in pool.kinds])
+
+
+def _slowest_card(pool: _Pool, counts: Ints) -> Floats:
+    """For each number of workers the fastest card speed at which there is room for all; 0 if there is not."""
+    order = sorted(range(len(pool.kinds)), key=lambda index: -pool.kinds[index].network_bytes_per_s)
+    room = np.cumsum(pool.capacities()[order])
+    cards = np.array([pool.kinds[index].network_bytes_per_s for index in order] + [0.0])
+    found: Floats = cards[np.searchsorted(room, counts)]
+    return found
+
+
+def _with_fewest_cpus(scenario: Scenario, option: GangOption, least: float) -> GangOption:
+    """The fewest CPUs with which these workers reach that speed in samples/s."""
+    low, high = 0, round(option.shape.cpus / CPU_STEP)
+    # More CPUs are never slower.
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = evaluated(scenario, WorkerShape(option.shape.gpus, middle * CPU_STEP), option.workers_on)
+        low, high = (low, middle) if tried.samples_per_s >= least else (middle, high)
+    return evaluated(scenario, WorkerShape(option.shape.gpus, high * CPU_STEP), option.workers_on)
