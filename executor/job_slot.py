@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from dike import process
 from dike.roles import server
 from dike.task import TaskSpec
 from executor import descendants
@@ -32,6 +33,9 @@ from executor.zygote_slot import (
 
 logger = logging.getLogger(__name__)
 
+PEER_LOST = "another worker of the job has ended, or cannot be reached"
+PEER_LOST_TIMEOUT_S = 120.0
+"""Maximum time for the framework to stop a task whose process ended because of another one."""
 STATUS_INTERVAL_S = 1.0
 """Interval at which an unchanged status is resent: messages may get lost."""
 STOP_GRACE_S = ELASTIC_SAVE_S + 5.0
@@ -55,6 +59,7 @@ class JobSlot:
         self._kill_grace_s: float | None = None
         self._running_reported = False
         self._bundle_files: dict[str, Stamp] = {}  # from the job's bundle
+        self._peer_lost_s: float | None = None
         self._wanted = WantedProcess(0, None if order.standby else order.task)
         self._sender = OutputSender(channel, enabled=order.stream_logs)
         self._output = OutputCopier(self._sender.add)
@@ -176,9 +181,10 @@ class JobSlot:
             self._report_running("ready")
         task = self._wanted.task
         if task is None or task.attempt in self._ended_attempts:
-            return None
+            is_late = self._peer_lost_s is not None and time.monotonic() - self._peer_lost_s > PEER_LOST_TIMEOUT_S
+            return self._end("TASK_FAILED", PEER_LOST, process.EXIT_CODE_PEER_LOST) if task and is_late else None
         outputs, mirror = None, self._mirror_of(task)
-        if task.is_chief:
+        if task.is_plain or task.is_chief:
             if mirror is not None:
                 try:
                     mirror.pull()
@@ -186,6 +192,9 @@ class JobSlot:
                     return self._end("TASK_FAILED", f"the checkpoints could not be fetched: {error}")
             outputs = outputs_of(self._order, task, self._folder, mirror)
             outputs.restore(self._bundle_files)
+            # What the other workers write does not count.
+            outputs = outputs if task.is_chief else None
+        self._peer_lost_s = None
         self._current = AttemptProcess(task, self._output, self._channel, RunMonitor(self._gpus), outputs, mirror)
         return self._start(self._current)
 
@@ -246,7 +255,10 @@ class JobSlot:
         current.group.remove()
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request", exit_code)
-        if current.ended_as_requested:
+        if exit_code == process.EXIT_CODE_PEER_LOST:
+            # The end of the other worker says why; until then this is no failure of its own.
+            self._peer_lost_s = time.monotonic()
+        if current.ended_as_requested or exit_code == process.EXIT_CODE_PEER_LOST:
             self._ends.append(ProcessEnd(current.task.attempt, self._outcome(exit_code)))
             self._ended_attempts.add(current.task.attempt)
             return None

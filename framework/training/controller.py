@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dike.exceptions import BadInputError
 from dike.task import Role
 from framework.mesos import events
 from framework.mesos.connection import Connection
@@ -310,6 +311,9 @@ class TrainingJob:
             return AttemptEnd(reason, task, counts=counts and not task.finished)
         elif task.finished and self._spec.computes(task.planned):
             return AttemptEnd() if self._script_has_ended() else None
+        elif task.planned.is_plain and any(self._spec.is_chief(one.planned) and one.finished for one in self.tasks):
+            # The other workers' results do not count.
+            return AttemptEnd()
         else:
             gone = self._lost_with(task)
             if all(map(self._is_replaceable, (task, *gone))) and (not counts or self._may_lose_another()):
@@ -437,7 +441,7 @@ class TrainingJob:
         return (
             task.planned.role == Role.WORKER
             and not self._spec.is_chief(task.planned)
-            and not self._spec.profile.synchronous
+            and not (self._spec.profile.synchronous or task.planned.is_plain)
             and self._state.stepped
             and task.reason != "REASON_AGENT_REMOVED"
         )
@@ -473,6 +477,8 @@ class TrainingJob:
             return self._handle_other_model(end.task)
         if end.task is not None and end.task.found_other_layout:
             return self._handle_other_layout(end.task)
+        if end.task is not None and end.task.cannot_split:
+            return self._handle_unsplit(end.task)
         if stale or not end.counts:
             self._observer.notify(f"{end.reason}; starting again")
         elif end.task is not None and end.task.is_fenced:
@@ -503,14 +509,34 @@ class TrainingJob:
         )
         return ""
 
+    def _handle_unsplit(self, task: JobTask) -> str:
+        """Handles workers that cannot share the batches; returns why the job fails, if it does."""
+        spec, found = self._spec, self.result.profile
+        why = found.why_not_split if found is not None and found.why_not_split else task.failure
+        if spec.plan is not None or spec.planning.strategy != "auto" or (spec.worker_bounds[0] or 1) > 1:
+            return (
+                f"several workers cannot share the batches of {spec.script}: {why}; --strategy one trains it in one "
+                "task, --strategy ps with parameter servers, asynchronously"
+            )
+        if found is None and not self._state.may_fail(max(1, spec.max_restarts)):
+            return f"{task.failure}{task.output_location}"
+        if found is None:
+            self._state.count_failure()  # its report was lost
+        self._observer.notify(f"several workers cannot share the batches of {spec.script}: {why}; planning again")
+        return ""
+
     def _handle_other_layout(self, task: JobTask) -> str:
         """Handles checkpoints of a job with ps, or without, unlike this one; returns why the job fails, if it does."""
         spec, plain = self._spec, not task.planned.is_plain
-        kind = "one plain task" if plain else "a job with parameter servers"
-        if spec.plan is not None or (plain and (spec.min_workers is not None or spec.elastic is not None)):
-            asked = "--plan" if spec.plan else "--min-workers" if spec.elastic is None else "--elastic"
-            instead = f"leave out {asked}, or name another folder with --checkpoint-dir"
+        kind = f"a job {'without' if plain else 'with'} parameter servers"
+        if spec.plan is not None:
+            instead = "leave out --plan, or name another folder with --checkpoint-dir"
             return f"the checkpoints in {spec.checkpoint_dir} are of {kind}; {instead}"
+        try:
+            fewest, most = spec.worker_bounds
+            spec.planning.strategies(spec.profile, min_workers=fewest, max_workers=most, plain=plain)
+        except BadInputError as error:
+            return f"{task.failure}: {error}"
         if self._state.plain is not None:
             return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.output_location}"
         self._state.plain = plain
@@ -558,7 +584,7 @@ class TrainingJob:
         if self._state.will_restart:
             self._run.clear()
             found = self.result.profile
-            if found is not None and self._spec.profile_is_kept:
+            if found is not None:
                 self._state.profile, self._run.plan = found, None
             if self._spec.elastic is None and self.result.checkpoint_step is not None and self._run.plan is not None:
                 # Checkpoints of one kind cannot be restored by the other.

@@ -115,6 +115,9 @@ class ReportReader:
                     self._listener.total(steps)
             case "rates":
                 self._rates(task, _mapping(content.get("workers")))
+            case "cannot_split":
+                why = str(content.get("why", ""))
+                self._state.result.profile = dataclasses.replace(self._spec.profile, why_not_split=why)
             case "profile" if self._spec.profile_is_kept and self._spec.is_chief(task.planned):
                 self._state.result.profile = _profile(content.get("profile"))
 

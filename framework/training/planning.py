@@ -29,6 +29,7 @@ from framework.training.state import JobRun
 from solver import NodeClass, Plan, PlannedTask, PlanRequest, TaskResources, make_plan, smallest_job
 from solver.deadline import plan_with_timeout
 from solver.milp import SolverError
+from solver.options import parse_rules
 
 CACHE_SIZE = 16
 """Number of cached answers of a sizing: the same agents are checked repeatedly."""
@@ -359,12 +360,8 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
 
     `all_nodes` are all known machines with their total resources.
     """
-    fewest, most = (spec.min_workers, spec.max_workers) if spec.elastic is None else spec.elastic
-    planning = spec.planning
-    if spec.elastic is not None and planning.rules == "default":
-        # Workers added later have the same shape.
-        planning = dataclasses.replace(planning, rules="default,identical_workers")
-    return planning.request(
+    fewest, most = spec.worker_bounds
+    request = spec.planning.request(
         spec.profile,
         cluster_of(nodes),
         min_workers=fewest,
@@ -372,6 +369,11 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
         plain=spec.plain,
         all_machines=all_nodes,
     )
+    if spec.elastic is not None and spec.planning.rules == "default":
+        # Workers added later have the same shape.
+        rules = parse_rules("default,identical_workers", request.objective)
+        request = dataclasses.replace(request, rules=rules)
+    return request
 
 
 def _make_plan_on(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> Plan:
@@ -392,7 +394,7 @@ class TrainingSizing:
     is_gang = True
 
     def __init__(self, spec: JobSpec) -> None:
-        fewest = (spec.min_workers or 1) if spec.elastic is None else spec.elastic[0]
+        fewest = spec.worker_bounds[0] or 1
         self._spec = dataclasses.replace(
             spec,
             max_workers=fewest,

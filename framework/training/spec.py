@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_LAYOUT, EXIT_CODE_OTHER_MODEL
+from dike.process import EXIT_CODE_CANNOT_SPLIT, EXIT_CODE_FENCED, EXIT_CODE_OTHER_LAYOUT, EXIT_CODE_OTHER_MODEL
 from dike.profile import ModelProfile
 from dike.task import Role, is_chief
 from executor.messages import Outcome
@@ -37,7 +37,7 @@ class JobSpec(TrainingOptions):
         script, arguments: path of the script inside its bundle, and its arguments.
         profile_is_kept: whether the profile was read for an earlier command, so that the chief has to compare it.
         checkpoint_dir: folder for checkpoints, the same path on all agents.
-        plain: whether it is one plain task without ps, as are its checkpoints; None while there are none.
+        plain: whether it has no parameter servers, as the job of its checkpoints; None while there are none.
         plan: the plan to follow; None to make one.
         container: container of the tasks; None for the agent's own file system.
         plan_only: whether the job ends with its plan, without a launch.
@@ -72,12 +72,19 @@ class JobSpec(TrainingOptions):
         """Gradients in one step of a synchronous elastic job; None if that is one per worker."""
         return self.elastic[1] if self.elastic is not None and self.profile.synchronous else None
 
+    @property
+    def worker_bounds(self) -> tuple[int | None, int | None]:
+        """Minimum and maximum number of workers; None for no limit."""
+        return (self.min_workers, self.max_workers) if self.elastic is None else self.elastic
+
     def with_profile(self, profile: ModelProfile) -> JobSpec:
         return dataclasses.replace(self, profile=profile, profile_is_kept=False)
 
     def is_chief(self, planned: PlannedTask) -> bool:
         """Whether this task's output and progress are the job's."""
-        return planned.is_plain or is_chief(self.profile.api, planned.role, planned.index)
+        if planned.is_plain:
+            return planned.index == 0
+        return is_chief(self.profile.api, planned.role, planned.index)
 
     def streams(self, planned: PlannedTask) -> bool:
         """Whether this task's output is sent to the scheduler."""
@@ -85,7 +92,8 @@ class JobSpec(TrainingOptions):
 
     def computes(self, planned: PlannedTask) -> bool:
         """Whether this task runs the user's script, and so may end by itself."""
-        return self.is_chief(planned) or (planned.role == Role.WORKER and not self.profile.api.has_separate_chief)
+        has_script = planned.is_plain or not self.profile.api.has_separate_chief
+        return self.is_chief(planned) or (planned.role == Role.WORKER and has_script)
 
 
 def check_can_run(plan: Plan) -> None:
@@ -227,6 +235,11 @@ class JobTask:
     def found_other_layout(self) -> bool:
         """Whether it ended because the checkpoints are of a job with ps and this one has none, or the reverse."""
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_OTHER_LAYOUT
+
+    @property
+    def cannot_split(self) -> bool:
+        """Whether it ended because several workers cannot share the batches of the model."""
+        return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_CANNOT_SPLIT
 
     @property
     def failure_signature(self) -> str:
