@@ -352,7 +352,7 @@ def _iterator_of(batches: Sequence[Any], iterator: Any) -> Any:
         return batches
     is_fixed = flat[0].shape[0] is not None
     parts = [tf.data.Dataset.from_tensor_slices(each) for each in batches]
-    datasets: list[tf.data.Dataset] = [part.batch(len(part), drop_remainder=is_fixed) for part in parts]
+    datasets: list[Any] = [part.batch(len(part), drop_remainder=is_fixed) for part in parts]
     return iter(functools.reduce(lambda one, other: one.concatenate(other), datasets))
 
 
