@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import functools
 import importlib
 import json
 import os
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dike import plain_task, process, randomness
 from dike import task as tasks
@@ -69,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
         os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     elif task.distributes_itself:
         os.environ.update(task.own_distribution)
+        after_import("jax.distributed", functools.partial(_complete_jax_arguments, task))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         if server.is_server(task):
@@ -111,6 +113,20 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _complete_jax_arguments(task: TaskSpec, distributed: Any) -> None:
+    """Makes JAX's `initialize()` without arguments find the processes; of the variables it reads only the address."""
+    own, size = distributed.initialize, task.worker_count
+
+    @functools.wraps(own)
+    def initialize(
+        coordinator_address: Any = None, num_processes: Any = None, process_id: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        number = size if num_processes is None else num_processes
+        own(coordinator_address, number, task.index if process_id is None else process_id, *args, **kwargs)
+
+    distributed.initialize = initialize
 
 
 def has_lost_chief(task: TaskSpec) -> bool:
