@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dike.exceptions import BadInputError
 from dike.task import Role
 from framework.mesos import events
 from framework.mesos.connection import Connection
@@ -507,10 +508,15 @@ class TrainingJob:
         """Handles checkpoints of a job with ps, or without, unlike this one; returns why the job fails, if it does."""
         spec, plain = self._spec, not task.planned.is_plain
         kind = "one plain task" if plain else "a job with parameter servers"
-        if spec.plan is not None or (plain and (spec.min_workers is not None or spec.elastic is not None)):
-            asked = "--plan" if spec.plan else "--min-workers" if spec.elastic is None else "--elastic"
-            instead = f"leave out {asked}, or name another folder with --checkpoint-dir"
+        if spec.plan is not None or (plain and spec.elastic is not None):
+            instead = (
+                f"leave out {'--plan' if spec.plan else '--elastic'}, or name another folder with --checkpoint-dir"
+            )
             return f"the checkpoints in {spec.checkpoint_dir} are of {kind}; {instead}"
+        try:
+            spec.planning.check_tasks(spec.profile, spec.min_workers, spec.max_workers, plain=plain)
+        except BadInputError as error:
+            return f"{spec.checkpoint_dir}: {error}"
         if self._state.plain is not None:
             return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.output_location}"
         self._state.plain = plain
