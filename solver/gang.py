@@ -193,13 +193,12 @@ def any_gang(scenario: Scenario, min_workers: int, max_workers: int | None) -> G
 def _bound(scenario: Scenario, shape: WorkerShape, counts: Ints) -> float:
     """Samples/s that no gang of workers of that shape exceeds."""
     model = scenario.model(shape)
-    gang, fastest = GangModel(model), min(scenario.kinds, key=lambda kind: _arithmetic_s(model, kind))
-    total_s = gang.total_s(_arithmetic_s(model, fastest) / counts, gang.network_s(counts, math.inf))
+    able = {kind.gpu_model: kind for kind in scenario.kinds if kind.gpus >= shape.gpus}
+    if not able:
+        return 0.0
+    gang, fastest_s = GangModel(model), min(model.arithmetic_s(kind) for kind in able.values())
+    total_s = gang.total_s(fastest_s / counts, gang.network_s(counts, math.inf))
     return scenario.profile.batch_size / float(total_s.min())
-
-
-def _arithmetic_s(model: StepModel, kind: NodeKind) -> float:
-    return model.arithmetic_s(kind) if kind.gpus >= model.shape.gpus else math.inf
 
 
 def _useful_counts(batch: int, fewest: int, most: int) -> Ints:
@@ -227,11 +226,16 @@ def _shapes(scenario: Scenario) -> list[WorkerShape]:
 
 @dataclass(frozen=True)
 class _ShapeSearch:
-    """All gangs of workers of one shape."""
+    """All gangs of workers of one shape.
+
+    Attributes:
+        batch_s: seconds of one worker for a whole batch, by GPU model.
+    """
 
     scenario: Scenario
     model: StepModel
     pools: tuple[_Pool, ...]
+    batch_s: dict[str | None, float]
 
     @classmethod
     def of(cls, scenario: Scenario, shape: WorkerShape, fewest: int) -> _ShapeSearch:
@@ -250,7 +254,9 @@ class _ShapeSearch:
                 dataclasses.replace(everything.where([(kind.rack or "") == rack for kind in kinds]), one_rack=True)
                 for rack in racks
             ]
-        return cls(scenario, model, tuple(pool for pool in pools if pool.capacities().sum() >= fewest))
+        enough = tuple(pool for pool in pools if pool.capacities().sum() >= fewest)
+        by_model = {kind.gpu_model: kind for kind in kinds}
+        return cls(scenario, model, enough, {name: model.arithmetic_s(kind) for name, kind in by_model.items()})
 
     @property
     def most_workers(self) -> int:
@@ -298,15 +304,12 @@ class _ShapeSearch:
                 ]
                 taken = [on for card in enough[:1] if (on := each.with_cards(card).take_if(workers)) is not None]
                 if taken:
-                    # Of the fastest cards with as few machines.
-                    size = len(taken[0])
-                    more = bisect.bisect_right(
-                        enough, size, key=lambda card, each=each: each.with_cards(card).machines_for(workers)
-                    )
-                    yield evaluated(self.scenario, self.model.shape, each.with_cards(enough[more - 1]).take(workers))
+                    card = _fastest_card(each, enough, workers)
+                    yield evaluated(self.scenario, self.model.shape, each.with_cards(card).take(workers))
 
     def _compute_s(self, pool: _Pool, counts: Ints) -> Floats:
-        return GangModel(self.model).compute_s(max(pool.kinds, key=self.model.arithmetic_s), counts)
+        slowest = max({kind.gpu_model: kind for kind in pool.kinds}.values(), key=self._batch_s)
+        return GangModel(self.model).compute_s(slowest, counts)
 
     def _speeds(self, compute_s: Floats, counts: Ints, link: Floats | float) -> Floats:
         """Samples/s over links of that speed."""
@@ -317,8 +320,19 @@ class _ShapeSearch:
     def _by_compute(self) -> Iterator[_Pool]:
         """Each pool, limited to the machines that compute at least as fast as one of them."""
         for pool in self.pools:
-            for slowest in sorted({self.model.arithmetic_s(kind) for kind in pool.kinds}):
-                yield pool.where([self.model.arithmetic_s(kind) <= slowest for kind in pool.kinds])
+            for slowest in sorted({self._batch_s(kind) for kind in pool.kinds}):
+                yield pool.where([self._batch_s(kind) <= slowest for kind in pool.kinds])
+
+    def _batch_s(self, kind: NodeKind) -> float:
+        return self.batch_s[kind.gpu_model]
+
+
+def _fastest_card(pool: _Pool, cards: Sequence[float], workers: int) -> float:
+    """The fastest of these ascending card speeds with which the gang needs as few machines as with the slowest."""
+    fewest = pool.with_cards(cards[0]).machines_for(workers)
+    # Faster cards are on fewer machines, so a gang never needs fewer of them.
+    number = bisect.bisect_right(cards, fewest, key=lambda card: pool.with_cards(card).machines_for(workers))
+    return cards[number - 1]
 
 
 def _slowest_card(pool: _Pool, counts: Ints) -> Floats:
