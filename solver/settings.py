@@ -120,9 +120,16 @@ class PlanSettings(PlanOptions):
     ) -> PlanSettings:
         return cls(**values_of(PlanOptions, options), measurements=measurements, network=network)
 
-    def check_tasks(self, profile: ModelProfile, min_workers: int | None, max_workers: int | None = None) -> None:
-        """Raises `BadInputError` if the script cannot train with the requested tasks."""
-        self.strategies(profile, min_workers=min_workers, max_workers=max_workers)
+    def check_tasks(
+        self,
+        profile: ModelProfile,
+        min_workers: int | None,
+        max_workers: int | None = None,
+        *,
+        plain: bool | None = None,
+    ) -> None:
+        """Raises `BadInputError` if the script cannot train with the requested tasks, or continue its checkpoints."""
+        self.strategies(profile, min_workers=min_workers, max_workers=max_workers, plain=plain)
 
     @property
     def _is_automatic(self) -> bool:
