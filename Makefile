@@ -23,9 +23,9 @@ export PYTHONDONTWRITEBYTECODE :=
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
-	@echo "This shows a cluster: two workers and a parameter server (--min-workers 2). A model as small as this one trains"
+	@echo "This shows a cluster: two workers and a parameter server (--strategy ps). A model as small as this one trains"
 	@echo "faster in one process, which 'dike run examples/digits_cnn.py' would choose."
-	$(BIN)/dike run --min-workers 2 examples/digits_cnn.py
+	$(BIN)/dike run --strategy ps --min-workers 2 examples/digits_cnn.py
 
 # The type checker takes one core for a while, and tests wait now and then.
 test: $(VENV)/.installed-test
