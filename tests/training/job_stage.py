@@ -19,6 +19,7 @@ from framework.training.controller import TrainingJob
 from framework.training.observer import JobObserver
 from framework.training.spec import JobSpec, JobTask
 from solver import NodeClass
+from solver.settings import PlanSettings
 from tests.mesos.fake_mesos import FakeMesos
 from tests.profiles import made_up_profile
 
@@ -39,7 +40,7 @@ def spec(**changes: Any) -> JobSpec:
         "bundle_url": "http://127.0.0.1:1/bundle/token",
         "python": "python3",
         # With parameter servers, whatever one plain task would be worth.
-        "min_workers": 1,
+        "planning": PlanSettings(strategy="ps"),
         "max_workers": 2,
         "max_restarts": 2,
     }
