@@ -546,7 +546,7 @@ class TrainingJob:
                 spec.profile, min_workers=fewest, max_workers=most, plain=plain, elastic=is_elastic
             )
         except BadInputError as error:
-            return f"{task.failure}: {error}"
+            return f"{task.name} cannot resume from {spec.checkpoint_dir}. {str(error).rstrip('.')}"
         if self._state.plain is not None:
             return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.output_location}"
         self._state.plain = plain

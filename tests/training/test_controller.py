@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from framework.scheduler.task_tracker import KILL_RETRY_S
 from framework.training.controller import REPLACEMENT_TIMEOUT_S
 from framework.training.spec import JobTask
 from solver import NodeClass
+from solver.settings import PlanSettings
 from tests.profiles import made_up_profile
 from tests.training.job_stage import GIB, JobStage, ended, profile, spec
 
@@ -87,7 +89,7 @@ def find_other_layout(stage: JobStage) -> None:
 
 
 def test_a_job_is_planned_to_fit_the_checkpoints_that_it_finds() -> None:
-    stage = JobStage(spec(min_workers=None))
+    stage = JobStage(spec(planning=PlanSettings()))
     find_other_layout(stage)
     assert "are of a job with parameter servers; planning again" in stage.observer.notes[-1]
     stage.start()
@@ -96,13 +98,13 @@ def test_a_job_is_planned_to_fit_the_checkpoints_that_it_finds() -> None:
     # The next service knows it, too.
     state = stage.job.to_state()
     assert state["plain"] is False
-    stage.begin(spec(min_workers=None), state)
+    stage.begin(spec(planning=PlanSettings()), state)
     stage.subscribe()
     assert stage.job.to_state()["plain"] is False
 
 
 def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
-    stage = JobStage(spec(min_workers=None))
+    stage = JobStage(spec(planning=PlanSettings()))
     find_other_layout(stage)
     assert not stage.job.done
     find_other_layout(stage)
@@ -110,17 +112,25 @@ def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
     assert "are of both kinds" in stage.job.result.failure
 
 
-@pytest.mark.parametrize("option", ["--min-workers", "--elastic"])
-def test_requested_parameter_servers_cannot_resume_a_plain_task(option: str) -> None:
-    elastic = (1, 2) if option == "--elastic" else None
-    stage = JobStage(spec(min_workers=None if elastic else 1, max_workers=None, elastic=elastic))
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--strategy ps", {}),
+        ("--min-workers", {"planning": PlanSettings(), "min_workers": 2}),
+        ("--elastic", {"planning": PlanSettings(), "elastic": (1, 2), "max_workers": None}),
+    ],
+)
+def test_requested_parameter_servers_cannot_resume_a_job_without(option: str, values: dict[str, Any]) -> None:
+    stage = JobStage(spec(**values))
     find_other_layout(stage)
     assert stage.job.done
-    assert f"are of one plain task; leave out {option}, or name another folder" in stage.job.result.failure
+    says = f"are of a job without parameter servers; leave out {option}, or name another folder"
+    assert says in stage.job.result.failure
+    assert "worker:0 cannot resume from /checkpoints. " in stage.job.result.failure
 
 
 def test_a_restarted_plain_job_stays_plain() -> None:
-    stage = JobStage(spec(min_workers=None))
+    stage = JobStage(spec(planning=PlanSettings()))
     (task,) = stage.start().values()
     assert task.planned.is_plain
     stage.say(task, Report(task.task_id, {"type": "checkpoint", "path": "run-0-step-10", "step": 10}))
