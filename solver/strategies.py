@@ -123,9 +123,7 @@ def _automatic(
     raise BadInputError(_why_not_several(profile, min_workers, plain=plain))
 
 
-def _automatic_sessions(
-    profile: ModelProfile, *, plain: bool | None, several: bool, elastic: bool
-) -> frozenset[str]:
+def _automatic_sessions(profile: ModelProfile, *, plain: bool | None, several: bool, elastic: bool) -> frozenset[str]:
     if (several or elastic) and profile.why_alone:
         raise BadInputError(f"This script can only be one plain task. {profile.why_alone}")
     if (several or elastic) and plain:

@@ -1,4 +1,4 @@
-"""Gangs on a real Mesos with real TensorFlow: resized, or with a worker that is killed, they compute what python does."""
+"""Gangs on a real Mesos with real TensorFlow: resized, or with a killed worker, they compute what `python` does."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Pace(keras.callbacks.Callback):
             time.sleep(0.2)
 
 x = np.random.default_rng(0).random((128, 8), 'f')
-layers = [keras.Input((8,)), keras.layers.Dense(8, 'relu'), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)]
-model = keras.Sequential([*layers, keras.layers.Dense(1)])
+layers = [keras.layers.Dense(8, 'relu'), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)]
+model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(1)])
 model.compile('adam', 'mse', metrics=['mae'])
 history = model.fit(x, x.sum(1), epochs={EPOCHS}, batch_size=16, verbose=0, callbacks=[Pace()])
 print('history', *history.history['loss'], *history.history['mae'], flush=True)
