@@ -417,7 +417,7 @@ def test_output_is_followed_over_a_restart_of_the_service(service: ServiceStage,
     with output.open("w") as stdout, said.open("w") as stderr:
         follower = Warm(
             dike_command(
-                *("submit", "--follow", "--profile", "profile.json", "--min-workers", "1", "--max-workers", "1"),
+                *("submit", "--follow", "--profile", "profile.json", "--strategy", "ps", "--max-workers", "1"),
                 *("train.py", str(go_on), str(end)),
             ),
             cwd=service.folder,

@@ -105,7 +105,7 @@ class FaultStage:
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=max_restarts,
-            min_workers=1,
+            strategy="ps",
             max_workers=workers,
             # Workers all alike leave room for the others.
             rules="paper",
@@ -123,7 +123,7 @@ class FaultStage:
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=1000,
-            min_workers=1,
+            strategy="ps",
             max_workers=workers,
             # Workers all alike leave room for the others.
             rules="paper",

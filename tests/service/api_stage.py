@@ -100,7 +100,7 @@ def bundle() -> bytes:
 BUNDLE = bundle()
 
 
-ONE_WORKER = {"min_workers": 1, "max_workers": 1}
+ONE_WORKER = {"strategy": "ps", "max_workers": 1}
 """With a parameter server: one plain task would be faster."""
 
 

@@ -58,7 +58,7 @@ class FailoverStage:
             script=script,
             arguments=arguments,
             profile=PROFILE.to_json(),
-            min_workers=1,
+            strategy="ps",
             max_workers=1,
             max_restarts=0,
             checkpoint_dir=str(self.folder / "checkpoints"),

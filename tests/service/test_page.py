@@ -57,7 +57,7 @@ def request(**changes: Any) -> dict[str, Any]:
     values = {
         "script": MARKUP,
         "profile": profile().to_json(),
-        "min_workers": 1,
+        "strategy": "ps",
         "max_workers": 1,
         "environment": {"PYTHONPATH": f"{ROOT / 'tests/faults/scripts'}{os.pathsep}{ROOT}"},
     }

@@ -210,7 +210,7 @@ def test_jobs_are_planned_with_what_the_service_knows_of_the_network(stage: Serv
     speeds = []
     for network in (None, Network(within_node_gbps=0.001)):
         stage.start(network=network)
-        job_id = stage.submit(min_workers=1, max_workers=1)
+        job_id = stage.submit(strategy="ps", max_workers=1)
         stage.finish(stage.run(job_id))
         result = stage.job(job_id).result
         assert result is not None

@@ -213,9 +213,9 @@ def test_a_killed_plain_task_computes_what_python_computes(
         more = re.findall(r"'-?0x[^']*'", re.findall(r"^losses .*", longer.log, re.MULTILINE)[0])
         assert (len(more), more[:6]) == (7, re.findall(r"'-?0x[^']*'", losses[0]))
     # Its checkpoints cannot be resumed with parameter servers.
-    refused = run_dike("run", "--min-workers", "1", *options, script, go, cwd=tmp_path)
+    refused = run_dike("run", "--strategy", "ps", *options, script, go, cwd=tmp_path)
     assert refused.returncode == 1
-    assert "are of one plain task; leave out --min-workers, or name another folder" in refused.stderr
+    assert "of a job without parameter servers; leave out --strategy ps, or name another folder" in refused.stderr
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,7 @@ def test_a_script_with_a_loop_of_its_own_runs_as_it_is(
 ) -> None:
     script, go = project(tmp_path, program), tmp_path / "go"
     options = ("--master", mesos.master, "--checkpoint-dir", "checkpoints", "--checkpoint-interval", "1")
-    refused = run_dike("run", "--min-workers", "1", *options, script, go, cwd=tmp_path)
+    refused = run_dike("run", "--min-workers", "2", *options, script, go, cwd=tmp_path)
     assert refused.returncode == 2
     assert "can only be one plain task. train.py trains " in refused.stderr
     assert how in refused.stderr
@@ -294,7 +294,7 @@ def test_a_job_with_parameter_servers_resumes_with_parameter_servers(mesos: Embe
     script, go = project(tmp_path, SESSION), tmp_path / "go"
     go.touch()
     options = ("--master", mesos.master, "--checkpoint-dir", "checkpoints")
-    first = run_dike("run", "--min-workers", "1", "--max-workers", "1", *options, script, go, cwd=tmp_path)
+    first = run_dike("run", "--strategy", "ps", "--max-workers", "1", *options, script, go, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     run = Running(tmp_path, "run", "--format", "json", *options, script, go)
     result = run.result()

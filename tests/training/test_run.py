@@ -126,7 +126,7 @@ def test_a_model_that_has_changed_behind_the_scripts_back_is_planned_again(
 
     def run() -> tuple[list[str], str]:
         ended = run_dike(
-            "run", "--master", mesos.master, "--min-workers", "1", "--max-workers", "1", "train.py", width, cwd=folder
+            "run", "--master", mesos.master, "--strategy", "ps", "--max-workers", "1", "train.py", width, cwd=folder
         )
         assert ended.returncode == 0, ended.stderr
         return re.findall(r"^(?:width|fit) \d+", ended.stdout, re.MULTILINE), ended.stdout + ended.stderr
@@ -150,7 +150,7 @@ def test_a_model_that_has_changed_behind_the_scripts_back_is_planned_again(
 
 def dike_run(folder: Path, *arguments: str | Path) -> Running:
     """With parameter servers: one plain task would be faster in all of these."""
-    workers = () if "--plan" in arguments else ("--min-workers", "1")
+    workers = () if "--plan" in arguments else ("--strategy", "ps")
     return Running(folder, "run", "--format", "json", *workers, *arguments)
 
 
