@@ -43,8 +43,8 @@ class Arrival:
 
 ARRIVALS = (Arrival("A", 0.0, 8000), Arrival("B", 30.0, 1600), Arrival("C", 45.0, 1600))
 MODES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "two workers each": ("--max-workers 2", ("--min-workers", "1", "--max-workers", "2")),
-    "all that is free": (f"--max-workers {GPUS}", ("--min-workers", "1", "--max-workers", str(GPUS))),
+    "two workers each": ("--max-workers 2", ("--strategy", "ps", "--max-workers", "2")),
+    "all that is free": (f"--max-workers {GPUS}", ("--strategy", "ps", "--max-workers", str(GPUS))),
     "elastic": (
         f"--elastic 1:{GPUS} --resize-interval {RESIZE_INTERVAL_S:g}",
         ("--elastic", f"1:{GPUS}", "--resize-interval", f"{RESIZE_INTERVAL_S:g}"),

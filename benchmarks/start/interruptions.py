@@ -121,7 +121,7 @@ def measure_interruptions(repeats: int) -> dict[str, list[float]]:
             for _ in range(repeats):
                 job.settle(WORKERS)
                 note(REJOINS, job.kill("worker:1"))
-        with _job(folder / "restarts", KERAS, "--min-workers", "1", "--max-workers", "1") as job:
+        with _job(folder / "restarts", KERAS, "--strategy", "ps", "--max-workers", "1") as job:
             for _ in range(repeats):
                 job.settle(["chief:0"])
                 note(RESTARTS, job.kill("chief:0"))

@@ -17,18 +17,10 @@ from framework.policies.jobs.registry import POLICIES
 from framework.scheduler.demand import Demand, FrameworkUsage
 from framework.training.elastic.autoscaler import JobModels
 from framework.training.elastic.layout import Size
-from framework.training.spec import JobSpec
-from solver.settings import PlanSettings
-from tests.training.elastic.elastic_stage import ElasticStage, elastic, heavy
+from tests.training.elastic.elastic_stage import SHARED, ElasticStage, elastic_gang, heavy
 from tests.training.job_stage import ended
 
 TOTAL = {"cpus": 2.0, "mem": 32768.0, "gpus": 0.0}
-SHARED = dataclasses.replace(heavy(Api.KERAS), why_not_split="")
-
-
-def shared(least: int = 1, most: int = 4, strategy: str = "auto", **changes: Any) -> JobSpec:
-    planning = PlanSettings(strategy=strategy)  # type: ignore[arg-type]
-    return elastic(least, most, **{"profile": SHARED, "planning": planning, **changes})
 
 
 def names(stage: ElasticStage) -> list[str]:
@@ -37,7 +29,7 @@ def names(stage: ElasticStage) -> list[str]:
 
 def growing(agents: int = 1, **changes: Any) -> ElasticStage:
     """A job on one agent that was offered others, and has launched further workers there."""
-    stage = ElasticStage(shared(**changes))
+    stage = ElasticStage(elastic_gang(**changes))
     # One CPU is too little for two workers.
     stage.offer(stage.mesos.offer(0, cpus=1))
     stage.wait(1.0)
@@ -147,7 +139,7 @@ def test_a_follower_that_finishes_while_the_chief_saves(chief_ends: bool) -> Non
 
 
 def models(profile: ModelProfile = SHARED, most: int = 4) -> JobModels:
-    spec = shared(1, most, profile=profile)
+    spec = elastic_gang(1, most, profile=profile)
     stage = ElasticStage(spec)
     stage.start(1)
     plan = stage.job.result.plan
@@ -201,7 +193,7 @@ def test_policies_size_gangs(policy: Any) -> None:
 )
 def test_scripts_whose_workers_cannot_share_batches_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInputError, match=says):
-        shared(**changes).check_tasks()
+        elastic_gang(**changes).check_tasks()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +209,7 @@ def test_scripts_whose_workers_cannot_share_batches_are_refused(changes: dict[st
     ],
 )
 def test_elastic_jobs_that_are_accepted(changes: dict[str, Any]) -> None:
-    spec = shared(**changes)
+    spec = elastic_gang(**changes)
     spec.check_tasks()
     stage = ElasticStage(spec)
     stage.start(3)
