@@ -115,7 +115,7 @@ class Autoscaler:
 
     def plan_ahead(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
         """Sets up the speed model from a plan made in advance for these machines, with their total resources."""
-        if self._models is None or self._models.worker != plan.option.worker:
+        if self._models is None or not self._models.is_for(plan):
             self._models = JobModels(self._spec, plan, nodes)
         self._least_ps = self._planned_ps = plan.option.ps
         self._most_workers = most_workers(plan, nodes, self._spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,4 +127,22 @@ def test_a_gang_that_loses_a_worker_computes_what_python_computes(mesos: Embedde
     result = job.result()
     assert (result["restarts"], result["plan"]["option"]["workers"]) == (1, 2)
     assert "restart 1 of at most" in job.log
+    check_history(job, script, go, tmp_path)
+
+
+def test_an_elastic_gang_that_loses_a_machine_continues_on_the_other(mesos: EmbeddedCluster, tmp_path: Path) -> None:
+    script, go = project(tmp_path)
+    job = Running(
+        tmp_path,
+        *("run", "--format", "json", "--master", mesos.master, "--elastic", "1:2", "--resize-interval", "60"),
+        *("--checkpoint-interval", "1", "--profile", tmp_path / "profile.json"),
+        *("--checkpoint-dir", tmp_path / "checkpoints", script, go),
+    )
+    job.wait_for(lambda: list((tmp_path / "checkpoints").glob("run-0-step-*/dike-trial.json")), "a checkpoint")
+    assert set(roles(mesos)) == {"worker:0", "worker:1"}
+    mesos.kill_agent(1, signal.SIGUSR1)
+    job.wait_for_text("dike: restored '")
+    go.touch()
+    result = job.result()
+    assert (result["restarts"], result["plan"]["option"]["workers"]) == (1, 1)
     check_history(job, script, go, tmp_path)
