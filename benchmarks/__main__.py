@@ -29,6 +29,7 @@ NAMES = (
     "solver",
     "ps_update",
     "ring",
+    "sync",
     "embedded_mesos",
     "cluster",
     "search",

@@ -84,7 +84,7 @@ def main(pictures: Path) -> None:
     with tempfile.TemporaryDirectory() as name, service(Path(name)) as url:
         folder = Path(name)
         training = str(ROOT / "examples" / f"{TRAINING}.py")
-        run_dike(folder, url, "submit", "--min-workers", "1", "--max-workers", "1", training, "--steps", "1000000")
+        run_dike(folder, url, "submit", "--strategy", "ps", "--max-workers", "1", training, "--steps", "1000000")
         space = ["--param", "lr=0.1,0.03,0.01,0.001", "--param", "batch_size=16,32", "--param", "optimizer=sgd,adam"]
         search = ["--name", SEARCH, "--slots", "2", "--metric", "loss", "--detach"]
         run_dike(folder, url, "tune", str(ROOT / "examples/digits_cnn.py"), *space, *search)

@@ -43,7 +43,7 @@ MODELS = (Model(1, 64, 40), Model(2, 512, 20), Model(3, 1024, 8))
 WAYS: dict[str, tuple[str | Path, ...]] = {
     "python": (sys.executable,),
     "plain": (DIKE, "run", "--format", "json"),
-    "ps": (DIKE, "run", "--format", "json", "--min-workers", "1"),
+    "ps": (DIKE, "run", "--format", "json", "--strategy", "ps"),
 }
 """How the script is run; `ps` is the fastest plan with parameter servers."""
 
@@ -68,7 +68,7 @@ def measure() -> Iterator[str]:
                 print(model.name, way, run, file=sys.stderr, flush=True)
     yield f"`two_epochs.py` with hidden layers of several sizes, batch {BATCH_SIZE}; the three commands in rotation,"
     yield f"rounds: {REPEATS}. Samples a second after the first {WARM_UP} steps, medians; ratios are those of each"
-    yield "round, in brackets the least and the greatest. *ps*: `--min-workers 1`, the fastest with parameter servers"
+    yield "round, in brackets the least and the greatest. *ps*: `--strategy ps`, the fastest with parameter servers"
     yield "that the planner knows. *in all*: from the command to the prompt; a profile is kept. The script writes a"
     yield "line to a file after each step, which no prediction knows of."
     yield ""
@@ -95,7 +95,7 @@ def measure() -> Iterator[str]:
     tasks = {model.name: (runs[model.name, "plain"][0].tasks, runs[model.name, "ps"][0].tasks) for model in MODELS}
     yield ""
     chosen = ", ".join(f"{name}: {plain} and {ps}" for name, (plain, ps) in tasks.items())
-    yield f"Tasks of the plan without and with `--min-workers`: {chosen}."
+    yield f"Tasks of the plan without and with `--strategy ps`: {chosen}."
 
 
 def _run(model: Model, way: str) -> Run:

@@ -22,6 +22,8 @@ MIN_ROUND_S = 0.5
 STEP_VARIABLES = 20
 STEP_ELEMENTS = 1000
 STEP = "step"
+CHAIN_LENGTH = 50
+CHAIN = "chain"
 MB = 1_000_000
 FLOAT_BYTES = 4
 TIMEOUT_S = 300.0
@@ -44,27 +46,28 @@ def measure() -> Iterator[str]:
     yield "The workers are processes of one machine, connected over loopback. A flat tensor of float32 is summed by"
     yield f"`all_reduce_v2` with the hint `ring`. Median of {ROUNDS} rounds. A worker of n sends 2 (n - 1) / n of the"
     yield "tensor and receives as much. *CPU*: of one worker. *MB sent / CPU s*: what a worker sends for each second of"
-    yield "its CPU time, in which it also receives and adds. 0 MB is a single number. *Step*: a graph that flattens"
-    yield f"{STEP_VARIABLES} gradients of {STEP_ELEMENTS} numbers, sums them and the metrics, and splits the sum."
+    yield "its CPU time, in which it also receives and adds. 0 MB is a single number. *Chain*: one sum of"
+    yield f"{CHAIN_LENGTH} of a single number, which follow each other in one graph, without Python in between."
+    yield f"*Step*: a graph that flattens {STEP_VARIABLES} gradients of {STEP_ELEMENTS} numbers, sums them and the"
+    yield "metrics, and splits the sum."
     yield ""
     yield "| workers | MB | ms | CPU, ms | CPU share | MB sent / s | MB sent / CPU s |"
     yield "|---|---|---|---|---|---|---|"
     found = {world: _run(world) for world in WORLDS}
-    for world, name in itertools.product(WORLDS, (*map(str, MEGABYTES), STEP)):
+    for world, name in itertools.product(WORLDS, (*map(str, MEGABYTES), CHAIN, STEP)):
         one = found[world][name]
-        sent = 0.0 if name == STEP else 2 * (world - 1) / world * int(name)
+        sent = 0.0 if name in (CHAIN, STEP) else 2 * (world - 1) / world * int(name)
         rates = (f"{sent / one.seconds:.0f}", f"{sent / one.cpu_s:.0f}") if sent else ("", "")
         share = f"{one.cpu_s / one.seconds:.0%}"
         cells = (world, name, f"{one.seconds * 1e3:.2f}", f"{one.cpu_s * 1e3:.2f}", share, *rates)
         yield f"| {' | '.join(map(str, cells))} |"
     yield ""
     for world in WORLDS:
-        hops, nothing, step = 2 * (world - 1), found[world]["0"], found[world][STEP]
+        hops, empty, step = 2 * (world - 1), found[world][CHAIN], found[world][STEP]
         yield (
-            f"{world} workers: each of the {hops} hops of an empty exchange takes {nothing.seconds / hops * 1e3:.2f} "
-            f"ms, {nothing.cpu_s / hops * 1e3:.2f} ms of CPU; a step takes "
-            f"{(step.seconds - 2 * nothing.seconds) * 1e3:.2f} ms more than two empty exchanges, "
-            f"{(step.cpu_s - 2 * nothing.cpu_s) * 1e3:.2f} ms of CPU."
+            f"{world} workers: each of the {hops} hops in the chain takes {empty.seconds / hops * 1e3:.2f} ms, "
+            f"{empty.cpu_s / hops * 1e3:.2f} ms of CPU; a step takes {(step.seconds - 2 * empty.seconds) * 1e3:.2f} ms "
+            f"more than two such sums, {(step.cpu_s - 2 * empty.cpu_s) * 1e3:.2f} ms of CPU."
         )
     yield ""
     yield "With more workers than cores, processes wait for a core. Hops and seconds include that; CPU times do not."
@@ -120,6 +123,8 @@ def main() -> None:
     for megabytes in MEGABYTES:
         tensor = tf.ones([max(1, megabytes * MB // FLOAT_BYTES)])
         found[str(megabytes)] = _timed(lambda tensor=tensor: all_reduce(tensor), all_reduce, tf)  # type: ignore[misc]
+    seconds, cpu_s = _timed(_chain(tf, all_reduce), all_reduce, tf)
+    found[CHAIN] = (seconds / CHAIN_LENGTH, cpu_s / CHAIN_LENGTH)
     found[STEP] = _timed(_step(tf, all_reduce), all_reduce, tf)
     print(json.dumps(found), flush=True)
     # The server has no way to stop.
@@ -145,6 +150,17 @@ def _all_reduce(tf: Any, rank: int, world: int) -> Callable[[Any], Any]:
             )
 
     return all_reduce
+
+
+def _chain(tf: Any, all_reduce: Callable[[Any], Any]) -> Callable[[], Any]:
+    @tf.function
+    def chain() -> Any:
+        total = tf.ones([1])
+        for _ in range(CHAIN_LENGTH):
+            total = all_reduce(total) / 2
+        return total
+
+    return chain
 
 
 def _step(tf: Any, all_reduce: Callable[[Any], Any]) -> Callable[[], Any]:

@@ -261,7 +261,7 @@ class Run:
 def measure(folders: Sequence[Path], only: Sequence[str] = ()) -> Iterator[str]:
     """Runs the scripts, or only those named by `only`; reports a row for each."""
     yield (
-        "Each script is run by `python` and by `dike run --min-workers 1 --max-workers 1`, in a new copy of its "
+        "Each script is run by `python` and by `dike run --strategy ps --max-workers 1`, in a new copy of its "
         "folder; where it has flags, also by `dike tune`, each of whose trials is compared with a run by `python` "
         "with the same flags. A result is the last line of its kind that the script prints. It is the same if it "
         "has the same digits, or, "
@@ -337,7 +337,7 @@ def _python(script: Script) -> list[str]:
 
 
 def _dike(script: Script) -> list[str]:
-    return [*_FRAMEWORK, "run", "--min-workers", "1", "--max-workers", "1", *_target(script), *script.arguments]
+    return [*_FRAMEWORK, "run", "--strategy", "ps", "--max-workers", "1", *_target(script), *script.arguments]
 
 
 def _target(script: Script) -> list[str]:

@@ -52,8 +52,6 @@ class JobRuntime(TrialRuntime):
         self._models: set[int] = set()
         if task.is_synchronous and task.api is Api.KERAS:
             self.gang = Gang(task)
-        # A script with a loop or a strategy of its own distributes over GPUs itself.
-        self.gpus = task.gpus if task.api is Api.KERAS else 1
         self._batch_size = task.batch_size
         self._reported_step: int | None = None
 

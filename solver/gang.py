@@ -7,6 +7,7 @@ these machines as a number of workers needs, the largest first (docs/planner.md,
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ SIMPLE_TIE_SHARE = 0.05
 """A simpler plan is preferred if it is at most this share slower: fewer workers, then fewer machines."""
 ANY_SAMPLE_FLOPS = 1e9
 """Assumed FLOPs of a worker's step if unknown, to find the fastest machines."""
+ROUNDING = 1e-12
 CPU_TIE_SHARE = 0.01
 """Fewer CPUs are preferred if they cost at most this share of the speed."""
 
@@ -84,6 +86,26 @@ class _Pool:
     def at_most_one(self) -> _Pool:
         return dataclasses.replace(self, rooms=(1,) * len(self.rooms))
 
+    def with_cards(self, least: float) -> _Pool:
+        """The machines with network cards of at least that speed."""
+        return self.where([kind.network_bytes_per_s >= least for kind in self.kinds])
+
+    def machines_for(self, workers: int) -> float:
+        """The fewest machines that hold these workers; infinite if there are too few."""
+        left, machines = workers, 0
+        for room, count in sorted(
+            ((room, kind.count) for kind, room in zip(self.kinds, self.rooms, strict=True)), reverse=True
+        ):
+            used = min(count, -(-left // room))
+            machines, left = machines + used, left - used * room
+            if left <= 0:
+                return machines
+        return math.inf
+
+    def take_if(self, workers: int) -> dict[str, int] | None:
+        """As `take`; None if there is no room."""
+        return self.take(workers) if self.capacities().sum() >= workers else None
+
     def take(self, workers: int) -> dict[str, int]:
         """Workers on the fewest machines, the largest first; sorted by rack and kind, so that a ring crosses few links.
 
@@ -115,10 +137,13 @@ def best_gang(scenario: Scenario, min_workers: int, max_workers: int | None) -> 
     counts = _useful_counts(scenario.profile.batch_size, fewest, int(most))
     if not counts.size:
         return None
-    searches = [_ShapeSearch.of(scenario, shape, fewest) for shape in _shapes(scenario)]
+    searches: list[_ShapeSearch] = []
     speeds = np.zeros(counts.size)
-    for search in searches:
-        speeds = np.maximum(speeds, search.best_speeds(counts, float(speeds.max()) * (1 - SIMPLE_TIE_SHARE)))
+    for shape in _shapes(scenario):
+        floor = float(speeds.max()) * (1 - SIMPLE_TIE_SHARE)
+        if _bound(scenario, shape, counts) >= floor:
+            searches.append(_ShapeSearch.of(scenario, shape, fewest))
+            speeds = np.maximum(speeds, searches[-1].best_speeds(counts, floor))
     best = float(speeds.max())
     if not best > 0:
         return None
@@ -165,6 +190,17 @@ def any_gang(scenario: Scenario, min_workers: int, max_workers: int | None) -> G
     return dataclasses.replace(found, step_time=nothing, samples_per_s=0.0, bound=0.0)
 
 
+def _bound(scenario: Scenario, shape: WorkerShape, counts: Ints) -> float:
+    """Samples/s that no gang of workers of that shape exceeds."""
+    model = scenario.model(shape)
+    able = {kind.gpu_model: kind for kind in scenario.kinds if kind.gpus >= shape.gpus}
+    if not able:
+        return 0.0
+    gang, fastest_s = GangModel(model), min(model.arithmetic_s(kind) for kind in able.values())
+    total_s = gang.total_s(fastest_s / counts, gang.network_s(counts, math.inf))
+    return scenario.profile.batch_size / float(total_s.min())
+
+
 def _useful_counts(batch: int, fewest: int, most: int) -> Ints:
     """Ascending numbers of workers, without those whose parts of a batch fewer workers also have."""
     if most < fewest:
@@ -190,11 +226,16 @@ def _shapes(scenario: Scenario) -> list[WorkerShape]:
 
 @dataclass(frozen=True)
 class _ShapeSearch:
-    """All gangs of workers of one shape."""
+    """All gangs of workers of one shape.
+
+    Attributes:
+        batch_s: seconds of one worker for a whole batch, by GPU model.
+    """
 
     scenario: Scenario
     model: StepModel
     pools: tuple[_Pool, ...]
+    batch_s: dict[str | None, float]
 
     @classmethod
     def of(cls, scenario: Scenario, shape: WorkerShape, fewest: int) -> _ShapeSearch:
@@ -213,7 +254,9 @@ class _ShapeSearch:
                 dataclasses.replace(everything.where([(kind.rack or "") == rack for kind in kinds]), one_rack=True)
                 for rack in racks
             ]
-        return cls(scenario, model, tuple(pool for pool in pools if pool.capacities().sum() >= fewest))
+        enough = tuple(pool for pool in pools if pool.capacities().sum() >= fewest)
+        by_model = {kind.gpu_model: kind for kind in kinds}
+        return cls(scenario, model, enough, {name: model.arithmetic_s(kind) for name, kind in by_model.items()})
 
     @property
     def most_workers(self) -> int:
@@ -221,17 +264,12 @@ class _ShapeSearch:
 
     def best_speeds(self, counts: Ints, floor: float) -> Floats:
         """Samples/s of the best gang of each number of workers; 0 for those that do not fit, or are below `floor`."""
-        gang, batch = GangModel(self.model), self.scenario.profile.batch_size
         speeds: Floats = np.zeros(counts.size)
         within = self.model.within_node_bytes_per_s
         for pool in self._by_compute():
-            compute_s = gang.compute_s(max(pool.kinds, key=self.model.arithmetic_s), counts)
+            compute_s = self._compute_s(pool, counts)
             # Without any bytes on the links, no gang of the pool is faster.
-            bounds = np.where(
-                counts <= pool.capacities().sum(),
-                batch / gang.total_s(compute_s, gang.network_s(counts, math.inf)),
-                0.0,
-            )
+            bounds = np.where(counts <= pool.capacities().sum(), self._speeds(compute_s, counts, math.inf), 0.0)
             if bounds.max() < floor or (bounds <= speeds).all():
                 continue
             links = np.where(counts <= max(pool.rooms), within, 0.0)
@@ -243,34 +281,58 @@ class _ShapeSearch:
                     cards = np.minimum(cards, self.scenario.uplink_bytes_per_s)
                 links = np.maximum(links, cards)
             usable = np.where(links > 0, links, 1.0)
-            total_s = gang.total_s(compute_s, gang.network_s(counts, usable))
-            speeds = np.maximum(speeds, np.where(links > 0, batch / total_s, 0.0))
+            speeds = np.maximum(speeds, np.where(links > 0, self._speeds(compute_s, counts, usable), 0.0))
         return speeds
 
     def placements(self, workers: int, least: float) -> Iterator[GangOption]:
         """For each choice of machines the gang on the fewest of them, if it reaches that speed in samples/s."""
-        shape = self.model.shape
-        seen = set()
+        count, within = np.array([workers]), self.model.within_node_bytes_per_s
+        least *= 1 - ROUNDING
         for pool in self._by_compute():
-            for card in {kind.network_bytes_per_s for kind in pool.kinds}:
-                fast = pool.where([kind.network_bytes_per_s >= card for kind in pool.kinds])
-                for each in (fast, fast.at_most_one()):
-                    if each.capacities().sum() < workers:
-                        continue
-                    workers_on = each.take(workers)
-                    key = tuple(workers_on.items())
-                    if key in seen:
-                        continue
-                    seen.add(key)
-                    option = evaluated(self.scenario, shape, workers_on)
-                    if option.samples_per_s >= least * (1 - 1e-12):
-                        yield option
+            compute_s = self._compute_s(pool, count)
+            if max(pool.rooms) >= workers and self._speeds(compute_s, count, within)[0] >= least:
+                yield evaluated(self.scenario, self.model.shape, pool.take(workers))
+            for each in (pool, pool.at_most_one()):
+                most = within if max(each.rooms) > 1 else math.inf
+                most = most if each.one_rack else min(most, self.scenario.uplink_bytes_per_s)
+                cards = sorted({kind.network_bytes_per_s for kind in each.kinds})
+                links = np.minimum(cards, most)
+                enough = [
+                    card
+                    for card, speed in zip(cards, self._speeds(compute_s, count, links), strict=True)
+                    if speed >= least
+                ]
+                taken = [on for card in enough[:1] if (on := each.with_cards(card).take_if(workers)) is not None]
+                if taken:
+                    card = _fastest_card(each, enough, workers)
+                    yield evaluated(self.scenario, self.model.shape, each.with_cards(card).take(workers))
+
+    def _compute_s(self, pool: _Pool, counts: Ints) -> Floats:
+        slowest = max({kind.gpu_model: kind for kind in pool.kinds}.values(), key=self._batch_s)
+        return GangModel(self.model).compute_s(slowest, counts)
+
+    def _speeds(self, compute_s: Floats, counts: Ints, link: Floats | float) -> Floats:
+        """Samples/s over links of that speed."""
+        gang = GangModel(self.model)
+        speeds: Floats = self.scenario.profile.batch_size / gang.total_s(compute_s, gang.network_s(counts, link))
+        return speeds
 
     def _by_compute(self) -> Iterator[_Pool]:
         """Each pool, limited to the machines that compute at least as fast as one of them."""
         for pool in self.pools:
-            for slowest in sorted({self.model.arithmetic_s(kind) for kind in pool.kinds}):
-                yield pool.where([self.model.arithmetic_s(kind) <= slowest for kind in pool.kinds])
+            for slowest in sorted({self._batch_s(kind) for kind in pool.kinds}):
+                yield pool.where([self._batch_s(kind) <= slowest for kind in pool.kinds])
+
+    def _batch_s(self, kind: NodeKind) -> float:
+        return self.batch_s[kind.gpu_model]
+
+
+def _fastest_card(pool: _Pool, cards: Sequence[float], workers: int) -> float:
+    """The fastest of these ascending card speeds with which the gang needs as few machines as with the slowest."""
+    fewest = pool.with_cards(cards[0]).machines_for(workers)
+    # Faster cards are on fewer machines, so a gang never needs fewer of them.
+    number = bisect.bisect_right(cards, fewest, key=lambda card: pool.with_cards(card).machines_for(workers))
+    return cards[number - 1]
 
 
 def _slowest_card(pool: _Pool, counts: Ints) -> Floats:

@@ -212,9 +212,11 @@ class PlanSettings(PlanOptions):
 
         calibration = None
         notes: list[str] = []
-        if gpus_per_worker > GPUS_PER_WORKER:
-            notes.append(what_if_note(gpus_per_worker))
         among = self.strategies(profile, min_workers=min_workers, max_workers=max_workers, plain=plain, elastic=elastic)
+        if gpus_per_worker > GPUS_PER_WORKER and PS in among:
+            notes.append(what_if_note(gpus_per_worker))
+        elif gpus_per_worker > GPUS_PER_WORKER:
+            notes.append("--gpus-per-worker is for workers with parameter servers; give --strategy ps.")
         if profile.counts_own_steps and among == {PS}:
             # No more workers than requested: they would not make it faster.
             max_workers = max_workers or min_workers

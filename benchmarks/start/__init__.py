@@ -164,8 +164,8 @@ class Workspace:
         # Number of tasks -> command; Keras adds a ps and a chief to the workers.
         sizes: dict[int, tuple[str | Path, ...]] = {
             1: run,
-            3: (*run, "--min-workers", "1", "--max-workers", "1"),
-            4: (*run, "--min-workers", "2", "--max-workers", "2"),
+            3: (*run, "--strategy", "ps", "--max-workers", "1"),
+            4: (*run, "--strategy", "ps", "--min-workers", "2", "--max-workers", "2"),
             MANY_WORKERS + 2: (*run, "--plan", self._plan, "--resources", MANY_RESOURCES),
         }
         bare, bare_session = "`python two_epochs.py`", "`python session_steps.py`"
@@ -187,7 +187,7 @@ class Workspace:
                         cpu_limit=CPU_LIMIT if tasks in (1, 3) else None,
                     )
                 )
-        session = (*run, "--min-workers", "1", "--max-workers", "1", SESSION, self._step_log)
+        session = (*run, "--strategy", "ps", "--max-workers", "1", SESSION, self._step_log)
         tune = (DIKE, "tune", KERAS, "--param", "lr=0.1,0.01", "--slots", "2", "--", self._step_log)
         plan = (DIKE, "plan", KERAS, "--cluster", CLUSTER, "--", self._step_log)
         return [
@@ -209,7 +209,7 @@ class Workspace:
 
     def prepare(self, cases: Sequence[Case]) -> None:
         """Creates cached profiles, compiled modules and the plan for many workers."""
-        planned = (DIKE, "run", "--min-workers", "1", "--plan-only", "--format", "json", "--resources", MANY_RESOURCES)
+        planned = (DIKE, "run", "--strategy", "ps", "--plan-only", "--format", "json", "--resources", MANY_RESOURCES)
         plan = json.loads(self._timed((*planned, KERAS, self._step_log), self._kept)[1])
         heavy = self._folder / "heavy.json"
         heavy.write_text(json.dumps(plan["profile"] | dict.fromkeys(FLOPS, MANY_FLOPS)), encoding="utf-8")

@@ -15,7 +15,15 @@ from typing import Any, NoReturn
 from dike.capture.sink import TF_CONFIG, Sink
 from dike.profiling.coordinator_profile import StepTrace, coordinator_profile, tensorflow_variable
 
-_state: dict[str, Any] = {"strategy": None, "optimizer": None, "trace": None, "fits": False, "sources": {}}
+COLLECTIVE_STRATEGY = "MultiWorkerMirroredStrategy"
+_state: dict[str, Any] = {
+    "collective": False,
+    "strategy": None,
+    "optimizer": None,
+    "trace": None,
+    "fits": False,
+    "sources": {},
+}
 
 
 def install(sink: Sink) -> None:
@@ -62,7 +70,12 @@ def capture_own_loop(sink: Sink, step: str, trainable: Callable[[], Iterable[Any
         found = _state["sources"].values() if trainable is None else trainable()
         # Keeps one of a Keras variable and the TensorFlow variable inside it.
         inner = {id(tensorflow_variable(one)): one for one in found}
-        sink.capture_loop(f"by {step} in a loop of its own", inner.values())
+        sink.capture_loop(f"by {step} in a loop of its own", inner.values(), own_distribution())
+
+
+def own_distribution() -> str:
+    """The strategy by which the script distributes itself over equal workers; empty if it has none."""
+    return COLLECTIVE_STRATEGY if _state["collective"] else ""
 
 
 def capture_optimizer(sink: Sink, optimizer: Any) -> None:
@@ -111,6 +124,7 @@ def _run_collective_training_alone(sink: Sink) -> None:
 
         @functools.wraps(init)
         def alone(self: Any, *args: Any, **kwargs: Any) -> None:
+            _state["collective"] = True
             own = os.environ.get("TF_CONFIG")
             if own == TF_CONFIG:
                 del os.environ["TF_CONFIG"]  # meant for scripts with a coordinator
@@ -122,8 +136,8 @@ def _run_collective_training_alone(sink: Sink) -> None:
                 if tasks > 1:
                     sink.refuse(
                         f"{sink.script} makes a MultiWorkerMirroredStrategy for {tasks} tasks of a cluster of its own, "
-                        "which Dike does not start; leave out TF_CONFIG and the strategy's cluster_resolver, and the "
-                        "script runs as one plain task."
+                        "which Dike does not start; leave out TF_CONFIG and the strategy's cluster_resolver, and "
+                        "Dike starts the workers (--min-workers N)."
                     )
                 init(self, *args, **kwargs)
             finally:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from dike.capture import coordinator
 from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
-from dike.keras3.model import check_distributable
+from dike.keras3.model import check_distributable, synced_layers_of, why_not_split
 from dike.main_script import one_line
 from dike.profile import Api, ModelProfile
 from dike.profiling.keras_profile import has_forward_pass, keras_profile
@@ -34,6 +34,8 @@ def install(sink: Sink, keras: ModuleType) -> None:
             )
         if api is Api.KERAS and self._distribute_strategy is not None:
             sink.capture_loop("under a tf.distribute strategy of its own", self.trainable_variables)
+        if api is Api.TF_KERAS and (library := coordinator.own_distribution()):
+            sink.capture_loop(f"under its own {library}", self.trainable_variables, library)
         why_alone = ""
         if api is Api.KERAS:
             self._assert_compile_called("fit")
@@ -106,30 +108,9 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
         api = Api.COORDINATOR
     if api is not Api.KERAS:
         return keras_profile(sink.script, api, model, batch, sink.batch_size)
-    from dike.keras3 import mirrored
-
-    # Losses are watched while the step is traced for its FLOPs.
-    uneven: list[str] = []
-    end = mirrored.watch_losses(uneven.append)
+    profile = keras_profile(sink.script, api, model, batch, sink.batch_size)
     try:
-        profile = keras_profile(sink.script, api, model, batch, sink.batch_size)
-    finally:
-        end()
-    try:
-        reasons = [
-            mirrored.unsupported_reason(model),
-            "" if _can_be_split(batch) else "a batch's tensors differ in length",
-        ]
-    except Exception as error:  # a model may do anything, and with one GPU the reason does not matter
-        reasons = [f"it cannot be determined ({one_line(error)})"]
-    return dataclasses.replace(profile, why_not_split=next(filter(None, (*reasons, *uneven)), ""))
-
-
-def _can_be_split(batch: Any) -> bool:
-    """Whether all tensors of a batch have its samples along their first axis."""
-    import tensorflow as tf
-
-    tensors = [part for part in tf.nest.flatten(batch) if part is not None]
-    return all(isinstance(part, tf.Tensor) and part.shape.rank for part in tensors) and (
-        len({part.shape[0] for part in tensors}) == 1
-    )
+        why = why_not_split(model, batch)
+    except Exception as error:  # a model may do anything, and one task can always train it
+        why = f"it cannot be determined ({one_line(error)})"
+    return dataclasses.replace(profile, why_not_split=why, synced_layers=synced_layers_of(model))

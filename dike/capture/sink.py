@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -40,34 +40,18 @@ class Sink:
     deliver: Callable[[ModelProfile], NoReturn]
     refuse: Callable[[str], NoReturn]
 
-    def loop_profile(self, how: str, trainable: Iterable[Any]) -> ModelProfile:
-        """The profile of a script that trains in a way of its own: one task, with at most its variables known.
-
-        `how` completes "it trains"; `trainable` are its trained variables, if they exist already.
-        """
+    def loop_profile(self, how: str, trainable: Iterable[Any], own_distribution: str = "") -> ModelProfile:
+        """See `loop_profile` of this module; `trainable` are the trained variables, if they exist already."""
         specs = []
         if variables := list(trainable):
             # Not at the top: it imports Keras, which imports TensorFlow.
             from dike.keras3.model import unique_names
 
             specs = [VariableSpec.of(name, one, is_trained=True) for name, one in unique_names(variables)]
-        return ModelProfile(
-            name=self.script,
-            api=Api.LOOP,
-            parameters=sum(math.prod(spec.shape) for spec in specs),
-            parameter_bytes=sum(spec.size_bytes for spec in specs),
-            variables=tuple(sorted(specs, key=lambda spec: -spec.size_bytes)),
-            flops_forward_per_sample=0.0,
-            flops_step_per_sample=0.0,
-            longest_path_flops=0.0,
-            batch_size=self.batch_size or 0,
-            # The optimizer is unknown: assumes Adam.
-            optimizer_slots=2,
-            why_alone=f"{self.script} trains {how}; {DISTRIBUTED}.",
-        )
+        return loop_profile(self.script, how, specs, self.batch_size, own_distribution)
 
-    def capture_loop(self, how: str, trainable: Iterable[Any]) -> NoReturn:
-        self.capture(lambda: self.loop_profile(how, trainable))
+    def capture_loop(self, how: str, trainable: Iterable[Any], own_distribution: str = "") -> NoReturn:
+        self.capture(lambda: self.loop_profile(how, trainable, own_distribution))
 
     def capture(self, read: Callable[[], ModelProfile]) -> NoReturn:
         """Reads the profile and delivers it, or refuses with the reason why it cannot be read."""
@@ -80,3 +64,36 @@ class Sink:
             traceback.print_exc()
             self.refuse(f"The model of {self.script} cannot be read ({one_line(error)}); see above.")
         self.deliver(profile)
+
+
+def loop_profile(
+    script: str,
+    how: str,
+    variables: Sequence[VariableSpec] = (),
+    batch_size: int | None = None,
+    own_distribution: str = "",
+) -> ModelProfile:
+    """The profile of a script that trains in a way of its own, with at most its variables known.
+
+    Args:
+        script: its file name.
+        how: completes "it trains".
+        variables: what it trains.
+        batch_size: samples per step; None if unknown.
+        own_distribution: the library with which it distributes itself; empty if it does not.
+    """
+    return ModelProfile(
+        name=script,
+        api=Api.LOOP,
+        parameters=sum(math.prod(spec.shape) for spec in variables),
+        parameter_bytes=sum(spec.size_bytes for spec in variables),
+        variables=tuple(sorted(variables, key=lambda spec: -spec.size_bytes)),
+        flops_forward_per_sample=0.0,
+        flops_step_per_sample=0.0,
+        longest_path_flops=0.0,
+        batch_size=batch_size or 0,
+        # The optimizer is unknown: assumes Adam.
+        optimizer_slots=2,
+        why_alone=f"{script} trains {how}; {DISTRIBUTED}.",
+        own_distribution=own_distribution,
+    )

@@ -12,9 +12,6 @@ from typing import Any
 from dike.checkpoints import shown
 from dike.exceptions import BadInputError
 
-_ON_GPU = "@gpu"
-"""Separates a variable's name from the index of the GPU that has its own value."""
-
 
 def named_variables(model: Any) -> list[tuple[str, Any]]:
     """Returns each variable of a Keras or tf_keras model with a unique name, in the order of `model.variables`.
@@ -90,6 +87,34 @@ def check_distributable(model: Any) -> None:
             )
 
 
+def why_not_split(model: Any, batch: Any) -> str:
+    """Returns why several workers cannot share the batches of a compiled model, as a clause; empty if they may.
+
+    What only a step shows is checked at the first one (`dike.keras3.synchronous`).
+    """
+    import tensorflow as tf
+
+    tensors = [part for part in tf.nest.flatten(batch) if part is not None]
+    if not all(isinstance(part, tf.Tensor) and part.shape.rank for part in tensors):
+        return "its data are not plain tensors of samples"
+    if len({part.shape[0] for part in tensors}) > 1:
+        return "a batch's tensors differ in length"
+    for tensor in getattr(model, "inputs", None) or ():
+        if tensor.shape[0] is not None:
+            return "the model has a fixed batch size"
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            return f"the layer '{layer.name}' is stateful"
+    return ""
+
+
+def synced_layers_of(model: Any) -> int:
+    """Number of layers that need statistics of the whole batch."""
+    import keras
+
+    return sum(isinstance(layer, keras.layers.BatchNormalization) for layer in model._flatten_layers())
+
+
 def named_values(model: Any) -> dict[str, Any]:
     """Returns name -> variable for everything that `values_of` reads, in the same order in all processes of a model.
 
@@ -111,29 +136,7 @@ def named_values(model: Any) -> dict[str, Any]:
 def values_of(model: Any) -> dict[str, Any]:
     import numpy as np
 
-    values = {name: np.asarray(variable) for name, variable in named_values(model).items()}
-    for name, parts in _parts(model).items():
-        each = [np.asarray(part) for part in parts]
-        if not all(np.array_equal(one, values[name], equal_nan=one.dtype.kind == "f") for one in each):
-            values |= {f"{name}{_ON_GPU}{index}": one for index, one in enumerate(each)}
-    return values
-
-
-def _parts(model: Any) -> dict[str, list[Any]]:
-    """Returns name -> the values of each GPU, where they may differ: metrics, averages over batches, seeds."""
-    alike = [*model.trainable_variables, *(each for one in optimizers_of(model) for each in one.variables)]
-    known = {id(variable) for variable in alike}
-    parts = {
-        name: list(getattr(getattr(variable, "value", None), "values", ()))
-        for name, variable in named_values(model).items()
-        if id(variable) not in known
-    }
-    return {name: each for name, each in parts.items() if each}
-
-
-def _is_part(name: str, values: Mapping[str, Any]) -> bool:
-    whole, between, number = name.rpartition(_ON_GPU)
-    return bool(between) and number.isdigit() and whole in values
+    return {name: np.asarray(variable) for name, variable in named_values(model).items()}
 
 
 def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
@@ -149,7 +152,7 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
     variables = named_values(model)
     variables = {name: value for name, value in variables.items() if name in values or name != GLOBAL_SEED_GENERATOR}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-    saved = {name: tuple(value.shape) for name, value in values.items() if not _is_part(name, values)}
+    saved = {name: tuple(value.shape) for name, value in values.items()}
     if shapes != saved:
         name = next(name for name in {**shapes, **saved} if shapes.get(name) != saved.get(name))
         raise BadInputError(
@@ -158,12 +161,6 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
         )
     for name, variable in variables.items():
         variable.assign(values[name])
-    for name, parts in _parts(model).items():
-        saved_parts = [key for key in values if key.startswith(f"{name}{_ON_GPU}") and _is_part(key, values)]
-        # If the number of GPUs changed, each of them starts with the common value.
-        if len(saved_parts) == len(parts):
-            for index, part in enumerate(parts):
-                part.assign(values[f"{name}{_ON_GPU}{index}"])
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

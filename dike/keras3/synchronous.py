@@ -352,8 +352,10 @@ def _iterator_of(batches: Sequence[Any], iterator: Any) -> Any:
         return batches
     is_fixed = flat[0].shape[0] is not None
     parts = [tf.data.Dataset.from_tensor_slices(each) for each in batches]
-    datasets: list[Any] = [part.batch(len(part), drop_remainder=is_fixed) for part in parts]
-    return iter(functools.reduce(lambda one, other: one.concatenate(other), datasets))
+    joined, *others = [part.batch(len(part), drop_remainder=is_fixed) for part in parts]
+    for other in others:
+        joined = joined.concatenate(other)
+    return iter(joined)
 
 
 def _difference(whole: Sequence[Any], parts: Sequence[Any]) -> float:

@@ -17,7 +17,7 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
     """Profiles `keras.applications.NAME` at its default input size, trained by plain SGD."""
     import tensorflow as tf
 
-    from dike.keras3.mirrored import unsupported_reason
+    from dike.keras3.model import synced_layers_of
 
     models = {
         key: value
@@ -36,4 +36,4 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
     size = batch_size or _BATCH_SIZE
     batch = (tf.TensorSpec((size, *model.input_shape[1:])), tf.TensorSpec((size,), tf.int32))
     profile = keras_profile(f"keras:{name}", Api.KERAS, model, batch)
-    return dataclasses.replace(profile, why_not_split=unsupported_reason(model))
+    return dataclasses.replace(profile, why_not_split="", synced_layers=synced_layers_of(model))

@@ -100,7 +100,6 @@ class TrialRuntime:
         save_at_end: writes the last checkpoint after the script has ended; None if nothing can be saved.
         save_best: stores the model when the script has reported its best value; None if it cannot be stored.
         standing: the objective to date.
-        gpus: number of GPUs that share each batch.
         gang: the workers that share each batch; None for one process.
         smooths_losses: whether losses are for display only, so that an epoch's first batches should be smoothed.
     """
@@ -113,7 +112,6 @@ class TrialRuntime:
         self.save_at_end: Callable[[], object] | None = None
         self.save_best: Callable[[], object] | None = None
         self.standing = Standing()
-        self.gpus = 1
         self.gang: Gang | None = None
         self._clock = clock
         self._lock = threading.RLock()

@@ -74,7 +74,7 @@ class JobOptions(TrainingOptions):
         Raises:
             BadInputError: if an option, the script or a file cannot be used.
         """
-        from framework.project.profiling import JobZygotes, load_profile, profile_of_job
+        from framework.project.profiling import JobZygotes, load_profile, profile_of_job, profile_unread
 
         self._check(planning)
         plan_text = None if self.plan_file is None else read_text(self.plan_file, "plan")
@@ -116,7 +116,10 @@ class JobOptions(TrainingOptions):
             return cached.api.compares_variables
 
         saved, known = handed_over or self.saved_profile, None
-        if saved is None:
+        unread = None if saved else profile_unread(entry, self.batch_size, planning.strategy)
+        if unread is not None:
+            profile = unread
+        elif saved is None:
             known = profile_of_job(
                 entry,
                 archive,

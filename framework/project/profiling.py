@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from dike.capture.sink import loop_profile
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from executor.environment import Setup, ZygoteKind
@@ -30,7 +31,7 @@ from executor.zygote_pool import ZygoteServerClient, wait_for_server, warm_soon
 from framework.project import tensorflow_noise
 from framework.project.entry_point import EntryPoint, find_entry_point, hint, planning_environment
 from framework.project.profile_cache import CachedProfile, cached_profile, content_of, libraries
-from framework.project.script_facts import imported_libraries, script_facts
+from framework.project.script_facts import imported_libraries, own_distribution, script_facts
 from solver.cli.profiles import load_saved_profile
 from solver.text_files import read_text
 
@@ -95,6 +96,9 @@ def load_profile(
     if not is_module:
         _check_readable(model)
     entry = find_entry_point(model, is_module=is_module)
+    with contextlib.suppress(BadInputError):  # not Python: running it reports where
+        if (unread := profile_unread(entry, batch_size)) is not None:
+            return unread
     environment = _environment({**os.environ, **entry.environment})
     script = str(entry.script) if is_module else model
     reading = _ProfilingProcess(script, script_args, batch_size, environment)
@@ -190,6 +194,26 @@ def profile_of_job(
         if found.is_cached:
             notify(_cache_note(found, entry))
         return found
+
+
+def profile_unread(entry: EntryPoint, batch_size: int | None = None, strategy: str = "auto") -> ModelProfile | None:
+    """The profile of a script that distributes itself, whose model Dike cannot read; None of any other.
+
+    Args:
+        entry: the script.
+        batch_size: samples per step; None if unknown.
+        strategy: `allreduce` if the user says that it distributes itself; a script with TensorFlow is read even so.
+    """
+    library = own_distribution(entry)
+    if (
+        not library
+        and strategy == "allreduce"
+        and not {"tensorflow", "keras", "tf_keras", "dike"} & set(imported_libraries(entry))
+    ):
+        library = "means of its own"
+    if not library:
+        return None
+    return loop_profile(entry.script.name, f"with {library}", (), batch_size, library)
 
 
 def _inputs(entry: EntryPoint, content: str | None, call: Sequence[str], batch_size: int | None) -> object:

@@ -25,6 +25,13 @@ _JAX = ("jax", "flax", "optax")
 _OTHER_LIBRARIES = ("numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "matplotlib", "PIL", "h5py")
 PRELOADED = (*_TENSORFLOW, *_JAX, *_OTHER_LIBRARIES)
 """Libraries that are slow to import, and whose import starts no thread that a fork would lose and touches no GPU."""
+_DISTRIBUTED_TRAINING = {
+    "torch.distributed": frozenset(
+        {"init_process_group", "DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "Accelerator"}
+    ),
+    "jax.distributed": frozenset({"jax.distributed"}),
+}
+"""Library -> names by which a script is recognized that distributes itself with it."""
 _DIKE_NAMES = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
 """Names of `dike` that are not TensorFlow's."""
 _LATE_SETTING = r"TF_CONFIG|TF_CPP_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TF_GPU_ALLOCATOR|TF_NUM_\w+|TF_DATA_\w+"
@@ -121,6 +128,24 @@ def imported_libraries(entry: EntryPoint) -> list[str]:
         BadInputError: the script cannot be read or is not Python.
     """
     return _libraries((name for tree in _trees(entry) for name, _ in _imports(tree)), entry)
+
+
+def own_distribution(entry: EntryPoint) -> str:
+    """The library with which a script distributes itself over several processes; empty if it does not.
+
+    Raises:
+        BadInputError: the script cannot be read or is not Python.
+    """
+    if entry.is_function:
+        return ""
+    named: set[str] = set()
+    for tree in _trees(entry):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                named |= {node.attr, ast.unparse(node)}
+            for module, members in _imports_in(node):
+                named |= {module, *members, *(f"{module}.{member}" for member in members)}
+    return next((library for library, names in _DISTRIBUTED_TRAINING.items() if names & named), "")
 
 
 def _libraries(names: Iterable[str], entry: EntryPoint) -> list[str]:

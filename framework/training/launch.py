@@ -179,6 +179,7 @@ def task_spec(
         cached_batch_size=spec.profile.batch_size if spec.profile_is_kept else None,
         replicas=spec.replicas,
         gpus=planned.gpus,
+        distributes_itself=bool(spec.profile.own_distribution),
     )
 
 

@@ -105,7 +105,6 @@ class FaultStage:
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=max_restarts,
-            strategy="ps",
             max_workers=workers,
             # Workers all alike leave room for the others.
             rules="paper",
@@ -123,7 +122,6 @@ class FaultStage:
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=1000,
-            strategy="ps",
             max_workers=workers,
             # Workers all alike leave room for the others.
             rules="paper",

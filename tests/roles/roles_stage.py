@@ -99,8 +99,9 @@ class RolesStage:
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __enter__(self) -> RolesStage:
-        counts = {Role.PS: self.ps, Role.WORKER: self.workers}
-        if self.api.has_separate_chief:
+        counts = {Role.PS: self.ps, Role.WORKER: self.workers} if self.ps else {Role.WORKER: self.workers}
+        has_separate_chief = self.api.has_separate_chief and self.ps > 0
+        if has_separate_chief:
             counts[Role.CHIEF] = 1
         # The ports stay reserved before a process listens on them and while it is down.
         [self._block] = reserve_blocks(1)
@@ -108,7 +109,7 @@ class RolesStage:
         self._cluster = {str(role): [next(addresses) for _ in range(count)] for role, count in counts.items()}
         for role, count in counts.items():
             for index in range(count):
-                is_chief = index == 0 and role is (Role.CHIEF if self.api.has_separate_chief else Role.WORKER)
+                is_chief = index == 0 and role is (Role.CHIEF if has_separate_chief else Role.WORKER)
                 if is_chief or not self.alone:
                     self.start(role, index)
         return self

@@ -107,9 +107,9 @@ def test_optimus_places_equal_counts_on_each_server(synchronous: bool) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_makes_a_whole_plan_within_the_users_limits(method: str) -> None:
-    request = PlanRequest(
-        four_variables(api=Api.KERAS), MIXED, max_workers=3, max_gpus_per_worker=1, strategies=frozenset({"one", "ps"})
-    )
+    model = dataclasses.replace(four_variables(api=Api.KERAS), why_not_split="")
+    every = frozenset({"one", "allreduce", "ps"})
+    request = PlanRequest(model, MIXED, max_workers=3, max_gpus_per_worker=1, strategies=every)
     plan = plan_with(method, request)
     assert plan.method == method.removesuffix("_traffic")
     assert plan.option.workers <= 3
@@ -158,8 +158,9 @@ def test_an_unknown_method_names_the_known_ones() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_job_that_fits_nowhere_is_refused(method: str) -> None:
     cluster = machines(2, cpus=2, mem_gib=1)
+    model = dataclasses.replace(profile(), why_not_split="")
     with pytest.raises(InfeasibleError):
-        plan_with(method, PlanRequest(profile(), cluster, strategies=frozenset({"one", "ps"})))
+        plan_with(method, PlanRequest(model, cluster, strategies=frozenset({"one", "allreduce", "ps"})))
 
 
 def test_a_comparison_without_any_plan_is_an_error() -> None:

@@ -211,6 +211,24 @@ def test_the_gpus_of_a_machine_share_the_batches_of_a_fit() -> None:
     assert {each.strategy for each in plan.strategies} == {"one", "allreduce", "ps"}
 
 
+def test_of_gangs_that_are_nearly_as_fast_the_one_with_fewest_workers_is_chosen() -> None:
+    fewer = 0
+    for flops in (10.0 ** (7 + step / 8) for step in range(24)):
+        model = dataclasses.replace(LARGE, flops_step_per_sample=flops)
+        scenario = scenario_of(PlanRequest(model, FOUR_GPUS))
+        found = best_gang(scenario, 2, None)
+        assert found is not None
+        speeds: dict[int, float] = {}
+        for speed, shape, on in every_gang(scenario, 2, 4):
+            if shape.gpus:
+                speeds[sum(on.values())] = max(speed, speeds.get(sum(on.values()), 0.0))
+        best = max(speeds.values())
+        if found.shape.gpus:
+            assert found.workers == min(each for each, speed in speeds.items() if speed >= best * 0.95)
+            fewer += speeds[found.workers] < best
+    assert fewer > 1
+
+
 def test_every_worker_reads_the_whole_batch() -> None:
     slow = dataclasses.replace(LARGE, sample_bytes=6_000_000)
     two, four = (planned(slow, FOUR_GPUS, {"min_workers": count, "max_workers": count}) for count in (2, 4))

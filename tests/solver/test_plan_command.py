@@ -51,14 +51,24 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.integration
 def test_tables(model: Path) -> None:
     command = [sys.executable, "-m", "framework", "plan", str(model), "--cluster", str(EXAMPLES / "five-k80.yaml")]
+    command += ["--strategy", "ps"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
-    for text in ("Options", "Option chosen", "Placement", "k80-4", "samples/s", "Next best options", "Proven"):
+    for text in (
+        "Options",
+        "Option chosen",
+        "Placement",
+        "Strategies",
+        "k80-4",
+        "samples/s",
+        "Next best options",
+        "Proven",
+    ):
         assert text in done.stdout
 
 
 def test_three_hundred_machines_do_not_print_three_hundred_rows(model: Path) -> None:
-    done = _plan(model, "--cluster", EXAMPLES / "300-nodes.yaml")
+    done = _plan(model, "--cluster", EXAMPLES / "300-nodes.yaml", "--strategy", "ps")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) < 100
 

@@ -11,7 +11,7 @@ from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
 from solver.settings import PlanSettings
 from solver.strategies import possible_strategies
-from tests.solver.solver_cases import digits
+from tests.solver.solver_cases import digits, machines
 
 ONE, GANG, PS = frozenset({"one"}), frozenset({"allreduce"}), frozenset({"ps"})
 LOOP_WHY = "It has a loop of its own."
@@ -141,3 +141,13 @@ def test_the_fewest_workers_of_a_gang_are_two() -> None:
     assert PlanSettings().fewest_workers(None) == 1
     assert PlanSettings(strategy="allreduce").fewest_workers(None) == 2
     assert PlanSettings(strategy="allreduce").fewest_workers(3) == 3
+
+
+def test_several_gpus_of_a_worker_are_for_parameter_servers() -> None:
+    notes = {
+        strategy: PlanSettings(strategy=strategy).request(SHARED, machines(1), gpus_per_worker=2).notes
+        for strategy in ("auto", "allreduce", "ps")
+    }
+    assert notes["auto"] == notes["allreduce"] != notes["ps"]
+    assert "give --strategy ps" in notes["auto"][0]
+    assert "What if a worker could use 2 GPUs?" in notes["ps"][0]

@@ -45,13 +45,11 @@ def install(runtime: TrialRuntime) -> None:
         keras.Model.fit = reporting_fit(keras.Model.fit, KerasReports(runtime), keras.callbacks.Callback)
         return
     # These modules import Keras' internals.
-    from dike.keras3 import data, mirrored
+    from dike.keras3 import data
     from dike.keras3.trial.fit import KerasScript
 
     script = KerasScript(runtime)
     own = trainer.TensorFlowTrainer
-    if runtime.gpus > 1:
-        mirrored.install(runtime.gpus)
     if runtime.gang is not None:
         from dike.keras3 import synchronous
 
@@ -63,7 +61,6 @@ def install(runtime: TrialRuntime) -> None:
 
 def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a suspendable `fit`, which calls `reporting` for models that cannot be suspended."""
-    from dike.keras3 import mirrored
     from dike.keras3.data import intercept_iterators
     from dike.keras3.trial import fit as fits
 
@@ -77,7 +74,7 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
             with intercept_iterators(lambda batches: None):
                 return own_fit(self, *args, **kwargs)
         self._assert_compile_called("fit")
-        if self._distribute_strategy is not None and not mirrored.is_mirrored(self):
+        if self._distribute_strategy is not None:
             return reporting(self, *args, **kwargs)
         is_fitting = True
         try:

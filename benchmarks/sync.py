@@ -1,0 +1,163 @@
+"""Measures synchronous training on hosts with network cards of 1 and 10 Gb/s, emulated on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.shaped_hosts import ShapedHosts, unsupported_reason
+from dike.profile import Api
+from dike.task import VARIABLE, Role, TaskSpec
+
+TITLE = "Synchronous training on several hosts"
+SCRIPT = Path(__file__).with_name("sync_task.py")
+PARAMETER_MB, COMPUTE_S, STEPS, WARM_UP = 20, 1.2, 12, 4
+RATES_GBPS = (1.0, 10.0)
+HOSTS = (1, 2, 3, 4)
+PORT = 4000
+TIMEOUT_S = 300.0
+DEATH_STEPS = 8
+BYTES_PER_GBIT = 1e9 / 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """Processes of one job.
+
+    Attributes:
+        workers: number of hosts with a worker.
+        ps: number of parameter servers, on the first hosts; 0 for none.
+        compute_s: seconds in which an accelerator computes a batch.
+    """
+
+    workers: int
+    ps: int = 0
+    compute_s: float = COMPUTE_S
+
+
+def measure() -> Iterator[str]:
+    if reason := unsupported_reason():
+        raise SystemExit(reason)
+    yield f"A Keras model of {PARAMETER_MB} MB trains on hosts that are network namespaces of this machine, joined by links"
+    yield f"of 1 and 10 Gb/s. An accelerator is emulated: it computes a batch in {COMPUTE_S} s, n of them a part each. *Bound*:"
+    yield "the slowest compute, and 2 (n - 1) / n of the model's bytes over the link. *Step*: median of"
+    yield f"{STEPS - WARM_UP} steps. *ps*: n workers and one parameter server, asynchronous, each with whole batches."
+    yield "All are relative to one process in the same run."
+    yield ""
+    yield "| Gb/s | workers | step, s | bound, s | step / bound | speed, `allreduce` | speed, `ps` | loss as `one` |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for rate in RATES_GBPS:
+        yield from _rows(rate)
+    yield ""
+    yield from _death()
+
+
+def _rows(rate_gbps: float) -> Iterator[str]:
+    with ShapedHosts([rate_gbps * 1000] * max(HOSTS)) as hosts:
+        one_s, one_loss = 0.0, 0.0
+        for count in HOSTS:
+            with _running(hosts, Job(count)) as processes:
+                steps = _steps(processes[0], STEPS)
+            seconds, loss = _step_s(steps), steps[-1][1]
+            if count == 1:
+                one_s, one_loss = seconds, loss
+            bound_s = COMPUTE_S / count + 2 * (count - 1) / count * PARAMETER_MB * 1e6 / (rate_gbps * BYTES_PER_GBIT)
+            ps = ""
+            if count > 1:
+                with _running(hosts, Job(count, ps=1)) as processes:
+                    ps = f"{one_s / _step_s(_steps(processes[0], STEPS)):.2f}"
+            apart = abs(loss - one_loss) / one_loss
+            cells = (f"{rate_gbps:g}", count, f"{seconds:.3f}", f"{bound_s:.3f}", f"{seconds / bound_s:.2f}")
+            yield f"| {' | '.join(map(str, (*cells, f'{one_s / seconds:.2f}', ps, f'{apart:.0e}')))} |"
+
+
+def _death() -> Iterator[str]:
+    """The time from the end of a worker to the end of all, and to the first step of the next attempt."""
+    with tempfile.TemporaryDirectory() as folder, ShapedHosts([10_000.0] * 3) as hosts:
+        with _running(hosts, Job(3), folder, interval_s=1.0) as processes:
+            _steps(processes[0], DEATH_STEPS)
+            processes[2].kill()
+            killed_s = time.monotonic()
+            processes[0].wait(TIMEOUT_S)
+            ended_s = time.monotonic() - killed_s
+        with _running(hosts, Job(3), folder, attempt=1) as processes:
+            [(again_s, _)] = _steps(processes[0], 1)
+    yield f"A worker of three is killed: the others have ended {ended_s:.2f} s later, and all have made the next step, from the"
+    yield f"last checkpoint, {again_s - killed_s:.1f} s later. That includes the start of Python and TensorFlow, which a job's"
+    yield "zygotes save, and not the new offers and the launch by Mesos."
+
+
+@contextlib.contextmanager
+def _running(
+    hosts: ShapedHosts, job: Job, folder: str | None = None, *, attempt: int = 0, interval_s: float = 1e6
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Runs the processes of a job, each on its host; the first one is the chief."""
+    roles = [(Role.WORKER, host) for host in range(job.workers)] + [(Role.PS, host) for host in range(job.ps)]
+    if job.ps:
+        roles.insert(0, (Role.CHIEF, 0))
+    cluster: dict[str, list[str]] = {}
+    for number, (role, host) in enumerate(roles):
+        cluster.setdefault(str(role), []).append(f"{hosts.address(host)}:{PORT + 10 * attempt + number}")
+    indices: dict[Role, int] = {}
+    processes = []
+    with contextlib.ExitStack() as stack:
+        folder = folder or stack.enter_context(tempfile.TemporaryDirectory())
+        for role, host in roles:
+            index = indices[role] = indices.get(role, -1) + 1
+            task = TaskSpec(
+                job_id="sync",
+                role=role,
+                index=index,
+                cluster=cluster,
+                api=Api.KERAS,
+                checkpoint_dir=f"{folder}/checkpoints",
+                checkpoint_interval_s=interval_s,
+                attempt=attempt,
+                batch_size=24,
+            )
+            environment = {
+                **os.environ,
+                VARIABLE: task.dumps(),
+                "CUDA_VISIBLE_DEVICES": "",
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            }
+            steps = STEPS if attempt or interval_s > STEPS else 10 * STEPS
+            arguments = (str(PARAMETER_MB), str(job.compute_s), str(steps))
+            command = [sys.executable, "-P", "-m", "dike.launch", str(SCRIPT), *arguments]
+            log = stack.enter_context(Path(folder, f"{role}-{index}.log").open("wb"))
+            processes.append(hosts.start(host, command, env=environment, stderr=log))
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait(TIMEOUT_S)
+
+
+def _steps(process: subprocess.Popen[bytes], count: int) -> list[tuple[float, float]]:
+    """Time and loss of the first `count` steps that a process prints."""
+    assert process.stdout is not None
+    found = []
+    for line in iter(process.stdout.readline, b""):
+        match line.split():
+            case [b"STEP", _, at_s, loss]:
+                found.append((float(at_s), float(loss)))
+                if len(found) == count:
+                    return found
+    raise RuntimeError(f"The script made {len(found)} steps instead of {count}: {json.dumps(process.args)}")
+
+
+def _step_s(steps: list[tuple[float, float]]) -> float:
+    times = [at_s for at_s, _ in steps[WARM_UP:]]
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
