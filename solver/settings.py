@@ -14,7 +14,7 @@ from dike.described import MAX_ITEMS, Text, UserOption, values_of
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
 from solver.choices import MAX_TASK_MEM_MIB, RULES, Objective, Sharding, Strategy
-from solver.strategies import ALLREDUCE, ONE, PS, allowed_strategies, possible_strategies
+from solver.strategies import ALLREDUCE, ONE, PS, allowed_strategies, check_elastic, possible_strategies
 
 if TYPE_CHECKING:
     from solver.calibration import Calibration, Measurement
@@ -126,10 +126,18 @@ class PlanSettings(PlanOptions):
         min_workers: int | None,
         max_workers: int | None = None,
         *,
-        plain: bool | None = None,
+        elastic: tuple[int, int] | None = None,
     ) -> None:
-        """Raises `BadInputError` if the script cannot train with the requested tasks, or continue its checkpoints."""
-        self.strategies(profile, min_workers=min_workers, max_workers=max_workers, plain=plain)
+        """Raises `BadInputError` if the script cannot train with the requested tasks.
+
+        `elastic` are the minimum and the maximum of a changing number of workers.
+        """
+        if elastic is None:
+            self.strategies(profile, min_workers=min_workers, max_workers=max_workers)
+        elif self.strategy == ONE:
+            raise BadInputError("--strategy one is a single task; leave out --strategy, or --elastic.")
+        else:
+            check_elastic(profile, self.strategies(profile, min_workers=elastic[0], elastic=True))
 
     @property
     def _is_automatic(self) -> bool:
@@ -146,6 +154,7 @@ class PlanSettings(PlanOptions):
         min_workers: int | None = None,
         max_workers: int | None = None,
         plain: bool | None = None,
+        elastic: bool = False,
     ) -> frozenset[str]:
         """The strategies that these options leave: one or more of `one`, `allreduce` and `ps`.
 
@@ -161,6 +170,7 @@ class PlanSettings(PlanOptions):
             wants_ps="--rules" if has_rules else "--objective traffic" if self.objective == "traffic" else "",
             has_rules=has_rules,
             plain=plain,
+            elastic=elastic,
         )
 
     def cluster(self, machines: Cluster) -> Cluster:
@@ -176,6 +186,7 @@ class PlanSettings(PlanOptions):
         max_workers: int | None = None,
         gpus_per_worker: int = GPUS_PER_WORKER,
         plain: bool | None = None,
+        elastic: bool = False,
         all_machines: Sequence[NodeClass] | None = None,
     ) -> PlanRequest:
         """Builds the plan request; every plan of `dike plan`, `dike run` and `dike submit` starts here.
@@ -188,6 +199,7 @@ class PlanSettings(PlanOptions):
             gpus_per_worker: maximum GPUs of one worker; more than one is for plans that are only shown.
             plain: whether existing checkpoints are of a job without parameter servers; only such a job, or only one
                 with parameter servers, can continue them. None if there are none.
+            elastic: whether the number of workers changes while the job runs.
             all_machines: all machines of the cluster, if `machines` are only the free parts. Measurements of machines
                 that are gone are then ignored instead of being an error.
 
@@ -200,7 +212,7 @@ class PlanSettings(PlanOptions):
 
         calibration = None
         notes: list[str] = []
-        among = self.strategies(profile, min_workers=min_workers, max_workers=max_workers, plain=plain)
+        among = self.strategies(profile, min_workers=min_workers, max_workers=max_workers, plain=plain, elastic=elastic)
         if gpus_per_worker > GPUS_PER_WORKER and PS in among:
             notes.append(what_if_note(gpus_per_worker))
         elif gpus_per_worker > GPUS_PER_WORKER:

@@ -51,6 +51,7 @@ def allowed_strategies(
     wants_ps: str = "",
     has_rules: bool = False,
     plain: bool | None = None,
+    elastic: bool = False,
 ) -> frozenset[str]:
     """The strategies among which the planner may choose.
 
@@ -62,23 +63,46 @@ def allowed_strategies(
         wants_ps: the option that is for parameter servers only, if any: `--rules` or `--objective traffic`.
         has_rules: whether that option contradicts other strategies.
         plain: whether existing checkpoints are of a job without parameter servers; None if there are none.
+        elastic: whether the number of workers changes. All sizes of a job read the same checkpoints, and a gang may
+            become a single task.
 
     Raises:
         BadInputError: if the script cannot train that way, or options contradict each other.
     """
     if strategy == "auto":
-        found = _automatic(profile, min_workers or 1, wants_ps if plain is None else "", plain)
+        found = _automatic(profile, min_workers or 1, wants_ps if plain is None else "", plain, elastic=elastic)
     else:
         if has_rules and strategy != PS:
             raise BadInputError(f"{wants_ps} is for parameter servers; leave it out, or give --strategy ps.")
-        _check_chosen(profile, strategy, min_workers or 1, max_workers, plain)
+        _check_chosen(profile, strategy, min_workers or 1, None if elastic else max_workers, plain)
         found = frozenset({strategy})
+        if elastic and strategy == ALLREDUCE and (min_workers or 1) == 1:
+            found = WITHOUT_PS
     if max_workers == 1 and (fewer := found - {ALLREDUCE}):
         found = fewer
     return found
 
 
-def _automatic(profile: ModelProfile, min_workers: int, wants_ps: str, plain: bool | None) -> frozenset[str]:
+def check_elastic(profile: ModelProfile, found: frozenset[str]) -> None:
+    """Raises `BadInputError` if a job with one of the strategies `found` cannot change its number of workers."""
+    if PS in found or (ALLREDUCE in found and profile.api is not Api.LOOP):
+        return
+    if profile.api is Api.LOOP:
+        raise BadInputError(
+            f"--elastic is for training loops that Dike saves, and {profile.name} has one of its own; leave it out."
+        )
+    if profile.why_alone:
+        raise BadInputError(f"This script can only be one plain task. {profile.why_alone}")
+    raise BadInputError(_why_not_several(profile, 2, plain=False))
+
+
+def _shares_batches(profile: ModelProfile) -> bool:
+    return profile.can_split if profile.api is Api.KERAS else bool(profile.own_distribution)
+
+
+def _automatic(
+    profile: ModelProfile, min_workers: int, wants_ps: str, plain: bool | None, *, elastic: bool
+) -> frozenset[str]:
     """The strategies that keep a script's result, and for TensorFlow 1 also parameter servers."""
     several = min_workers > 1
     if wants_ps == "--rules" and profile.why_alone:
@@ -90,8 +114,8 @@ def _automatic(profile: ModelProfile, min_workers: int, wants_ps: str, plain: bo
             raise BadInputError(f"This script can only be one plain task. {profile.why_alone}")
         return frozenset({PS})
     if profile.api is Api.GRAPH:
-        return _automatic_sessions(profile, plain=plain, several=several)
-    shares = profile.can_split if profile.api is Api.KERAS else bool(profile.own_distribution)
+        return _automatic_sessions(profile, plain=plain, several=several, elastic=elastic)
+    shares = _shares_batches(profile)
     if not several:
         return WITHOUT_PS if shares else frozenset({ONE})
     if shares:
@@ -99,12 +123,13 @@ def _automatic(profile: ModelProfile, min_workers: int, wants_ps: str, plain: bo
     raise BadInputError(_why_not_several(profile, min_workers, plain=plain))
 
 
-def _automatic_sessions(profile: ModelProfile, *, plain: bool | None, several: bool) -> frozenset[str]:
-    if several and profile.why_alone:
+def _automatic_sessions(profile: ModelProfile, *, plain: bool | None, several: bool, elastic: bool) -> frozenset[str]:
+    if (several or elastic) and profile.why_alone:
         raise BadInputError(f"This script can only be one plain task. {profile.why_alone}")
-    if several and plain:
-        raise BadInputError(_other_checkpoints(without_ps=True, instead="leave out --min-workers"))
-    if several:
+    if (several or elastic) and plain:
+        option = "--elastic" if elastic else "--min-workers"
+        raise BadInputError(_other_checkpoints(without_ps=True, instead=f"leave out {option}"))
+    if several or elastic:
         return frozenset({PS})
     if plain or profile.why_alone or profile.counts_own_steps:
         return frozenset({ONE})

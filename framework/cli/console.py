@@ -27,11 +27,13 @@ from framework.training.spec import JobResult, JobTask, Resize
 from solver import Plan
 from solver.cli.tables import print_plan, print_profile
 from solver.plan import ROLES
+from solver.strategies import ALLREDUCE
 from solver.units import format_bytes
 
 PROGRESS_INTERVAL_S = 10.0
 _SANDBOX_COPY = re.compile(r"/[^\s\"']*/executors/[^/\s]+/runs/[0-9a-f-]{36}/bundle(?=/)")
 """The copy of the script's folder in a task's sandbox."""
+SHARED_BATCHES = "training is synchronous: {workers} workers share each batch, so the result is that of one process"
 ASYNCHRONOUS = (
     "training is asynchronous: {workers} workers update the weights independently. Gradients may be computed from "
     "weights that are a few steps old, so results differ a little between runs; --max-workers 1 trains synchronously"
@@ -82,8 +84,10 @@ class PlainObserver(JobObserver):
         if before is None:
             print_profile(self._console, self._profile)
             print_plan(self._console, plan)
-            if plan.option.workers > 1 and not self._profile.synchronous:
+            if plan.option.workers > 1 and plan.result == "asynchronous":
                 self.say(ASYNCHRONOUS.format(workers=plan.option.workers))
+            elif plan.strategy == ALLREDUCE and plan.profile.is_measurable:
+                self.say(SHARED_BATCHES.format(workers=plan.option.workers))
         elif before.option == plan.option:
             self.say("planned again: same tasks, new placement")
         else:
@@ -157,7 +161,8 @@ class PlainObserver(JobObserver):
         return text if self._script_folder is None else _SANDBOX_COPY.sub(lambda _: str(self._script_folder), text)
 
     def _is_chief(self, task: JobTask) -> bool:
-        return task.planned.is_plain or is_chief(self._profile.api, task.planned.role, task.planned.index)
+        planned = task.planned
+        return planned.index == 0 if planned.is_plain else is_chief(self._profile.api, planned.role, planned.index)
 
 
 class LiveObserver(PlainObserver):

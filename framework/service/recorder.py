@@ -14,6 +14,7 @@ from framework.search.observer import SearchObserver
 from framework.search.records import TrialRecord
 from framework.search.slots import Slot
 from framework.service.store import ServiceStore
+from framework.training.elastic.layout import Size
 from framework.training.observer import JobObserver
 from framework.training.spec import JobTask, Resize
 from solver import Plan, PlannedTask
@@ -120,12 +121,11 @@ class TrainingRecorder(JobObserver):
         self._recorder.event("checkpoint", f"step {step}: {path}")
 
     def resizing(self, workers: int, ps: int, reason: str) -> None:
-        self._recorder.event("note", f"changing to {workers} workers and {ps} parameter servers: {reason}")
+        self._recorder.event("note", f"changing to {Size(workers, ps)}: {reason}")
 
     def resized(self, resize: Resize) -> None:
-        self._recorder.event(
-            "resized", f"{resize.to_workers} workers and {resize.to_ps} parameter servers after {resize.cost_s:.1f} s"
-        )
+        size = Size(resize.to_workers, resize.to_ps)
+        self._recorder.event("resized", f"{size} after {resize.cost_s:.1f} s")
 
     def restarting(self, reason: str, restart: int, limit: int) -> None:
         self._recorder.event("restarting", f"{reason}; restart {restart} of {limit}")

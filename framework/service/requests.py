@@ -167,7 +167,7 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
             self.check_rules()
             self.check_live()
             spec = self.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="")
-            spec.planning.check_tasks(spec.profile, spec.min_workers if spec.elastic is None else spec.elastic[0])
+            spec.check_tasks()
             if spec.plan is not None:
                 check_can_run(spec.plan)
         except (ValueError, TypeError, KeyError) as error:

@@ -306,7 +306,7 @@ class TrainingJob:
             resizer.task_ended(task)
         if not task.member:
             del self._run.tasks[task.task_id]
-        elif resizer is not None and resizer.is_stopping and not (task.finished and self._script_has_ended()):
+        elif resizer is not None and resizer.is_stopping and not self._ended_with_script(task, resizer):
             reason = f"{task.failure}, while the job changed its size"
             return AttemptEnd(reason, task, counts=counts and not task.finished)
         elif task.finished and self._spec.computes(task.planned):
@@ -322,6 +322,13 @@ class TrainingJob:
                 with_it = f"; {', '.join(other.name for other in gone)} ended with it" if gone else ""
                 return AttemptEnd(f"{task.failure}{with_it}", task, counts=counts)
         return None
+
+    def _ended_with_script(self, task: JobTask, resizer: Resizer) -> bool:
+        """Whether a task that ended during a change of size did so because the script has ended."""
+        if not task.finished or not self._spec.computes(task.planned):
+            return False
+        # The chief may be past its last step, too, and then does not save and stop but ends.
+        return self._script_has_ended() or resizer.is_saving
 
     def _lost_with(self, task: JobTask) -> list[JobTask]:
         """Other tasks that ended with this one's executor or agent; Mesos is about to report each of them."""
@@ -534,9 +541,12 @@ class TrainingJob:
             return f"the checkpoints in {spec.checkpoint_dir} are of {kind}; {instead}"
         try:
             fewest, most = spec.worker_bounds
-            spec.planning.strategies(spec.profile, min_workers=fewest, max_workers=most, plain=plain)
+            is_elastic = spec.elastic is not None
+            spec.planning.strategies(
+                spec.profile, min_workers=fewest, max_workers=most, plain=plain, elastic=is_elastic
+            )
         except BadInputError as error:
-            return f"{task.failure}: {error}"
+            return f"{task.name} cannot resume from {spec.checkpoint_dir}. {str(error).rstrip('.')}"
         if self._state.plain is not None:
             return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.output_location}"
         self._state.plain = plain

@@ -367,6 +367,7 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
         min_workers=fewest,
         max_workers=most,
         plain=spec.plain,
+        elastic=spec.elastic is not None,
         all_machines=all_nodes,
     )
     if spec.elastic is not None and spec.planning.rules == "default":
@@ -394,7 +395,7 @@ class TrainingSizing:
     is_gang = True
 
     def __init__(self, spec: JobSpec) -> None:
-        fewest = spec.worker_bounds[0] or 1
+        fewest = spec.planning.fewest_workers(spec.min_workers) if spec.elastic is None else spec.elastic[0]
         self._spec = dataclasses.replace(
             spec,
             max_workers=fewest,

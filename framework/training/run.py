@@ -90,6 +90,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
                 spec = dataclasses.replace(spec, folder=folder)
+                spec.check_tasks()
                 result = _run(request, spec, master, observer, made)
                 if request.cached_profile is not None and result.profile is not None:
                     request.cached_profile.replace_with(result.profile)

@@ -77,6 +77,11 @@ class JobSpec(TrainingOptions):
         """Minimum and maximum number of workers; None for no limit."""
         return (self.min_workers, self.max_workers) if self.elastic is None else self.elastic
 
+    def check_tasks(self) -> None:
+        """Raises `BadInputError` if the script cannot train with the requested tasks."""
+        if self.plan is None:
+            self.planning.check_tasks(self.profile, self.min_workers, self.max_workers, elastic=self.elastic)
+
     def with_profile(self, profile: ModelProfile) -> JobSpec:
         return dataclasses.replace(self, profile=profile, profile_is_kept=False)
 

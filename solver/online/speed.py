@@ -179,7 +179,9 @@ def sample_sizes(model: SpeedModel, runs: int = 5, min_workers: int = 1) -> list
     """
     table = model.table()[:, min_workers - 1 :]
     rows = (model.terms[:, min_workers - 1 :] * table[..., None]).reshape(table.size, -1)
-    rows = rows / rows.max(axis=0)
+    largest = rows.max(axis=0)
+    # A gang of one exchanges nothing.
+    rows = rows / np.where(largest > 0, largest, 1.0)
     together = rows.T @ rows
     covariance = np.eye(rows.shape[1]) / INITIAL_INFORMATION
     chosen: list[int] = []

@@ -88,7 +88,7 @@ def test_a_member_uses_the_cluster_as_the_head_does(hosts: ClusterHosts, alone: 
 
 
 def test_a_job_with_parameter_servers_spans_machines(hosts: ClusterHosts) -> None:
-    done = hosts.run(0, "dike", "run", "--min-workers", "2", "train.py")
+    done = hosts.run(0, "dike", "run", "--strategy", "ps", "--min-workers", "2", "train.py")
     assert done.returncode == 0, done.stdout
     launched = next(line for line in done.stdout.splitlines() if "launched" in line)
     assert len(set(re.findall(r"on (host-\d)", launched))) > 1, launched

@@ -60,6 +60,8 @@ match ways[ATTEMPT % len(ways)]:
     case "fail":
         print("about to fail", file=sys.stderr, flush=True)
         sys.exit(3)
+    case "lose_peer":
+        sys.exit(79)
     case "vanish":
         os.kill(os.getpid(), signal.SIGKILL)
     case "finish":

@@ -4,8 +4,8 @@ Standard input, a line each: `wanted BASE64 [TASK]`, `kill SECONDS [TASK]`, `lau
 is meant. Standard output, a JSON object a line: the slot's messages to
 its driver, and at last how its task ended. What its processes write to their standard output is in SANDBOX/stdout.
 
-STOP_GRACE_S, ACKNOWLEDGE_TIMEOUT_S and OFFLOAD_TIMEOUT_S in the environment replace those of the product. As long as
-there is a file HELD_SAVE, what runs have written is still being brought back.
+STOP_GRACE_S, PEER_LOST_TIMEOUT_S, ACKNOWLEDGE_TIMEOUT_S and OFFLOAD_TIMEOUT_S in the environment replace those of the
+product. As long as there is a file HELD_SAVE, what runs have written is still being brought back.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> tuple[JobS
     trial_slot.OFFLOAD_TIMEOUT_S = float(os.environ.get("OFFLOAD_TIMEOUT_S", trial_slot.OFFLOAD_TIMEOUT_S))
     trial_slot.ACKNOWLEDGE_TIMEOUT_S = float(os.environ.get("ACKNOWLEDGE_TIMEOUT_S", trial_slot.ACKNOWLEDGE_TIMEOUT_S))
     job_slot.STOP_GRACE_S = float(os.environ.get("STOP_GRACE_S", job_slot.STOP_GRACE_S))
+    job_slot.PEER_LOST_TIMEOUT_S = float(os.environ.get("PEER_LOST_TIMEOUT_S", job_slot.PEER_LOST_TIMEOUT_S))
     decoded = decode_order(order)
     setup = decoded.setup
     own = Zygote(setup.preload, process_environment(setup), channel.sandbox / "zygote.out", zygote)

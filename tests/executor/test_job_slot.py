@@ -15,9 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from dike.process import EXIT_CODE_PEER_LOST
 from dike.profile import Api
 from dike.task import Role, TaskSpec
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_job_message
+from executor.job_slot import PEER_LOST
 from executor.messages import LAUNCHER, LaunchOrder, LogChunk, Outcome, Report, WantedOutput, decode_last_output
 from executor.zygote import PROGRAM
 from framework.project import bundle
@@ -238,6 +240,40 @@ def test_how_a_stopped_worker_ends_does_not_matter(opened: Open) -> None:
     slot.wants(1)
     assert slot.end_of(0).outcome.exit_code == 1
     slot.runs(1)
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_task_whose_peer_has_ended_waits_until_it_is_killed(opened: Open, *, elastic: bool) -> None:
+    slot = opened("lose_peer", elastic=elastic)
+    slot.wait_for(lambda: b"attempt 0 begins" in slot.output, lambda: slot.output)
+    if elastic:
+        assert slot.end_of(0).outcome.exit_code == EXIT_CODE_PEER_LOST
+        # It is wanted, and has ended: it is not started again.
+        told = len(slot.statuses)
+        slot.status_when(lambda _: len(slot.statuses) > told + 1)
+    assert slot.states == ["TASK_RUNNING"]
+    slot.kill(5)
+    state, message, _ = slot.task_end()
+    assert (state, message) == ("TASK_KILLED", "killed on request")
+    assert slot.output.count(b"begins") == 1
+
+
+def test_a_follower_that_ends_with_the_chief_makes_place_for_the_next_attempt(opened: Open) -> None:
+    slot = opened("lose_peer,train", task=dataclasses.replace(TASK, index=1))
+    assert slot.end_of(0).outcome.exit_code == EXIT_CODE_PEER_LOST
+    # The order to stop comes after the end.
+    slot.wants(None)
+    assert slot.status_when(lambda status: status.number == 1).attempt is None
+    slot.wants(1, known=(0,))
+    slot.runs(1)
+    assert slot.states == ["TASK_RUNNING"]
+
+
+def test_a_task_whose_peer_has_ended_fails_if_it_is_not_killed(opened: Open) -> None:
+    slot = opened("lose_peer", environment={"PEER_LOST_TIMEOUT_S": "0.5"})
+    state, message, outcome = slot.task_end()
+    assert (state, message) == ("TASK_FAILED", PEER_LOST)
+    assert outcome.tail == "attempt 0 begins\n"
 
 
 def test_servers_end_by_the_signal_and_the_stubborn_are_killed(opened: Open) -> None:

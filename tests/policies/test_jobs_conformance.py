@@ -32,7 +32,7 @@ def job_views(draw: st.DrawFn, number: int) -> JobView:
     least = draw(st.integers(1, 3))
     most = draw(st.one_of(st.just(least), st.integers(least, 8)))
     max_ps = draw(st.sampled_from([0, 0, 1, 4]))
-    min_ps = draw(st.integers(1, max(1, max_ps)))
+    min_ps = draw(st.integers(min(1, max_ps), max(1, max_ps)))
     gpus = draw(st.integers(0, 1))
     worker = (draw(st.integers(1, 6)) * 1000, draw(st.integers(1, 4)) * 1024, 0, gpus)
     ps = (1000, 1024, 0, 0) if max_ps else NOTHING

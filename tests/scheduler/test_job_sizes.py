@@ -14,7 +14,7 @@ from framework.scheduler.records import JobKind, JobRecord
 from framework.service.explain import explain
 from framework.service.explanation import Verdict
 from tests.scheduler.training_stage import TrainingStage
-from tests.training.elastic.elastic_stage import INTERVAL_S, elastic
+from tests.training.elastic.elastic_stage import INTERVAL_S, elastic, elastic_gang
 from tests.training.job_stage import spec
 
 AGENTS = {f"agent-{number}": 4.0 for number in range(4)}
@@ -56,6 +56,20 @@ def test_without_an_allocation_a_job_takes_what_there_is() -> None:
 def test_all_jobs_end_under_each_policy(name: str) -> None:
     made = cluster(name, jobs=6, steps=150)
     ends(made, 6)
+    assert not any(note for observer in made.observers.values() for note in observer.restarts)
+    made.stage.close()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_jobs_without_parameter_servers_end_under_each_policy(name: str) -> None:
+    made = cluster(name)
+    for number in range(5):
+        made.admit(dataclasses.replace(elastic_gang(1, 6), job_id=f"j{number}"), number, steps=300)
+    made.run(2 * MATCHING_BUDGET_S)
+    assert max(made.sizes) > 1
+    tasks = [task for job in made.training.values() for task in job.tasks]
+    assert all(task.planned.is_plain for task in tasks)
+    ends(made, 5)
     assert not any(note for observer in made.observers.values() for note in observer.restarts)
     made.stage.close()
 

@@ -12,7 +12,7 @@ from framework.scheduler.job_sizes import JobSizes
 from framework.service.serve import agents_for
 from framework.training.controller import TrainingJob
 from framework.training.planning import TrainingSizing
-from framework.training.spec import JobSpec
+from framework.training.spec import JobSpec, JobTask
 from tests.scheduler.scheduler_stage import STEP_S, SchedulerStage
 from tests.training.elastic.elastic_stage import FakeElasticObserver, FakeSlot
 from tests.training.job_stage import ended
@@ -99,7 +99,8 @@ class TrainingStage:
 
     def report(self, job: TrainingJob, **content: object) -> None:
         """The job's chief says something."""
-        chief = next(task for task in job.tasks if task.name == "chief:0")
+        chief = _chief(job)
+        assert chief is not None
         report = Report(chief.task_id, content).encode()
         self.stage.scheduler.handle(events.MessageArrived(chief.agent_id, chief.executor_id, report))
 
@@ -117,7 +118,7 @@ class TrainingStage:
         self.stage.scheduler.handle(events.MessageArrived("S0", executor_id, self.slots[task_id].status.encode()))
 
     def _train(self, job_id: str, job: TrainingJob) -> None:
-        chief = next((task for task in job.tasks if task.name == "chief:0"), None)
+        chief = _chief(job)
         if chief is None or chief.task_id not in self.slots or chief.task_id not in self.stage.master.running:
             return
         attempt = self.slots[chief.task_id].status.attempt
@@ -133,7 +134,13 @@ class TrainingStage:
         self.report(job, type="checkpoint", path="p", step=step)
         if step >= self._totals[job_id]:
             for task in job.tasks:
-                if task.task_id in self.stage.master.running and task.planned.role == "chief":
+                has_script = task is chief or task.planned.is_plain
+                if task.task_id in self.stage.master.running and has_script:
                     self.stage.update(
                         task.task_id, "TASK_FINISHED", task.agent_id, data=ended(0).encode(), source="SOURCE_EXECUTOR"
                     )
+
+
+def _chief(job: TrainingJob) -> JobTask | None:
+    tasks = {task.name: task for task in job.tasks}
+    return tasks.get("chief:0") or tasks.get("worker:0")

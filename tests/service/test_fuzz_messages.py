@@ -39,9 +39,9 @@ PATIENT = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
-    "sender": {"profile": profile().to_json(), "max_workers": 1},
-    "other": {"profile": profile().to_json(), "max_workers": 1},
-    "elastic": {"profile": heavy().to_json(), "elastic": "1:2"},
+    "sender": {"profile": profile().to_json(), "strategy": "ps", "max_workers": 1},
+    "other": {"profile": profile().to_json(), "strategy": "ps", "max_workers": 1},
+    "elastic": {"profile": heavy().to_json(), "strategy": "ps", "elastic": "1:2"},
 }
 
 

@@ -39,6 +39,7 @@ def spec(**changes: Any) -> JobSpec:
         "checkpoint_dir": "/checkpoints",
         "bundle_url": "http://127.0.0.1:1/bundle/token",
         "python": "python3",
+        # With parameter servers, whatever one plain task would be worth.
         "planning": PlanSettings(strategy="ps"),
         "max_workers": 2,
         "max_restarts": 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -111,15 +112,21 @@ def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
     assert "are of both kinds" in stage.job.result.failure
 
 
-@pytest.mark.parametrize("option", ["--strategy ps", "--elastic"])
-def test_requested_parameter_servers_cannot_resume_a_plain_task(option: str) -> None:
-    elastic = (1, 2) if option == "--elastic" else None
-    planning = PlanSettings() if elastic else PlanSettings(strategy="ps")
-    stage = JobStage(spec(planning=planning, max_workers=None, elastic=elastic))
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--strategy ps", {}),
+        ("--min-workers", {"planning": PlanSettings(), "min_workers": 2}),
+        ("--elastic", {"planning": PlanSettings(), "elastic": (1, 2), "max_workers": None}),
+    ],
+)
+def test_requested_parameter_servers_cannot_resume_a_job_without(option: str, values: dict[str, Any]) -> None:
+    stage = JobStage(spec(**values))
     find_other_layout(stage)
     assert stage.job.done
-    kind = "one plain task" if elastic else "a job without parameter servers"
-    assert f"are of {kind}; leave out {option}, or name another folder" in stage.job.result.failure
+    says = f"are of a job without parameter servers; leave out {option}, or name another folder"
+    assert says in stage.job.result.failure
+    assert "worker:0 cannot resume from /checkpoints. " in stage.job.result.failure
 
 
 def test_a_restarted_plain_job_stays_plain() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -42,44 +41,6 @@ history = model.fit(x, x.sum(1), epochs=epochs, batch_size=16, verbose=0, callba
 assert 'TF_CONFIG' not in os.environ
 assert executor.IS_MINE
 print('losses', [float(loss).hex() for loss in history.history['loss']], flush=True)
-"""
-MIRRORED = """
-import os, sys, time
-import keras
-import numpy as np
-import tensorflow as tf
-
-assert os.environ.get('CUDA_VISIBLE_DEVICES', '0,1') == '0,1'
-devices = tf.config.list_physical_devices('CPU')
-tf.config.set_logical_device_configuration(devices[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-keras.utils.set_random_seed(7)
-seen = set()
-
-class Seen(keras.layers.Layer):
-    def call(self, x, training=False):
-        replica = tf.distribute.get_replica_context()
-        if training and replica is not None and replica.num_replicas_in_sync > 1:
-            seen.add((x.shape[0] or 0, int(tf.get_static_value(replica.replica_id_in_sync_group))))
-        return x
-
-class Pace(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if not os.path.exists(sys.argv[1]):
-            time.sleep(0.2)
-
-def batches():
-    for start in list(range(0, 320, 16)) * 4:
-        yield x[start:start + 16], x[start:start + 16].sum(1)
-
-x = np.random.default_rng(0).random((320, 8), 'f')
-layers = [Seen(), keras.layers.Dense(8, 'relu'), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)]
-model = keras.Sequential([*layers, keras.layers.Dense(1)])
-model.compile('adam', 'mse')
-data = {'x': batches(), 'steps_per_epoch': 20} if sys.argv[2:] else {'x': x, 'y': x.sum(1), 'batch_size': 16}
-history = model.fit(**data, validation_data=(x, x.sum(1)), epochs=4, verbose=0, callbacks=[Pace()])
-print('replicas', sorted(seen), flush=True)
-weights = [each.ravel() for each in model.get_weights()]
-print('losses', *(float(loss).hex() for loss in history.history['val_loss']), float(sum(map(sum, weights))).hex())
 """
 SESSION = """
 import os, sys, time
@@ -216,42 +177,6 @@ def test_a_killed_plain_task_computes_what_python_computes(
     refused = run_dike("run", "--strategy", "ps", *options, script, go, cwd=tmp_path)
     assert refused.returncode == 1
     assert "of a job without parameter servers; leave out --strategy ps, or name another folder" in refused.stderr
-
-
-@pytest.fixture(scope="module")
-def gpus() -> Iterator[EmbeddedCluster]:
-    """An agent that has GPUs by its own account, so that Dike hands out their numbers."""
-    with EmbeddedCluster([AgentSpec(resources=f"{AGENT.resources};gpus:2;gpu_devices:[0-1]")]) as cluster:
-        cluster.wait_for_agents(60)
-        yield cluster
-
-
-@pytest.mark.parametrize("generator", [(), ("generator",)], ids=["arrays", "generator"])
-def test_devices_that_share_a_fit_compute_the_same_when_it_is_killed(
-    generator: tuple[str, ...], gpus: EmbeddedCluster, tmp_path: Path
-) -> None:
-    script, go = project(tmp_path, MIRRORED), tmp_path / "go"
-    read = run_dike("profile", "--format", "json", script, "--", go, *generator, cwd=tmp_path)
-    profile = json.loads(read.stdout)
-    # Else it would not be worth a second GPU.
-    (tmp_path / "profile.json").write_text(json.dumps({**profile, "flops_step_per_sample": 1e12}))
-    options = ("--master", gpus.master, "--gpus-per-task", "2", "--profile", "profile.json", "--format", "json")
-    options += ("--checkpoint-interval", "1")
-    run = Running(tmp_path, "run", *options, "--checkpoint-dir", "killed", script, go, *generator)
-    run.wait_for(lambda: list((tmp_path / "killed").glob("run-0-step-*/dike-trial.json")), "a checkpoint")
-    (process,) = roles(gpus).values()
-    process.kill()
-    run.wait_for_text("dike: restored '")
-    go.touch()
-    result = run.result()
-    (task,) = result["plan"]["tasks"]
-    assert (result["restarts"], result["steps"], task["is_plain"], task["gpus"]) == (1, 80, True, 2)
-    whole = Running(tmp_path, "run", *options, "--checkpoint-dir", "whole", script, go, *generator)
-    assert whole.result()["restarts"] == 0
-    killed, alone = (re.findall(r"^(?:losses|replicas) .*", each.log, re.MULTILINE) for each in (run, whole))
-    part = 0 if generator else 8  # TensorFlow does not know how much a generator gives
-    assert alone[0] == f"replicas [({part}, 0), ({part}, 1)]"
-    assert killed == alone
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,12 @@ class JobView:
         min_workers: with fewer workers it waits.
         max_workers: equals `min_workers` if the job's size is fixed.
         min_ps: minimum parameter servers, if it can use any.
-        max_ps: maximum parameter servers; 0 if it can use none.
+        max_ps: maximum parameter servers; 0 for one task, and for a gang whose workers sum their gradients.
         now: current counts; (0, 0) while it waits.
         kept: current counts that cannot be taken from it, as it cannot be stopped; (0, 0) if it can.
         samples_left: estimated samples until it converges.
-        samples_per_s: estimated speeds, indexed [ps - 1, workers - 1], up to the maxima.
+        samples_per_s: estimated speeds, indexed [ps - 1, workers - 1], up to the maxima; without parameter servers
+            [0, workers - 1].
         young: whether little is known about it yet.
         waited: consecutive rounds in which it got nothing.
         change_s: seconds of training lost when its tasks change.

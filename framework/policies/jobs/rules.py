@@ -44,22 +44,19 @@ def _by_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits, weights: S
             job.needs.ps,
             chief=job.chief,
             min_workers=job.min_workers,
-            min_ps=max(1, min(job.min_ps, job.max_ps)),
-            kept=(job.kept[0], max(1, job.kept[1])) if job.kept[0] else (0, 0),
+            min_ps=max(1, job.min_ps),
+            kept=job.kept,
             user=job.user,
             weight=weight,
             young=job.young,
             waited=job.waited,
+            is_gang=job.max_ps == 0,
         )
         for job, weight in zip(jobs, weights, strict=True)
     ]
     by_name = allocate(online, total, limits)
     by_id = {job.id: job for job in jobs}
-    counts = {
-        job.id: (by_name[str(job.id)][0], min(by_name[str(job.id)][1], job.max_ps))
-        for job in jobs
-        if str(job.id) in by_name
-    }
+    counts = {job.id: by_name[str(job.id)] for job in jobs if str(job.id) in by_name}
     counts = drop_unprofitable_changes(jobs, counts, total)
     return dict(sorted(counts.items(), key=lambda item: share_of(by_id[item[0]].need(item[1]), total)))
 

@@ -24,7 +24,8 @@ from framework.training.spec import JobSpec, JobTask
 from framework.training.state import JobRun
 from solver import NodeClass, Plan
 from solver.calibration.nnls import Floats
-from solver.jobs.speed import JobTaskAmounts, SpeedTable
+from solver.jobs.free_capacity import NOTHING
+from solver.jobs.speed import GainTable, GangTable, JobTaskAmounts, SpeedTable
 from solver.online import ConvergenceModel, SpeedModel, sample_sizes
 from solver.request import scenario_of
 from solver.resources import TaskResources, WorkerShape
@@ -114,7 +115,7 @@ class Autoscaler:
 
     def plan_ahead(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
         """Sets up the speed model from a plan made in advance for these machines, with their total resources."""
-        if self._models is None or self._models.worker != plan.option.worker:
+        if self._models is None or not self._models.is_for(plan):
             self._models = JobModels(self._spec, plan, nodes)
         self._least_ps = self._planned_ps = plan.option.ps
         self._most_workers = most_workers(plan, nodes, self._spec)
@@ -131,7 +132,7 @@ class Autoscaler:
         assert self._models is not None
         models, (least, most) = self._models, self._spec.elastic
         counts = (0, 0) if now is None else (now.workers, now.ps)
-        most = max(least, counts[0], min(most, self._most_workers or most))
+        most = max(least, counts[0], min(most, models.max_workers, self._most_workers or most))
         min_ps, max_ps = self._least_ps, models.max_ps
         if now is not None and not can_grow:
             most, max_ps = counts
@@ -151,7 +152,7 @@ class Autoscaler:
             now=counts,
             kept=kept,
             samples_left=models.samples_left(self.total_steps) if models.has_begun else math.nan,
-            samples_per_s=models.speeds()[:max_ps, :most],
+            samples_per_s=models.speeds()[: max(1, max_ps), :most],
             young=not models.knows_length(self.total_steps),
             waited=0,
             change_s=self.cost_s,
@@ -163,7 +164,7 @@ class Autoscaler:
         # With fewer ps each shard is larger than the memory that a ps has for it.
         self._least_ps = min(plan.option.ps, self._planned_ps or plan.option.ps)
         known = self._models
-        if known is None or known.worker != plan.option.worker or plan.option.ps > known.max_ps:
+        if known is None or not known.is_for(plan):
             self._models = known = JobModels(self._spec, plan, nodes)
         known.restarted()
 
@@ -236,6 +237,7 @@ class Autoscaler:
         assert self._spec.elastic is not None
         assert self._models is not None
         now, (least, most) = size_of(self._plan), self._spec.elastic
+        most = max(least, min(most, self._models.max_workers))
         sizes = []
         for workers in worker_counts(now.workers, least, most, self._spec.replicas):
             lowest = now.ps if workers >= now.workers else max(self._least_ps, now.ps - 1)
@@ -388,7 +390,8 @@ class JobModels:
         plan: its first plan; predicts the speed until one is measured.
 
     Attributes:
-        max_ps: maximum number of useful parameter servers.
+        max_workers: maximum number of workers. Those of a gang share a batch, so each has a sample of it.
+        max_ps: maximum number of useful parameter servers; 0 for a gang, and for one task.
     """
 
     def __init__(self, spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass]) -> None:
@@ -399,21 +402,31 @@ class JobModels:
         self._step = 0
         self.worker = plan.option.worker
         self.has_begun = False
-        most = spec.elastic[1]
-        self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MAX_PS), spec.planning.sharding))
+        self.max_workers, self.max_ps = spec.elastic[1], 0
+        if plan.is_plain:
+            useful = spec.profile.batch_size if spec.profile.can_split else 1
+            self.max_workers = max(plan.option.workers, min(self.max_workers, useful))
+        else:
+            useful = useful_ps_count(spec.profile, min(self.max_workers, MAX_PS), spec.planning.sharding)
+            self.max_ps = max(plan.option.ps, useful)
         self.amounts = JobTaskAmounts(
             worker=_amounts(self.worker),
-            ps=(_amounts(plan.option.ps_task),) * self.max_ps,
-            chief=(0, 0, 0, 0) if plan.option.chief is None else _amounts(plan.option.chief),
+            ps=(_amounts(plan.option.ps_task),) * self.max_ps or (NOTHING,),
+            chief=NOTHING if plan.option.chief is None else _amounts(plan.option.chief),
         )
-        table = _predicted(spec, plan, nodes, most, self.amounts)
+        table = _predicted(spec, plan, nodes, self.max_workers, self.amounts)
         self._speed = SpeedModel(
-            lambda workers, ps: 1 / table.s_per_sample(workers, ps),
+            lambda workers, ps: 1 / table.s_per_sample(workers, max(1, ps)),
             synchronous=spec.profile.synchronous,
             accumulates=spec.replicas is not None,
-            max_workers=most,
+            max_workers=self.max_workers,
             max_ps=self.max_ps,
         )
+
+    def is_for(self, plan: Plan) -> bool:
+        """Whether the models cover a plan: its task shapes, and its parameter servers."""
+        has_same_roles = plan.is_plain == (self.max_ps == 0)
+        return has_same_roles and plan.option.ps <= self.max_ps and plan.option.worker == self.worker
 
     def restarted(self) -> None:
         self._meter.restart()
@@ -439,7 +452,7 @@ class JobModels:
         return self._speed.samples_per_s(size.workers, size.ps) * work_balance(self._spec.replicas, size)
 
     def speeds(self) -> Floats:
-        """Predicted samples per second of all sizes: [ps - 1, workers - 1]."""
+        """Predicted samples per second of all sizes: [ps - 1, workers - 1]; of a gang [0, workers - 1]."""
         table = self._speed.table()
         return table * np.array([work_balance(self._spec.replicas, Size(w + 1, 1)) for w in range(table.shape[1])])
 
@@ -516,21 +529,17 @@ def _scalars(task: TaskResources) -> tuple[float, int, int]:
 
 def _predicted(
     spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass], max_workers: int, needs: JobTaskAmounts
-) -> SpeedTable:
+) -> GainTable:
     """The solver's predicted speeds of all sizes, with every task on a machine of the largest kind."""
     worker = plan.option.worker
     # Fitting measurements of other jobs takes time; the job's own speed is measured soon.
     planning = dataclasses.replace(spec.planning, measurements=())
     scenario = scenario_of(planning.request(plan.profile, cluster_of(nodes)))
     kind = max(scenario.kinds, key=lambda kind: (kind.gpus, kind.cpu_millis))
-    return SpeedTable(
-        scenario.model(WorkerShape(worker.gpus, worker.cpus)),
-        kind,
-        needs,
-        scenario.shards,
-        max_workers,
-        _amounts(worker),
-    )
+    model = scenario.model(WorkerShape(worker.gpus, worker.cpus))
+    if plan.is_plain:
+        return GangTable(model, kind, needs, kind.room_for(worker), max_workers, _amounts(worker))
+    return SpeedTable(model, kind, needs, scenario.shards, max_workers, _amounts(worker))
 
 
 def _amounts(task: TaskResources) -> tuple[int, int, int, int]:

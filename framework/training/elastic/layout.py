@@ -21,11 +21,14 @@ from solver.shards import shard
 
 @dataclass(frozen=True, order=True)
 class Size:
+    """A job's numbers of workers and parameter servers; without parameter servers it is one task, or a gang."""
+
     workers: int
     ps: int
 
     def __str__(self) -> str:
-        return f"{self.workers} worker{'s' if self.workers > 1 else ''} and {self.ps} ps"
+        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        return f"{workers} and {self.ps} ps" if self.ps else workers
 
 
 @dataclass(frozen=True)

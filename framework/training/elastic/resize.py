@@ -118,6 +118,10 @@ class RunningResize:
             dead = next((task for task in self.new if task.state.is_terminal()), None)
             if dead is not None:
                 return f"{dead.failure}{dead.output_location}"
+        if self.stage is Stage.CLEARING:
+            ended = next((task for task in self._run.members if task.state.is_terminal()), None)
+            if ended is not None:
+                return f"{ended.name} ended while the job changed its size"
         waited_s = now_s - self._since_s
         if self.stage is Stage.WARMING and waited_s > WARM_UP_TIMEOUT_S:
             return f"the additional tasks were not ready within {WARM_UP_TIMEOUT_S:g} s"
@@ -143,7 +147,7 @@ class RunningResize:
             self._slots.want(self.chief, None)
             self._enter(Stage.SAVING, now_s)
         elif self.stage is Stage.SAVING and self._slots.is_empty(self.chief):
-            # Not before: a synchronous chief needs the others to end its step.
+            # Not before: a synchronous chief needs the others to end its step. Workers of a gang end by themselves.
             for task in self._run.members:
                 if task is not self.chief:
                     self._slots.want(task, None)

@@ -117,6 +117,11 @@ class Resizer(ReportListener):
         """Whether a change is stopping the job's processes, so that any other end of a task breaks it off."""
         return self._resize is not None and self._resize.stage in (Stage.SAVING, Stage.CLEARING)
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether only the chief has been asked to stop."""
+        return self._resize is not None and self._resize.stage is Stage.SAVING
+
     # Events of the job.
 
     def plan_ahead(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:

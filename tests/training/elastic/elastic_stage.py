@@ -14,6 +14,8 @@ from framework.scheduler.offer_pool import SETTLE_S
 from framework.training.elastic.autoscaler import MIN_SPEED_WINDOW_S, SPEED_WARM_UP_S
 from framework.training.elastic.resizer import OFFER_TIMEOUT_S
 from framework.training.spec import JobSpec, JobTask, Resize
+from solver.choices import Strategy
+from solver.settings import PlanSettings
 from tests.training.job_stage import FakeObserver, JobStage, profile, spec
 
 INTERVAL_S = 10.0
@@ -34,6 +36,15 @@ def heavy(api: Api = Api.KERAS, synchronous: bool = False) -> ModelProfile:
 def elastic(least: int = 1, most: int = 4, **changes: Any) -> JobSpec:
     values = {"profile": heavy(), "max_workers": None, "elastic": (least, most), "stragglers": "replace", **changes}
     return spec(resize_interval_s=INTERVAL_S, **values)
+
+
+SHARED = dataclasses.replace(heavy(Api.KERAS), why_not_split="")
+"""A model whose workers can share each batch."""
+
+
+def elastic_gang(least: int = 1, most: int = 4, strategy: Strategy = "auto", **changes: Any) -> JobSpec:
+    """A job without parameter servers: one task, or several workers."""
+    return elastic(least, most, **{"profile": SHARED, "planning": PlanSettings(strategy=strategy), **changes})
 
 
 class FakeElasticObserver(FakeObserver):

@@ -15,12 +15,12 @@ from framework.embedded.cluster import EmbeddedCluster
 from tests.profiles import made_up_profile
 from tests.running import DEADLINE_S, Running
 from tests.task_processes import executors
+from tests.training.elastic.other_search import search
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 STEPS_PER_EPOCH = 32
 AGENT = "cpus:2;mem:1900;disk:4096"
-COUNTING = Path(__file__).parents[2] / "search" / "scripts" / "counting.py"
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -49,14 +49,6 @@ def mesos() -> Iterator[EmbeddedCluster]:
     Running.end_all()
 
 
-def search(folder: Path, cluster: EmbeddedCluster, steps: int, slot_mem_mib: int) -> Running:
-    """A search of one trial in one slot; `end-0.01` in its folder ends it."""
-    folder.mkdir()
-    slot = ("--slot-mem", str(slot_mem_mib), "--slot-cpus", "0.5", "--slots", "1")
-    trial = ("--param", "lr=0.01", COUNTING, "--", "--steps", str(steps), "--diary", folder / "diary.txt")
-    return Running(folder, "tune", "--format", "json", "--master", cluster.master, *slot, *trial)
-
-
 def executor_of(cluster: EmbeddedCluster, name: str) -> psutil.Process:
     """The executor of the task that is called so, such as `chief-0`."""
     tasks = [task for framework in cluster.state()["frameworks"] for task in framework["tasks"]]
@@ -78,6 +70,7 @@ def test_a_job_and_a_search_share_a_cluster(tmp_path: Path, mesos: EmbeddedClust
     job = Running(
         tmp_path,
         *("run", "--format", "json", "--master", mesos.master, "--elastic", "1:2", "--resize-interval", "2"),
+        *("--strategy", "ps"),
         *("--checkpoint-interval", "1", "--profile", tmp_path / "profile.json"),
         *(project / "train.py", tmp_path / "stop"),
     )

@@ -28,7 +28,7 @@ def test_a_slow_worker_is_replaced_on_another_agent(tmp_path: Path) -> None:
         job = Running(
             tmp_path,
             *("run", "--format", "json", "--master", cluster.master, "--elastic", "3:3", "--resize-interval", "2"),
-            *("--checkpoint-interval", "1", "--profile", tmp_path / "profile.json"),
+            *("--strategy", "ps", "--checkpoint-interval", "1", "--profile", tmp_path / "profile.json"),
             *(project / "train.py", str(STEPS), str(SLOW_WORKER)),
         )
         try:
