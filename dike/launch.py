@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import functools
 import importlib
 import json
 import os
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from dike import plain_task, process, randomness
+from dike import own_distribution, plain_task, process, randomness
 from dike import task as tasks
 from dike.exceptions import DikeError
 from dike.interception import after_import
@@ -26,7 +25,6 @@ from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_
 from dike.profile import Api
 from dike.reporting import reporter
 from dike.roles import planned_model, server
-from dike.roles.cluster import is_listening
 from dike.task import Role, TaskSpec
 
 INTERCEPTIONS = {
@@ -69,8 +67,7 @@ def main(argv: Sequence[str]) -> int:
         # Without it a call to a server that is still starting fails instead of waiting.
         os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     elif task.distributes_itself:
-        os.environ.update(task.own_distribution)
-        after_import("jax.distributed", functools.partial(_complete_jax_arguments, task))
+        own_distribution.install(task.cluster[Role.WORKER], task.index, has_gpu=task.gpus > 0)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         if server.is_server(task):
@@ -102,7 +99,7 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
             print(f"dike: the script exits with exit code {code}; it counts as 1.", file=sys.stderr)
             code = 1
     except ScriptFailedError:
-        code = process.EXIT_CODE_PEER_LOST if has_lost_chief(task) else 1
+        code = 1
     except KeyboardInterrupt:
         return 130
     process.end_if_forked(pid, code)
@@ -113,27 +110,6 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return code
-
-
-def _complete_jax_arguments(task: TaskSpec, distributed: Any) -> None:
-    """Makes JAX's `initialize()` without arguments find the processes; of the variables it reads only the address."""
-    own, size = distributed.initialize, task.worker_count
-
-    @functools.wraps(own)
-    def initialize(
-        coordinator_address: Any = None, num_processes: Any = None, process_id: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        number = size if num_processes is None else num_processes
-        own(coordinator_address, number, task.index if process_id is None else process_id, *args, **kwargs)
-
-    distributed.initialize = initialize
-
-
-def has_lost_chief(task: TaskSpec) -> bool:
-    """Whether the script has failed because the first of several workers, to which all connect, has ended."""
-    if not (task.is_synchronous and task.distributes_itself) or task.is_chief:
-        return False
-    return not is_listening(task.cluster[Role.WORKER][0])
 
 
 def _intercept(task: TaskSpec) -> None:

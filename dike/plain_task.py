@@ -49,6 +49,8 @@ class JobRuntime(TrialRuntime):
             )
         )
         self._task = task
+        if not task.is_chief:
+            self.follow()
         self._models: set[int] = set()
         if task.is_synchronous and task.api is Api.KERAS:
             self.gang = Gang(task)
@@ -58,7 +60,7 @@ class JobRuntime(TrialRuntime):
     @property
     def suspend_requested(self) -> bool:
         # Workers follow the chief, which ends between two steps.
-        return self._task.is_chief and process.termination.requested
+        return self.is_chief and process.termination.requested
 
     @suspend_requested.setter
     def suspend_requested(self, value: bool) -> None:
@@ -85,17 +87,9 @@ class JobRuntime(TrialRuntime):
             synchronous.compare_values(self.gang, model, step, is_first=id(model) not in self._models)
             self._models.add(id(model))
 
-    @property
-    def checkpoint_due(self) -> bool:
-        return self._task.is_chief and super().checkpoint_due
-
     def unless_full(self, write: Callable[[], object]) -> bool:
         fencing.check(self._task)
         return super().unless_full(write)
-
-    def write_last(self, write: Callable[[], object]) -> None:
-        if self._task.is_chief:
-            super().write_last(write)
 
     def suspend(self, path: str, step: int) -> NoReturn:
         """Ends the process, whose state is in the checkpoint."""
@@ -109,7 +103,7 @@ class JobRuntime(TrialRuntime):
         return False
 
     def _send(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
-        if not self._task.is_chief:
+        if not self.is_chief:
             return
         match line["type"]:
             case "restored":

@@ -103,31 +103,6 @@ class TaskSpec:
     def tf_config(self) -> dict[str, Any]:
         return {"cluster": self.cluster, "task": {"type": str(self.role), "index": self.index}}
 
-    @property
-    def own_distribution(self) -> dict[str, str]:
-        """Environment of a script that distributes itself, with what its library expects.
-
-        `TF_CONFIG` for TensorFlow's `MultiWorkerMirroredStrategy`; for PyTorch what torchrun sets; JAX's own variables.
-        A process sees its own GPU only, so it is alone on its machine for PyTorch.
-        """
-        addresses = self.cluster[Role.WORKER]
-        host, _, port = addresses[0].rpartition(":")
-        hosts = [address.rpartition(":")[0] for address in addresses]
-        own = hosts[self.index]
-        local = (0, 1) if self.gpus else (hosts[: self.index].count(own), hosts.count(own))
-        return {
-            "TF_CONFIG": json.dumps(self.tf_config),
-            "RANK": str(self.index),
-            "WORLD_SIZE": str(len(addresses)),
-            "LOCAL_RANK": str(local[0]),
-            "LOCAL_WORLD_SIZE": str(local[1]),
-            "MASTER_ADDR": host.strip("[]"),
-            "MASTER_PORT": port,
-            "JAX_COORDINATOR_ADDRESS": addresses[0],
-            "JAX_NUM_PROCESSES": str(len(addresses)),
-            "JAX_PROCESS_ID": str(self.index),
-        }
-
     def dumps(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import faulthandler
 import functools
 import importlib
 import os
 import re
+import shutil
+import socket
 import sys
+import tempfile
+import threading
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from dike import process, randomness
+from dike import own_distribution, process, randomness
 from dike.exceptions import BadInputError, DikeError
 from dike.interception import after_import
 from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_as_main
@@ -39,6 +44,7 @@ COMPANIONS = {**INTERCEPTIONS, "torch": "torch._dynamo"}
 """Library -> module that its trials also import: Dike's interception; for PyTorch, what the first optimizer imports."""
 
 _EXIT_INTERRUPTED = 130
+_LOCALHOST = "127.0.0.1"
 
 
 def run(argv: Sequence[str]) -> NoReturn:
@@ -51,12 +57,60 @@ def run(argv: Sequence[str]) -> NoReturn:
     faulthandler.enable()  # shows where a native library crashed
     os.environ["DIKE_CHECKPOINT_DIR"] = trial.spec.folder
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if trial.spec.processes > 1:
+        _start_others(trial)
     randomness.install(zlib.crc32(f"{trial.spec.search} {trial.spec.number}".encode()))
     trial.listen()
     trial.started()
     for library, module in INTERCEPTIONS.items():
         after_import(library, functools.partial(_install, trial, module))
     conclude(trial, lambda: _run(trial, argv), argv[1:])
+
+
+def _start_others(trial: TrialRuntime) -> None:
+    """Forks the other processes of a trial whose script distributes itself; returns in each of them.
+
+    Each has its own GPU, if there are as many, and a copy of the working folder. They end with the first process.
+    """
+    first, size = os.getpid(), trial.spec.processes
+    with contextlib.ExitStack() as reserved:
+        servers = [reserved.enter_context(socket.create_server((_LOCALHOST, 0))) for _ in range(size)]
+        addresses = [f"{_LOCALHOST}:{server.getsockname()[1]}" for server in servers]
+    others, index = [], 0
+    for number in range(1, size):
+        pid = os.fork()
+        if not pid:
+            index = number
+            break
+        others.append(pid)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    has_gpu = len(devices) == size
+    if has_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[index]
+    own_distribution.install(addresses, index, has_gpu=has_gpu)
+    if not index:
+        for number, pid in enumerate(others, 1):
+            threading.Thread(
+                target=_end_with, args=(trial, number, pid), name=f"dike-rank-{number}", daemon=True
+            ).start()
+        return
+    process.die_with_parent(first)
+    trial.follow()
+    folder = tempfile.mkdtemp(prefix=f"process-{index}-", dir=os.path.dirname(os.getcwd()))
+    shutil.copytree(os.getcwd(), folder, symlinks=True, dirs_exist_ok=True)
+    os.chdir(folder)
+    os.environ["DIKE_OUTPUT_DIR"] = folder
+    # What they print counts from the first process only; errors are shown.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _end_with(trial: TrialRuntime, number: int, pid: int) -> None:
+    """Fails the trial when another of its processes fails."""
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code:
+        trial.failed(f"process {number} of {trial.spec.processes} ended with exit code {code}")
+        trial.leave(1)
 
 
 def _run(trial: TrialRuntime, argv: Sequence[str]) -> None:

@@ -100,6 +100,7 @@ class TrialRuntime:
         save_at_end: writes the last checkpoint after the script has ended; None if nothing can be saved.
         save_best: stores the model when the script has reported its best value; None if it cannot be stored.
         standing: the objective to date.
+        is_chief: whether it reports and writes; of several processes of a trial or a job, only the first does.
         gang: the workers that share each batch; None for one process.
         smooths_losses: whether losses are for display only, so that an epoch's first batches should be smoothed.
     """
@@ -112,6 +113,7 @@ class TrialRuntime:
         self.save_at_end: Callable[[], object] | None = None
         self.save_best: Callable[[], object] | None = None
         self.standing = Standing()
+        self.is_chief = True
         self.gang: Gang | None = None
         self._clock = clock
         self._lock = threading.RLock()
@@ -134,6 +136,12 @@ class TrialRuntime:
         self._may_pause = False
         self._next_runs: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._training_message: dict[str, Any] = {}
+
+    def follow(self) -> None:
+        """Makes this process one of several of its trial or job of which another one reports and writes."""
+        self.is_chief = False
+        self.spec = dataclasses.replace(self.spec, report_fd=None, control_fd=None)
+        self._reporter = Reporter(None)
 
     def listen(self) -> None:
         """Starts the threads that read requests and flush reports."""
@@ -208,7 +216,8 @@ class TrialRuntime:
 
     def write_last(self, write: Callable[[], object]) -> None:
         """Writes a checkpoint that cannot be left out; waits while the disk is full."""
-        checkpoints.retry_while_disk_full(write)
+        if self.is_chief:
+            checkpoints.retry_while_disk_full(write)
 
     def disable_suspension(self, why: str) -> None:
         print(f"dike: this trial cannot be saved: {why}.", file=sys.stderr, flush=True)
@@ -272,7 +281,7 @@ class TrialRuntime:
                 if self._clock() - self._hinted_s >= HINT_INTERVAL_S:
                     self._hinted_s = self._clock()
                     self._reporter.try_send({**self._pending_message(), "type": "kept_back", "values": []})
-        if is_best and self.save_best is not None:
+        if is_best and self.save_best is not None and self.is_chief:
             self.save_best()
         if self._may_pause and self.suspend_requested and not self._training_message.get("preemptible", True):
             self._pause(None, step)
@@ -347,7 +356,7 @@ class TrialRuntime:
 
     @property
     def checkpoint_due(self) -> bool:
-        return self._clock() - self._checkpoint_s >= self.spec.checkpoint_interval_s
+        return self.is_chief and self._clock() - self._checkpoint_s >= self.spec.checkpoint_interval_s
 
     def checkpoint_written(self, path: str, step: int) -> None:
         self._checkpoint_s = self._clock()

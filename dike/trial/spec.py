@@ -45,6 +45,7 @@ class TrialSpec:
         report_fd: file descriptor to write reports to; None for no reports.
         control_fd: file descriptor to read requests from, one per line. `suspend`: save and end; `pause`: save, and
             wait for `continue N` to resume as run N.
+        processes: number of equal processes of a script that distributes itself.
         every_value: whether to report each value of the objective, not only the newest of an interval.
     """
 
@@ -62,6 +63,7 @@ class TrialSpec:
     report_fd: int | None = None
     control_fd: int | None = None
     every_value: bool = False
+    processes: int = 1
 
     def checkpoint_path(self, step: int) -> str:
         """Unique per run and step."""

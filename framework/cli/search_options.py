@@ -243,6 +243,7 @@ def search_spec(
         folder=str(entry.folder),
         flags=facts.flags,
         reads_params=facts.reads_params,
+        distributes_itself=facts.distributes_itself,
         space=space,
         sampler=chosen,
         sampler_object=_signed(call.sampler_object, "sampler", entry),

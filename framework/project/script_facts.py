@@ -32,6 +32,7 @@ _DISTRIBUTED_TRAINING = {
     "jax.distributed": frozenset({"jax.distributed"}),
 }
 """Library -> names by which a script is recognized that distributes itself with it."""
+_COLLECTIVE_STRATEGY = "MultiWorkerMirroredStrategy"
 _DIKE_NAMES = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
 """Names of `dike` that are not TensorFlow's."""
 _LATE_SETTING = r"TF_CONFIG|TF_CPP_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TF_GPU_ALLOCATOR|TF_NUM_\w+|TF_DATA_\w+"
@@ -51,12 +52,14 @@ class ScriptFacts:
         preload: modules that a zygote may import before it forks trials.
         reads_params: whether it calls `dike.params`.
         validates: whether it calls `fit` with validation data.
+        distributes_itself: whether it uses a library that trains in several processes.
     """
 
     flags: dict[str, str]
     preload: tuple[str, ...]
     reads_params: bool = False
     validates: bool = False
+    distributes_itself: bool = False
 
 
 def script_facts(
@@ -89,7 +92,8 @@ def script_facts(
     flags = script_flags(entry).flags(entry.path, choices, style) if choices else {}
     reads_params = any("params" in _names_used_of_dike(tree) for tree in trees)
     validates = any(_is_fit_with_validation(node) for tree in trees for node in ast.walk(tree))
-    return ScriptFacts(flags, tuple(preload), reads_params, validates)
+    distributes_itself = bool(_distribution_of(trees) or _names_in(trees) & {_COLLECTIVE_STRATEGY})
+    return ScriptFacts(flags, tuple(preload), reads_params, validates, distributes_itself)
 
 
 def _is_fit_with_validation(node: ast.AST) -> bool:
@@ -138,14 +142,24 @@ def own_distribution(entry: EntryPoint) -> str:
     """
     if entry.is_function:
         return ""
+    return _distribution_of(_trees(entry))
+
+
+def _distribution_of(trees: Iterable[ast.Module]) -> str:
+    named = _names_in(trees)
+    return next((library for library, names in _DISTRIBUTED_TRAINING.items() if names & named), "")
+
+
+def _names_in(trees: Iterable[ast.Module]) -> set[str]:
+    """Attributes and imports in code, with their modules and without."""
     named: set[str] = set()
-    for tree in _trees(entry):
+    for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
                 named |= {node.attr, ast.unparse(node)}
             for module, members in _imports_in(node):
                 named |= {module, *members, *(f"{module}.{member}" for member in members)}
-    return next((library for library, names in _DISTRIBUTED_TRAINING.items() if names & named), "")
+    return named
 
 
 def _libraries(names: Iterable[str], entry: EntryPoint) -> list[str]:

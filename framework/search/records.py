@@ -223,6 +223,7 @@ class SearchSpec(SearchOptions):
             `sampler`.
         space_function: a function that asks an Optuna trial for its parameters, in the same way; empty for `space`.
         reads_params: whether the script calls `dike.params`, by its source.
+        distributes_itself: whether a trial is as many processes as its slot has GPUs, by the script's source.
     """
 
     name: JobName
@@ -243,6 +244,7 @@ class SearchSpec(SearchOptions):
     sampler_object: str = ""
     space_function: str = ""
     reads_params: bool = False
+    distributes_itself: bool = False
 
     @property
     def goal(self) -> str:
