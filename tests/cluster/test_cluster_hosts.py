@@ -94,6 +94,14 @@ def test_a_job_with_parameter_servers_spans_machines(hosts: ClusterHosts) -> Non
     assert len(set(re.findall(r"on (host-\d)", launched))) > 1, launched
 
 
+def test_workers_of_several_machines_compute_what_one_computes(hosts: ClusterHosts, alone: dict[int, float]) -> None:
+    done = hosts.run(0, "dike", "run", "--strategy", "allreduce", "--min-workers", "2", "train.py")
+    assert done.returncode == 0, done.stdout
+    launched = next(line for line in done.stdout.splitlines() if "launched" in line)
+    assert len(set(re.findall(r"on (host-\d)", launched))) > 1, launched
+    assert final_loss(done.stdout) == pytest.approx(alone[3], rel=1e-4)
+
+
 def test_a_search_uses_all_machines_and_its_best_model_is_here(hosts: ClusterHosts) -> None:
     options = ("--param", "lr=0.03,0.01,0.003", "--name", "all", "--quantum", "1")
     done = hosts.run(0, "dike", "tune", "train.py", *options, "--", "--epochs", "5", "--pause", "0.02")
