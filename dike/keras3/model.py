@@ -99,9 +99,6 @@ def why_not_split(model: Any, batch: Any) -> str:
         return "its data are not plain tensors of samples"
     if len({part.shape[0] for part in tensors}) > 1:
         return "a batch's tensors differ in length"
-    for tensor in getattr(model, "inputs", None) or ():
-        if tensor.shape[0] is not None:
-            return "the model has a fixed batch size"
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False):
             return f"the layer '{layer.name}' is stateful"

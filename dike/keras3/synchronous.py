@@ -32,6 +32,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from dike import process
 from dike.exceptions import JobFailedError
 from dike.keras3.model import metric_variables, named_values, without_function
+from dike.main_script import one_line
 from dike.reporting import reporter
 from dike.roles.gang import Gang
 
@@ -180,7 +181,7 @@ class _Part:
             self._updated[id(metric)] = metric, [tf.convert_to_tensor(each) for each in metric.variables]
             for variable in metric.variables:
                 variable.assign(tf.zeros_like(variable))
-        if type(metric) in (keras_metrics.Mean, keras_metrics.Sum):
+        if type(metric) is keras_metrics.Mean:
             return self._update_mean(metric, own, *args, **kwargs)
         return own(*args, **kwargs)
 
@@ -283,6 +284,19 @@ class _Steps:
         with _working_on(part), _watched(self._model, part), tf.control_dependencies([part.check_inputs()]):
             return part.logs(self._own_step(part.of(data)))
 
+    def _try_step(self, few: Any, data: Any, part: _Part) -> None:
+        """Computes the gradients of a few samples; if only the whole batch works, it cannot be split."""
+        part.gradients = []
+        try:
+            self._computed(few, part)
+        except tf.errors.UnavailableError:
+            raise
+        except Exception as error:
+            whole = _Part(None, data, self._model)
+            whole.gradients = []
+            self._computed(data, whole)  # raises the script's own error, if it is one
+            _end_unsplit(f"it trains on whole batches only ({one_line(error)})")
+
     def _check_splitting(self, data: Any) -> None:
         """Compares the gradients and metrics of some samples with those of their parts.
 
@@ -290,17 +304,16 @@ class _Steps:
         workers can share a batch. Runs the step without compiling it, and restores all variables.
         """
         data = self._model._autoconvert_optionals(lambda each: each)(data)
-        few = tf.nest.map_structure(
-            lambda each: None if each is None else tf.convert_to_tensor(each[: 2 * self._gang.size + 1]), data
-        )
+        data = tf.nest.map_structure(lambda each: None if each is None else tf.convert_to_tensor(each), data)
+        count = 2 * self._gang.size + 1
+        few = tf.nest.map_structure(lambda each: None if each is None else each[:count], data)
         before = [(variable, np.asarray(variable)) for variable in named_values(self._model).values()]
         found = []
         for gang in (None, self._gang):
             part = _Part(gang, few, self._model)
-            part.gradients = []
             with _created(before):
-                self._computed(few, part)
-            gradients = [np.asarray(each) for each in part.gradients]
+                self._try_step(few, data, part)
+            gradients = [np.asarray(each) for each in part.gradients or ()]
             found.append((gradients, {id(each): np.asarray(each) for each in named_values(self._model).values()}))
             self._model.reset_metrics()  # some were unknown before
             for variable, value in before:
