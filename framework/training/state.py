@@ -143,7 +143,7 @@ class TrainingState:
         failed_step: the newest checkpoint at the last of them; None if there was none.
         elastic: knowledge of an elastic job; None for any other.
         profile: the planned model, if the chief has found another than the submitted one.
-        plain: whether it is one plain task, as are its checkpoints; None while there are none.
+        plain: whether it has no parameter servers, as the job of its checkpoints; None while there are none.
     """
 
     run: JobRun = field(default_factory=JobRun)

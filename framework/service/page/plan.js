@@ -8,7 +8,9 @@ export function Plan({ plan }) {
   return html`<section aria-labelledby="plan">
     <h2 id="plan">Plan</h2>
     <p>
-      ${counted(plan.option.workers, "worker")} and ${counted(plan.option.ps, "parameter server")};
+      ${counted(plan.option.workers, "worker")}${
+        plan.option.ps ? ` and ${counted(plan.option.ps, "parameter server")}` : ""
+      };
       ${" "}predicted ${figure(plan.samples_per_s)} samples/s.
     </p>
     <details>

@@ -6,12 +6,14 @@ import dataclasses
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dike.profile import Api
+from executor.job_slot import PEER_LOST_TIMEOUT_S
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from tests import warm
@@ -121,7 +123,10 @@ def test_a_gang_that_loses_a_worker_computes_what_python_computes(mesos: Embedde
     processes = roles(mesos)
     processes["worker:1"].kill()
     chief = processes["worker:0"]
-    job.wait_for(lambda: not chief.is_running() or chief.status() == "zombie", "the end of worker 0")
+    killed_s = time.monotonic()
+    job.wait_for_text("; this worker ends, too.")
+    job.wait_for(lambda: chief not in roles(mesos).values(), "the end of worker 0")
+    assert time.monotonic() - killed_s < PEER_LOST_TIMEOUT_S / 2
     job.wait_for_text("dike: restored '")
     go.touch()
     result = job.result()
