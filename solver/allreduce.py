@@ -56,7 +56,8 @@ class GangModel:
             # GPUs exchange by NCCL, which takes no time of the CPUs.
             link_bytes_per_s = np.minimum(link_bytes_per_s, hardware.ring_bytes_per_core_s * self.model.shape.cpus)
         exchanges = 1 + SMALL_EXCHANGES + EXCHANGES_PER_SYNCED_LAYER * profile.synced_layers
-        hops_s = exchanges * 2 * (workers - 1) * self.model.python_s(hardware.ring_hop_s)
+        hop_s = hardware.nccl_hop_s if self.model.shape.gpus else self.model.python_s(hardware.ring_hop_s)
+        hops_s = exchanges * 2 * (workers - 1) * hop_s
         seconds: Floats = 2 * (workers - 1) / workers * profile.parameter_bytes / link_bytes_per_s + hops_s
         return seconds
 

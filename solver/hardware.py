@@ -62,7 +62,7 @@ class Hardware:
         ps_request_bytes: additional bytes that cost a ps as much time as the request for one variable.
         ring_bytes_per_core_s: bytes that one CPU core of a worker sends in a second of a ring all-reduce, while it
             receives and adds as many.
-        ring_hop_s: constant seconds of each of the 2 (n - 1) hops of an all-reduce.
+        ring_hop_s, nccl_hop_s: constant seconds of each of the 2 (n - 1) hops of an all-reduce, on CPUs and on GPUs.
         ring_step_s: constant seconds that all-reduce adds to a step besides its hops.
         overlap: whether a synchronous step's transfers, updates and dispatching overlap its work, so that the longer of
             the two counts; otherwise they are sequential.
@@ -79,6 +79,7 @@ class Hardware:
     ps_request_bytes: float
     ring_bytes_per_core_s: float
     ring_hop_s: float
+    nccl_hop_s: float
     ring_step_s: float
     overlap: bool = False
 
@@ -135,6 +136,7 @@ def known_hardware() -> Hardware:
         ps_request_bytes=data["tensorflow"]["ps_request_bytes"],
         ring_bytes_per_core_s=data["tensorflow"]["ring_bytes_per_core_s"],
         ring_hop_s=data["tensorflow"]["ring_hop_s"],
+        nccl_hop_s=data["tensorflow"]["nccl_hop_s"],
         ring_step_s=data["tensorflow"]["ring_step_s"],
     )
 
