@@ -49,11 +49,10 @@ def measure() -> Iterator[str]:
     if reason := unsupported_reason():
         raise SystemExit(reason)
     yield f"A Keras model of {PARAMETER_MB} MB trains on hosts that are network namespaces of this machine, joined by"
-    yield "links of 1 and 10 Gb/s. An accelerator is emulated: it computes a batch in"
-    yield f"{COMPUTE_S} s, and n of them compute a part each. *Bound*: the slowest compute, and 2 (n - 1) / n of the model's"
-    yield f"bytes over the link. *Step*: median of {STEPS - WARM_UP} steps. *ps*: n workers and one parameter server,"
-    yield "asynchronous, each with whole batches. *Loss*: its relative difference from that of one process."
-    yield "All are relative to one process in the same run."
+    yield f"links of 1 and 10 Gb/s. An accelerator is emulated, which computes a batch in {COMPUTE_S} s; n of them compute a"
+    yield "part each. *Bound*: the slowest compute, and 2 (n - 1) / n of the model's bytes over the link. *Step*: median of"
+    yield f"{STEPS - WARM_UP} steps. *ps*: n workers and one parameter server, asynchronous, each with whole batches."
+    yield "*Loss*: its relative difference from that of one process. Speeds are relative to one process in the same run."
     yield ""
     yield "| Gb/s | workers | step, s | bound, s | step / bound | speed, `allreduce` | speed, `ps` | loss as `one` |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -93,9 +92,9 @@ def _death() -> Iterator[str]:
             ended_s = time.monotonic() - killed_s
         with _running(hosts, Job(3), folder, attempt=1) as processes:
             [(again_s, _)] = _steps(processes[0], 1)
-    yield f"A worker of three is killed: the others have ended {ended_s:.2f} s later, and all have made the next step,"
-    yield f"from the last checkpoint, {again_s - killed_s:.1f} s later. That includes the start of Python and TensorFlow, which a"
-    yield "job's zygotes save, and not the new offers and the launch by Mesos."
+    yield f"A worker of three is killed: the others have ended {ended_s:.2f} s later, and all have made the next step"
+    yield f"{again_s - killed_s:.1f} s later, from the last checkpoint. That includes the start of Python and TensorFlow, which"
+    yield "a job's zygotes save, and not the new offers and the launch by Mesos."
 
 
 @contextlib.contextmanager

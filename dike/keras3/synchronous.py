@@ -324,7 +324,7 @@ class _Steps:
         limit = HALF_SPLIT_TOLERANCE if policy in ("float16", "bfloat16") else SPLIT_TOLERANCE
         (gradient, whole), (parts_gradient, parts) = found
         differences = {"gradient": _difference(gradient, parts_gradient)}
-        # Other metrics add up, or are computed from the whole batch; rounding may move a sample to another bin of theirs.
+        # Others add up, or are computed from the whole batch. Rounding may move a sample to another of their bins.
         own_means = [metric for metric in flat_metrics(self._model) if type(metric) in _MEANS]
         compared = own_means if _has_own_step(self._model) else []
         ignored = {id(each) for each in metric_variables(self._model)}

@@ -103,7 +103,8 @@ def step_s(scenario: Scenario, shape: WorkerShape, workers_on: dict[str, int]) -
             links.append(scenario.cluster.across_racks_gbps * BYTES_PER_S_PER_GBPS)
     share = 1.0 if shape.gpus else min(1.0, shape.cpus)
     own_s = ((hardware.apis[model.api].plain_s or 0.0) + hardware.ring_step_s) / share
-    hops_s = (2 + 2 * model.synced_layers) * 2 * (count - 1) * hardware.ring_hop_s / share
+    hop_s = hardware.nccl_hop_s if shape.gpus else hardware.ring_hop_s / share
+    hops_s = (2 + 2 * model.synced_layers) * 2 * (count - 1) * hop_s
     ring_s = 2 * (count - 1) / count * model.parameter_bytes / min(links) + hops_s
     return (max(compute_s, input_s) if shape.gpus else compute_s + input_s) + own_s + ring_s
 
