@@ -50,8 +50,8 @@ def measure() -> Iterator[str]:
         raise SystemExit(reason)
     yield f"A Keras model of {PARAMETER_MB} MB trains on hosts that are network namespaces of this machine, joined by"
     yield f"links of 1 and 10 Gb/s. An accelerator is emulated, which computes a batch in {COMPUTE_S} s; n of them compute a"
-    yield "part each. *Bound*: the slowest compute, and 2 (n - 1) / n of the model's bytes over the link. *Step*: median of"
-    yield f"{STEPS - WARM_UP} steps. *ps*: n workers and one parameter server, asynchronous, each with whole batches."
+    yield "part each. *Bound*: the slowest compute, and 2 (n - 1) / n of the model's bytes over the link. *Step*: median"
+    yield f"of {STEPS - WARM_UP} steps. *ps*: n workers and one parameter server, asynchronous, each with whole batches."
     yield "*Loss*: its relative difference from that of one process. Speeds are relative to one process in the same run."
     yield ""
     yield "| Gb/s | workers | step, s | bound, s | step / bound | speed, `allreduce` | speed, `ps` | loss as `one` |"
@@ -93,8 +93,8 @@ def _death() -> Iterator[str]:
         with _running(hosts, Job(3), folder, attempt=1) as processes:
             [(again_s, _)] = _steps(processes[0], 1)
     yield f"A worker of three is killed: the others have ended {ended_s:.2f} s later, and all have made the next step"
-    yield f"{again_s - killed_s:.1f} s later, from the last checkpoint. That includes the start of Python and TensorFlow, which"
-    yield "a job's zygotes save, and not the new offers and the launch by Mesos."
+    yield f"{again_s - killed_s:.1f} s later, from the last checkpoint. That includes the start of Python and TensorFlow,"
+    yield "which a job's zygotes save, and not the new offers and the launch by Mesos."
 
 
 @contextlib.contextmanager
