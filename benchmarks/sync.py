@@ -48,11 +48,11 @@ class Job:
 def measure() -> Iterator[str]:
     if reason := unsupported_reason():
         raise SystemExit(reason)
-    yield f"A Keras model of {PARAMETER_MB} MB trains on hosts that are network namespaces of this machine, joined by"
-    yield f"links of 1 and 10 Gb/s. An accelerator is emulated, which computes a batch in {COMPUTE_S} s; n of them compute a"
-    yield "part each. *Bound*: the slowest compute, and 2 (n - 1) / n of the model's bytes over the link. *Step*: median"
-    yield f"of {STEPS - WARM_UP} steps. *ps*: n workers and one parameter server, asynchronous, each with whole batches."
-    yield "*Loss*: its relative difference from that of one process. Speeds are relative to one process in the same run."
+    yield f"A Keras model of {PARAMETER_MB} MB trains on hosts that are network namespaces of this machine, joined"
+    yield f"by links of 1 and 10 Gb/s. An accelerator is emulated, which computes a batch in {COMPUTE_S} s; n of them"
+    yield "compute a part each. *Bound*: the slowest compute, and 2 (n - 1) / n of the model's bytes over the link."
+    yield f"*Step*: median of {STEPS - WARM_UP} steps. *ps*: n workers and one parameter server, asynchronous, each with"
+    yield "whole batches. *Loss*: its relative difference from that of one process. Speeds are relative to one process."
     yield ""
     yield "| Gb/s | workers | step, s | bound, s | step / bound | speed, `allreduce` | speed, `ps` | loss as `one` |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -92,9 +92,9 @@ def _death() -> Iterator[str]:
             ended_s = time.monotonic() - killed_s
         with _running(hosts, Job(3), folder, attempt=1) as processes:
             [(again_s, _)] = _steps(processes[0], 1)
-    yield f"A worker of three is killed: the others have ended {ended_s:.2f} s later, and all have made the next step"
-    yield f"{again_s - killed_s:.1f} s later, from the last checkpoint. That includes the start of Python and TensorFlow,"
-    yield "which a job's zygotes save, and not the new offers and the launch by Mesos."
+    yield f"A worker of three is killed: the others have ended {ended_s:.2f} s later, and all have made the next"
+    yield f"step {again_s - killed_s:.1f} s later, from the last checkpoint. That includes the start of Python and of"
+    yield "TensorFlow, which a job's zygotes save, and not the new offers and the launch by Mesos."
 
 
 @contextlib.contextmanager
