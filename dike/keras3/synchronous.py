@@ -116,6 +116,7 @@ class _Part:
         """If not None, gradients are added to it instead of being applied."""
         self.is_applying = False
         self._updated: dict[int, tuple[Any, list[Any]]] = {}
+        self._is_checked = gang is None
         self._results: dict[int, Any] = {}
 
     def of(self, data: Any) -> Any:
@@ -195,14 +196,20 @@ class _Part:
         return own(values, sample_weight=sample_weight)
 
     def merge(self) -> None:
-        if not self._updated:
+        """Adds up the workers' updates of metrics; the first time in a step, also compares their batches."""
+        if self._is_checked and not self._updated:
             return
         variables = [each for metric, _ in self._updated.values() for each in metric.variables]
         before = [each for _, values in self._updated.values() for each in values]
         self._updated.clear()
-        sums = self.sum([self.counted(tf.convert_to_tensor(each)) for each in variables])
-        for variable, value, added in zip(variables, before, sums, strict=True):
+        updates = [self.counted(tf.convert_to_tensor(each)) for each in variables]
+        inputs = [] if self._is_checked else [self._input_sums()]
+        sums = self.sum([*updates, *inputs])
+        for variable, value, added in zip(variables, before, sums, strict=False):
             variable.assign(value + added)
+        if not self._is_checked:
+            self._is_checked = True
+            self._check_inputs(sums[-1])
 
     def result(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.merge()
@@ -222,22 +229,24 @@ class _Part:
 
     # Equality of the workers' data.
 
-    def check_inputs(self) -> Any:
-        """Raises InvalidArgumentError if the workers have different batches."""
-        if self.gang is None:
-            return tf.no_op()
+    def _input_sums(self) -> Any:
+        """Sums of some values of the batch, in the row of this worker."""
+        assert self.gang is not None
         ends = [tf.reshape(each, [-1]) for each in self.inputs if each.dtype.is_floating or each.dtype.is_integer]
         ends = [tf.cast(part, tf.float32) for each in ends for part in (each[:CHECKED_VALUES], each[-CHECKED_VALUES:])]
         sums = [tf.cast(self.whole, tf.float32), *(tf.reduce_sum(each) for each in ends)]
-        rows = self.gang.rows(tf.stack(sums))
+        return self.gang.row(tf.stack(sums))
+
+    def _check_inputs(self, rows: Any) -> None:
+        """Raises InvalidArgumentError if the rows of the workers differ, because they read different batches."""
         spread = tf.reduce_max(tf.abs(rows - rows[0]))
         limit = 1e-3 + 1e-4 * tf.reduce_max(tf.abs(rows))
         is_equal = tf.logical_or(spread <= limit, tf.logical_not(tf.math.is_finite(spread)))
-        return tf.debugging.Assert(is_equal, [_OTHER_DATA])
+        tf.debugging.Assert(is_equal, [_OTHER_DATA])
 
 
 _OTHER_DATA = (
-    "dike: the workers of this job read different batches. Make the order of the data the same in every process: sort "
+    "The workers of this job read different batches. Make the order of the data the same in every process: sort "
     "lists of files, and seed what shuffles them."
 )
 
@@ -280,10 +289,11 @@ class _Steps:
         return run
 
     def _step(self, data: Any) -> Any:
+        data = _tensors_of(data)
         return self._computed(data, _Part(self._gang, data, self._model))
 
     def _computed(self, data: Any, part: _Part) -> Any:
-        with _working_on(part), _watched(self._model, part), tf.control_dependencies([part.check_inputs()]):
+        with _working_on(part), _watched(self._model, part):
             return part.logs(self._own_step(part.of(data)))
 
     def _try_step(self, few: Any, data: Any, part: _Part) -> None:
@@ -291,9 +301,9 @@ class _Steps:
         part.gradients = []
         try:
             self._computed(few, part)
-        except tf.errors.UnavailableError:
-            raise
         except Exception as error:
+            if isinstance(error, tf.errors.UnavailableError) or _OTHER_DATA in str(error):
+                raise
             whole = _Part(None, data, self._model)
             whole.gradients = []
             self._computed(data, whole)  # raises the script's own error, if it is one
@@ -306,7 +316,7 @@ class _Steps:
         workers can share a batch. Runs the step without compiling it, and restores all variables.
         """
         data = self._model._autoconvert_optionals(lambda each: each)(data)
-        data = tf.nest.map_structure(lambda each: None if each is None else tf.convert_to_tensor(each), data)
+        data = _tensors_of(data)
         count = 2 * self._gang.size + 1
         few = tf.nest.map_structure(lambda each: None if each is None else each[:count], data)
         before = [(variable, np.asarray(variable)) for variable in named_values(self._model).values()]
@@ -335,6 +345,10 @@ class _Steps:
         name, difference = max(differences.items(), key=lambda each: each[1])
         if float(self._gang.sum([tf.constant(float(difference > limit))])[0]):
             _end_unsplit(f"the {name} of some samples differs from that of their parts by {difference:.1%}")
+
+
+def _tensors_of(data: Any) -> Any:
+    return tf.nest.map_structure(lambda each: None if each is None else tf.convert_to_tensor(each), data)
 
 
 def _has_own_step_of_tests(model: Any) -> bool:
@@ -406,7 +420,7 @@ def ending_if_peer_lost(gang: Gang) -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         if isinstance(error, tf.errors.InvalidArgumentError) and _OTHER_DATA in str(error):
-            raise JobFailedError(_OTHER_DATA.removeprefix("dike: ")) from None
+            raise JobFailedError(_OTHER_DATA) from None
         gang.end_if_peer_lost()
         raise
 

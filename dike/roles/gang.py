@@ -123,9 +123,13 @@ class Gang:
 
     def rows(self, row: Any) -> Any:
         """Returns the rows of all workers, by rank: (k,) -> (size, k)."""
+        return self.sum([self.row(row)])[0]
+
+    def row(self, row: Any) -> Any:
+        """Returns the summand of this worker from which `sum` makes the rows of all."""
         import tensorflow as tf
 
-        return self.sum([tf.one_hot(self.rank, self.size, dtype=row.dtype)[:, tf.newaxis] * row])[0]
+        return tf.one_hot(self.rank, self.size, dtype=row.dtype)[:, tf.newaxis] * row
 
     def _sum_flat(self, tensor: Any) -> Any:
         import tensorflow as tf

@@ -90,7 +90,7 @@ def test_different_data_end_the_job_with_a_sentence(tmp_path: Path) -> None:
     with RolesStage(Api.KERAS, FAILURES, tmp_path, 0, 2, ("data",)) as job:
         chief = job.processes["worker:0"]
         assert chief.wait() == 1
-        assert "The workers of this job read different batches" in chief.text or "read different batches" in chief.text
+        assert "dike: The workers of this job read different batches" in chief.text
         assert "Traceback" not in chief.text
 
 
