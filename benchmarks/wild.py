@@ -6,6 +6,7 @@ folders. `KERAS_HOME` names a folder with `datasets/mnist.npz`.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import os
@@ -25,6 +26,8 @@ TERMINATE_TIMEOUT_S = 60.0
 """Time for Dike to clean up after SIGTERM."""
 TOLERANCE = 0.1
 """Maximum relative difference of results of scripts that are not deterministic."""
+SHARED_TOLERANCE = 0.01
+"""The same for scripts whose batches two workers share: rounding differs, as between two numbers of threads."""
 METRICS = r"\b(?:loss|accuracy|acc|auc|cost|mae)\w*\b.*\d"
 """Default pattern of the line of a result."""
 KERAS = "keras-team/keras v3.0.0 : examples/keras_io/"
@@ -71,6 +74,7 @@ class Script:
         parameter: a flag to search over, as in `dike tune --param`; the script's result is then the metric to minimise.
         needs_cluster: whether it cannot be run by `python` alone.
         writes: files that it writes to its working folder.
+        shares_batches: whether several workers can share its batches, so that `--strategy allreduce` gives the same.
     """
 
     name: str
@@ -86,10 +90,18 @@ class Script:
     needs_cluster: bool = False
     is_module: bool = False
     writes: tuple[str, ...] = ()
+    shares_batches: bool = False
 
 
 SCRIPTS = (
-    Script("mnist_convnet", KERAS + "vision/", "mnist_convnet.py", result="^Test accuracy", changes=SEEDED),
+    Script(
+        "mnist_convnet",
+        KERAS + "vision/",
+        "mnist_convnet.py",
+        result="^Test accuracy",
+        changes=SEEDED,
+        shares_batches=True,
+    ),
     Script(
         "vae", KERAS + "tensorflow/generative/", "vae.py", changes=(*SEEDED, ("epochs=30", "epochs=3"), ("n=30", "n=3"))
     ),
@@ -99,13 +111,21 @@ SCRIPTS = (
         "trainer_pattern.py",
         result="val_sparse_categorical_accuracy",
         changes=SEEDED,
+        shares_batches=True,
     ),
-    Script("endpoint_layer_pattern", KERAS + "tensorflow/keras_recipes/", "endpoint_layer_pattern.py", changes=SEEDED),
+    Script(
+        "endpoint_layer_pattern",
+        KERAS + "tensorflow/keras_recipes/",
+        "endpoint_layer_pattern.py",
+        changes=SEEDED,
+        shares_batches=True,
+    ),
     Script(
         "addition_rnn",
         KERAS + "nlp/",
         "addition_rnn.py",
         changes=(*SEEDED, ("TRAINING_SIZE = 50000", "TRAINING_SIZE = 3000"), ("epochs = 30", "epochs = 4")),
+        shares_batches=True,
     ),
     Script(
         "training_with_built_in_methods",
@@ -217,7 +237,7 @@ SCRIPTS = (
         changes=(("n_trials=100", "n_trials=3"),),
     ),
     Script("absl", OWN, "t.py", ("--epochs", "2"), result="^final", parameter="lr=0.1,0.01"),
-    Script("auc", OWN, "t.py", result="^HIST"),
+    Script("auc", OWN, "t.py", result="^HIST", shares_batches=True),
     Script(
         "callbacks", OWN, "t.py", result="^best eval", writes=("best.keras", "log.csv", "final.keras", "saved_model")
     ),
@@ -226,10 +246,10 @@ SCRIPTS = (
     Script("crash", OWN, "t.py"),
     Script("env", OWN, "env.py", writes=("out.keras", "results.csv", "sub/log.txt")),
     Script("exit3", OWN, "t.py"),
-    Script("frozen", OWN, "t.py", changes=SEEDED_LAYERS),
-    Script("gen", OWN, "t.py", result=r"^p "),
-    Script("kfold", OWN, "t.py", result="^mean"),
-    Script("lstm", OWN, "t.py", changes=SEEDED_LAYERS),
+    Script("frozen", OWN, "t.py", changes=SEEDED_LAYERS, shares_batches=True),
+    Script("gen", OWN, "t.py", result=r"^p ", shares_batches=True),
+    Script("kfold", OWN, "t.py", result="^mean", shares_batches=True),
+    Script("lstm", OWN, "t.py", changes=SEEDED_LAYERS, shares_batches=True),
     Script("multi", OWN, "t.py", result="^eval"),
     Script("names", OWN, "train.py", result="^own modules"),
     Script("print", OWN, "t.py", result="^THE END"),
@@ -308,6 +328,10 @@ def _rows(script: Script, folders: Sequence[Path]) -> Iterator[_Row]:
     found = _run(script, origin, _dike(script))
     verdict, is_right = _judge(script, bare, found)
     yield _row(script.name, where, bare, found, verdict, is_right)
+    if script.shares_batches:
+        shared = _run(script, origin, _dike(script, "--strategy", "allreduce", "--min-workers", "2"))
+        verdict, is_right = _judge(dataclasses.replace(script, is_exact=False), bare, shared, SHARED_TOLERANCE)
+        yield _row(f"{script.name}, 2 workers", where, bare, shared, verdict, is_right)
     if script.parameter:
         yield _compare_search(script, where, origin)
 
@@ -336,8 +360,9 @@ def _python(script: Script) -> list[str]:
     return [sys.executable, *_target(script), *script.arguments]
 
 
-def _dike(script: Script) -> list[str]:
-    return [*_FRAMEWORK, "run", "--strategy", "ps", "--max-workers", "1", *_target(script), *script.arguments]
+def _dike(script: Script, *options: str) -> list[str]:
+    how = options or ("--strategy", "ps", "--max-workers", "1")
+    return [*_FRAMEWORK, "run", *how, *_target(script), *script.arguments]
 
 
 def _target(script: Script) -> list[str]:
@@ -431,7 +456,7 @@ def _error(output: str) -> str:
     return (own or lines or [""])[-1]
 
 
-def _judge(script: Script, bare: Run | None, found: Run) -> tuple[str, bool]:
+def _judge(script: Script, bare: Run | None, found: Run, tolerance: float = TOLERANCE) -> tuple[str, bool]:
     """Returns the verdict, and whether the behaviour is correct."""
     if found.code is None:
         return f"not done in {RUN_TIMEOUT_S:.0f} s", False
@@ -457,7 +482,7 @@ def _judge(script: Script, bare: Run | None, found: Run) -> tuple[str, bool]:
         return "runs", True
     if found.result == bare.result:
         return "same", True
-    if not script.is_exact and _is_near(bare.result, found.result):
+    if not script.is_exact and _is_near(bare.result, found.result, tolerance):
         return "≈", True
     return "differs", False
 
@@ -469,10 +494,10 @@ def _refusal(run: Run) -> str:
     return lines[-1].removeprefix("dike: ") if is_said else ""
 
 
-def _is_near(one: str, other: str) -> bool:
+def _is_near(one: str, other: str, tolerance: float) -> bool:
     mine, others = _numbers(one), _numbers(other)
     return len(mine) == len(others) and all(
-        abs(a - b) <= TOLERANCE * max(abs(a), abs(b)) for a, b in zip(mine, others, strict=True)
+        abs(a - b) <= tolerance * max(abs(a), abs(b)) for a, b in zip(mine, others, strict=True)
     )
 
 
