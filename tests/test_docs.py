@@ -94,4 +94,4 @@ def test_every_option_that_the_documents_name_exists(command: str) -> None:
     }
     unknown = {option for option in named if option not in helps}
     # Options after the script are the script's own.
-    assert unknown <= {"--steps", "--epochs"}, unknown
+    assert unknown <= {"--steps", "--epochs", "--lr"}, unknown
