@@ -15,9 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.shaped_hosts import ShapedHosts, unsupported_reason
-from dike.profile import Api
+from dike.profile import Api, ModelProfile
 from dike.task import VARIABLE, Role, TaskSpec
+from solver import Cluster, NodeClass
+from solver.allreduce import GangModel
+from solver.hardware import known_hardware
+from solver.resources import WorkerShape
+from solver.scenario import Scenario
+from solver.units import BYTES_PER_S_PER_GBPS
 
 TITLE = "Synchronous training on several hosts"
 SCRIPT = Path(__file__).with_name("sync_task.py")
@@ -27,7 +35,7 @@ HOSTS = (1, 2, 3, 4)
 PORT = 4000
 TIMEOUT_S = 300.0
 DEATH_STEPS = 8
-BYTES_PER_GBIT = 1e9 / 8
+BATCH = 24
 
 
 @dataclass(frozen=True)
@@ -53,10 +61,11 @@ def measure() -> Iterator[str]:
     yield "compute a part each. *Bound*: the slowest compute, and 2 (n - 1) / n of the model's bytes over the link."
     yield f"*Step*: median of {STEPS - WARM_UP} steps. *ps*: n workers and one parameter server, asynchronous, each"
     yield "with whole batches. *Loss*: its relative difference from that of one process. Speeds are relative to one"
-    yield "process."
+    yield "process. *Predicted*: by the planner, with the CPUs that each host has of this machine's."
     yield ""
-    yield "| Gb/s | workers | step, s | bound, s | step / bound | speed, `allreduce` | speed, `ps` | loss as `one` |"
-    yield "|---|---|---|---|---|---|---|---|"
+    names = ("Gb/s", "workers", "step, s", "predicted, s", "bound, s", "step / bound", "speed", "speed of `ps`", "loss")
+    yield f"| {' | '.join(names)} |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for rate in RATES_GBPS:
         yield from _rows(rate)
     yield ""
@@ -72,14 +81,36 @@ def _rows(rate_gbps: float) -> Iterator[str]:
             seconds, loss = _step_s(steps), steps[-1][1]
             if count == 1:
                 one_s, one_loss = seconds, loss
-            bound_s = COMPUTE_S / count + 2 * (count - 1) / count * PARAMETER_MB * 1e6 / (rate_gbps * BYTES_PER_GBIT)
+            bound_s = COMPUTE_S / count + 2 * (count - 1) / count * PARAMETER_MB * 1e6 / (
+                rate_gbps * BYTES_PER_S_PER_GBPS
+            )
             ps = ""
             if count > 1:
                 with _running(hosts, Job(count, ps=1)) as processes:
                     ps = f"{one_s / _step_s(_steps(processes[0], STEPS)):.2f}"
             apart = abs(loss - one_loss) / one_loss
-            cells = (f"{rate_gbps:g}", count, f"{seconds:.3f}", f"{bound_s:.3f}", f"{seconds / bound_s:.2f}")
+            predicted_s = _predicted_s(count, rate_gbps)
+            cells = (
+                f"{rate_gbps:g}",
+                count,
+                f"{seconds:.3f}",
+                f"{predicted_s:.3f}",
+                f"{bound_s:.3f}",
+                f"{seconds / bound_s:.2f}",
+            )
             yield f"| {' | '.join(map(str, (*cells, f'{one_s / seconds:.2f}', ps, f'{apart:.0e}')))} |"
+
+
+def _predicted_s(workers: int, rate_gbps: float) -> float:
+    """The planner's prediction, with the emulated accelerator's compute."""
+    size = int(PARAMETER_MB * 1e6)
+    profile = ModelProfile("sync", Api.KERAS, size // 4, size, (), 1.0, 3.0, 1.0, BATCH, why_not_split="")
+    cpus = (os.cpu_count() or 1) / workers
+    host = NodeClass(name="host", cpus=cpus, mem_bytes=4 << 30, count=workers, network_gbps=rate_gbps)
+    scenario = Scenario.of(profile, Cluster((host,)), known_hardware())
+    gang = GangModel(scenario.model(WorkerShape(0, cpus)))
+    network_s = gang.network_s(np.array(workers), rate_gbps * BYTES_PER_S_PER_GBPS)
+    return COMPUTE_S / workers + gang.latency_s + float(network_s)
 
 
 def _death() -> Iterator[str]:
@@ -124,7 +155,7 @@ def _running(
                 checkpoint_dir=f"{folder}/checkpoints",
                 checkpoint_interval_s=interval_s,
                 attempt=attempt,
-                batch_size=24,
+                batch_size=BATCH,
             )
             environment = {
                 **os.environ,
