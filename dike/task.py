@@ -25,8 +25,13 @@ class Role(enum.StrEnum):
     """Runs the user's script and hands steps to the workers (Keras and coordinator jobs only)."""
 
 
-def is_chief(api: Api, role: str, index: int) -> bool:
-    """Whether the process of this role and index initialises variables, writes checkpoints and reports for the job."""
+def is_chief(api: Api, role: str, index: int, *, is_plain: bool) -> bool:
+    """Whether the process of this role and index initialises variables, writes checkpoints and reports for the job.
+
+    `is_plain`: whether the job has no parameter servers.
+    """
+    if is_plain:
+        return index == 0
     return role == Role.CHIEF if api.has_separate_chief else role == Role.WORKER and index == 0
 
 
@@ -84,7 +89,7 @@ class TaskSpec:
 
     @property
     def is_chief(self) -> bool:
-        return self.index == 0 if self.is_plain else is_chief(self.api, self.role, self.index)
+        return is_chief(self.api, self.role, self.index, is_plain=self.is_plain)
 
     @property
     def worker_count(self) -> int:

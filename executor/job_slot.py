@@ -34,7 +34,7 @@ from executor.zygote_slot import (
 logger = logging.getLogger(__name__)
 
 PEER_LOST = "another worker of the job has ended, or cannot be reached"
-PEER_LOST_TIMEOUT_S = 120.0
+PEER_LOST_TIMEOUT_S = 600.0
 """Maximum time for the framework to stop a task whose process ended because of another one."""
 STATUS_INTERVAL_S = 1.0
 """Interval at which an unchanged status is resent: messages may get lost."""

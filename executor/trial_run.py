@@ -496,7 +496,9 @@ class SlotRun:
             work is not None and work.ended_at_s is None for work in (self._folder_task, self._save_task)
         )
         if not is_workspace_in_use and (self._outputs is None or not self._outputs.left_behind):
-            shutil.rmtree(self._workspace, ignore_errors=True)
+            # The other processes of a trial have copies (`dike.trial.launch`).
+            for folder in (self._workspace, *self._workspace.parent.glob(f"{self._workspace.name}-process-*")):
+                shutil.rmtree(folder, ignore_errors=True)
             if self._mirror is not None and not self._is_push_missing:
                 self._mirror.remove()
 

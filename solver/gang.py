@@ -107,10 +107,7 @@ class _Pool:
         return self.take(workers) if self.capacities().sum() >= workers else None
 
     def take(self, workers: int) -> dict[str, int]:
-        """Workers on the fewest machines, the largest first; sorted by rack and kind, so that a ring crosses few links.
-
-        The last machine is the smallest that holds the rest.
-        """
+        """Workers on the fewest machines, the largest first; sorted by rack, so that a ring crosses few links."""
         by_room = sorted(zip(self.rooms, self.kinds, strict=True), key=lambda pair: -pair[0])
         taken: list[tuple[NodeKind, str, int]] = []
         left = workers

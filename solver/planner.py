@@ -14,6 +14,7 @@ from solver.baselines.incumbents import incumbents
 from solver.evaluation import evaluate, planned_tasks
 from solver.gang import SIMPLE_TIE_SHARE
 from solver.hardware import Hardware
+from solver.milp import SolverError
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, default_rules, prune, raw_space
 from solver.plan import Alternative, Option, OptionCounts, Plan
@@ -148,7 +149,7 @@ def _compared(request: PlanRequest, plan: Plan) -> Plan:
         several = dataclasses.replace(
             request, strategies=frozenset({PS}), shown=frozenset(), time_limit_s=limit_s, notes=()
         )
-        with contextlib.suppress(InfeasibleError):
+        with contextlib.suppress(InfeasibleError, SolverError):  # it is only shown
             results[PS] = strategy_result(_planned(several, None))
     if PS in results and request.strategy == "auto" and PS not in request.strategies:
         gain = results[PS].samples_per_s / plan.samples_per_s

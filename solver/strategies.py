@@ -24,6 +24,8 @@ def why_not(profile: ModelProfile, strategy: str) -> str:
         return ""
     if profile.api is Api.GRAPH:
         return "TensorFlow 1 sessions share gradients on parameter servers only"
+    if profile.api is Api.TF_KERAS:
+        return "tf_keras cannot share a batch among tasks"
     return profile.why_not_split
 
 
@@ -144,7 +146,7 @@ def _why_not_several(profile: ModelProfile, min_workers: int, *, plain: bool | N
         )
     if profile.why_alone:
         return f"This script can only be one plain task. {profile.why_alone}"
-    why = profile.why_not_split if profile.api is Api.KERAS else "tf_keras cannot share a batch among tasks"
+    why = why_not(profile, ALLREDUCE)
     ps = "" if plain else "; --strategy ps trains with parameter servers, asynchronously"
     return f"{min_workers} workers cannot share the batches of {profile.name}: {why}{ps}."
 

@@ -18,7 +18,7 @@ from dike.roles.rates import watch_coordinators
 from dike.task import Role, TaskSpec
 
 SERVERS_TIMEOUT_S = 600.0
-_POLL_INTERVAL_S = 0.1
+POLL_INTERVAL_S = 0.1
 _CONNECT_TIMEOUT_S = 1.0
 
 
@@ -91,7 +91,7 @@ def wait_for(servers: Iterable[tuple[str, str]]) -> None:
                 raise JobFailedError(
                     f"{name} at {address} did not answer within {SERVERS_TIMEOUT_S:.0f} s; look at that task's log."
                 )
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def is_listening(address: str) -> bool:

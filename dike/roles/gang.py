@@ -5,17 +5,19 @@ A ring all-reduce moves 2 (n-1)/n of a tensor's bytes through each of n links (P
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dike import process
 from dike.process import EXIT_CODE_PEER_LOST, end_process
 from dike.reporting import reporter
-from dike.roles.cluster import call_at_first_use, is_listening, wait_for
+from dike.roles.cluster import POLL_INTERVAL_S, call_at_first_use, is_listening, wait_for
 from dike.task import Role, TaskSpec
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ BUCKET_BYTES = 64 << 20
 """Tensors are sent together, up to this size."""
 PEER_LOST_WAIT_S = 3.0
 """Maximum time to notice that a collective failed because another worker has ended."""
+_SUMMED = frozenset({"bfloat16", "float16", "float32", "float64", "int32", "int64"})
+"""Types that TensorFlow's all-reduce takes; others are sent as int64."""
 _GROUP_KEY = 1
 
 
@@ -92,6 +96,8 @@ class Gang:
         import tensorflow as tf
 
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        kinds = [tensor.dtype for tensor in tensors]
+        tensors = [tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.int64) for tensor in tensors]
         sums: list[Any] = [None] * len(tensors)
         for bucket in _buckets(tensors):
             parts = [tensors[index] for index in bucket]
@@ -100,7 +106,7 @@ class Gang:
             found = tf.split(self._sum_flat(flat), [tf.size(part) for part in parts], num=len(parts))
             for index, shape, part, own in zip(bucket, shapes, found, parts, strict=True):
                 sums[index] = tf.ensure_shape(tf.reshape(part, shape), own.shape)
-        return sums
+        return [tf.cast(each, kind) for each, kind in zip(sums, kinds, strict=True)]
 
     def sum_through(self, tensor: Any, share: Any) -> Any:
         """Like `sum`, of one tensor, with the gradient of a loss that is the mean of the workers' losses.
@@ -147,7 +153,8 @@ class Gang:
 
     def _watch(self, index: int, address: str) -> None:
         """Ends the process when another worker ends: not all collectives would fail."""
-        wait_for([(f"worker:{index}", address)])
+        while not is_listening(address):  # its process may start late; the framework ends this one if it never does
+            time.sleep(POLL_INTERVAL_S)
         while _stay_connected(address):
             pass
         if not self._is_ending.is_set():
@@ -161,9 +168,15 @@ class Gang:
         """Waits at the end of the script until all workers have got there, so that none of them misses a peer."""
         if not self._is_connected:
             return
-        self.sum([1])
+        import tensorflow as tf
+
+        try:
+            self.sum([1])
+        except tf.errors.OpError as error:
+            self._end(f"another worker has ended before its script has ({type(error).__name__})")
         self._is_ending.set()
-        self.sum([1])
+        with contextlib.suppress(tf.errors.OpError):  # all have got here; another one may have ended since
+            self.sum([1])
 
     def _end(self, why: str) -> NoReturn:
         if process.termination.requested:

@@ -17,7 +17,6 @@ import re
 import shutil
 import socket
 import sys
-import tempfile
 import threading
 import traceback
 import zlib
@@ -76,6 +75,10 @@ def _start_others(trial: TrialRuntime) -> None:
     with contextlib.ExitStack() as reserved:
         servers = [reserved.enter_context(socket.create_server((_LOCALHOST, 0))) for _ in range(size)]
         addresses = [f"{_LOCALHOST}:{server.getsockname()[1]}" for server in servers]
+    own = os.getcwd()
+    folders = [f"{own}-process-{number}" for number in range(size)]
+    for folder in folders[1:]:
+        shutil.copytree(own, folder, symlinks=True)
     others, index = [], 0
     for number in range(1, size):
         pid = os.fork()
@@ -96,10 +99,8 @@ def _start_others(trial: TrialRuntime) -> None:
         return
     process.die_with_parent(first)
     trial.follow()
-    folder = tempfile.mkdtemp(prefix=f"process-{index}-", dir=os.path.dirname(os.getcwd()))
-    shutil.copytree(os.getcwd(), folder, symlinks=True, dirs_exist_ok=True)
-    os.chdir(folder)
-    os.environ["DIKE_OUTPUT_DIR"] = folder
+    os.chdir(folders[index])
+    os.environ["DIKE_OUTPUT_DIR"] = folders[index]
     # What they print counts from the first process only; errors are shown.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -108,7 +109,7 @@ def _end_with(trial: TrialRuntime, number: int, pid: int) -> None:
     """Fails the trial when another of its processes fails."""
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code:
+    if code and not trial.has_ended:
         trial.failed(f"process {number} of {trial.spec.processes} ended with exit code {code}")
         trial.leave(1)
 
@@ -144,6 +145,7 @@ def _run_to_end(trial: TrialRuntime, body: Callable[[], object], arguments: Sequ
             if code:
                 return _explain_exit(trial, request, code, arguments)
         process.end_if_forked(pid, 0)
+        trial.has_ended = True
         join_threads()
         trial.check_reported()
         trial.end()

@@ -101,6 +101,7 @@ class TrialRuntime:
         save_best: stores the model when the script has reported its best value; None if it cannot be stored.
         standing: the objective to date.
         is_chief: whether it reports and writes; of several processes of a trial or a job, only the first does.
+        has_ended: whether the script has ended, or the process is about to.
         gang: the workers that share each batch; None for one process.
         smooths_losses: whether losses are for display only, so that an epoch's first batches should be smoothed.
     """
@@ -114,6 +115,7 @@ class TrialRuntime:
         self.save_best: Callable[[], object] | None = None
         self.standing = Standing()
         self.is_chief = True
+        self.has_ended = False
         self.gang: Gang | None = None
         self._clock = clock
         self._lock = threading.RLock()
@@ -473,6 +475,7 @@ class TrialRuntime:
 
     def leave(self, code: int) -> NoReturn:
         """Sends pending reports, flushes output and ends the process."""
+        self.has_ended = True
         self.flush_progress()
         self._reporter.close()
         end_process(code)

@@ -285,13 +285,16 @@ def _load_profile(
     arguments: Sequence[str] = (),
     is_module: bool = False,
     again: bool = False,
+    strategy: str = "auto",
 ) -> ModelProfile:
     # Imported late: only `dike plan` needs it.
     from framework.project.profiling import load_profile
     from solver.cli.output import console, say
 
     notify = functools.partial(say, console(stderr=True))
-    return load_profile(model, arguments, batch_size, is_module=is_module, refresh=again, notify=notify)
+    return load_profile(
+        model, arguments, batch_size, is_module=is_module, refresh=again, strategy=strategy, notify=notify
+    )
 
 
 def _log_to_file_only() -> None:

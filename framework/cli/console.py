@@ -162,7 +162,7 @@ class PlainObserver(JobObserver):
 
     def _is_chief(self, task: JobTask) -> bool:
         planned = task.planned
-        return planned.index == 0 if planned.is_plain else is_chief(self._profile.api, planned.role, planned.index)
+        return is_chief(self._profile.api, planned.role, planned.index, is_plain=planned.is_plain)
 
 
 class LiveObserver(PlainObserver):

@@ -66,6 +66,7 @@ def load_profile(
     *,
     is_module: bool = False,
     refresh: bool = False,
+    strategy: str = "auto",
     notify: Callable[[str], None] = _ignore,
 ) -> ModelProfile:
     """Returns the profile of `model`, cached or read in this environment: a script runs in the working folder with its
@@ -78,6 +79,7 @@ def load_profile(
         timeout_s: maximum time until the script's training begins; None for no limit.
         is_module: whether `model` is the name of a module, as for `python -m`.
         refresh: whether to read it even if one is cached.
+        strategy: see `profile_unread`.
         notify: receives one line if a script's cached profile is used.
 
     Raises:
@@ -97,7 +99,7 @@ def load_profile(
         _check_readable(model)
     entry = find_entry_point(model, is_module=is_module)
     with contextlib.suppress(BadInputError):  # not Python: running it reports where
-        if (unread := profile_unread(entry, batch_size)) is not None:
+        if (unread := profile_unread(entry, batch_size, strategy)) is not None:
             return unread
     environment = _environment({**os.environ, **entry.environment})
     script = str(entry.script) if is_module else model

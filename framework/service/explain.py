@@ -6,9 +6,11 @@ Nothing here waits for the loop or for Mesos, so any thread may call it.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Sequence
 
+from dike.exceptions import InfeasibleError
 from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import describe, subtract, total
 from framework.scheduler.constraints import HOSTNAME, Constraints, parse_constraints
@@ -58,13 +60,22 @@ def reason_never_fits(request: TrainingRequest | SearchJobRequest, snapshot: Sna
     return "" if found is None else found[1]
 
 
+def _needs_of(sizing: Sizing | None, admitted: Sequence[AgentFacts]) -> tuple[TaskNeed, ...]:
+    """What a job needs; empty if it can never fit, which its verdict says."""
+    if sizing is None:
+        return ()
+    with contextlib.suppress(InfeasibleError):
+        return sizing.needs(_empty_nodes(sizing, admitted))
+    return ()
+
+
 class _Case:
     def __init__(self, job: JobFacts, snapshot: Snapshot) -> None:
         self._job = job
         self._snapshot = snapshot
         self._agents = snapshot.agents or ()
         self._runs = False
-        self._needs = () if job.sizing is None else job.sizing.needs(_empty_nodes(job.sizing, self._admitted))
+        self._needs = _needs_of(job.sizing, self._admitted)
         self._unplaced, self._remaining = self._pack()
 
     def explanation(self) -> Explanation:

@@ -525,10 +525,11 @@ class TrainingJob:
                 f"several workers cannot share the batches of {spec.script}: {why}; --strategy one trains it in one "
                 "task, --strategy ps with parameter servers, asynchronously"
             )
-        if found is None and not self._state.may_fail(max(1, spec.max_restarts)):
+        is_report_lost = found is None or not found.why_not_split
+        if is_report_lost and not self._state.may_fail(max(1, spec.max_restarts)):
             return f"{task.failure}{task.output_location}"
-        if found is None:
-            self._state.count_failure()  # its report was lost
+        if is_report_lost:
+            self._state.count_failure()
         self._observer.notify(f"several workers cannot share the batches of {spec.script}: {why}; planning again")
         return ""
 
@@ -594,7 +595,7 @@ class TrainingJob:
         if self._state.will_restart:
             self._run.clear()
             found = self.result.profile
-            if found is not None:
+            if found is not None and found != self._state.profile:
                 self._state.profile, self._run.plan = found, None
             if self._spec.elastic is None and self.result.checkpoint_step is not None and self._run.plan is not None:
                 # Checkpoints of one kind cannot be restored by the other.

@@ -11,6 +11,7 @@ from typing import Any
 
 from dike.checkpoints import fingerprint
 from dike.process import SAVE_TIMEOUT_S, SAVE_TIMEOUT_VARIABLE
+from dike.profile import Api
 from dike.task import Role, TaskSpec
 from executor.messages import LaunchOrder
 from framework.mesos.offers import AgentOffer
@@ -18,6 +19,7 @@ from framework.mesos.resources import Resource, ResourcePool
 from framework.mesos.tasks import executor_info, take_devices, take_resources
 from framework.training.spec import JobSpec, JobTask
 from solver import Plan, PlannedTask
+from solver.strategies import ALLREDUCE
 
 Executors = Mapping[str, Mapping[str, Any]]
 """Id -> Mesos' ExecutorInfo."""
@@ -164,6 +166,7 @@ def launch_operation(
 def task_spec(
     spec: JobSpec, plan: Plan, planned: PlannedTask, cluster: Mapping[str, Sequence[str]], attempt: int
 ) -> TaskSpec:
+    is_loop = spec.profile.api is Api.LOOP
     return TaskSpec(
         job_id=spec.checkpoint_owner or spec.job_id,
         role=Role(planned.role),
@@ -179,7 +182,7 @@ def task_spec(
         cached_batch_size=spec.profile.batch_size if spec.profile_is_kept else None,
         replicas=spec.replicas,
         gpus=planned.gpus,
-        distributes_itself=bool(spec.profile.own_distribution),
+        distributes_itself=bool(spec.profile.own_distribution) or (plan.strategy == ALLREDUCE and is_loop),
     )
 
 

@@ -437,7 +437,8 @@ class TrainingSizing:
         # Only the planner checks whether a model fits a GPU's memory.
         if not any(need.gpus for need in needs) and (holders := first_fit(needs, nodes)):
             return FitResult(holders)
-        request = dataclasses.replace(plan_request(self._spec, nodes), time_limit_s=FIT_TIME_LIMIT_S)
+        request = plan_request(self._spec, nodes)
+        request = dataclasses.replace(request, time_limit_s=FIT_TIME_LIMIT_S, shown=frozenset())
         return FitResult(frozenset(task.node for task in make_plan(request).tasks))
 
 

@@ -87,9 +87,7 @@ class JobSpec(TrainingOptions):
 
     def is_chief(self, planned: PlannedTask) -> bool:
         """Whether this task's output and progress are the job's."""
-        if planned.is_plain:
-            return planned.index == 0
-        return is_chief(self.profile.api, planned.role, planned.index)
+        return is_chief(self.profile.api, planned.role, planned.index, is_plain=planned.is_plain)
 
     def streams(self, planned: PlannedTask) -> bool:
         """Whether this task's output is sent to the scheduler."""

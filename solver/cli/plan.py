@@ -12,7 +12,7 @@ import typer
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.choices import METHODS, Order
+from solver.choices import METHODS, Order, Strategy
 from solver.cli.option_groups import merged_panels, options_of, panels_of, with_options
 from solver.cli.output import Format
 from solver.cli.planning_options import PLAN_PANELS, network_option, plan_settings, read_network_option
@@ -74,15 +74,17 @@ class LoadProfile(Protocol):
         arguments: Sequence[str] = (),
         is_module: bool = False,
         again: bool = False,
+        strategy: Strategy = "auto",
     ) -> ModelProfile:
         """Loads the profile.
 
         Args:
             model: the model argument.
-            batch_size: samples per worker and step; None for the model's own.
+            batch_size: samples per step; None for the model's own.
             arguments: a script's own arguments.
             is_module: whether the model is named as a module, as for `python -m`.
             again: whether to bypass the profile cache.
+            strategy: the user's; by `allreduce` a script may say that it distributes itself.
         """
 
 
@@ -102,7 +104,9 @@ def plan(
     module: Annotated[bool, module_option("MODEL")] = False,
     refresh_profile: Annotated[bool, refresh_profile_option()] = False,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML). Required.", show_default=False)] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, max=10**9, help="Samples per step; with parameter servers, of each worker.")
+    ] = None,
     settings: PlanSettings,
     workers: WorkerBounds,
     gpus_per_worker: Annotated[
@@ -161,7 +165,14 @@ def plan(
         _refuse(context, chosen, ("method",))
     if model is None:
         raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
-    profile = load_profile(model, batch_size, arguments=arguments or (), is_module=module, again=refresh_profile)
+    profile = load_profile(
+        model,
+        batch_size,
+        arguments=arguments or (),
+        is_module=module,
+        again=refresh_profile,
+        strategy=settings.strategy,
+    )
     request = settings.request(
         profile,
         machines,

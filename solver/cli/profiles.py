@@ -14,7 +14,7 @@ def load_saved_profile(path: str, batch_size: int | None = None) -> ModelProfile
 
     Args:
         path: the file, `.json`.
-        batch_size: samples per worker and step, instead of the saved value.
+        batch_size: samples per step, instead of the saved value.
 
     Raises:
         BadInputError: if it is unreadable or not a profile.
