@@ -518,6 +518,15 @@ SCRIPTS = {
         """
     ),
     "keras_eagerly": keras('model.compile("sgd", loss, run_eagerly=True)\nmodel.fit(x, y)'),
+    "keras_stateful": keras(
+        """
+        model = tf.keras.Sequential([layers.Input(batch_shape=(32, 64)), layers.Reshape((8, 8))])
+        model.add(layers.LSTM(4, stateful=True))
+        model.add(layers.Dense(10))
+        model.compile("sgd", loss)
+        model.fit(x, y, batch_size=32)
+        """
+    ),
     "mirrored": keras(
         """
         with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
@@ -852,10 +861,10 @@ def test_what_no_cluster_does_but_one_process_is_read_and_one_plain_task(capture
 
 @pytest.mark.parametrize(
     ("captured", "can_split"),
-    [("keras_arrays", True), ("keras_dataset", True), ("keras_eagerly", False), ("train_step_with_tape", False)],
+    [("keras_arrays", True), ("keras_dataset", True), ("train_step_with_tape", True), ("keras_stateful", False)],
     indirect=["captured"],
 )
-def test_gpus_may_share_the_batches_where_keras_makes_the_steps(captured: Captured, can_split: bool) -> None:
+def test_several_workers_may_share_the_batches_of_fit(captured: Captured, can_split: bool) -> None:
     assert captured.profile.can_split is can_split
 
 

@@ -219,7 +219,7 @@ def test_what_is_measured_is_planned_with_live_and_offline(tmp_path: Path) -> No
         # A speed that no measurement would give shows that plans use the file.
         measured["links"] = {"across_racks_gbps": 0.001}
         network.write_text(yaml.safe_dump(measured))
-        options = ("--network", "network.yaml", "--format", "json")
+        options = ("--strategy", "ps", "--network", "network.yaml", "--format", "json")
         live = run_dike(
             *("run", *options, "--master", cluster.master, "--profile", "profile.json", "--plan-only", "train.py"),
             cwd=tmp_path,
@@ -233,5 +233,5 @@ def test_what_is_measured_is_planned_with_live_and_offline(tmp_path: Path) -> No
     same = {"solve_time_s": 0.0}
     plans = [dataclasses.replace(Plan.from_json(json.loads(one.stdout)), **same) for one in (live, offline)]
     assert plans[0] == plans[1]
-    unaware = make_plan(PlanSettings().request(profile, read_cluster(tmp_path / "cluster.yaml")))
+    unaware = make_plan(PlanSettings(strategy="ps").request(profile, read_cluster(tmp_path / "cluster.yaml")))
     assert plans[0].samples_per_s < unaware.samples_per_s

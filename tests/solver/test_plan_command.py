@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 import subprocess
 import sys
 from inspect import signature
@@ -186,6 +187,10 @@ def _offers() -> list[AgentOffer]:
     return by_agent(offers)
 
 
+IGNORED = "left out|--strategy ps"
+"""Sentences that need not be the same in plans of the same job."""
+
+
 @pytest.mark.parametrize(
     ("settings", "has_network"),
     [
@@ -230,8 +235,9 @@ def test_what_is_planned_offline_is_what_runs(
     live = plan_for(spec, agents, lambda: [agent.node_class() for agent in agents])
 
     assert max(task.gpus for task in live.tasks) == 1
-    same = {"solve_time_s": 0.0, "why": ()}
+    # A search whose result is only shown may end early on a busy machine.
+    same: dict[str, Any] = {"solve_time_s": 0.0, "why": (), "strategies": ()}
     assert dataclasses.replace(live, **same) == dataclasses.replace(offline, **same)
-    assert [text for text in live.why if "left out" not in text] == [
-        text for text in offline.why if "left out" not in text
+    assert [text for text in live.why if not re.search(IGNORED, text)] == [
+        text for text in offline.why if not re.search(IGNORED, text)
     ]
