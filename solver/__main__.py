@@ -9,6 +9,7 @@ import typer
 
 from dike.exceptions import BadInputError, DikeError
 from dike.profile import ModelProfile
+from solver.choices import Strategy
 from solver.cli.help import with_panels
 from solver.cli.plan import PANELS, plan
 from solver.cli.profiles import load_saved_profile
@@ -33,7 +34,9 @@ def _load_profile(
     arguments: Sequence[str] = (),
     is_module: bool = False,
     again: bool = False,
+    strategy: Strategy = "auto",
 ) -> ModelProfile:
+    del strategy  # says nothing about a saved profile
     if arguments or is_module or again:
         raise BadInputError("python -m solver runs no script; give a saved profile (.json), or use dike plan.")
     return load_saved_profile(model, batch_size)

@@ -98,7 +98,7 @@ def test_what_is_allowed(
         (UNSHARED, {}, {"strategy": "allreduce"}, "cannot train with --strategy allreduce: it has a mask"),
         (UNSHARED, {"min_workers": 2, "plain": True}, {}, r"it has a mask\.$"),
         (TF_KERAS, {"min_workers": 2}, {}, "tf_keras cannot share a batch.*--strategy ps"),
-        (TF_KERAS, {}, {"strategy": "allreduce"}, "its profile does not say"),
+        (TF_KERAS, {}, {"strategy": "allreduce"}, "tf_keras cannot share a batch among tasks"),
         (SHARED, {"min_workers": 2}, {"strategy": "one"}, "--strategy one is a single task, but --min-workers is 2"),
         (SHARED, {"max_workers": 1}, {"strategy": "allreduce"}, "at least 2 workers, but --max-workers is 1"),
         (SHARED, {}, {"strategy": "allreduce", "rules": "paper"}, "--rules is for parameter servers"),
