@@ -78,6 +78,7 @@ def _start_others(trial: TrialRuntime) -> None:
     own = os.getcwd()
     folders = [f"{own}-process-{number}" for number in range(size)]
     for folder in folders[1:]:
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
         shutil.copytree(own, folder, symlinks=True)
     others, index = [], 0
     for number in range(1, size):
