@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 import psutil
+
+from dike.own_distribution import free_ports
 
 TITLE = "What a parameter server's CPUs do"
 WORKERS = 2
@@ -115,7 +116,7 @@ class _Job:
 @contextlib.contextmanager
 def _started(setup: Setup) -> Iterator[_Job]:
     """Starts the processes and waits for every worker's first step."""
-    ports = _free_ports(len(setup.cpus) + WORKERS)
+    ports = free_ports(len(setup.cpus) + WORKERS)
     spec = json.dumps({**asdict(setup), "ports": ports})
     servers = tuple(_start(cpus, "ps", index, spec) for index, cpus in enumerate(setup.cpus))
     workers = tuple(_start("1", "worker", index, spec) for index in range(WORKERS))
@@ -127,14 +128,6 @@ def _started(setup: Setup) -> Iterator[_Job]:
         for process in (*servers, *workers):
             process.kill()
             process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _start(cpus: str, role: str, index: int, spec: str) -> subprocess.Popen[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from dike.own_distribution import free_ports
 
 TITLE = "All-reduce by TensorFlow's ring"
 WORLDS = (2, 3)
@@ -75,7 +76,7 @@ def measure() -> Iterator[str]:
 
 def _run(world: int) -> dict[str, Measured]:
     """Starts the workers, and returns the slowest one's seconds with the mean CPU time of all."""
-    ports = json.dumps(_free_ports(world))
+    ports = json.dumps(free_ports(world))
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.ring", str(rank), ports],
@@ -95,14 +96,6 @@ def _run(world: int) -> dict[str, Measured]:
         name: Measured(max(reply[name][0] for reply in replies), statistics.fmean(reply[name][1] for reply in replies))
         for name in replies[0]
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def main() -> None:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
 from dike.interception import after_import
+
+LOCALHOST = "127.0.0.1"
+COLLECTIVE_STRATEGY = "MultiWorkerMirroredStrategy"
+"""TensorFlow's strategy of equal workers."""
 
 
 def install(addresses: Sequence[str], index: int, *, has_gpu: bool) -> None:
     """Sets what the libraries read in process `index` of those at `addresses` (`host:port`), before the script runs."""
     os.environ.update(variables(addresses, index, has_gpu=has_gpu))
     after_import("jax.distributed", functools.partial(_complete_arguments, len(addresses), index))
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of loopback that no process uses now."""
+    with contextlib.ExitStack() as reserved:
+        servers = [reserved.enter_context(socket.create_server((LOCALHOST, 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
 
 
 def variables(addresses: Sequence[str], index: int, *, has_gpu: bool) -> dict[str, str]:

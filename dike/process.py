@@ -23,7 +23,7 @@ EXIT_CODE_OTHER_MODEL = 77
 EXIT_CODE_OTHER_LAYOUT = 78
 """The task has parameter servers and the checkpoint folder is of a job without them, or vice versa."""
 EXIT_CODE_PEER_LOST = 79
-"""Another worker of a synchronous job has ended, so that this one could not go on (`dike.roles.gang`)."""
+"""Another worker of a synchronous job has ended, so this one cannot continue (`dike.roles.gang`)."""
 EXIT_CODE_CANNOT_SPLIT = 80
 """Several workers cannot share the batches of the model; the reason has been reported (`dike.keras3.synchronous`)."""
 OWN_EXIT_CODES = (

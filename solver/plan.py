@@ -127,7 +127,7 @@ class Plan:
         method: the planning method: `dike`, or one of the baselines.
         byte_imbalance: bytes of variables on the fullest ps over the mean.
         request_imbalance: variables on the ps with most of them over the mean.
-        strategies: the best plan of each strategy that the script could use, as far as they were planned.
+        strategies: the best plan of each strategy that the script could use and that was planned.
     """
 
     profile: ModelProfile

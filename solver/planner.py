@@ -29,10 +29,9 @@ from solver.search.relaxation import RelaxedPlan, RelaxedSpace
 from solver.shards import useful_ps_count
 from solver.shortage import shortage, smallest_tasks
 from solver.strategies import ALLREDUCE, ONE, PS
-from solver.without_ps import find_without_ps, no_room_without_ps, plan_without_ps, strategy_result
+from solver.without_ps import GAP_TOLERANCE, find_without_ps, no_room_without_ps, plan_without_ps, strategy_result
 
 DEFAULT_TIME_LIMIT_S = 60.0
-GAP_TOLERANCE = 1e-6
 UNRESTRICTED_FIRST_KINDS = 500
 """Number of kinds above which the unrestricted search comes first: if that is much faster than the rules allow, the
 search inside the rules is skipped."""

@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dike.capture.sink import TF_CONFIG, Sink
+from dike.own_distribution import COLLECTIVE_STRATEGY
 from dike.profiling.coordinator_profile import StepTrace, coordinator_profile, tensorflow_variable
 
-COLLECTIVE_STRATEGY = "MultiWorkerMirroredStrategy"
 _state: dict[str, Any] = {
     "collective": False,
     "strategy": None,

@@ -139,7 +139,8 @@ class _Part:
             return structure
         flat = tf.nest.flatten(structure)
         places = [place for place, each in enumerate(flat) if self._is_of_samples(each)]
-        padded = [self._padded(tf.convert_to_tensor(flat[place])[: self.length]) for place in places]
+        tensors = [tf.convert_to_tensor(flat[place])[: self.length] for place in places]
+        padded = [_padded(tensor, self.whole, self.start) for tensor in tensors]
         for place, whole in zip(places, self.sum(padded), strict=True):
             flat[place] = whole
         return tf.nest.pack_sequence_as(structure, flat)
@@ -149,10 +150,6 @@ class _Part:
             return False
         length = value.shape[0]
         return length is None or (tf.executing_eagerly() and length == int(self.end - self.start))
-
-    def _padded(self, tensor: Any) -> Any:
-        after = self.whole - self.start - tf.shape(tensor)[0]
-        return tf.pad(tensor, [[self.start, after], *[[0, 0]] * (tensor.shape.rank - 1)])
 
     def scaled(self, length: Any) -> tuple[Any, Any] | None:
         """Number of rows in the whole batch, and before this part, of a tensor with `length` rows for this part.
@@ -530,8 +527,7 @@ def _moments(own: Callable[..., Any]) -> Callable[..., Any]:
         axes = layer._reduction_axes
         mean, variance = tf.nn.moments(tf.cast(inputs, kind), axes)
         # The parts' means and variances, combined without cancellation (Chan, Golub, LeVeque 1979).
-        own_rows = tf.one_hot(part.gang.rank, part.gang.size, dtype=kind)[:, tf.newaxis, tf.newaxis]
-        rows = part.gang.sum_through(own_rows * tf.stack([mean, variance]), part.share)
+        rows = part.gang.sum_through(part.gang.row(tf.stack([mean, variance])), part.share)
         shares = tf.cast(part.shares, kind)[:, tf.newaxis]
         whole_mean = tf.reduce_sum(shares * rows[:, 0], axis=0)
         whole = tf.reduce_sum(shares * (rows[:, 1] + tf.square(rows[:, 0] - whole_mean)), axis=0)
@@ -548,15 +544,18 @@ def _dropout(own: Callable[..., Any]) -> Callable[..., Any]:
         rows = None if part is None else part.scaled(tf.shape(inputs)[0] if length is None else length)
         if rows is None:
             return own(inputs, rate, noise_shape, seed)
-        count = tf.shape(inputs)[0]
-        after = rows[0] - rows[1] - count
         if noise_shape is not None and not (isinstance(noise_shape[0], int) and noise_shape[0] == 1):
             noise_shape = (None, *noise_shape[1:])
-        padded = tf.pad(inputs, [[rows[1], after], *[[0, 0]] * (inputs.shape.rank - 1)])
-        dropped = own(padded, rate, noise_shape, seed)[rows[1] : rows[1] + count]
+        dropped = own(_padded(inputs, *rows), rate, noise_shape, seed)[rows[1] : rows[1] + tf.shape(inputs)[0]]
         return tf.ensure_shape(dropped, inputs.shape)
 
     return dropout
+
+
+def _padded(tensor: Any, count: Any, before: Any) -> Any:
+    """The tensor with rows of zeros `before` it, and after it up to `count` rows."""
+    after = count - before - tf.shape(tensor)[0]
+    return tf.pad(tensor, [[before, after], *[[0, 0]] * (tensor.shape.rank - 1)])
 
 
 def _drawn(own: Callable[..., Any]) -> Callable[..., Any]:

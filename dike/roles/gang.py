@@ -57,7 +57,7 @@ class Gang:
         from tensorflow.python.eager import context
         from tensorflow.python.training import server_lib
 
-        # The runtime of the first worker waits for nobody, but all others need it.
+        # The first worker's runtime starts alone; that of the others needs it.
         wait_for([(f"worker:{index}", address) for index, address in enumerate(self._addresses[: self.rank])])
         self._is_connected = True
         own = context.context()
@@ -128,14 +128,15 @@ class Gang:
         return summed(tensor)
 
     def rows(self, row: Any) -> Any:
-        """Returns the rows of all workers, by rank: (k,) -> (size, k)."""
+        """Returns the rows of all workers, by rank: (...) -> (size, ...)."""
         return self.sum([self.row(row)])[0]
 
     def row(self, row: Any) -> Any:
         """Returns the summand of this worker from which `sum` makes the rows of all."""
         import tensorflow as tf
 
-        return tf.one_hot(self.rank, self.size, dtype=row.dtype)[:, tf.newaxis] * row
+        own = tf.one_hot(self.rank, self.size, dtype=row.dtype)
+        return tf.reshape(own, [self.size, *[1] * row.shape.rank]) * row
 
     def _sum_flat(self, tensor: Any) -> Any:
         import tensorflow as tf

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import contextlib
 import faulthandler
 import functools
 import importlib
 import os
 import re
 import shutil
-import socket
 import sys
 import threading
 import traceback
@@ -43,7 +41,6 @@ COMPANIONS = {**INTERCEPTIONS, "torch": "torch._dynamo"}
 """Library -> module that its trials also import: Dike's interception; for PyTorch, what the first optimizer imports."""
 
 _EXIT_INTERRUPTED = 130
-_LOCALHOST = "127.0.0.1"
 
 
 def run(argv: Sequence[str]) -> NoReturn:
@@ -72,9 +69,7 @@ def _start_others(trial: TrialRuntime) -> None:
     Each has its own GPU, if there are as many, and a copy of the working folder. They end with the first process.
     """
     first, size = os.getpid(), trial.spec.processes
-    with contextlib.ExitStack() as reserved:
-        servers = [reserved.enter_context(socket.create_server((_LOCALHOST, 0))) for _ in range(size)]
-        addresses = [f"{_LOCALHOST}:{server.getsockname()[1]}" for server in servers]
+    addresses = [f"{own_distribution.LOCALHOST}:{port}" for port in own_distribution.free_ports(size)]
     own = os.getcwd()
     folders = [f"{own}-process-{number}" for number in range(size)]
     for folder in folders[1:]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dike.exceptions import BadInputError
+from dike.own_distribution import COLLECTIVE_STRATEGY
 from dike.trial.pickled import names_in_function
 from dike.trial.spec import Value
 from framework.project.entry_point import EntryPoint
@@ -32,7 +33,6 @@ _DISTRIBUTED_TRAINING = {
     "jax.distributed": frozenset({"jax.distributed"}),
 }
 """Library -> names by which a script is recognized that distributes itself with it."""
-_COLLECTIVE_STRATEGY = "MultiWorkerMirroredStrategy"
 _DIKE_NAMES = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
 """Names of `dike` that are not TensorFlow's."""
 _LATE_SETTING = r"TF_CONFIG|TF_CPP_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TF_GPU_ALLOCATOR|TF_NUM_\w+|TF_DATA_\w+"
@@ -92,7 +92,7 @@ def script_facts(
     flags = script_flags(entry).flags(entry.path, choices, style) if choices else {}
     reads_params = any("params" in _names_used_of_dike(tree) for tree in trees)
     validates = any(_is_fit_with_validation(node) for tree in trees for node in ast.walk(tree))
-    distributes_itself = bool(_distribution_of(trees) or _names_in(trees) & {_COLLECTIVE_STRATEGY})
+    distributes_itself = bool(_distribution_of(trees) or _names_in(trees) & {COLLECTIVE_STRATEGY})
     return ScriptFacts(flags, tuple(preload), reads_params, validates, distributes_itself)
 
 
