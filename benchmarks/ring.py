@@ -1,4 +1,4 @@
-"""Measures all-reduces by TensorFlow's ring over gRPC: seconds, CPU seconds, and what they add to a small step."""
+"""Measures all-reduces by Dike's ring over TCP and by TensorFlow's over gRPC, and what they add to a small step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dike.own_distribution import free_ports
+from dike.own_distribution import LOCALHOST, free_ports
+from dike.profile import Api
+from dike.roles.gang import Gang
+from dike.task import Role, TaskSpec
 
-TITLE = "All-reduce by TensorFlow's ring"
+TITLE = "All-reduce over rings"
+DIKE, TENSORFLOW = "dike", "tensorflow"
 WORLDS = (2, 3)
 MEGABYTES = (0, 1, 10, 100)
 ROUNDS = 5
@@ -45,26 +49,27 @@ class Measured:
 
 def measure() -> Iterator[str]:
     yield "The workers are processes of one machine, connected over loopback. A flat tensor of float32 is summed by"
-    yield f"`all_reduce_v2` with the hint `ring`. Median of {ROUNDS} rounds. A worker of n sends 2 (n - 1) / n of the"
-    yield "tensor and receives as much. *CPU*: of one worker. *MB sent / CPU s*: what a worker sends for each second of"
-    yield "its CPU time, in which it also receives and adds. 0 MB is a single number. *Chain*: one sum of"
-    yield f"{CHAIN_LENGTH} of a single number, which follow each other in one graph, without Python in between."
-    yield f"*Step*: a graph that flattens {STEP_VARIABLES} gradients of {STEP_ELEMENTS} numbers, sums them and the"
-    yield "metrics, and splits the sum."
+    yield "`dike.roles.gang`, and by TensorFlow's `all_reduce_v2` with the hint `ring`, over gRPC."
+    yield f"Median of {ROUNDS} rounds. A worker of n sends 2 (n - 1) / n of the tensor and receives as much. *CPU*:"
+    yield "of one worker. *MB sent / CPU s*: what a worker sends for each second of its CPU time, in which it also"
+    yield f"receives and adds. 0 MB is a single number. *Chain*: one sum of {CHAIN_LENGTH} of a single number, which"
+    yield f"follow each other in one graph. *Step*: a graph that flattens {STEP_VARIABLES} gradients of"
+    yield f"{STEP_ELEMENTS} numbers, sums them and the metrics, and splits the sum. *TensorFlow's*: seconds and CPU"
+    yield "seconds of TensorFlow's ring, relative to Dike's."
     yield ""
-    yield "| workers | MB | ms | CPU, ms | CPU share | MB sent / s | MB sent / CPU s |"
-    yield "|---|---|---|---|---|---|---|"
-    found = {world: _run(world) for world in WORLDS}
+    yield "| workers | MB | ms | CPU, ms | MB sent / s | MB sent / CPU s | TensorFlow's | TensorFlow's CPU |"
+    yield "|---|---|---|---|---|---|---|---|"
+    found = {(world, kind): _run(world, kind) for world in WORLDS for kind in (DIKE, TENSORFLOW)}
     for world, name in itertools.product(WORLDS, (*map(str, MEGABYTES), CHAIN, STEP)):
-        one = found[world][name]
+        one, other = found[world, DIKE][name], found[world, TENSORFLOW][name]
         sent = 0.0 if name in (CHAIN, STEP) else 2 * (world - 1) / world * int(name)
         rates = (f"{sent / one.seconds:.0f}", f"{sent / one.cpu_s:.0f}") if sent else ("", "")
-        share = f"{one.cpu_s / one.seconds:.0%}"
-        cells = (world, name, f"{one.seconds * 1e3:.2f}", f"{one.cpu_s * 1e3:.2f}", share, *rates)
+        ratios = (f"{other.seconds / one.seconds:.1f}", f"{other.cpu_s / one.cpu_s:.1f}")
+        cells = (world, name, f"{one.seconds * 1e3:.2f}", f"{one.cpu_s * 1e3:.2f}", *rates, *ratios)
         yield f"| {' | '.join(map(str, cells))} |"
     yield ""
     for world in WORLDS:
-        hops, empty, step = 2 * (world - 1), found[world][CHAIN], found[world][STEP]
+        hops, empty, step = 2 * (world - 1), found[world, DIKE][CHAIN], found[world, DIKE][STEP]
         yield (
             f"{world} workers: each of the {hops} hops in the chain takes {empty.seconds / hops * 1e3:.2f} ms, "
             f"{empty.cpu_s / hops * 1e3:.2f} ms of CPU; a step takes {(step.seconds - 2 * empty.seconds) * 1e3:.2f} ms "
@@ -74,12 +79,12 @@ def measure() -> Iterator[str]:
     yield "With more workers than cores, processes wait for a core. Hops and seconds include that; CPU times do not."
 
 
-def _run(world: int) -> dict[str, Measured]:
+def _run(world: int, kind: str) -> dict[str, Measured]:
     """Starts the workers, and returns the slowest one's seconds with the mean CPU time of all."""
     ports = json.dumps(free_ports(world))
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.ring", str(rank), ports],
+            [sys.executable, "-m", "benchmarks.ring", kind, str(rank), ports],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -99,19 +104,13 @@ def _run(world: int) -> dict[str, Measured]:
 
 
 def main() -> None:
-    """A worker: `python -m benchmarks.ring RANK PORTS`."""
-    rank, ports = int(sys.argv[1]), json.loads(sys.argv[2])
+    """A worker: `python -m benchmarks.ring dike|tensorflow RANK PORTS`."""
+    kind, rank, ports = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
+    addresses = [f"{LOCALHOST}:{port}" for port in ports]
     import tensorflow as tf
 
-    communication = tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation.RING
-    )
-    # Made for its side effect: it starts the server and the collective runtime.
-    tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
-    all_reduce = _all_reduce(tf, rank, len(ports))
+    all_reduce = (_dikes if kind == DIKE else _tensorflows)(tf, rank, addresses)
     found = {}
     for megabytes in MEGABYTES:
         tensor = tf.ones([max(1, megabytes * MB // FLOAT_BYTES)])
@@ -119,12 +118,24 @@ def main() -> None:
     seconds, cpu_s = _timed(_chain(tf, all_reduce), all_reduce, tf)
     found[CHAIN] = (seconds / CHAIN_LENGTH, cpu_s / CHAIN_LENGTH)
     found[STEP] = _timed(_step(tf, all_reduce), all_reduce, tf)
+    all_reduce(tf.ones([1]))
     print(json.dumps(found), flush=True)
-    # The server has no way to stop.
+    # TensorFlow's server has no way to stop, and no peer's end is to be noticed.
     os._exit(0)
 
 
-def _all_reduce(tf: Any, rank: int, world: int) -> Callable[[Any], Any]:
+def _dikes(tf: Any, rank: int, addresses: Sequence[str]) -> Callable[[Any], Any]:
+    gang = Gang(TaskSpec("ring", Role.WORKER, rank, {Role.WORKER: list(addresses)}, Api.KERAS))
+    return lambda tensor: gang.sum([tensor])[0]
+
+
+def _tensorflows(tf: Any, rank: int, addresses: Sequence[str]) -> Callable[[Any], Any]:
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
+    communication = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    # Made for its side effect: it starts the server and the collective runtime.
+    tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
     from tensorflow.python.ops import collective_ops
 
     keys = itertools.count(100)
@@ -139,7 +150,12 @@ def _all_reduce(tf: Any, rank: int, world: int) -> Callable[[Any], Any]:
     def all_reduce(tensor: Any) -> Any:
         with tf.device(f"/job:worker/replica:0/task:{rank}/device:CPU:0"):
             return collective_ops.all_reduce_v2(
-                tensor, group_size=world, group_key=1, instance_key=key(), communication_hint="ring", timeout=60
+                tensor,
+                group_size=len(addresses),
+                group_key=1,
+                instance_key=key(),
+                communication_hint="ring",
+                timeout=60,
             )
 
     return all_reduce

@@ -34,7 +34,43 @@ PORT = 4000
 TIMEOUT_S = 300.0
 DEATH_STEPS = 8
 BATCH = 24
-
+COLUMNS = (
+    "Gb/s",
+    "workers",
+    "step, s",
+    "predicted, s",
+    "TCP, s",
+    "bound, s",
+    "step / bound",
+    "speed",
+    "speed of `ps`",
+    "loss",
+)
+TRANSFERS = 9
+TRANSFER_PORT = 3900
+TRANSFER = """
+import socket, statistics, sys, threading, time
+own, after, port, size, count = *sys.argv[1:3], *map(int, sys.argv[3:])
+server = socket.create_server((own, port))
+while True:
+    try:
+        output = socket.create_connection((after, port))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.1)
+source, _ = server.accept()
+buffer, data, seconds = bytearray(1 << 20), bytes(size), []
+for _ in range(count):
+    start = time.monotonic()
+    sender = threading.Thread(target=output.sendall, args=(data,))
+    sender.start()
+    left = size
+    while left:
+        left -= source.recv_into(buffer, min(left, len(buffer)))
+    sender.join()
+    seconds.append(time.monotonic() - start)
+print(statistics.median(seconds))
+"""
 
 EPOCHS, SHOWN_EPOCHS = 10, (1, 3, 10)
 DIGITS = f"""
@@ -80,15 +116,17 @@ def measure() -> Iterator[str]:
     if reason := unsupported_reason():
         raise SystemExit(reason)
     yield f"A Keras model of {PARAMETER_MB} MB trains on hosts that are network namespaces of this machine, joined"
-    yield f"by links of 1 and 10 Gb/s. An accelerator is emulated, which computes a batch in {COMPUTE_S} s; n of them"
-    yield "compute a part each. *Bound*: the slowest compute, and 2 (n - 1) / n of the model's bytes over the link."
-    yield f"*Step*: mean of {STEPS - WARM_UP} steps. *ps*: n workers and one parameter server, asynchronous, each"
-    yield "with whole batches. *Loss*: its relative difference from that of one process. Speeds are relative to one"
-    yield "process. *Predicted*: by the planner, with the CPUs that each host has of this machine's."
+    yield f"by links of 1 and 10 Gb/s. An accelerator is emulated, which computes a batch in {COMPUTE_S} s; n of"
+    yield f"them compute a part each. *Step*: mean of {STEPS - WARM_UP} steps. *TCP*: in which each host sends 2 (n"
+    yield "- 1) / n of the model's bytes to the next one and receives as much, by nothing but `send` and `recv`,"
+    yield "all at once. That is more than the links' rates allow, because this machine's cores move every packet."
+    yield "*Bound*: one process's step with the part of its emulated compute, and *TCP*. *ps*: n workers and one"
+    yield "parameter server, asynchronous, each with whole batches. *Loss*: its relative difference from that of"
+    yield "one process. Speeds are relative to one process. *Predicted*: by the planner, with the CPUs that each"
+    yield "host has of this machine's and the links' rates."
     yield ""
-    names = ("Gb/s", "workers", "step, s", "predicted, s", "bound, s", "step / bound", "speed", "speed of `ps`", "loss")
-    yield f"| {' | '.join(names)} |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|{'---|' * len(COLUMNS)}"
     for rate in RATES_GBPS:
         yield from _rows(rate)
     yield ""
@@ -106,13 +144,12 @@ def _rows(rate_gbps: float) -> Iterator[str]:
             seconds, loss = _step_s(steps), steps[-1][1]
             if count == 1:
                 one_s, one_loss = seconds, loss
-            bound_s = COMPUTE_S / count + 2 * (count - 1) / count * PARAMETER_MB * 1e6 / (
-                rate_gbps * BYTES_PER_S_PER_GBPS
-            )
-            ps = ""
+            tcp_s, ps = 0.0, ""
             if count > 1:
+                tcp_s = _tcp_s(hosts, count, round(2 * (count - 1) / count * PARAMETER_MB * 1e6))
                 with _running(hosts, Job(count, ps=1)) as processes:
                     ps = f"{one_s / _step_s(_steps(processes[0], STEPS)):.2f}"
+            bound_s = one_s - COMPUTE_S + COMPUTE_S / count + tcp_s
             apart = abs(loss - one_loss) / one_loss
             predicted_s = _predicted_s(count, rate_gbps)
             cells = (
@@ -120,10 +157,21 @@ def _rows(rate_gbps: float) -> Iterator[str]:
                 count,
                 f"{seconds:.3f}",
                 f"{predicted_s:.3f}",
+                f"{tcp_s:.3f}",
                 f"{bound_s:.3f}",
                 f"{seconds / bound_s:.2f}",
             )
             yield f"| {' | '.join(map(str, (*cells, f'{one_s / seconds:.2f}', ps, f'{apart:.0e}')))} |"
+
+
+def _tcp_s(hosts: ShapedHosts, count: int, size: int) -> float:
+    """Median seconds in which each of the hosts sends `size` bytes to the next one, all at once."""
+    started = []
+    for host in range(count):
+        addresses = (hosts.address(host), hosts.address((host + 1) % count))
+        numbers = map(str, (TRANSFER_PORT, size, TRANSFERS))
+        started.append(hosts.start(host, [sys.executable, "-c", TRANSFER, *addresses, *numbers]))
+    return max(float(process.communicate(timeout=TIMEOUT_S)[0]) for process in started)
 
 
 def _predicted_s(workers: int, rate_gbps: float) -> float:

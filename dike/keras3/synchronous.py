@@ -54,7 +54,6 @@ _working_part: _Part | None = None
 
 def install(gang: Gang) -> None:
     """Makes `fit`, `evaluate` and `train_on_batch` of every Keras model synchronous."""
-    gang.connect_at_first_use()
     own = trainer.TensorFlowTrainer._make_function
 
     @functools.wraps(own)
@@ -298,7 +297,7 @@ class _Steps:
             self._computed(few, part)
         except Exception as error:
             is_of_script = not isinstance(error, tf.errors.OpError) or isinstance(error, tf.errors.InvalidArgumentError)
-            if not is_of_script or _OTHER_DATA in str(error):
+            if not is_of_script or self._gang.failure is not None or _OTHER_DATA in str(error):
                 raise
             whole = _Part(None, data, self._model)
             whole.gradients = []
@@ -412,12 +411,14 @@ def _end_unsplit(why: str) -> NoReturn:
 
 @contextlib.contextmanager
 def ending_if_peer_lost(gang: Gang) -> Iterator[None]:
-    """Ends the process if a collective fails because another worker has ended."""
+    """Ends the process if a step fails because another worker has ended."""
     try:
         yield
     except tf.errors.OpError as error:
         if isinstance(error, tf.errors.InvalidArgumentError) and _OTHER_DATA in str(error):
             raise JobFailedError(_OTHER_DATA) from None
+        if gang.failure is not None:
+            raise gang.failure from None
         gang.end_if_peer_lost()
         raise
 

@@ -1,23 +1,24 @@
-"""The workers of a synchronous job: equal processes that sum tensors by TensorFlow's collectives.
-
-A ring all-reduce moves 2 (n-1)/n of a tensor's bytes through each of n links (Patarasuk & Yuan, JPDC 2009).
-"""
+"""The workers of a synchronous job: equal processes that sum tensors, over a ring of TCP or, on GPUs, by NCCL."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dike import process
+from dike.exceptions import JobFailedError
+from dike.own_distribution import free_ports
 from dike.process import EXIT_CODE_PEER_LOST, end_process
 from dike.reporting import reporter
-from dike.roles.cluster import POLL_INTERVAL_S, call_at_first_use, is_listening, wait_for
+from dike.roles.cluster import call_at_first_use, wait_for
+from dike.roles.ring import Ring
 from dike.task import Role, TaskSpec
 
 if TYPE_CHECKING:
@@ -25,11 +26,10 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together, up to this size."""
+_ON_GPUS = "GPU:0", "nccl"
+"""Device and implementation of TensorFlow's collectives."""
 PEER_LOST_WAIT_S = 3.0
-"""Maximum time to notice that a collective failed because another worker has ended."""
-_SUMMED = frozenset({"bfloat16", "float16", "float32", "float64", "int32", "int64"})
-"""Types that TensorFlow's all-reduce takes; others are sent as int64."""
-_GROUP_KEY = 1
+"""Maximum time to notice that NCCL failed because another worker has ended."""
 
 
 class Gang:
@@ -38,6 +38,7 @@ class Gang:
     Attributes:
         rank: index of this worker; 0 is the chief.
         size: number of workers.
+        failure: why the last sum has failed, which TensorFlow's own error has in a traceback; None if none has.
     """
 
     def __init__(self, task: TaskSpec) -> None:
@@ -45,40 +46,39 @@ class Gang:
         self._has_gpu = task.gpus > 0
         self.rank = task.index
         self.size = len(self._addresses)
-        self._is_connected = False
+        self.failure: JobFailedError | None = None
         self._is_ending = threading.Event()
+        self._ring = Ring(self._addresses, self.rank, f"{task.job_id} {task.attempt}", self._end_without)
+        if self._has_gpu:
+            # TensorFlow has to be configured before it initializes its runtime.
+            call_at_first_use(self._configure_nccl)
 
-    def connect_at_first_use(self) -> None:
-        """Connects when TensorFlow initializes its runtime: at the script's first tensor or variable."""
-        call_at_first_use(self._connect)
-
-    def _connect(self) -> None:
+    def _configure_nccl(self) -> None:
         from tensorflow.core.protobuf import tensorflow_server_pb2
         from tensorflow.python.eager import context
         from tensorflow.python.training import server_lib
 
+        ports = np.zeros(self.size, np.int64)
+        ports[self.rank] = free_ports(1)[0]
+        hosts = [address.rpartition(":")[0] for address in self._addresses]
+        servers = [f"{host}:{port}" for host, port in zip(hosts, self._ring.sum(ports), strict=True)]
         # The first worker's runtime starts alone; that of the others needs it.
-        wait_for([(f"worker:{index}", address) for index, address in enumerate(self._addresses[: self.rank])])
-        self._is_connected = True
+        wait_for([(f"worker:{index}", address) for index, address in enumerate(servers[: self.rank])])
         own = context.context()
         own.configure_collective_ops(
             collective_leader="/job:worker/replica:0/task:0",
             device_filters=(f"/job:worker/task:{self.rank}",),
-            use_nccl_communication=self._has_gpu,
+            use_nccl_communication=True,
         )
         own.enable_collective_ops(
             tensorflow_server_pb2.ServerDef(
-                cluster=server_lib.ClusterSpec({"worker": self._addresses}).as_cluster_def(),
+                cluster=server_lib.ClusterSpec({"worker": servers}).as_cluster_def(),
                 default_session_config=own.config,
                 job_name="worker",
                 task_index=self.rank,
                 protocol="grpc",
             )
         )
-        for index, address in enumerate(self._addresses):
-            if index != self.rank:
-                name = f"dike-watch-{index}"
-                threading.Thread(target=self._watch, args=(index, address), name=name, daemon=True).start()
 
     @functools.cached_property
     def _next_key(self) -> tf.Variable:
@@ -96,8 +96,6 @@ class Gang:
         import tensorflow as tf
 
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        kinds = [tensor.dtype for tensor in tensors]
-        tensors = [tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.int64) for tensor in tensors]
         sums: list[Any] = [None] * len(tensors)
         for bucket in _buckets(tensors):
             parts = [tensors[index] for index in bucket]
@@ -106,7 +104,7 @@ class Gang:
             found = tf.split(self._sum_flat(flat), [tf.size(part) for part in parts], num=len(parts))
             for index, shape, part, own in zip(bucket, shapes, found, parts, strict=True):
                 sums[index] = tf.ensure_shape(tf.reshape(part, shape), own.shape)
-        return [tf.cast(each, kind) for each, kind in zip(sums, kinds, strict=True)]
+        return sums
 
     def sum_through(self, tensor: Any, share: Any) -> Any:
         """Like `sum`, of one tensor, with the gradient of a loss that is the mean of the workers' losses.
@@ -142,64 +140,47 @@ class Gang:
         import tensorflow as tf
         from tensorflow.python.ops import collective_ops
 
-        on_gpu = self._has_gpu and tensor.dtype.is_floating
-        with tf.device(f"/job:worker/replica:0/task:{self.rank}/device:{'GPU' if on_gpu else 'CPU'}:0"):
+        if not (self._has_gpu and tensor.dtype.is_floating):
+            return tf.ensure_shape(tf.numpy_function(self._sum_array, [tensor], tensor.dtype), tensor.shape)
+        device, implementation = _ON_GPUS
+        with tf.device(f"/job:worker/replica:0/task:{self.rank}/device:{device}"):
             return collective_ops.all_reduce_v2(
                 tensor,
                 group_size=self.size,
-                group_key=_GROUP_KEY + on_gpu,
+                group_key=1,
                 instance_key=self._next_key.assign_add(1),
-                communication_hint="nccl" if on_gpu else "ring",
+                communication_hint=implementation,
             )
 
-    def _watch(self, index: int, address: str) -> None:
-        """Ends the process when another worker ends: not all collectives would fail."""
-        while not is_listening(address):  # its process may start late; the framework ends this one if it never does
-            time.sleep(POLL_INTERVAL_S)
-        while _stay_connected(address):
-            pass
-        if not self._is_ending.is_set():
-            self._end(f"worker:{index} at {address} has ended")
+    def _sum_array(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+        try:
+            return self._ring.sum(array)
+        except JobFailedError as error:
+            self.failure = error
+            raise
 
     def end_if_peer_lost(self) -> None:
-        """Waits a moment for the end of this process if another worker's end has made a collective fail."""
+        """Waits a moment for the end of this process if another worker's end has made NCCL fail."""
         self._is_ending.wait(PEER_LOST_WAIT_S)
 
     def finish(self) -> None:
         """Waits at the end of the script until all workers have got there, so that none of them misses a peer."""
-        if not self._is_connected:
-            return
-        import tensorflow as tf
-
-        try:
-            self.sum([1])
-        except tf.errors.OpError as error:
-            self._end(f"another worker has ended before its script has ({type(error).__name__})")
+        barrier = np.zeros(1, np.int32)
+        self._ring.sum(barrier)
         self._is_ending.set()
-        with contextlib.suppress(tf.errors.OpError):  # all have got here; another one may have ended since
-            self.sum([1])
+        with contextlib.suppress(OSError):  # all have got here; another one may have ended since
+            self._ring.sum(barrier)
 
-    def _end(self, why: str) -> NoReturn:
+    def _end_without(self, peer: int) -> None:
+        """Ends this process because another worker has ended, unless all scripts have."""
+        if self._is_ending.is_set():
+            return
         if process.termination.requested:
             process.termination.exit()
-        print(f"dike: {why}; this worker ends, too.", file=sys.stderr, flush=True)
+        address = self._addresses[peer]
+        print(f"dike: worker:{peer} at {address} has ended; this worker ends, too.", file=sys.stderr, flush=True)
         reporter().close()
         end_process(EXIT_CODE_PEER_LOST)
-
-
-def _stay_connected(address: str) -> bool:
-    """Connects to a gRPC server and returns when it closes the connection; returns whether it was there."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port))) as connection:
-            # It begins with its settings, and ends the connection after some minutes without ours.
-            if not connection.recv(1024):
-                return False
-            while connection.recv(1024):
-                pass
-    except OSError:
-        return is_listening(address)
-    return True
 
 
 def _buckets(tensors: Sequence[Any]) -> list[list[int]]:

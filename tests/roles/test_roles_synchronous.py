@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dike import process
+from dike.own_distribution import LOCALHOST, free_ports
 from dike.profile import Api
 from dike.task import Role
 from tests.roles.roles_stage import DEADLINE_S, SCRIPTS, RolesStage
@@ -27,6 +28,25 @@ WORKERS = 2
 """Their parts of a batch of 11 differ in size."""
 NAMES = re.findall(r"^@case\ndef (\w+)", SCRIPT.read_text(encoding="utf-8"), re.MULTILINE)
 TOLERANCE, HALF_TOLERANCE = 1e-5, 2e-3
+COLLECTIVES = """
+import os, sys
+from dike.profile import Api
+from dike.roles import gang as module
+from dike.task import Role, TaskSpec
+module._ON_GPUS = "CPU:0", "ring"
+rank = int(sys.argv[1])
+gang = module.Gang(TaskSpec("job", Role.WORKER, rank, {Role.WORKER: sys.argv[2:]}, Api.KERAS, gpus=1))
+import tensorflow as tf
+@tf.function
+def twice(value):
+    for _ in range(2):
+        [value] = gang.sum([value])
+    return value
+print(float(twice(tf.constant(1.0 + rank))), float(twice(tf.constant(2.0 - rank))))
+print(int(gang.sum([tf.constant([3 + rank])])[0][0]), flush=True)
+gang.finish()
+os._exit(0)
+"""
 
 
 def results(text: str) -> dict[str, Any]:
@@ -86,12 +106,41 @@ def test_a_batch_that_cannot_be_split_is_noticed_before_the_first_step(tmp_path:
         assert "BATCH" not in chief.text
 
 
-def test_different_data_end_the_job_with_a_sentence(tmp_path: Path) -> None:
-    with RolesStage(Api.KERAS, FAILURES, tmp_path, 0, 2, ("data",)) as job:
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("data", "The workers of this job read different batches"),
+        ("batches", "The workers of this job do not make the same steps: this one is at sum"),
+    ],
+)
+def test_different_data_end_the_job_with_a_sentence(tmp_path: Path, kind: str, sentence: str) -> None:
+    with RolesStage(Api.KERAS, FAILURES, tmp_path, 0, 2, (kind,)) as job:
         chief = job.processes["worker:0"]
         assert chief.wait() == 1
-        assert "dike: The workers of this job read different batches" in chief.text
+        assert f"dike: {sentence}" in chief.text
         assert "Traceback" not in chief.text
+
+
+def test_gangs_on_gpus_sum_by_tensorflows_collectives() -> None:
+    """With those of CPUs in place of NCCL."""
+    addresses = [f"{LOCALHOST}:{port}" for port in free_ports(2)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", COLLECTIVES, str(rank), *addresses],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [each.communicate(timeout=DEADLINE_S)[0].split() for each in started] == [["6.0", "6.0", "7"]] * 2
+        assert [each.returncode for each in started] == [0, 0]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
 
 
 @pytest.mark.parametrize(("kind", "code"), [("dies", 9), ("fails", 1)])
