@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -26,8 +26,15 @@ def is_called() -> bool:
     return _is_called
 
 
-def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> dict[str, Value]:
+def arguments_for(
+    train_fn: TrainFunction, parameters: Mapping[str, Value], conditional: Collection[str] = ()
+) -> dict[str, Value]:
     """Selects the parameters that a function takes; '-' in a parameter's name becomes '_'.
+
+    Args:
+        train_fn: the function.
+        parameters: those of a trial, or of the space.
+        conditional: those that not all trials have.
 
     Raises:
         BadInputError: if an argument without a default is missing, or the function takes no parameter of a given name.
@@ -37,14 +44,15 @@ def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> d
         wanted = inspect.signature(train_fn).parameters.values()
     except ValueError:
         return by_argument  # a C function without a signature
+    always = by_argument.keys() - {name.replace("-", "_") for name in conditional}
     by_name = {each.name for each in wanted if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for each in wanted:
-        if each.default is each.empty and each.kind not in variadic and each.name not in by_name & by_argument.keys():
-            raise BadInputError(
-                f"The function given to dike.tune needs '{each.name}', which the search space does not have; add it to "
-                "the space, or give it a default."
-            )
+        if each.default is each.empty and each.kind not in variadic and each.name not in by_name & always:
+            lacks = "which the search space does not have; add it to the space, or"
+            if each.name in by_argument:
+                lacks = "which not all trials have;"
+            raise BadInputError(f"The function given to dike.tune needs '{each.name}', {lacks} give it a default.")
     takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
     if not takes_all and not _may_read_params(train_fn):
         for name in by_argument.keys() - by_name:

@@ -42,7 +42,10 @@ def tune(
     Args:
         train_fn: what a trial runs.
         space: name -> list of values, or range `(low, high)`, `(low, high, "log")`, `(low, high, "int")`; a range of
-            two integers contains integers only. Or a function of an Optuna trial that asks it for parameters
+            two integers contains integers only; `"step=X"` leaves out what is between. A distribution of
+            `optuna.distributions` is a range or a list as well. `{"values": ..., "when": {"layers": [2, 3]}}` is used
+            in trials with these values of another parameter, which precedes it; give the argument a default for the
+            others. Or KerasTuner's `HyperParameters`. Or a function of an Optuna trial that asks it for parameters
             (`trial.suggest_float("lr", 1e-5, 0.1, log=True)`) and returns them by name; trials may have different ones.
         metric: the objective: `loss` for the training loss, or another name. A number that `train_fn` returns counts as
             the metric, whatever its name; if training reports a loss as well, give the metric another name, because
@@ -123,7 +126,9 @@ def _search(
         raise BadInputError("dike.tune cannot search inside a job of 'dike run'; run the script with 'python'.")
     search_command.check_options(options)
     if not callable(space):
-        train_function.arguments_for(train_fn, dict.fromkeys(space, 0))
+        items = search_space.as_mapping(space)
+        conditional = {name for name, item in items.items() if search_space.is_conditional(item)}
+        train_function.arguments_for(train_fn, dict.fromkeys(items, 0), conditional)
     return search_command.search(train_fn, as_yaml, options, _outcomes)
 
 

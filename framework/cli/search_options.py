@@ -58,14 +58,20 @@ class UnresolvedOptions:
         tuple[str, ...],
         UserOption(
             _SEARCHED,
-            "A parameter and its values: NAME=a,b,c, NAME=1e-5:1e-1:log or NAME=2:8:int. Repeatable.",
+            "A parameter and its values: NAME=a,b,c, NAME=1e-5:1e-1:log, NAME=2:8:int or NAME=0:1:step=0.1; with a "
+            "condition: 'NAME=2:8:int if OTHER=a,b'. Repeatable.",
             metavar="NAME=VALUES",
             read=tuple,
             reads=list[str],
         ),
     ] = ()
     space: Annotated[
-        Path | None, UserOption(_SEARCHED, "YAML file of parameters, with lines NAME: [a, b] or NAME: 1e-5:1e-1:log.")
+        Path | None,
+        UserOption(
+            _SEARCHED,
+            "YAML file of parameters, with lines NAME: [a, b], NAME: 1e-5:1e-1:log or "
+            "NAME: {values: 2:8:int, when: {OTHER: [a, b]}}.",
+        ),
     ] = None
     trials: Annotated[
         int | None,
@@ -216,9 +222,9 @@ def search_spec(
         check_sampler(chosen)
     if options.stop:
         parse_stop(options.stop)
-    if not call.space_function:
+    if space or not call.space_function:
         check_space(space)
-    elif chosen == "grid":
+    if call.space_function and chosen == "grid":
         raise BadInputError("A space that is a function has no grid; leave the sampler out, or use bruteforce.")
     if chosen in EXHAUSTIVE and not call.space_function and not call.sampler_object:
         size = grid_size(space)

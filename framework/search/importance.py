@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dike.trial.spec import Value
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
+from framework.search.samplers import distribution_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -68,12 +69,6 @@ def importances(spec: SearchSpec, trials: Sequence[TrialRecord]) -> dict[str, fl
 
 def _distribution(parameter: Parameter | None, values: Sequence[Value]) -> BaseDistribution:
     """Describes a parameter's values; one that the space does not define is a choice of its observed values."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.distributions import CategoricalDistribution
 
-    if parameter is None:
-        return CategoricalDistribution(tuple(dict.fromkeys(values)))
-    if parameter.choices:
-        return CategoricalDistribution(parameter.choices)
-    if parameter.is_integer:
-        return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
-    return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+    return CategoricalDistribution(tuple(dict.fromkeys(values))) if parameter is None else distribution_of(parameter)

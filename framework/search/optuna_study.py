@@ -35,11 +35,20 @@ from framework.search.database import (
 )
 from framework.search.pruners import Pruner, parse_stop
 from framework.search.records import Parameter, SearchSpec
-from framework.search.samplers import is_exhaustive, is_finite, load_object, sampler_of, sign_states, untried_point
+from framework.search.samplers import (
+    distribution_of,
+    grid_points,
+    is_exhaustive,
+    is_finite,
+    load_object,
+    point_of,
+    sampler_of,
+    sign_states,
+    untried_point,
+)
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage, RDBStorage
     from optuna.trial import TrialState
 
@@ -163,8 +172,8 @@ class Study:
                 if frozen.state.name == "WAITING":
                     continue
                 parameters: dict[str, Value] = dict(frozen.params)
-                is_partial = self._ask_space is not None or len(parameters) < len(self._spec.space)
-                if not frozen.state.is_finished() and is_partial:
+                is_partial = any(one.is_used(parameters) and one.name not in parameters for one in self._spec.space)
+                if not frozen.state.is_finished() and (is_partial or self._ask_space is not None):
                     # The process was killed between two parameters, or a function maps them to others.
                     self._set_sampler(frozen.number)
                     parameters = self._suggest(optuna.Trial(self._study, frozen._trial_id))
@@ -177,8 +186,7 @@ class Study:
 
         with study_errors(self._url):
             trials = self._study.get_trials(deepcopy=False)
-        names = [parameter.name for parameter in self._spec.space]
-        tried = {tuple(one.params.values()) for one in trials if list(one.params) == names}
+        tried = {point_of(one.params) for one in trials}
         point = untried_point(self._spec, tried, number)
         if point is None or any(one.state.name == "WAITING" for one in trials):
             return
@@ -187,8 +195,11 @@ class Study:
         frozen = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
         frozen.number = number
         with study_errors(self._url), _user_code_errors(f"sampler {self._spec.sampler}"):
-            draw = functools.partial(sampler.sample_independent, self._study, frozen)
-            if tuple(draw(one.name, _distribution(one)) for one in self._spec.space) in tried:
+            drawn: dict[str, Value] = {}
+            for one in self._spec.space:
+                if one.is_used(drawn):
+                    drawn[one.name] = sampler.sample_independent(self._study, frozen, one.name, distribution_of(one))
+            if point_of(drawn) in tried:
                 self._study.enqueue_trial(point)
 
     def report(self, number: int, step: int, value: float) -> None:
@@ -288,11 +299,24 @@ class Study:
 
     def _set_sampler(self, number: int) -> None:
         if not self._spec.sampler_object:
-            self._study.sampler = sampler_of(self._spec, number)
+            point = next(self._untried_points) if self._spec.sampler == "grid" else None
+            self._study.sampler = sampler_of(self._spec, number, point)
+
+    @functools.cached_property
+    def _untried_points(self) -> Iterator[dict[str, Value]]:
+        """The points of the grid that no earlier process has asked for, in the grid's order."""
+        with study_errors(self._url):
+            trials = self._study.get_trials(deepcopy=False)
+        tried = {point_of(one.params) for one in trials}
+        return (point for point in grid_points(self._spec) if point_of(point) not in tried)
 
     def _suggest(self, trial: optuna.Trial) -> dict[str, Value]:
         if self._ask_space is None:
-            return {parameter.name: _suggest_one(trial, parameter) for parameter in self._spec.space}
+            point: dict[str, Value] = {}
+            for parameter in self._spec.space:
+                if parameter.is_used(point):
+                    point[parameter.name] = _suggest_one(trial, parameter)
+            return point
         with _user_code_errors("function given as the space"):
             return _checked_point(self._ask_space(trial), trial)
 
@@ -337,16 +361,6 @@ def _checked_point(point: object, trial: optuna.Trial) -> dict[str, Value]:
     return {str(name): plain_value(str(name), value) for name, value in point.items()}
 
 
-def _distribution(parameter: Parameter) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if parameter.choices:
-        return CategoricalDistribution(parameter.choices)
-    if parameter.is_integer:
-        return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
-    return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
-
-
 def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:
     name = parameter.name
     if parameter.choices:
@@ -354,8 +368,9 @@ def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:
         assert value is not None
         return value
     if parameter.is_integer:
-        return trial.suggest_int(name, int(parameter.low), int(parameter.high), log=parameter.log)
-    return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
+        low, high, step = int(parameter.low), int(parameter.high), int(parameter.step or 1)
+        return trial.suggest_int(name, low, high, log=parameter.log, step=step)
+    return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log, step=parameter.step)
 
 
 def load_optuna() -> None:

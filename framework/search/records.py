@@ -53,6 +53,17 @@ class TrialState(enum.StrEnum):
 Bound = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
 
 
+Choices = Annotated[tuple[Value, ...], Field(max_length=MAX_ITEMS)]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Another parameter, and those of its values for which a parameter is used."""
+
+    parameter: Text
+    values: Choices
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One dimension of a search space.
@@ -60,14 +71,22 @@ class Parameter:
     Attributes:
         low, high: bounds of a range, inclusive.
         log: whether a range is logarithmic.
+        step: distance of a range's values from each other, beginning at `low`; None for all.
+        when: conditions on earlier parameters, which all have to hold; otherwise a trial does not have this one.
     """
 
     name: Text
-    choices: Annotated[tuple[Value, ...], Field(max_length=MAX_ITEMS)] = ()
+    choices: Choices = ()
     low: Bound = 0.0
     high: Bound = 0.0
     is_integer: bool = False
     log: bool = False
+    step: Bound | None = None
+    when: Annotated[tuple[Condition, ...], Field(max_length=MAX_ITEMS)] = ()
+
+    def is_used(self, point: Mapping[str, Value]) -> bool:
+        """Returns whether a trial with these values of the earlier parameters has this one."""
+        return all(each.parameter in point and point[each.parameter] in each.values for each in self.when)
 
 
 _SEARCHED = "What to search"

@@ -7,12 +7,13 @@ import difflib
 import hmac
 import importlib.util
 import inspect
+import itertools
 import logging
 import math
 import random
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,15 @@ from framework.search.records import Parameter, SearchSpec
 from framework.user_folders import signature
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
 logger = logging.getLogger(__name__)
 
 EXHAUSTIVE = ("grid", "bruteforce")
 """Samplers that try each point of the space once."""
+MAX_CONDITIONAL_POINTS = 1_000_000
+"""Maximum number of points of a grid with conditions: they are counted one by one."""
 _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cmaes": ("cmaes",), "gp": ("scipy", "torch"), "qmc": ("scipy",)}
 )
@@ -92,8 +96,8 @@ def describe_sampler(spec: SearchSpec) -> str:
     return f"{name} (the first {'trial is a random point' if count == 1 else f'{count} trials are random points'})"
 
 
-def sampler_of(spec: SearchSpec, number: int) -> BaseSampler:
-    """Creates the sampler for one trial; a named one is the same in any process.
+def sampler_of(spec: SearchSpec, number: int, point: Mapping[str, Value] | None = None) -> BaseSampler:
+    """Creates the sampler for one trial; a named one is the same in any process. That of a grid gives `point`.
 
     Raises:
         BadInputError: if the user's own cannot be loaded.
@@ -112,9 +116,7 @@ def sampler_of(spec: SearchSpec, number: int) -> BaseSampler:
         warnings.simplefilter("ignore", ExperimentalWarning)
         if spec.sampler != "grid":
             return _named(spec.sampler, seed)
-        if number < spec.trial_count:
-            return PartialFixedSampler(grid_point(spec, number), RandomSampler(seed=seed))
-        return RandomSampler(seed=seed)
+        return PartialFixedSampler(dict(point or {}), RandomSampler(seed=seed))
 
 
 def write_object(data: bytes, what: str, folder: str) -> str:
@@ -213,9 +215,22 @@ def _classes() -> dict[str, Any]:
     return found
 
 
+def distribution_of(parameter: Parameter) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if parameter.choices:
+        return CategoricalDistribution(parameter.choices)
+    if parameter.is_integer:
+        low, high, step = int(parameter.low), int(parameter.high), int(parameter.step or 1)
+        return IntDistribution(low, high, log=parameter.log, step=step)
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+
+
 def is_finite(space: Sequence[Parameter]) -> bool:
     """Returns whether a grid of all points exists."""
-    return bool(space) and all(each.choices or (each.is_integer and not each.log) for each in space)
+    return bool(space) and all(
+        each.choices or (each.is_integer and not each.log) or each.step is not None for each in space
+    )
 
 
 def grid_size(space: Sequence[Parameter]) -> int:
@@ -224,46 +239,106 @@ def grid_size(space: Sequence[Parameter]) -> int:
     Raises:
         BadInputError: if a range has no grid.
     """
-    return math.prod(map(len, _axes(space)))
+    axes = _axes(space)
+    if not _has_conditions(space):
+        return math.prod(map(len, axes))
+    count = sum(1 for _ in itertools.islice(_points(space, axes), MAX_CONDITIONAL_POINTS + 1))
+    if count > MAX_CONDITIONAL_POINTS:
+        raise BadInputError(f"The grid has more than {MAX_CONDITIONAL_POINTS:,} points; list fewer values.")
+    return count
 
 
-def grid_point(spec: SearchSpec, number: int) -> dict[str, Value]:
-    """Returns the values of a trial. With fewer trials than points these are random points, in the grid's order."""
+def grid_points(spec: SearchSpec) -> Iterator[dict[str, Value]]:
+    """Yields the values of a search's trials: all points of the grid, or as many random ones, in the grid's order."""
     axes = _axes(spec.space)
-    count = math.prod(map(len, axes))
-    index = number
-    if spec.trial_count < count:
-        index = sorted(random.Random(spec.seed).sample(range(count), spec.trial_count))[number]  # noqa: S311
-    point: dict[str, Value] = {}
-    for parameter, values in zip(reversed(spec.space), reversed(axes), strict=True):
-        index, at = divmod(index, len(values))
-        point[parameter.name] = values[at]
-    return point
+    count = grid_size(spec.space)
+    if spec.trial_count >= count:
+        yield from _points(spec.space, axes)
+        return
+    chosen = sorted(random.Random(spec.seed).sample(range(count), spec.trial_count))  # noqa: S311
+    if not _has_conditions(spec.space):
+        yield from (_point_at(spec.space, axes, index) for index in chosen)
+        return
+    wanted = frozenset(chosen)
+    yield from (point for index, point in enumerate(_points(spec.space, axes)) if index in wanted)
 
 
-def untried_point(spec: SearchSpec, tried: Collection[tuple[Value, ...]], number: int) -> dict[str, Value] | None:
+def untried_point(spec: SearchSpec, tried: Collection[Point], number: int) -> dict[str, Value] | None:
     """Returns a random point that no trial has; None if all were tried. The trial's number is part of the seed.
 
     Raises:
         BadInputError: if the space is not finite.
     """
     axes = _axes(spec.space)
-    if len(tried) >= math.prod(map(len, axes)):
+    if len(tried) >= grid_size(spec.space):
         return None
     draws = random.Random(f"{spec.seed} {number}")  # noqa: S311
-    while (point := tuple(draws.choice(values) for values in axes)) in tried:
-        continue
-    return dict(zip((parameter.name for parameter in spec.space), point, strict=True))
+    while True:
+        values = [draws.choice(axis) for axis in axes]
+        point = _used(spec.space, values)
+        if point_of(point) not in tried:
+            return point
 
 
-def _axes(space: Sequence[Parameter]) -> list[tuple[Value, ...]]:
-    """Returns the values of each parameter in a grid: its choices, or the integers of its range."""
-    axes: list[tuple[Value, ...]] = []
+Point = frozenset[tuple[str, Value]]
+"""A trial's parameters, comparable."""
+
+
+def point_of(parameters: Mapping[str, Value]) -> Point:
+    return frozenset(parameters.items())
+
+
+def _has_conditions(space: Sequence[Parameter]) -> bool:
+    return any(each.when for each in space)
+
+
+def _points(space: Sequence[Parameter], axes: Sequence[Sequence[Value]]) -> Iterator[dict[str, Value]]:
+    """Yields all points, the last parameter changing fastest, each once."""
+    yield from _continued(space, axes, {})
+
+
+def _continued(
+    space: Sequence[Parameter], axes: Sequence[Sequence[Value]], before: Mapping[str, Value]
+) -> Iterator[dict[str, Value]]:
+    """Yields the points that begin with the given values."""
+    at = next((place for place, each in enumerate(space) if each.is_used(before)), None)
+    if at is None:
+        yield dict(before)
+        return
+    for value in axes[at]:
+        yield from _continued(space[at + 1 :], axes[at + 1 :], {**before, space[at].name: value})
+
+
+def _point_at(space: Sequence[Parameter], axes: Sequence[Sequence[Value]], index: int) -> dict[str, Value]:
+    """Returns a point of a grid without conditions."""
+    point: dict[str, Value] = {}
+    for parameter, values in zip(reversed(space), reversed(axes), strict=True):
+        index, at = divmod(index, len(values))
+        point[parameter.name] = values[at]
+    return point
+
+
+def _used(space: Sequence[Parameter], values: Sequence[Value]) -> dict[str, Value]:
+    """Returns the values of those parameters whose conditions hold."""
+    point: dict[str, Value] = {}
+    for parameter, value in zip(space, values, strict=True):
+        if parameter.is_used(point):
+            point[parameter.name] = value
+    return point
+
+
+def _axes(space: Sequence[Parameter]) -> list[Sequence[Value]]:
+    """Returns the values of each parameter in a grid: its choices, or the numbers of its range."""
+    axes: list[Sequence[Value]] = []
     for parameter in space:
         if parameter.choices:
             axes.append(parameter.choices)
         elif parameter.is_integer and not parameter.log:
-            axes.append(tuple(range(int(parameter.low), int(parameter.high) + 1)))
+            axes.append(range(int(parameter.low), int(parameter.high) + 1, int(parameter.step or 1)))
+        elif parameter.step is not None:
+            count = math.floor((parameter.high - parameter.low) / parameter.step + 1e-9) + 1
+            # Rounded, so that 0.1, 0.2, 0.3 have no further digits.
+            axes.append(tuple(float(f"{parameter.low + place * parameter.step:.12g}") for place in range(count)))
         else:
             raise BadInputError(
                 f"The parameter '{parameter.name}' is a range, for which there is no grid; list its values, or use "

@@ -1,7 +1,11 @@
-"""Parses search spaces: `--param name=a,b,c`, `--param name=1e-5:1e-1:log`, or a YAML file of these."""
+"""Parses search spaces: `--param name=a,b,c`, `--param name=1e-5:1e-1:log`, or a YAML file of these.
+
+A condition follows the values: `--param 'units_2=16:64:int if layers=2,3'`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import re
@@ -13,7 +17,7 @@ import yaml
 
 from dike.exceptions import BadInputError
 from dike.trial.spec import Value
-from framework.search.records import Parameter
+from framework.search.records import Condition, Parameter
 from solver.strict_yaml import load_yaml
 
 # Hydra's names have dots, and a leading '+' for new keys.
@@ -25,13 +29,20 @@ _FIELD = re.compile(r'\s*(?:"([^"]*)"|([^",]*))\s*(,|$)')
 _YAML_NULL = "tag:yaml.org,2002:null"
 _BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
 _OPTIONS = ("log", "int")
-_FORMS = "NAME=A,B,C or NAME=LOW:HIGH with :log or :int behind it"
+_STEP = "step="
+_FORMS = "NAME=A,B,C or NAME=LOW:HIGH with :log, :int or :step=X behind it"
+_IF = re.compile(rf"\s+if\s+(?={_NAME.pattern}\s*=)")
+_AND = re.compile(rf"\s+and\s+(?={_NAME.pattern}\s*=)")
+_MAPPING = ("values", "when")
+MAX_STEPS = 1_000_000
+"""Maximum number of values of a range with steps."""
 
 
 def parse_parameter(text: str) -> Parameter:
-    """Parses `name=a,b,c`, `name=0.1:0.9`, `name=1e-5:1e-1:log`, `name=2:8:int` or `name=2:64:int:log`.
+    """Parses `name=a,b,c`, `name=0.1:0.9`, `name=1e-5:1e-1:log`, `name=2:8:int` or `name=32:256:int:step=32`.
 
-    Values are integers, floats, `true`, `false` or text; quoted values are text.
+    Values are integers, floats, `true`, `false` or text; quoted values are text. A condition may follow:
+    `name=2:8:int if other=a,b and third=true`.
 
     Raises:
         BadInputError: if the text is none of these.
@@ -43,12 +54,15 @@ def parse_parameter(text: str) -> Parameter:
     if not equals:
         raise BadInputError(f"--param '{text}' has no values; write {_FORMS}.")
     parameter = _parse_values(name, values, f"--param {text}")
-    check_space((parameter,))
+    check_space((dataclasses.replace(parameter, when=()),))
     return parameter
 
 
 def read_space(path: Path) -> tuple[Parameter, ...]:
     """Reads a space from YAML: a mapping from names to a list of values, a range as text (`1e-5:1e-1:log`) or a value.
+
+    Instead of these, a mapping has `values`, one of these, and `when`: other parameters, and those of their values for
+    which this one is used.
 
     Raises:
         BadInputError: if the file cannot be read or is malformed.
@@ -83,6 +97,7 @@ def check_space(space: Sequence[Parameter]) -> None:
             _check_choices(parameter)
         else:
             _check_range(parameter)
+    _check_conditions(space)
 
 
 def parse_value(text: str) -> Value:
@@ -97,7 +112,26 @@ def parse_value(text: str) -> Value:
 
 
 def _parse_values(name: str, text: str, where: str) -> Parameter:
-    text = text.strip()
+    values, *conditions = _split_outside_quotes(_IF, text.strip(), 1)
+    when = tuple(_condition(each, where) for part in conditions for each in _split_outside_quotes(_AND, part))
+    return dataclasses.replace(_unconditional(name, values, where), when=when)
+
+
+def _split_outside_quotes(separator: re.Pattern[str], text: str, maximum: int = -1) -> list[str]:
+    found, at = [], 0
+    for match in separator.finditer(text):
+        if text.count('"', 0, match.start()) % 2 == 0 and len(found) != maximum:
+            found.append(text[at : match.start()])
+            at = match.end()
+    return [*found, text[at:]]
+
+
+def _condition(text: str, where: str) -> Condition:
+    name, _, values = text.partition("=")
+    return Condition(name.strip(), tuple(_split(values, where)))
+
+
+def _unconditional(name: str, text: str, where: str) -> Parameter:
     if ":" in text and '"' not in text and "," not in text:
         parts = [part.strip() for part in text.split(":")]
         low, high, options = parse_value(parts[0]), parse_value(parts[1]), parts[2:]
@@ -109,14 +143,21 @@ def _parse_values(name: str, text: str, where: str) -> Parameter:
 
 
 def _range(name: str, low: Any, high: Any, options: Sequence[str], where: str) -> Parameter:
+    step = None
     for option in options:
-        if option not in _OPTIONS:
-            near = difflib.get_close_matches(option, _OPTIONS, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "a range may be followed by :log and :int."
+        if option.startswith(_STEP):
+            step = parse_value(option.removeprefix(_STEP))
+            if not _is_number(step):
+                raise BadInputError(f"{where}: the step '{option.removeprefix(_STEP)}' is not a number.")
+        elif option not in _OPTIONS:
+            near = difflib.get_close_matches(option, (*_OPTIONS, _STEP), n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "a range may be followed by :log, :int and :step=X."
             raise BadInputError(f"{where}: '{option}' is not an option of a range; {hint}")
-    if "int" in options and not (float(low).is_integer() and float(high).is_integer()):
+    is_integer = "int" in options
+    if is_integer and not (float(low).is_integer() and float(high).is_integer()):
         raise BadInputError(f"{where}: a range with :int needs whole numbers as bounds, not {low} and {high}.")
-    return Parameter(name, low=float(low), high=float(high), is_integer="int" in options, log="log" in options)
+    step = None if step is None else float(step)
+    return Parameter(name, low=float(low), high=float(high), is_integer=is_integer, log="log" in options, step=step)
 
 
 def _split(text: str, where: str) -> list[Value]:
@@ -137,7 +178,9 @@ def _split(text: str, where: str) -> list[Value]:
 def _from_yaml(name: str, node: yaml.Node, path: Path) -> Parameter:
     """Parses a value as `--param` would, as YAML reads 1e-5 as text, 2:8 as 128 and `on` as true."""
     where = f"{path}, line {node.start_mark.line + 1}"
-    if isinstance(node, yaml.ScalarNode) and ":" in node.value:
+    if isinstance(node, yaml.MappingNode):
+        return _conditional(name, node, path, where)
+    if isinstance(node, yaml.ScalarNode) and (":" in node.value or _IF.search(node.value)):
         return _parse_values(name, node.value, where)
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     if not nodes:
@@ -149,6 +192,29 @@ def _from_yaml(name: str, node: yaml.Node, path: Path) -> Parameter:
         # A plain scalar has no style; quoted scalars are text.
         values.append(item.value if item.style else parse_value(item.value))
     return Parameter(name, tuple(values))
+
+
+def _conditional(name: str, node: yaml.MappingNode, path: Path, where: str) -> Parameter:
+    """Parses `{values: ..., when: {OTHER: ...}}`."""
+    given = {str(key.value): value for key, value in node.value}
+    for key in given:
+        if key not in _MAPPING:
+            near = difflib.get_close_matches(key, _MAPPING, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "write {values: ..., when: {OTHER: [A, B]}}."
+            raise BadInputError(f"{where}: '{name}' has the unknown key '{key}'; {hint}")
+    when = given.get("when")
+    if "values" not in given or isinstance(given["values"], yaml.MappingNode):
+        raise BadInputError(f"{where}: '{name}' has no values; write {{values: [A, B], when: {{OTHER: [C]}}}}.")
+    parameter = _from_yaml(name, given["values"], path)
+    if when is None:
+        return parameter
+    if not isinstance(when, yaml.MappingNode):
+        raise BadInputError(f"{where}: 'when' of '{name}' is not a mapping; write when: {{OTHER: [A, B]}}.")
+    others = [_from_yaml(str(key.value), value, path) for key, value in when.value]
+    if any(not other.choices for other in others):
+        raise BadInputError(f"{where}: 'when' of '{name}' lists values, such as when: {{layers: [2, 3]}}, not ranges.")
+    conditions = tuple(Condition(other.name, other.choices) for other in others)
+    return dataclasses.replace(parameter, when=(*parameter.when, *conditions))
 
 
 def _is_number(value: Value) -> bool:
@@ -178,3 +244,42 @@ def _check_range(parameter: Parameter) -> None:
         raise BadInputError(f"The range of '{name}' has whole numbers as bounds, not {low:g}:{high:g}.")
     if parameter.log and low <= 0:
         raise BadInputError(f"The range of '{name}' begins at {low:g}, where there is no logarithm; begin above 0.")
+    step = parameter.step
+    if step is None:
+        return
+    if parameter.log:
+        raise BadInputError(f"The range of '{name}' is logarithmic, so it has no step; leave out log or step={step:g}.")
+    if not 0 < step <= high - low or (parameter.is_integer and not step.is_integer()):
+        kind = "a whole number" if parameter.is_integer else "a number"
+        raise BadInputError(f"The step of '{name}' is {step:g}; it is {kind} above 0, at most {high - low:g}.")
+    if (high - low) / step > MAX_STEPS:
+        raise BadInputError(f"The range of '{name}' has more than {MAX_STEPS:,} steps; take longer ones.")
+
+
+def _check_conditions(space: Sequence[Parameter]) -> None:
+    earlier: dict[str, Parameter] = {}
+    for parameter in space:
+        for condition in parameter.when:
+            other = earlier.get(condition.parameter)
+            if other is None:
+                near = difflib.get_close_matches(condition.parameter, earlier, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else "name a parameter that is listed before it."
+                raise BadInputError(
+                    f"The parameter '{parameter.name}' depends on '{condition.parameter}', which does not precede it; "
+                    f"{hint}"
+                )
+            for value in condition.values:
+                if not _has_value(other, value):
+                    raise BadInputError(
+                        f"The parameter '{parameter.name}' depends on the value {value!r} of '{other.name}', which it "
+                        "never has."
+                    )
+        earlier[parameter.name] = parameter
+
+
+def _has_value(parameter: Parameter, value: Value) -> bool:
+    if parameter.choices:
+        return value in parameter.choices
+    if not _is_number(value) or not parameter.low <= float(value) <= parameter.high:
+        return False
+    return not parameter.is_integer or float(value).is_integer()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dike.exceptions import BadInputError
-from framework.search.records import Parameter
+from framework.search.records import Condition, Parameter
 from framework.search.space import check_space, parse_parameter, read_space
 
 
@@ -30,6 +30,21 @@ from framework.search.space import check_space, parse_parameter, read_space
         ("lr=1e-5:1e-1:log", Parameter("lr", low=1e-5, high=0.1, log=True)),
         ("layers=2:8:int", Parameter("layers", low=2, high=8, is_integer=True)),
         ("units=2:64:int:log", Parameter("units", low=2, high=64, is_integer=True, log=True)),
+        ("units=32:256:int:step=32", Parameter("units", low=32, high=256, is_integer=True, step=32)),
+        ("dropout=0:0.5:step=0.1", Parameter("dropout", low=0, high=0.5, step=0.1)),
+        ("a=1,2 if b=x,y", Parameter("a", (1, 2), when=(Condition("b", ("x", "y")),))),
+        (
+            'a=1:3:int if b="x and c=1" and c.d=true',
+            Parameter(
+                "a",
+                low=1,
+                high=3,
+                is_integer=True,
+                when=(Condition("b", ("x and c=1",)), Condition("c.d", (True,))),
+            ),
+        ),
+        ("a=x if y,z", Parameter("a", ("x if y", "z"))),
+        ('a="1 if b=2",3', Parameter("a", ("1 if b=2", 3))),
         ("units=2:64:log:int", Parameter("units", low=2, high=64, is_integer=True, log=True)),
         ("shift=-1:1", Parameter("shift", low=-1, high=1)),
         ("model.units=1,2", Parameter("model.units", (1, 2))),
@@ -58,6 +73,14 @@ def test_a_parameter_is_read_as_meant(text: str, parameter: Parameter) -> None:
         ("lr=0.1:0.1", "is empty"),
         ("lr=0:1:log", "no logarithm"),
         ("lr=0.1:0.9:lgo", "did you mean 'log'"),
+        ("lr=0.1:0.9:stp=2", "did you mean 'step='"),
+        ("lr=0.1:0.9:step=x", "the step 'x' is not a number"),
+        ("lr=0.1:0.9:step=1", "at most 0.8"),
+        ("lr=0.1:0.9:step=0", "a number above 0"),
+        ("n=1:9:int:step=1.5", "a whole number above 0"),
+        ("lr=0.1:0.9:log:step=0.1", "leave out log or step=0.1"),
+        ("lr=0:1:step=1e-9", "more than 1,000,000 steps"),
+        ("lr=1 if a=", "a value is missing"),
         ("lr=0.1:0.9:int", "whole numbers"),
         ("lr=1:2:3:4", "'3' is not an option of a range"),
         ("lr=1e999,1", "cannot be used for training"),
@@ -110,7 +133,16 @@ def test_a_file_holds_lists_ranges_and_values(tmp_path: Path) -> None:
         ("- lr\n", "is not a search space"),
         ("lr: [0.1\n", "this is not YAML"),
         ("lr: []\n", "line 1: 'lr' has no values"),
-        ("lr: {a: 1}\n", "takes numbers, true, false and text"),
+        ("lr: {a: 1}\n", "line 1: 'lr' has the unknown key 'a'"),
+        ("lr: {value: 1}\n", "did you mean 'values'?"),
+        ("lr: {when: {a: 1}}\n", "'lr' has no values"),
+        ("lr: {values: {a: 1}}\n", "'lr' has no values"),
+        ("lr: {values: [1], when: [a]}\n", "'when' of 'lr' is not a mapping"),
+        ("a: 1:3:int\nlr: {values: [1], when: {a: '1:2:int'}}\n", "line 2: 'when' of 'lr' lists values"),
+        ("lr: {values: [1], when: {a: 1}}\na: [1, 2]\n", "depends on 'a', which does not precede it"),
+        ("layers: [1, 2]\nlr: {values: [1], when: {layer: 1}}\n", "did you mean 'layers'?"),
+        ("a: [1, 2]\nlr: {values: [1], when: {a: 3}}\n", "depends on the value 3 of 'a', which it never has"),
+        ("a: 1:3:int\nlr: {values: [1], when: {a: 4}}\n", "depends on the value 4 of 'a'"),
         ("lr: [[1]]\n", "takes numbers, true, false and text"),
         ("lr: null\n", "takes numbers, true, false and text"),
         ("lr: [1]\nlr: [2]\n", "duplicate key"),

@@ -20,7 +20,7 @@ from dike.trial import pickled
 from framework.search.importance import MIN_TRIALS, importances
 from framework.search.optuna_study import Study
 from framework.search.pruners import parse_stop
-from framework.search.records import Parameter, SearchSpec, TrialRecord
+from framework.search.records import Condition, Parameter, SearchSpec, TrialRecord
 from framework.search.records import TrialState as SearchTrialState
 from framework.search.samplers import (
     check_sampler,
@@ -592,3 +592,46 @@ def test_asha_keeps_a_quarter_at_each_rung(url: str) -> None:
     study = Study.create(url, spec_of(GRID, "random", 9, stop="asha=2"))
     curves = [[5, value, value, value, value, value, value, value, value] for value in (1.0, 2.0, 0.5, 3.0)]
     assert judged(study, *curves) == [None, 2, None, 2]
+
+
+CONDITIONAL = (
+    Parameter("layers", (1, 2, 3)),
+    Parameter("units_2", low=16, high=48, is_integer=True, step=16, when=(Condition("layers", (2, 3)),)),
+    Parameter("units_3", (8, 9), when=(Condition("layers", (3,)), Condition("units_2", (16,)))),
+)
+
+
+def test_a_parameter_with_a_condition_is_in_some_trials_only(url: str) -> None:
+    study = Study.create(url, spec_of(CONDITIONAL, "tpe", 30))
+    for _ in range(8):
+        number, point = study.ask()
+        assert ("units_2" in point) == (point["layers"] > 1)
+        assert ("units_3" in point) == (point["layers"] == 3 and point.get("units_2") == 16)
+        study.tell(number, float(point["layers"]), failed=False)
+
+
+def test_a_grid_with_conditions_has_each_point_once(url: str) -> None:
+    assert grid_size(CONDITIONAL) == 8
+    study = Study.create(url, spec_of(CONDITIONAL, "grid", 8))
+    points = [study.ask()[1] for _ in range(3)]
+    study.close()
+    study = Study.open(url, spec_of(CONDITIONAL, "grid", 8))
+    points += [study.ask()[1] for _ in range(5)]
+    assert points == [
+        {"layers": 1},
+        *({"layers": 2, "units_2": units} for units in (16, 32, 48)),
+        *({"layers": 3, "units_2": 16, "units_3": units} for units in (8, 9)),
+        *({"layers": 3, "units_2": units} for units in (32, 48)),
+    ]
+    assert not study.remaining
+
+
+def test_random_points_of_a_conditional_space_do_not_repeat(url: str) -> None:
+    study = Study.create(url, spec_of(CONDITIONAL, "random", 8))
+    points = [tuple(study.ask()[1].items()) for _ in range(8)]
+    assert len(set(points)) == 8
+
+
+def test_a_range_with_steps_has_a_grid(url: str) -> None:
+    study = Study.create(url, spec_of((Parameter("drop", low=0.0, high=0.5, step=0.1),), "grid", 6))
+    assert [study.ask()[1]["drop"] for _ in range(6)] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
