@@ -118,7 +118,7 @@ def _arguments(
     arguments = ["--format", "json", *(["--for-notebook"] if _notebook_display() is not None else [])]
     sampler = given.get("sampler")
     if "resume" in given:
-        # A resumed search has stored everything else.
+        # A resumed search has stored everything else; its lists may get more values.
         given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name) and value is not sampler}
     elif sampler is not None and not isinstance(sampler, str):
         given["sampler"] = type(sampler).__name__
@@ -126,13 +126,13 @@ def _arguments(
     for name, value in given.items():
         for one in _values(value) if name in REPEATED else [value]:
             arguments += [f"--{name.replace('_', '-')}", str(one)]
+    if not callable(space):
+        (folder / "space.yaml").write_text(space, encoding="utf-8")
+        arguments += ["--space", str(folder / "space.yaml")]
     if "resume" in given:
         return arguments
     if callable(space):
         arguments += ["--space-function", _pickled(folder / "space.pickle", space, "function given as the space")]
-    else:
-        (folder / "space.yaml").write_text(space, encoding="utf-8")
-        arguments += ["--space", str(folder / "space.yaml")]
     program = running_program()
     if program is None:
         # The file name becomes the name of a search without one.

@@ -51,10 +51,11 @@ def tune(
             the metric, whatever its name; if training reports a loss as well, give the metric another name, because
             policies compare trials by the metric of that name during training.
         mode: `min` or `max`; None for `min`, unless the metric's name is that of an accuracy.
-        trials: number of trials; None for all points of a space of lists.
+        trials: number of trials; None for all points of a space of lists. With `resume`, the number of further ones.
         options: `sampler`, a name or an object of `optuna.samplers`; `stop`, which ends trials for good; any other
-            option of `dike tune`, with '_' for '-': `policy`, `name`, `master`, `storage`, `quantum`, `slots`, `resume`
-            ...
+            option of `dike tune`, with '_' for '-': `policy`, `name`, `master`, `storage`, `quantum`, `slots` ...
+            `resume`, the name of a search, continues it, with further trials and with the values that its lists do not
+            have yet.
 
     Returns:
         The search's result. In a trial's process the call does not return.

@@ -32,7 +32,7 @@ from framework.project.script_flags import ParamStyle
 from framework.scheduler.task_options import check_name
 from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
-from framework.search.records import MAX_TRIALS, Mode, SearchOptions, SearchSpec
+from framework.search.records import MAX_TRIALS, Mode, Parameter, SearchOptions, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size, write_object
 
 DEFAULT_TRIALS = 20
@@ -76,7 +76,11 @@ class UnresolvedOptions:
     trials: Annotated[
         int | None,
         Field(ge=1, le=MAX_TRIALS),
-        UserOption(_SEARCHED, "Number of trials.", default=f"{DEFAULT_TRIALS}; for a grid, all its points"),
+        UserOption(
+            _SEARCHED,
+            "Number of trials; with --resume, of further ones.",
+            default=f"{DEFAULT_TRIALS}; for a grid, all its points",
+        ),
     ] = None
     sampler: Annotated[
         str | None,
@@ -181,10 +185,27 @@ def run_options(context: typer.Context, before: Mapping[str, Any]) -> dict[str, 
     return {**kept, **given}
 
 
-def changed_spec(context: typer.Context, spec: SearchSpec, options: SearchOptions) -> SearchSpec:
-    """Returns a search that is resumed, with the given options changed."""
+def changed_spec(
+    context: typer.Context, spec: SearchSpec, options: SearchOptions, unresolved: UnresolvedOptions
+) -> SearchSpec:
+    """Returns a search that is resumed, with the given options changed.
+
+    Raises:
+        BadInputError: if the search cannot have the given trials or values.
+    """
+    from framework.search.space import extended
+
     given = {field: getattr(options, field) for name, field in SETTABLE_ON_RESUME.items() if is_given(context, name)}
-    return dataclasses.replace(spec, **given)
+    return dataclasses.replace(extended(spec, unresolved.trials, given_space(unresolved)), **given)
+
+
+def given_space(unresolved: UnresolvedOptions) -> tuple[Parameter, ...]:
+    """Returns the parameters of `--space` and `--param`."""
+    # Imported late: it imports PyYAML, which --help does not need.
+    from framework.search.space import parse_parameter, read_space
+
+    listed = () if unresolved.space is None else read_space(unresolved.space)
+    return (*listed, *map(parse_parameter, unresolved.param))
 
 
 def search_spec(
@@ -204,8 +225,7 @@ def search_spec(
     Raises:
         BadInputError: if an option, the script or a file cannot be used.
     """
-    # Imported late: it imports PyYAML, which --help does not need.
-    from framework.search.space import check_space, parse_parameter, read_space
+    from framework.search.space import check_space
 
     name, trials, metric, mode = unresolved.name, unresolved.trials, unresolved.metric, unresolved.mode
     if name is not None:
@@ -213,10 +233,7 @@ def search_spec(
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
-    space = (
-        *(() if unresolved.space is None else read_space(unresolved.space)),
-        *map(parse_parameter, unresolved.param),
-    )
+    space = given_space(unresolved)
     chosen = unresolved.sampler or default_sampler(space, trials)
     if not call.sampler_object:
         check_sampler(chosen)

@@ -23,6 +23,7 @@ from framework.cli.search_options import (
     changed_spec,
     check_function,
     function_call,
+    given_space,
     run_options,
     search_spec,
     stored_function,
@@ -43,13 +44,18 @@ if TYPE_CHECKING:
     from framework.search.records import SearchOutcome, SearchSpec
     from framework.search.run import SearchRequest
 
+EXTENDING = ("trials", "param", "space")
+"""Options by which `--resume` gives a search more to try."""
 ALLOWED_ON_RESUME = {
-    *("resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format"),
+    *("resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format", *EXTENDING),
     *MESOS_OPTIONS,
     *SETTABLE_ON_RESUME,
 }
 """Options that `--resume` accepts: where and how the search runs, and how it is printed."""
-ALLOWED_ON_DETACHED_RESUME = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
+ALLOWED_ON_DETACHED_RESUME = {
+    *("resume", "detach", "follow", "wait", "constraint", "output_format", *EXTENDING),
+    *SERVICE_OPTIONS,
+}
 NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "space_function", *sorted(MESOS_OPTIONS))
 
 PANELS = merged_panels(
@@ -114,8 +120,13 @@ def tune(
         _check_resume_options(context, resume, ALLOWED_ON_DETACHED_RESUME if detach else ALLOWED_ON_RESUME)
     follow_mode = _follow_mode(wait, follow, as_json=as_json) if detach else None
     if follow_mode is not None and resume is not None:
+        from framework.service.requests import Resumption
+
         with access.client() as client:
-            submitted = client.resume(find_job(client, resume).id, tasks.constraints or None)
+            resumption = Resumption(
+                constraints=tasks.constraints or None, trials=unresolved.trials, space=given_space(unresolved)
+            )
+            submitted = client.resume(find_job(client, resume).id, resumption)
             follow_mode.after(client, submitted, resumed=True)
         return
     with stored_function(call.function, unresolved.name, url) as kept:
@@ -137,7 +148,7 @@ def tune(
                 environment={**outputs_environment(outputs_limit), **tasks.environment},
             )
         else:
-            spec, remembered = _stored_search(context, resume, url, options)
+            spec, remembered = _stored_search(context, resume, url, options, unresolved)
             mesos, tasks = access_from_options(remembered), task_values(remembered)
             logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
         if follow_mode is not None:
@@ -197,13 +208,13 @@ def _follow_mode(wait: bool, follow: bool, *, as_json: bool) -> FollowMode:
 
 
 def _stored_search(
-    context: typer.Context, name: str, url: str, options: SearchOptions
+    context: typer.Context, name: str, url: str, options: SearchOptions, unresolved: UnresolvedOptions
 ) -> tuple[SearchSpec, dict[str, Any]]:
     """Loads a search with its changed options, and the options of where to run it."""
     from framework.search.store import Store
 
     with contextlib.closing(Store(url, must_exist=True)) as store:
-        spec = changed_spec(context, store.open_search(name), options)
+        spec = changed_spec(context, store.open_search(name), options, unresolved)
         check_function(spec)
         return spec, run_options(context, store.options)
 

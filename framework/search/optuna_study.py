@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 # Unused here: otherwise Optuna would import it with a service's first search, while other threads run queries.
 import sqlalchemy.orm  # noqa: F401
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import Engine, delete, select, update
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -84,7 +84,8 @@ class Study:
         # Cached, as Optuna reads all trials to find one by number.
         self._ids = {trial.number: trial._trial_id for trial in known}
         self._reported: dict[int, int] = {}
-        self._is_exhausted = EXHAUSTED in study.user_attrs
+        # The number of trials when its sampler had no more points: more may have been added since.
+        self._is_exhausted = study.user_attrs.get(EXHAUSTED) == spec.trial_count
         self._pruner = Pruner(parse_stop(spec.stop), spec.mode) if spec.stop else None
         self._ask_space = load_object(spec.space_function, "space", spec) if spec.space_function else None
         if spec.sampler_object:
@@ -281,7 +282,7 @@ class Study:
 
     def _set_exhausted(self) -> None:
         self._is_exhausted = True
-        self._study.set_user_attr(EXHAUSTED, value=True)
+        self._study.set_user_attr(EXHAUSTED, self._spec.trial_count)
 
     def _detect_exhaustion(self, number: int) -> None:
         """Detects whether an exhaustive sampler has just given its last point.
@@ -337,6 +338,7 @@ def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
     sign_states()
     with study_errors(storage.engine.url):
         direction: Literal["minimize", "maximize"] = "minimize" if spec.mode == "min" else "maximize"
+        _set_choices(storage, spec)
         study = optuna.create_study(
             storage=storage, study_name=spec.name, direction=direction, load_if_exists=True, sampler=RandomSampler()
         )
@@ -347,6 +349,30 @@ def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
                 )
             study.set_user_attr(MARK, {"script": spec.script, "metric": spec.metric, "policy": spec.policy})
         return study
+
+
+def _set_choices(storage: RDBStorage, spec: SearchSpec) -> None:
+    """Updates the stored choices of lists that got more values: Optuna stores an index of a trial's value.
+
+    Otherwise it would refuse further trials.
+    """
+    from optuna.distributions import distribution_to_json
+    from optuna.storages._rdb.models import StudyModel, TrialModel, TrialParamModel
+
+    study = select(StudyModel.study_id).where(StudyModel.study_name == spec.name).scalar_subquery()
+    trials = select(TrialModel.trial_id).where(TrialModel.study_id == study)
+    with storage.engine.begin() as connection:
+        for parameter in spec.space:
+            if not parameter.choices:
+                continue
+            wanted = distribution_to_json(distribution_of(parameter))
+            connection.execute(
+                update(TrialParamModel)
+                .where(TrialParamModel.param_name == parameter.name)
+                .where(TrialParamModel.trial_id.in_(trials))
+                .where(TrialParamModel.distribution_json != wanted)
+                .values(distribution_json=wanted)
+            )
 
 
 def _checked_point(point: object, trial: optuna.Trial) -> dict[str, Value]:

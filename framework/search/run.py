@@ -38,6 +38,7 @@ from framework.search.records import SearchOutcome, SearchSpec, trials_to_resume
 from framework.search.recovery import close_open_slices
 from framework.search.samplers import describe_sampler
 from framework.search.slot_pool import SearchSizing, SlotLaunch
+from framework.search.space import MORE_TRIALS
 from framework.search.store import Store
 from framework.search.tensorboard import TensorBoardLog
 from framework.search.trials import TrialTracker
@@ -140,7 +141,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         log = stack.enter_context(contextlib.closing(TensorBoardLog(request.logdir, spec))) if request.logdir else None
         trials = TrialTracker(spec, store, study, records, log)
         if request.resume and not trials.open and not trials.unsampled:
-            observer.notify(f"the search {spec.name} is complete; nothing is left to run")
+            observer.notify(f"the search {spec.name} is complete; {MORE_TRIALS}")
             return SearchOutcome(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
         slices = store.load_slices()
         policy = policy_of(spec, store, slices, resumed=request.resume, notify=observer.notify)

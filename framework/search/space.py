@@ -17,7 +17,8 @@ import yaml
 
 from dike.exceptions import BadInputError
 from dike.trial.spec import Value
-from framework.search.records import Condition, Parameter
+from framework.search.records import MAX_TRIALS, Condition, Parameter, SearchSpec
+from framework.search.samplers import EXHAUSTIVE, grid_size
 from solver.strict_yaml import load_yaml
 
 # Hydra's names have dots, and a leading '+' for new keys.
@@ -34,6 +35,8 @@ _FORMS = "NAME=A,B,C or NAME=LOW:HIGH with :log, :int or :step=X behind it"
 _IF = re.compile(rf"\s+if\s+(?={_NAME.pattern}\s*=)")
 _AND = re.compile(rf"\s+and\s+(?={_NAME.pattern}\s*=)")
 _MAPPING = ("values", "when")
+MORE_TRIALS = "add trials with --trials N, or values to a list with --param NAME=..."
+"""What to do with a search that has tried everything."""
 MAX_STEPS = 1_000_000
 """Maximum number of values of a range with steps."""
 
@@ -100,6 +103,51 @@ def check_space(space: Sequence[Parameter]) -> None:
     _check_conditions(space)
 
 
+def extended(spec: SearchSpec, trials: int | None, space: Sequence[Parameter]) -> SearchSpec:
+    """Returns a search with more trials, and more values of its parameters.
+
+    Args:
+        spec: the search.
+        trials: number of further trials; None for none, but for all points that further values add to a grid.
+        space: parameters of the search; values that they do not have yet are added.
+
+    Raises:
+        BadInputError: if a parameter is unknown or not a list of values, or nothing is left to try.
+    """
+    known = {parameter.name: parameter for parameter in spec.space}
+    for other in space:
+        if other.name not in known:
+            near = difflib.get_close_matches(other.name, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "a search keeps its parameters."
+            raise BadInputError(f"The search '{spec.name}' has no parameter '{other.name}'; {hint}")
+        own = known[other.name]
+        if bool(own.choices) != bool(other.choices) or (
+            not own.choices and dataclasses.replace(other, when=own.when) != own
+        ):
+            raise BadInputError(
+                f"The parameter '{own.name}' of the search '{spec.name}' keeps its range; only lists get more values."
+            )
+        known[own.name] = dataclasses.replace(own, choices=tuple(dict.fromkeys((*own.choices, *other.choices))))
+    longer = tuple(known.values())
+    count = spec.trial_count + (trials or 0)
+    if spec.sampler in EXHAUSTIVE and not spec.sampler_object and not spec.space_function:
+        size = grid_size(longer)
+        if longer != spec.space and trials is None:
+            count += size - grid_size(spec.space)
+        count = min(size, count)
+        if trials is not None and count <= spec.trial_count:
+            listed = next((each.name for each in longer if each.choices), longer[0].name)
+            raise BadInputError(
+                f"The search '{spec.name}' has a trial for each of the {size} points of its grid; add values with "
+                f"--param {listed}=..."
+            )
+    if longer != spec.space:
+        check_space(longer)
+    if count > MAX_TRIALS:
+        raise BadInputError(f"The search '{spec.name}' would have {count:,} trials; the maximum is {MAX_TRIALS:,}.")
+    return dataclasses.replace(spec, space=longer, trial_count=count)
+
+
 def parse_value(text: str) -> Value:
     """Converts text to an integer, float or boolean if possible."""
     if text in _BOOLEANS:
@@ -118,7 +166,8 @@ def _parse_values(name: str, text: str, where: str) -> Parameter:
 
 
 def _split_outside_quotes(separator: re.Pattern[str], text: str, maximum: int = -1) -> list[str]:
-    found, at = [], 0
+    found: list[str] = []
+    at = 0
     for match in separator.finditer(text):
         if text.count('"', 0, match.start()) % 2 == 0 and len(found) != maximum:
             found.append(text[at : match.start()])

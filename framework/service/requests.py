@@ -25,7 +25,7 @@ from framework.policies.trials.registry import check_learning, make_policy
 from framework.scheduler.records import JobKind, JobRecord
 from framework.scheduler.task_options import Constraints, Environment, JobName, Volumes
 from framework.search.pruners import parse_stop
-from framework.search.records import MAX_TRIALS, SearchSpec
+from framework.search.records import MAX_PARAMETERS, MAX_TRIALS, Parameter, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
 from framework.search.store import SearchSummary
@@ -233,11 +233,16 @@ class SearchJobRequest(_Request):
 
 
 class Resumption(BaseModel):
-    """How to resume a search that has ended; without constraints it keeps the earlier ones."""
+    """How to resume a search that has ended; without constraints it keeps the earlier ones.
+
+    `trials` and `space` are as in `framework.search.space.extended`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     constraints: Constraints | None = None
+    trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] | None = None
+    space: Annotated[tuple[Parameter, ...], Field(max_length=MAX_PARAMETERS)] = ()
 
 
 JobRequest = Annotated[TrainingRequest | SearchJobRequest, Field(discriminator="kind")]

@@ -8,7 +8,7 @@ import posixpath
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from framework.scheduler.records import NEWEST, JobKind, JobRecord
 from framework.search.policy import earlier_trials
 from framework.search.records import SearchSpec
 from framework.search.recovery import SearchState
+from framework.search.space import MORE_TRIALS, extended
 from framework.search.store import Store
 from framework.service.mounts import NO_CONTAINERS, Mounts
 from framework.service.queries import checkpoint_folders
-from framework.service.requests import SearchJobRequest, TrainingRequest, is_own_search
+from framework.service.requests import Resumption, SearchJobRequest, TrainingRequest, is_own_search, stored_request
 from framework.service.store import ServiceStore
 from framework.service.users import OverLimitError
 
@@ -107,9 +108,9 @@ class Submissions:
                 f"one has {count}; search with fewer, or ask for more."
             )
 
-    def resume(self, record: JobRecord, user: str, constraints: Sequence[str] | None = None) -> None:
+    def resume(self, record: JobRecord, user: str, resumption: Resumption) -> None:
         """Resumes a search that has ended, durably; see `reopen_search`."""
-        reopen_search(self.store, record, user, constraints)
+        reopen_search(self.store, record, user, resumption, lambda spec: self._check_trials(spec.trial_count, user))
         self._inbox.put(events.JobSubmitted(record.id))
 
     def kill(self, record: JobRecord, user: str = "") -> None:
@@ -128,11 +129,14 @@ def _is_in(folder: str, other: str) -> bool:
     return folder == other or folder.startswith(f"{other.rstrip('/')}/")
 
 
-def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints: Sequence[str] | None) -> None:
-    """Queues the job of a search that has ended again, with all its trials; `constraints` None keeps the earlier ones.
+def reopen_search(
+    store: ServiceStore, record: JobRecord, user: str, resumption: Resumption, check: Callable[[SearchSpec], None]
+) -> None:
+    """Queues the job of a search that has ended again, with all its trials.
 
     Raises:
-        BadInputError: if the job is no search, has not ended, is complete, or another process runs the search.
+        BadInputError: if the job is no search, has not ended, is complete, another process runs the search, or `check`
+            refuses what it is to become.
         OverLimitError: if the job's user has reached the limit of open jobs.
     """
     name = record.id
@@ -145,13 +149,18 @@ def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints
         then = "ask again when it has ended" if record.kill_requested else "it continues automatically"
         raise BadInputError(f"The search '{name}' is {record.state}; {then}.")
     changes: dict[str, Any] = {}
-    if constraints is not None:
-        allowed = list(constraints)
-        changes = {"constraints": allowed, "request": {**record.request, "constraints": allowed}}
+    request = record.request
+    if resumption.constraints is not None:
+        changes["constraints"] = list(resumption.constraints)
+        request = {**request, "constraints": changes["constraints"]}
     searches = Store(store.database.url, engine=store.database.engine)
     if record.state_data is None and not searches.searches(name):
         # The job ended before its search was created; admitting the job creates it.
-        _reopen(store, name, user, changes)
+        asked = stored_request(record)
+        assert isinstance(asked, SearchJobRequest)
+        spec = extended(asked.to_spec(), resumption.trials, resumption.space)
+        check(spec)
+        _reopen(store, name, user, {**changes, "request": _with_spec(request, spec)})
         return
     # The lock keeps other processes from running or deleting the search meanwhile.
     with searches.lock(name):
@@ -160,16 +169,28 @@ def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints
             raise BadInputError(
                 f"The search '{name}' in the database does not belong to this job, which has none to resume."
             )
+        spec = extended(search.spec, resumption.trials, resumption.space)
+        check(spec)
         ended = sum(count for state, count in search.states.items() if state.has_ended())
-        if ended >= search.spec.trial_count:
-            raise BadInputError(f"The search '{name}' is complete; nothing is left to run.")
+        if ended >= spec.trial_count:
+            raise BadInputError(f"The search '{name}' is complete; {MORE_TRIALS}.")
+        if spec != search.spec:
+            searches.open_search(name)
+            searches.change_search(spec, searches.options)
+            request = _with_spec(request, spec)
         if record.state_data is not None:
             left = SearchState.from_json(record.state_data)
             begun = dataclasses.replace(
                 left, began_s=time.time(), ending=None, cancelled=False, slots=(), first_slot_s=None
             )
             changes["state_data"] = begun.to_json()
-        _reopen(store, name, user, changes)
+        _reopen(store, name, user, {**changes, "request": request})
+
+
+def _with_spec(request: Mapping[str, Any], spec: SearchSpec) -> dict[str, Any]:
+    """Returns a search's request with another number of trials and other values."""
+    space = [dataclasses.asdict(parameter) for parameter in spec.space]
+    return {**request, "spec": {**request["spec"], "trial_count": spec.trial_count, "space": space}}
 
 
 def _reopen(store: ServiceStore, name: str, user: str, changes: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from framework.search.samplers import (
     learns,
     write_object,
 )
+from framework.search.space import extended
 
 GRID = (Parameter("lr", (0.1, 0.03)), Parameter("optimizer", ("sgd", "adam", "lion")), Parameter("nesterov", (True,)))
 RANGES = (
@@ -635,3 +636,49 @@ def test_random_points_of_a_conditional_space_do_not_repeat(url: str) -> None:
 def test_a_range_with_steps_has_a_grid(url: str) -> None:
     study = Study.create(url, spec_of((Parameter("drop", low=0.0, high=0.5, step=0.1),), "grid", 6))
     assert [study.ask()[1]["drop"] for _ in range(6)] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def test_a_complete_search_continues_with_more_trials(url: str) -> None:
+    study = Study.create(url, spec_of(RANGES, "tpe", 2))
+    for _ in range(2):
+        study.tell(study.ask()[0], 1.0, failed=False)
+    assert not study.remaining
+    study.close()
+    longer = extended(spec_of(RANGES, "tpe", 2), 3, ())
+    study = Study.open(url, longer)
+    assert [study.ask()[0] for _ in range(3)] == [2, 3, 4]
+    assert not study.remaining
+
+
+@pytest.mark.parametrize("sampler", ["grid", "bruteforce", "tpe"])
+def test_lists_get_more_values(url: str, sampler: str) -> None:
+    space = (Parameter("lr", (0.1, 0.2)), Parameter("kind", ("a", True)))
+    spec = spec_of(space, sampler, 4)
+    study = Study.create(url, spec)
+    before = []
+    for _ in range(4):
+        number, point = study.ask()
+        study.tell(number, 1.0, failed=False)
+        before.append(point)
+    study.close()
+    longer = extended(spec, None if sampler == "grid" else 2, (Parameter("lr", (0.2, 0.3)),))
+    assert longer.trial_count == 6
+    study = Study.open(url, longer)
+    assert list(study.asked().values()) == before
+    after = [study.ask()[1] for _ in range(2)]
+    if sampler != "tpe":
+        assert sorted(map(str, after)) == sorted(map(str, ({"lr": 0.3, "kind": "a"}, {"lr": 0.3, "kind": True})))
+
+
+@pytest.mark.parametrize(
+    ("trials", "space", "sentence"),
+    [
+        (5, (), "has a trial for each of the 6 points of its grid; add values with --param lr=..."),
+        (None, (Parameter("lrr", (1,)),), "has no parameter 'lrr'; did you mean 'lr'?"),
+        (None, (Parameter("lr", low=0, high=1),), "'lr' of the search 's' keeps its range"),
+    ],
+)
+def test_what_a_search_cannot_get(trials: int | None, space: tuple[Parameter, ...], sentence: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        extended(spec_of(GRID, "grid", 6), trials, space)
+    assert sentence in str(caught.value)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,12 @@ from framework.mesos import events
 from framework.project import bundle
 from framework.scheduler.journal import StorageUnavailableError
 from framework.scheduler.records import JobState
-from framework.search.records import TrialState
+from framework.search.records import Parameter, TrialState
 from framework.search.recovery import SearchState
 from framework.search.slots import Slot
 from framework.search.store import Store
-from framework.service.requests import read_request
+from framework.service.requests import Resumption, read_request
+from framework.service.users import OverLimitError, UserLimits
 from tests.search.search_stage import search_spec
 from tests.service.api_stage import training
 from tests.service.searches_stage import SearchesStage
@@ -49,8 +51,8 @@ class ResumingStage(SearchesStage):
         self.submissions.kill(self.job("s"), "ann")
         self.deliver()
 
-    def resume(self, user: str = "ann", constraints: Sequence[str] | None = None) -> None:
-        self.submissions.resume(self.job("s"), user, constraints)
+    def resume(self, user: str = "ann", **options: Any) -> None:
+        self.submissions.resume(self.job("s"), user, Resumption(**options))
 
     def refused(self) -> str:
         before, asked = self.job("s"), self.inbox.qsize()
@@ -110,7 +112,32 @@ def test_a_killed_search_resumes_where_it_was(stage: ResumingStage, tmp_path: Pa
     assert [(trial.state, trial.runs) for trial in stage.trials("s")] == [
         (TrialState.FINISHED, runs) for runs in (1, 2, 1)
     ]
-    assert stage.refused() == "The search 's' is complete; nothing is left to run."
+    assert stage.refused().startswith("The search 's' is complete; add trials with --trials N")
+
+
+@pytest.mark.slow
+def test_a_complete_search_gets_more_trials_and_values(
+    stage: ResumingStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = (Parameter("lr", (0.1, 0.2)),)
+    stage.submit(search_spec(tmp_path, max_slots=1, checkpoint_dir="", space=space, sampler="grid", trial_count=2))
+    slot = stage.launch("s")
+    for trial in range(2):
+        stage.run_ends(slot, trial, "finished")
+    stage.slot_ends(slot)
+    assert stage.job("s").state is JobState.FINISHED
+    with monkeypatch.context() as limited:
+        limited.setattr(stage.store, "limits", lambda user: UserLimits(trials=2))
+        with pytest.raises(OverLimitError, match=r"is 2, and this one has 3"):
+            stage.resume(space=(Parameter("lr", (0.3,)),))
+    stage.resume(space=(Parameter("lr", (0.3,)),))
+    stage.deliver()
+    assert stage.job("s").request["spec"]["trial_count"] == 3
+    slot = stage.launch("s")
+    stage.run_ends(slot, 2, "finished")
+    stage.slot_ends(slot)
+    assert stage.job("s").state is JobState.FINISHED
+    assert [trial.parameters for trial in stage.trials("s")] == [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]
 
 
 @pytest.mark.slow
@@ -167,7 +194,7 @@ def test_it_waits_behind_the_others_and_where_it_is_told_to(stage: ResumingStage
     stage.submit(search_spec(tmp_path))
     stage.kill_job()
     stage.submit(search_spec(tmp_path, name="other"))
-    stage.resume(constraints=["rack:IS:r1"])
+    stage.resume(constraints=("rack:IS:r1",))
     assert [job.id for job in stage.store.open_jobs()] == ["other", "s"]
     assert stage.job("s").constraints == ("rack:IS:r1",)
     assert list(read_request(stage.job("s").request).constraints) == ["rack:IS:r1"]
@@ -208,7 +235,7 @@ def test_searches_that_cannot_be_resumed(stage: ResumingStage, tmp_path: Path) -
     assert "The search 's' is being run by process" in stage.refused()
     training_job = stage.submissions.submit(read_request(training()), bundle.pack(stage.script), "ann")
     with pytest.raises(BadInputError, match=r"is a training job.*--checkpoint-dir"):
-        stage.submissions.resume(training_job, "ann")
+        stage.submissions.resume(training_job, "ann", Resumption())
 
 
 def test_a_search_of_another_user_is_not_resumed(stage: ResumingStage, tmp_path: Path) -> None:
@@ -225,7 +252,7 @@ def test_two_who_ask_at_once_get_one_search(stage: ResumingStage, tmp_path: Path
     ended = stage.job("s")
     stage.resume()
     with pytest.raises(BadInputError, match="resumed already"):
-        stage.submissions.resume(ended, "root")
+        stage.submissions.resume(ended, "root", Resumption())
     stage.service.handle(events.JobSubmitted("s"))
     stage.deliver()
     assert [handle.job_id for handle in stage.service.scheduler.jobs] == ["s"]

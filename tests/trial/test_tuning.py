@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler
 
 from dike.exceptions import BadInputError, JobFailedError
@@ -29,7 +30,7 @@ from dike.trial.train_function import arguments_for
 from dike.trial.tuning import grid_search, tune
 from framework.cli.search_options import function_call
 from framework.cli.tune import tune as command
-from framework.search.records import Parameter, TrialRecord, TrialState
+from framework.search.records import Condition, Parameter, TrialRecord, TrialState
 from framework.search.space import read_space
 from framework.search.store import Store
 from framework.service.api.schemas import TrialView
@@ -78,6 +79,10 @@ def test_a_space_is_written_as_the_command_reads_it(tmp_path: Path) -> None:
         "layers": np.int64(3),
         "steps": range(1, 4),
         "batch-size": 32,
+        "dropout": (0.0, 0.5, "step=0.1"),
+        "rate_2": FloatDistribution(1e-5, 0.1, log=True),
+        "units_2": {"values": IntDistribution(32, 256, step=32), "when": {"layers": 3}},
+        "kind": {"values": CategoricalDistribution(["a", "b"]), "when": {"steps": [1, 2], "flag": True}},
     }
     path = tmp_path / "space.yaml"
     path.write_text(search_space.to_yaml(space))
@@ -93,7 +98,42 @@ def test_a_space_is_written_as_the_command_reads_it(tmp_path: Path) -> None:
         Parameter("layers", (3,)),
         Parameter("steps", (1, 2, 3)),
         Parameter("batch-size", (32,)),
+        Parameter("dropout", low=0, high=0.5, step=0.1),
+        Parameter("rate_2", low=1e-5, high=0.1, log=True),
+        Parameter("units_2", low=32, high=256, is_integer=True, step=32, when=(Condition("layers", (3,)),)),
+        Parameter("kind", ("a", "b"), when=(Condition("steps", (1, 2)), Condition("flag", (True,)))),
     )
+
+
+def test_keras_tuners_parameters_are_a_space(tmp_path: Path) -> None:
+    keras_tuner = pytest.importorskip("keras_tuner")
+    space = keras_tuner.HyperParameters()
+    space.Int("layers", 1, 3)
+    space.Choice("activation", ["relu", "tanh"])
+    with space.conditional_scope("layers", [2, 3]):
+        space.Int("units_2", 16, 64, step=16)
+    space.Float("lr", 1e-5, 0.1, sampling="log")
+    space.Boolean("norm")
+    space.Fixed("epochs", 3)
+    path = tmp_path / "space.yaml"
+    path.write_text(search_space.to_yaml(space))
+    assert read_space(path) == (
+        Parameter("layers", low=1, high=3, is_integer=True),
+        Parameter("activation", ("relu", "tanh")),
+        Parameter("units_2", low=16, high=64, is_integer=True, step=16, when=(Condition("layers", (2, 3)),)),
+        Parameter("lr", low=1e-5, high=0.1, log=True),
+        Parameter("norm", (False, True)),
+        Parameter("epochs", (3,)),
+    )
+    space.Float("odd", 0.1, 0.9, sampling="reverse_log")
+    with pytest.raises(BadInputError, match="'odd' of KerasTuner is Float with sampling reverse_log"):
+        search_space.to_yaml(space)
+
+
+def test_a_conditional_argument_needs_a_default() -> None:
+    space = {"layers": [1, 2], "units": {"values": [8], "when": {"layers": 2}}}
+    with pytest.raises(BadInputError, match="needs 'units', which not all trials have; give it a default"):
+        tune(lambda layers, units: 0.0, space)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +145,9 @@ def test_a_space_is_written_as_the_command_reads_it(tmp_path: Path) -> None:
         ({"lr": (0.1, "high")}, "or a list to choose from"),
         ({"lr": (0.1, 0.2, "lag")}, r"write \(low, high\)"),
         ({"lr": (True, False)}, r"write \(low, high\)"),
+        ({"lr": (0.1, 0.2, "stp=1")}, r"write \(low, high\)"),
+        ({"lr": {"value": [1]}}, r"write \{'values': \[1, 2\]"),
+        ({"lr": {"values": [1], "when": [2]}}, r"write \{'values': \[1, 2\]"),
         ({"lr": [0.1, None]}, "The parameter 'lr' takes numbers, booleans and text, not None"),
         ({"lr": [[0.1]]}, r"not \[0.1\]"),
         ({"lr": [float("nan")]}, "is nan; use finite numbers"),
@@ -162,13 +205,12 @@ def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytes
     assert arguments[arguments.index("--sampler") + 1] == "RandomSampler"
     assert {"--sampler-object", "--space-function"} < set(arguments)
     assert "--space" not in arguments
-    # A resumed search has all of that in its database.
-    assert search_command.search(print, "", {**own, "resume": "s"}, ())["arguments"] == [
-        "--format",
-        "json",
-        "--resume",
-        "s",
-    ]
+    # A resumed search has all of that in its database, but its lists may have got more values.
+    resumed = search_command.search(print, "lr: [1]", {**own, "resume": "s"}, ())["arguments"]
+    assert resumed[:5] == ["--format", "json", "--resume", "s", "--space"]
+    assert len(resumed) == 6
+    arguments = search_command.search(print, lambda trial: {}, {**own, "resume": "s"}, ())["arguments"]
+    assert arguments == ["--format", "json", "--resume", "s"]
     with pytest.raises(BadInputError, match="The sampler cannot be sent to other processes"):
         search_command.search(print, "", {"sampler": threading.Lock()}, ())
     data = bytes(2**21)

@@ -6,7 +6,7 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,7 +36,7 @@ from framework.service.api.schemas import (
 from framework.service.explanation import Explanation
 
 if TYPE_CHECKING:
-    from framework.service.requests import SearchJobRequest, TrainingRequest
+    from framework.service.requests import Resumption, SearchJobRequest, TrainingRequest
 
 RECONNECT_TIMEOUT_S = 600.0
 """Maximum time that a follower waits for a service that is away."""
@@ -80,10 +80,9 @@ class ServiceClient:
             files={"bundle": ("bundle.tar.gz", io.BytesIO(bundle), "application/gzip")},
         )
 
-    def resume(self, job_id: str, constraints: Sequence[str] | None = None) -> Submitted:
-        """Resumes a search that was killed or has failed; `constraints` None keeps the earlier ones."""
-        asked = {"constraints": None if constraints is None else list(constraints)}
-        return self._http.post(f"{_path(job_id)}/resume", Submitted, json=asked)
+    def resume(self, job_id: str, resumption: Resumption) -> Submitted:
+        """Resumes a search that has ended."""
+        return self._http.post(f"{_path(job_id)}/resume", Submitted, json=resumption.model_dump(mode="json"))
 
     def jobs(self, *, user: str | None = None, states: tuple[JobState, ...] = ()) -> Iterator[JobView]:
         """Jobs, newest first; with all states if `states` is empty."""

@@ -156,7 +156,7 @@ def resubmit_job(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
 
 @router.post("/jobs/{job_id}/resume", openapi_extra=_RESUMPTION)
 async def resume_search(request: Request, service: Service, user: SignedIn, record: OwnJob) -> Submitted:
-    """Resumes a search that was killed or has failed: the same job, with its trials and their checkpoints."""
+    """Resumes a search that has ended: the same job, with its trials and their checkpoints."""
     # Read here, as in submit_job.
     text = await request.body()
     try:
@@ -164,12 +164,12 @@ async def resume_search(request: Request, service: Service, user: SignedIn, reco
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
         raise RequestValidationError(found) from None
-    return await run_in_threadpool(_resume, service, user, record.id, None if asked is None else asked.constraints)
+    return await run_in_threadpool(_resume, service, user, record.id, asked or Resumption())
 
 
-def _resume(service: Backend, user: User, job_id: str, constraints: Sequence[str] | None) -> Submitted:
+def _resume(service: Backend, user: User, job_id: str, resumption: Resumption) -> Submitted:
     # Loaded again: the job may have changed while the body was read.
-    service.submissions.resume(find_job(service, job_id), user.name, constraints)
+    service.submissions.resume(find_job(service, job_id), user.name, resumption)
     reopened = find_job(service, job_id)
     return _submitted(service, user, reopened, reason_never_fits(stored_request(reopened), service.snapshot()))
 
