@@ -58,6 +58,7 @@ class Standing:
         is_reported: whether the script has reported a value. From then on, losses of batches are ignored: a single
             batch says little.
         stated: number of values that the script has reported.
+        epochs: number of finished epochs of `fit`, or of reports with the objective.
     """
 
     last: float | None = None
@@ -65,6 +66,7 @@ class Standing:
     best_step: int | None = None
     is_reported: bool = False
     stated: int = 0
+    epochs: int = 0
 
     def record(self, step: int, value: float, mode: str) -> bool:
         """Returns whether the value is the best one."""
@@ -294,7 +296,7 @@ class TrialRuntime:
             return False
         if is_reported and not self.standing.is_reported:
             self._is_restated = self.standing.best is not None
-            self.standing = Standing(is_reported=True)
+            self.standing = Standing(is_reported=True, epochs=self.standing.epochs)
         self._value = value
         if is_reported:
             self._add_value(step, value)
@@ -310,6 +312,23 @@ class TrialRuntime:
             self._stride *= 2
             self._values = [each for each in self._values if each[0] % self._stride == 0]
         self._values.append((self.standing.stated, step, value))
+
+    def is_over(self, step: int) -> bool:
+        """Returns whether the trial has trained as many steps or epochs as the search lets it."""
+        spec, epochs = self.spec, self.standing.epochs
+        return (spec.max_steps is not None and step >= spec.max_steps) or (
+            spec.max_epochs is not None and epochs >= spec.max_epochs
+        )
+
+    def end_if_over(self) -> None:
+        """Ends a script with a training loop of its own, as `sys.exit(0)` does, once the trial is over.
+
+        Raises:
+            SystemExit: if it is.
+        """
+        if self.is_over(self.step):
+            print(f"dike: this trial ends here, after step {self.step}.", file=sys.stderr, flush=True)
+            raise SystemExit(0)
 
     def write_best(self, write: Callable[[], object]) -> None:
         """Writes the best model, if the disk has space and the time limit for best models is not used up."""
@@ -416,7 +435,7 @@ class TrialRuntime:
         known = self.standing
         if self.spec.metric not in values and known.best is not None and value not in (known.last, known.best):
             # An unnamed number that no epoch reported is another quantity: only this one counts.
-            self.standing, self._is_restated = Standing(is_reported=True), True
+            self.standing, self._is_restated = Standing(is_reported=True, epochs=known.epochs), True
             print(
                 f"dike: the function's return value replaces the {self.spec.metric} of training, by which trials were "
                 "compared until now; give it another name: metric='NAME'.",

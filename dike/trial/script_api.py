@@ -68,6 +68,7 @@ def report(step: int, **metrics: float) -> None:
 
     Raises:
         BadInputError: if the step or a metric is not a number.
+        SystemExit: if the trial has reached `--max-steps` or `--max-epochs`.
     """
     trial = _script_trial()
     if trial is not None:
@@ -125,6 +126,9 @@ class _ScriptTrial:
             trial.training(preemptible=self._hooks is not None)
         others = {name: metrics[name] for name in metrics if name != "loss"}
         trial.progress(step, metrics.get("loss"), others, metrics.get(trial.spec.metric))
+        if trial.spec.metric in metrics:
+            trial.standing.epochs += 1
+        trial.end_if_over()
         if self._hooks is None:
             return
         hooks = self._hooks

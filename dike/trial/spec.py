@@ -47,6 +47,7 @@ class TrialSpec:
             wait for `continue N` to resume as run N.
         processes: number of equal processes of a script that distributes itself.
         every_value: whether to report each value of the objective, not only the newest of an interval.
+        max_steps, max_epochs: after so many of them the trial has been trained to its end; None for no limit.
     """
 
     search: str
@@ -64,6 +65,8 @@ class TrialSpec:
     control_fd: int | None = None
     every_value: bool = False
     processes: int = 1
+    max_steps: int | None = None
+    max_epochs: int | None = None
 
     def checkpoint_path(self, step: int) -> str:
         """Unique per run and step."""

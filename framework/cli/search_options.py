@@ -30,8 +30,8 @@ from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
 from framework.project.script_flags import ParamStyle
 from framework.scheduler.task_options import check_name
+from framework.search.limits import check_options
 from framework.search.migration_cost import DEFAULT_MOVE_S
-from framework.search.pruners import parse_stop
 from framework.search.records import MAX_TRIALS, Mode, Parameter, SearchOptions, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size, write_object
 
@@ -196,7 +196,9 @@ def changed_spec(
     from framework.search.space import extended
 
     given = {field: getattr(options, field) for name, field in SETTABLE_ON_RESUME.items() if is_given(context, name)}
-    return dataclasses.replace(extended(spec, unresolved.trials, given_space(unresolved)), **given)
+    changed = dataclasses.replace(extended(spec, unresolved.trials, given_space(unresolved)), **given)
+    check_options(changed)
+    return changed
 
 
 def given_space(unresolved: UnresolvedOptions) -> tuple[Parameter, ...]:
@@ -237,8 +239,7 @@ def search_spec(
     chosen = unresolved.sampler or default_sampler(space, trials)
     if not call.sampler_object:
         check_sampler(chosen)
-    if options.stop:
-        parse_stop(options.stop)
+    check_options(options)
     if space or not call.space_function:
         check_space(space)
     if call.space_function and chosen == "grid":

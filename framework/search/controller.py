@@ -25,6 +25,7 @@ from framework.policies.trials.interface import Choice, Policy
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.job import INTERRUPTED, Answer, JobOutcome, Message, Need
 from framework.scheduler.records import JobState
+from framework.search.limits import Budget, TimeLimit
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchOutcome, SliceRecord, TrialRecord, TrialState
 from framework.search.recovery import SearchState, restore_runs
@@ -104,6 +105,7 @@ class SearchController:
         self._began_s = restored.began_s
         timed_s = restored.first_slot_s if patient else restored.began_s  # waiting for other jobs does not count
         self._time_limit = TimeLimit(launch.spec.timeout_s, timed_s, clock, wall_clock)
+        self._budget = Budget.parse(launch.spec.budget) if launch.spec.budget else None
         self._failed_executors: set[str] = set()
         """Executors whose slots failed since anything last trained."""
         self._failed_in: dict[int, str] = {}
@@ -270,6 +272,9 @@ class SearchController:
         if self._time_limit.start_or_check(has_slots=bool(self._pool.slots)):
             self._end_search(f"the search reached its time limit of {self._spec.timeout_s:g} s (--timeout)")
             return
+        if self._is_budget_used_up():
+            self._end_search(f"the search has used its budget of {self._spec.budget}; continue with a greater --budget")
+            return
         if self._trials.admit(self._max_open_trials(), now, self._wall()):
             self._must_decide = True
         if not self._trials.open:
@@ -279,6 +284,13 @@ class SearchController:
         self._pool.end_unresponsive(now)
         if self._must_decide or (self._wake_at_s is not None and now >= self._wake_at_s):
             self._decide(now)
+
+    def _is_budget_used_up(self) -> bool:
+        """Raises BadInputError if the budget is of GPUs, and slots have none."""
+        gpus = self._pool.slot_gpus
+        if self._budget is None or gpus is None:
+            return False
+        return self._budget.is_used_up(self._trials.records.values(), self._wall(), gpus, self._spec.slot_cpus)
 
     def _max_open_trials(self) -> int:
         """Returns the maximum number of open trials: all of them, unless the sampler learns from earlier ones."""
@@ -670,44 +682,6 @@ class SearchController:
         run.record.slot_s += ended.end_s - ended.start_s
         run.record.current = None
         self._store.save_slice(ended)
-
-
-class TimeLimit:
-    """The time limit of a search.
-
-    Args:
-        limit_s: maximum duration; None for no limit.
-        since_s: start, seconds since the epoch; None: starts with the first slot.
-
-    Attributes:
-        since_s: start, seconds since the epoch; None before.
-    """
-
-    def __init__(
-        self,
-        limit_s: float | None,
-        since_s: float | None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.since_s = since_s
-        self._limit_s = limit_s
-        self._clock = clock
-        self._wall = wall_clock
-        self._begun_s = clock() - (wall_clock() - since_s) if since_s is not None else None
-
-    @property
-    def runs(self) -> bool:
-        """Whether there is a limit and it has started."""
-        return self._limit_s is not None and self._begun_s is not None
-
-    def start_or_check(self, *, has_slots: bool) -> bool:
-        """Starts the limit with the first slot, and returns whether it is exceeded."""
-        if self._begun_s is None and has_slots:
-            self.since_s, self._begun_s = self._wall(), self._clock()
-        if self._limit_s is None or self._begun_s is None:
-            return False
-        return self._clock() - self._begun_s >= self._limit_s
 
 
 def _decoded(data: str) -> SlotStatus | Losses | TrialOutput | None:

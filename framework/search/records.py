@@ -135,6 +135,24 @@ class SearchOptions:
             default="no trial is stopped",
         ),
     ] = ""
+    max_epochs: Annotated[
+        int | None,
+        Field(ge=1, le=2**53),
+        UserOption(
+            _ORDER,
+            "Train each trial for at most N epochs of fit, or N reports of the metric; then it has finished.",
+            settable_on_resume=True,
+        ),
+    ] = None
+    max_steps: Annotated[
+        int | None,
+        Field(ge=1, le=2**53),
+        UserOption(
+            _ORDER,
+            "Train each trial for at most N steps (batches, or steps of dike.report); then it has finished.",
+            settable_on_resume=True,
+        ),
+    ] = None
     timeout_s: Annotated[
         Seconds | None,
         UserOption(
@@ -144,6 +162,16 @@ class SearchOptions:
             settable_on_resume=True,
         ),
     ] = None
+    budget: Annotated[
+        Text,
+        UserOption(
+            _ORDER,
+            "Maximum hours of GPUs or CPUs for which trials have slots, such as 40gpuh or 100cpuh. Then they are "
+            "suspended, and you can resume the search.",
+            default="no limit",
+            settable_on_resume=True,
+        ),
+    ] = ""
     on_failure: Annotated[
         OnFailure,
         UserOption(

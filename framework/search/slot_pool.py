@@ -135,6 +135,11 @@ class SlotPool:
         return sorted((slot for slot in self._slots.values() if not slot.is_gone), key=lambda slot: slot.id)
 
     @property
+    def slot_gpus(self) -> int | None:
+        """GPUs of a slot; None if they depend on the first offers."""
+        return self._slot_gpus
+
+    @property
     def active(self) -> list[Slot]:
         """The slots that have not been asked to end."""
         return [slot for slot in self.slots if not slot.leaving]

@@ -503,6 +503,8 @@ def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
         call=spec.call,
         every_value=bool(spec.stop),
         processes=(spec.slot_gpus or 1) if spec.distributes_itself else 1,
+        max_steps=spec.max_steps,
+        max_epochs=spec.max_epochs,
     )
     left_s = None if spec.trial_timeout_s is None else max(MIN_RUN_TIME_S, spec.trial_timeout_s - trial.slot_s)
     return TrialRun(order, trial_arguments(spec, trial), left_s)

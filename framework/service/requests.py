@@ -24,7 +24,7 @@ from dike.profile import ModelProfile
 from framework.policies.trials.registry import check_learning, make_policy
 from framework.scheduler.records import JobKind, JobRecord
 from framework.scheduler.task_options import Constraints, Environment, JobName, Volumes
-from framework.search.pruners import parse_stop
+from framework.search.limits import check_options
 from framework.search.records import MAX_PARAMETERS, MAX_TRIALS, Parameter, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
@@ -62,8 +62,7 @@ def check_search(spec: SearchSpec) -> None:
     if spec.sampler_object or spec.space_function:
         raise BadInputError("A service runs no Python objects of its users: name the sampler and list the space.")
     check_sampler(spec.sampler)
-    if spec.stop:
-        parse_stop(spec.stop)
+    check_options(spec)
     check_space(spec.space)
     for parameter in spec.space:
         # A grid holds every integer of a range.

@@ -439,6 +439,28 @@ def test_the_timeout_ends_the_search(begin: Any) -> None:
     assert "--timeout" in stage.search.result.failure
 
 
+def test_a_used_up_budget_ends_the_search_and_a_greater_one_continues_it(
+    begin: Any, tmp_path: Path, storage: str
+) -> None:
+    stage = begin(trials=1, budget="0.01cpuh")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    stage.tick(35)
+    assert not slot.wanted.leave
+    stage.tick(2)
+    assert slot.wanted.leave
+    slot.end("suspended", checkpoint="/c/x", step=3)
+    slot.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.result.failure == "the search has used its budget of 0.01cpuh; continue with a greater --budget"
+    for budget, is_left in (("0.01cpuh", False), ("0.02cpuh", True)):
+        records = list(stored(storage).values())
+        resumed = SearchStage(search_spec(tmp_path, trials=1, budget=budget), storage, records=records)
+        resumed.offer(cpus=1)
+        resumed.tick(1)
+        assert resumed.search.result.failure == ("" if is_left else stage.search.result.failure)
+
+
 def test_waiting_in_a_queue_does_not_count(begin: Any) -> None:
     stage = begin(trials=1, timeout_s=50.0, patient=True)
     alike = stage.search.equivalence_class

@@ -267,6 +267,7 @@ class TrialFit:
         if self.batches_per_epoch is not None:
             done = min(done, self.batches_per_epoch)
         self._reports.step_done(self._steps_before + done, loss_of(logs))
+        self._model.stop_training |= self._reports.is_over
 
     def between_steps(self, batch: int) -> None:
         if self._runtime.suspend_requested or self._runtime.checkpoint_due:
@@ -286,6 +287,7 @@ class TrialFit:
         has_validated = any(name.startswith("val_") for name in logs)
         self._steps_before = self._reports.step
         self._reports.epoch_done(scalar_logs(logs), is_complete=has_validated or not validates(self._arguments))
+        self._model.stop_training |= self._reports.is_over
         self._epoch = epoch + 1
         is_last = self._model.stop_training or self._epoch >= self._arguments["epochs"]
         if not is_last and (self._runtime.suspend_requested or self._runtime.checkpoint_due):

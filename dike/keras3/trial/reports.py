@@ -56,6 +56,12 @@ class KerasReports:
         self.flush()
         if loss is not None and self._runtime.spec.metric == "loss":
             self._runtime.progress(self.step, value=float(loss), is_reported=False)
+        self._runtime.end_if_over()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no `fit` is to train any more."""
+        return self._runtime.is_over(self.step)
 
     def epoch_done(self, logs: Mapping[str, float], *, is_complete: bool) -> None:
         """Reports an epoch. `is_complete`: whether epochs never have more results, such as those of a validation.
@@ -67,6 +73,7 @@ class KerasReports:
         if self._losses is not None:
             self._losses.epoch_ended()
         self._epoch_begin = self.step
+        self._runtime.standing.epochs += 1
         metric = self._runtime.spec.metric
         self._runtime.progress(self.step, metrics=logs, value=logs.get(metric))
         if is_complete and not self._is_metric_checked:
@@ -98,10 +105,12 @@ def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             reports.step_done(self._steps_before + batch + 1, loss_of(logs))
+            self.model.stop_training |= reports.is_over
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             has_validated = any(name.startswith("val_") for name in logs or {})
             reports.epoch_done(scalar_logs(logs), is_complete=has_validated or not self._validates)
+            self.model.stop_training |= reports.is_over
 
     @functools.wraps(fit)
     def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -97,6 +97,8 @@ class SaveHook(tf.compat.v1.train.SessionRunHook):
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._trial.save_if_due(run_context.session)
+        if self._trial.is_over:
+            run_context.request_stop()
 
     def end(self, session: Any) -> None:
         self._trial.save_if_changed(session)

@@ -123,6 +123,10 @@ class GraphTrial:
         tracked: TrackedSession | None = session._dike_trial
         return tracked is not None and not tracked.is_monitored and not self._is_untracked and _in_main_thread()
 
+    @property
+    def is_over(self) -> bool:
+        return self._runtime.is_over(self._step)
+
     def suspend_if_saved(self) -> None:
         """Suspends the trial if `save_if_due` has saved it for that.
 
@@ -170,6 +174,9 @@ class GraphTrial:
         if not _in_main_thread():
             return self._run_in_other_thread(tracked, session, targets, fetches, run)
         info = tracked.run_info(session.graph, targets, fetches)
+        if info.trains and self.is_over:
+            self.save_if_changed(session)
+            self._runtime.end_if_over()
         tracked.has_run = True
         if self._replay_index is not None:
             return self._replay(info, bool(fetches), run)

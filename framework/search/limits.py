@@ -1,0 +1,99 @@
+"""Limits of a search as a whole: its time, and the hours of GPUs or CPUs that it uses."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dike.exceptions import BadInputError
+from framework.search.pruners import parse_stop
+from framework.search.records import SearchOptions, TrialRecord
+
+_BUDGET = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) ?([gc]pu)h")
+_HOUR_S = 3600.0
+
+
+class TimeLimit:
+    """The time limit of a search.
+
+    Args:
+        limit_s: maximum duration; None for no limit.
+        since_s: start, seconds since the epoch; None: starts with the first slot.
+
+    Attributes:
+        since_s: start, seconds since the epoch; None before.
+    """
+
+    def __init__(
+        self,
+        limit_s: float | None,
+        since_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.since_s = since_s
+        self._limit_s = limit_s
+        self._clock = clock
+        self._wall = wall_clock
+        self._begun_s = clock() - (wall_clock() - since_s) if since_s is not None else None
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a limit and it has started."""
+        return self._limit_s is not None and self._begun_s is not None
+
+    def start_or_check(self, *, has_slots: bool) -> bool:
+        """Starts the limit with the first slot, and returns whether it is exceeded."""
+        if self._begun_s is None and has_slots:
+            self.since_s, self._begun_s = self._wall(), self._clock()
+        if self._limit_s is None or self._begun_s is None:
+            return False
+        return self._clock() - self._begun_s >= self._limit_s
+
+
+def check_options(options: SearchOptions) -> None:
+    """Raises `BadInputError` if `--stop` or `--budget` cannot be parsed."""
+    if options.stop:
+        parse_stop(options.stop)
+    if options.budget:
+        Budget.parse(options.budget)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many hours of GPUs or CPUs the trials of a search may have slots.
+
+    Attributes:
+        hours: of one GPU or CPU.
+        unit: `gpu` or `cpu`.
+    """
+
+    hours: float
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Parses `40gpuh` or `100cpuh`.
+
+        Raises:
+            BadInputError: if it is neither.
+        """
+        match = _BUDGET.fullmatch(text.strip().lower())
+        if match is None or not 0 < float(match[1]) <= 1e9:
+            raise BadInputError(f"--budget is '{text}'; write hours of GPUs or CPUs, such as 40gpuh or 100cpuh.")
+        return cls(float(match[1]), match[2])
+
+    def is_used_up(self, trials: Iterable[TrialRecord], now_s: float, gpus: int, cpus: float) -> bool:
+        """Returns whether the trials have had slots of that many GPUs and CPUs for so long, until `now_s`.
+
+        Raises:
+            BadInputError: if it counts GPUs, and slots have none.
+        """
+        if self.unit == "gpu" and not gpus:
+            raise BadInputError(
+                "The slots of this search have no GPU; give --budget in hours of CPUs, such as 100cpuh."
+            )
+        held_s = sum(trial.held_s(now_s) for trial in trials)
+        return held_s * (gpus if self.unit == "gpu" else cpus) >= self.hours * _HOUR_S
