@@ -178,7 +178,7 @@ def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> l
 
 def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     """Describes the state of the search in one line."""
-    # For running trials, `starting` and `restarting 2/3` are more precise than the state.
+    # For running trials, `starting` and `restarting (try 2)` are more precise than the state.
     counts = Counter(trial.status.partition(" ")[0] for trial in trials)
     states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     best = describe_best(trials, spec.metric, spec.mode)

@@ -32,6 +32,12 @@ _ERROR = re.compile(
 _MACHINE_ERROR = re.compile(r"CUDA|cuDNN|NCCL|GPU|out of memory|No space left", re.IGNORECASE)
 
 
+_GPU_MEMORY_ERROR = re.compile(
+    r"OOM when allocating|ResourceExhausted|RESOURCE_EXHAUSTED|CUDA out of memory|OutOfMemoryError"
+)
+"""What TensorFlow, JAX and PyTorch print."""
+
+
 @dataclass(frozen=True)
 class ScriptError:
     """An exception in a traceback.
@@ -94,6 +100,12 @@ def may_be_transient(output: str) -> bool:
     """Whether the failure may be due to other processes or the machine and not the script."""
     summary = failure_summary(output)
     return _TRANSIENT.fullmatch(summary.partition(":")[0]) is not None or _MACHINE_ERROR.search(summary) is not None
+
+
+def is_out_of_gpu_memory(output: str) -> bool:
+    """Whether the script failed because a GPU had too little memory."""
+    error = script_error(output)
+    return error is not None and _GPU_MEMORY_ERROR.search(error.summary) is not None
 
 
 def is_deterministic(output: str) -> bool:

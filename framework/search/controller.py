@@ -22,15 +22,16 @@ from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import TaskState
 from framework.policies.trials.interface import Choice, Policy
+from framework.project.failure_summary import is_out_of_gpu_memory
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.job import INTERRUPTED, Answer, JobOutcome, Message, Need
 from framework.scheduler.records import JobState
-from framework.search.limits import Budget, TimeLimit
+from framework.search.limits import Budget, FailureRule, TimeLimit
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchOutcome, SliceRecord, TrialRecord, TrialState
 from framework.search.recovery import SearchState, restore_runs
 from framework.search.samplers import learns
-from framework.search.slot_pool import SlotLaunch, SlotPool
+from framework.search.slot_pool import SlotLaunch, SlotPool, gpu_memory_bytes
 from framework.search.slots import ActiveRun, Slot, prefer_paused
 from framework.search.store import Store
 from framework.search.trials import RetryAction, TrialTracker, trial_run
@@ -110,6 +111,9 @@ class SearchController:
         """Executors whose slots failed since anything last trained."""
         self._failed_in: dict[int, str] = {}
         """Trial without a step since its failure -> executor of the failure."""
+        self._failure_rule = FailureRule.parse(launch.spec.on_failure)
+        self._outgrown: dict[int, int] = {}
+        """Trial that ran out of GPU memory -> memory of that GPU, bytes."""
         self._too_slow: set[int] = set()
         self._learns = learns(launch.spec)
         self._ends_waiting_since_s: dict[tuple[int, int], float] = {}
@@ -327,7 +331,7 @@ class SearchController:
         """Returns trial -> slots that it must not be given.
 
         A trial without a checkpoint can resume only where it is paused. One that failed, without a step since, is
-        retried in another executor.
+        retried in another executor; one that ran out of GPU memory, on a larger GPU.
         """
         paused_in = self._paused_in((slot.id, slot.unsaved) for slot in self._pool.slots)
         if any(slot.inherited for slot in self._pool.slots):
@@ -340,6 +344,9 @@ class SearchController:
             # Unless there is no other executor, or it is paused there.
             if trial not in paused_in and len(there) < len(self._pool.active):
                 refused[trial] = refused.get(trial, frozenset()) | there
+        for trial, memory_bytes in self._outgrown.items():
+            small = frozenset(slot.id for slot in self._pool.slots if gpu_memory_bytes(slot.kind) <= memory_bytes)
+            refused[trial] = refused.get(trial, frozenset()) | small
         return refused
 
     def _paused_in(self, listed: Iterable[tuple[int, Iterable[RunKey]]]) -> dict[int, frozenset[int]]:
@@ -559,6 +566,9 @@ class SearchController:
         why = ""
         if end.outcome == "failed":
             why = self._trials.why_hopeless(run.record, end, lambda: self._pool.is_only_agent(slot))
+            if self._failure_rule.needs_larger_gpu and is_out_of_gpu_memory(end.tail):
+                self._outgrown[run.record.number] = gpu_memory_bytes(slot.kind)
+                why = self._pool.why_no_gpu_above(gpu_memory_bytes(slot.kind))
         action = self._trials.run_ended(run.record, end, self._wall(), is_hopeless=bool(why))
         self._report_end(run.record, slot, end, run.slice.from_step if run.slice is not None else 0, why)
         if slot.current is not None and slot.current.since_s is None and not (slot.leaving or slot.is_gone):
@@ -571,6 +581,7 @@ class SearchController:
             self._failed_in[run.record.number] = slot.executor_id
         elif run.record.state.has_ended():
             self._failed_in.pop(run.record.number, None)
+            self._outgrown.pop(run.record.number, None)
         if action is RetryAction.AVOID_AGENT:
             self._pool.exclude_agent(slot, f"trial {run.record.number} failed again")
         return True
@@ -617,8 +628,9 @@ class SearchController:
         )
 
     def _report_failed(self, record: TrialRecord, slot: Slot, end: RunEnd, why_hopeless: str) -> None:
+        what = "ran out of GPU memory" if is_out_of_gpu_memory(end.tail) else "failed"
         where = (
-            f"trial {record.number} failed on {slot.node}{self._quoted(end)}; its output: dike logs {self._spec.name} "
+            f"trial {record.number} {what} on {slot.node}{self._quoted(end)}; its output: dike logs {self._spec.name} "
             f"--trial {record.number}{self._storage_option}{f'; the end of it is also in {end.log}' if end.log else ''}"
         )
         if record.state is not TrialState.FAILED:
@@ -633,7 +645,7 @@ class SearchController:
         return "" if self._observer.is_public else f": {end.message}"
 
     def _trial_failed(self, record: TrialRecord, quoted: str, last_words: str = "") -> None:
-        if self._spec.on_failure == "abort" and not self._failure:
+        if self._failure_rule.aborts and not self._failure:
             self._last_words = last_words
             self._end_search(f"trial {record.number} failed{quoted}")
 

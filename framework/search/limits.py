@@ -1,7 +1,8 @@
-"""Limits of a search as a whole: its time, and the hours of GPUs or CPUs that it uses."""
+"""Limits of a search: its time, the hours of GPUs or CPUs that it uses, and the failures of its trials."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from dike.exceptions import BadInputError
 from framework.search.pruners import parse_stop
-from framework.search.records import SearchOptions, TrialRecord
+from framework.search.records import MAX_FAILURES, SearchOptions, TrialRecord
 
 _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) ?([gc]pu)h")
 _HOUR_S = 3600.0
@@ -54,11 +55,55 @@ class TimeLimit:
 
 
 def check_options(options: SearchOptions) -> None:
-    """Raises `BadInputError` if `--stop` or `--budget` cannot be parsed."""
+    """Raises `BadInputError` if `--stop`, `--budget` or `--on-failure` cannot be parsed."""
+    FailureRule.parse(options.on_failure)
     if options.stop:
         parse_stop(options.stop)
     if options.budget:
         Budget.parse(options.budget)
+
+
+@dataclass(frozen=True)
+class FailureRule:
+    """What happens when trials fail: `--on-failure`.
+
+    Attributes:
+        aborts: whether the failure of a trial ends the search.
+        retries: times that a trial is retried in a row, without a new checkpoint; None for `MAX_FAILURES` in all, fewer
+            if its error would repeat.
+        needs_larger_gpu: whether a trial that ran out of GPU memory is retried on a GPU with more.
+    """
+
+    aborts: bool = False
+    retries: int | None = None
+    needs_larger_gpu: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> FailureRule:
+        """Parses parts such as `abort` or `retry=2,larger-gpu`.
+
+        Raises:
+            BadInputError: if a part is unknown.
+        """
+        rule = cls()
+        for part in text.split(","):
+            name, _, number = part.strip().partition("=")
+            if name == "retry" and re.fullmatch("[0-9]{1,6}", number):
+                rule = dataclasses.replace(rule, retries=int(number))
+            elif part.strip() == "abort":
+                rule = dataclasses.replace(rule, aborts=True)
+            elif part.strip() == "larger-gpu":
+                rule = dataclasses.replace(rule, needs_larger_gpu=True)
+            elif part.strip() != "continue":
+                raise BadInputError(
+                    f"--on-failure is '{text}'; write continue, abort, retry=N or larger-gpu, separated by commas."
+                )
+        return rule
+
+    @property
+    def max_failures(self) -> int:
+        """Failed runs in a row, without a new checkpoint, after which a trial has failed."""
+        return MAX_FAILURES if self.retries is None else self.retries + 1
 
 
 @dataclass(frozen=True)

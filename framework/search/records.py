@@ -22,7 +22,6 @@ from framework.scheduler.task_options import Environment, JobName
 
 Mode = Literal["min", "max"]
 ValueKind = Literal["last", "best"]
-OnFailure = Literal["continue", "abort"]
 Suspend = Literal["auto", "memory", "checkpoint"]
 MAX_PARAMETERS = 1000
 MAX_TRIALS = 100 * MAX_ITEMS
@@ -173,9 +172,13 @@ class SearchOptions:
         ),
     ] = ""
     on_failure: Annotated[
-        OnFailure,
+        Text,
         UserOption(
-            _FAILURES, "What to do when a trial fails: continue the search, or abort it.", settable_on_resume=True
+            _FAILURES,
+            "What to do when a trial fails: continue the search, or abort it. retry=N: before that, retry the trial N "
+            "times, whatever the error. larger-gpu: if it ran out of GPU memory, retry it on a GPU model with more. "
+            "Separate several by commas.",
+            settable_on_resume=True,
         ),
     ] = "continue"
     trial_timeout_s: Annotated[
@@ -365,12 +368,12 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
-        """Its state, or `starting`, `restarting 2/3` after a failure, `waiting for slot` until another leaves it."""
+        """Its state; `starting`, after a failure `restarting (try 2)`, `waiting for slot` until another leaves it."""
         is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
         if self.state.has_ended() or is_training:
             return str(self.state)
         if self.retries:
-            return f"restarting {self.retries + 1}/{MAX_FAILURES}"
+            return f"restarting (try {self.retries + 1})"
         if self.state is TrialState.RUNNING:
             return "waiting for slot" if self.current is None else "starting"
         return str(self.state)

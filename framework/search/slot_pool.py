@@ -309,6 +309,13 @@ class SlotPool:
                 raise
             return None, str(error)
 
+    def why_no_gpu_above(self, memory_bytes: int) -> str:
+        """Returns why no agent has a GPU with more memory than that; empty if one has."""
+        nodes, _ = self._agents()
+        if any(node.gpus and gpu_memory_bytes(node.gpu_model or "") > memory_bytes for node in nodes or ()):
+            return ""
+        return "no agent has a GPU model with more memory"
+
     def _unfit_reason(self, agents: Sequence[AgentOffer]) -> str:
         """Returns why no agent can ever hold a slot; empty if one can, or if unknown.
 
@@ -594,6 +601,12 @@ def kind_of(attributes: Mapping[str, str], gpus: int) -> str:
         hardware = known_hardware()
         return (hardware.gpu(model).model if hardware.knows(model) else model).lower()
     return attributes.get(SLOT_KIND, "").strip().lower()
+
+
+def gpu_memory_bytes(model: str) -> int:
+    """Memory of a GPU of this model, or of this kind of slot; 0 if it is unknown."""
+    hardware = known_hardware()
+    return hardware.gpu(model).memory_bytes if hardware.knows(model) else 0
 
 
 def is_unknown_model(attributes: Mapping[str, str]) -> bool:

@@ -18,9 +18,10 @@ from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import Reading, TrialView
 from framework.project.failure_summary import error_summary, failure_summary, no_restart_reason
 from framework.project.script_flags import script_arguments
+from framework.search.limits import FailureRule
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
-from framework.search.records import MAX_FAILURES, SearchSpec, TrialRecord, TrialState
+from framework.search.records import SearchSpec, TrialRecord, TrialState
 from framework.search.speeds import SpeedTracker
 from framework.search.store import Store
 from framework.search.tensorboard import TensorBoardLog
@@ -75,6 +76,7 @@ class TrialTracker:
         self._study = study
         self._log = log
         self._objective = Objective(spec.metric, spec.mode, spec.value)
+        self._failure_rule = FailureRule.parse(spec.on_failure)
         self.records: dict[int, TrialRecord] = {record.number: record for record in records}
         self.speeds = SpeedTracker(store.load_slices(), self.records)
         self._arrived_s: dict[int, float] = {}
@@ -328,7 +330,7 @@ class TrialTracker:
 
         Call it before `run_ended`; `is_only_agent` returns whether no other agent could run the trial.
         """
-        if (end.exit_code or 0) <= 0:
+        if (end.exit_code or 0) <= 0 or self._failure_rule.retries is not None:
             return ""
         _, failed_on = self._failed_at.get(record.number, (0, ""))
         is_same = record.failures > 0 and failure_summary(end.tail or end.message) == failure_summary(record.error)
@@ -369,7 +371,7 @@ class TrialTracker:
         else:
             record.failures = 1 if progressed else record.failures + 1
             self._failed_at[record.number] = (record.checkpoint_step if record.checkpoint else 0, record.agent)
-            if is_hopeless or record.failures >= MAX_FAILURES:
+            if is_hopeless or record.failures >= self._failure_rule.max_failures:
                 self._fail(record, end, wall_s)
             else:
                 record.error, record.retries = end.tail or end.message, record.failures

@@ -21,6 +21,7 @@ from framework.scheduler.journal import LeaseLostError, StorageUnavailableError
 from framework.scheduler.lease import HEARTBEAT_S, STALE_S, Heartbeat
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.controller import SearchController
+from framework.search.limits import FailureRule
 from framework.search.optuna_study import Study
 from framework.search.policy import policy_of
 from framework.search.records import SearchSpec, TrialRecord, TrialState, trials_to_resume
@@ -253,7 +254,7 @@ def _apply_abort(spec: SearchSpec, state: SearchState | None, records: Iterable[
 
     Failures from before the search was resumed do not count: they have ended it once.
     """
-    if spec.on_failure != "abort" or state is None or state.ending is not None:
+    if not FailureRule.parse(spec.on_failure).aborts or state is None or state.ending is not None:
         return state
     since_s = state.began_s
     failed = next((one for one in records if one.state is TrialState.FAILED and (one.ended_s or 0.0) >= since_s), None)

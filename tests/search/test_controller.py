@@ -707,6 +707,47 @@ def test_on_failure_abort_ends_the_search(begin: Any) -> None:
     assert not stage.search.result.complete
 
 
+@pytest.mark.parametrize(("on_failure", "tries"), [("retry=0", 1), ("retry=4", 5), ("retry=4,abort", 5)])
+def test_a_trial_is_retried_as_often_as_wanted(begin: Any, on_failure: str, tries: int) -> None:
+    stage = begin(nodes=[node("agent-0")], trials=2, max_slots=1, on_failure=on_failure)
+    for attempt in range(tries):
+        slot = stage.offer(cpus=1)[0]
+        assert slot.wanted.run.key == (0, attempt)
+        fail(stage, slot)  # an error that would repeat
+        slot.update("TASK_FINISHED")
+        stage.tick(301)
+    assert stage.trials[0].state is TrialState.FAILED
+    assert stage.search.done == ("abort" in on_failure)
+
+
+OUT_OF_MEMORY = (
+    "Traceback (most recent call last):\n  File \"train.py\", line 3\n"
+    "torch.OutOfMemoryError: CUDA out of memory."
+)
+    'Traceback (most recent call last):\n  File "train.py", line 3\ntorch.OutOfMemoryError: CUDA out of memory.'
+)
+
+
+def test_a_trial_that_ran_out_of_gpu_memory_is_retried_on_a_larger_gpu(begin: Any) -> None:
+    nodes = [dataclasses.replace(node(f"agent-{index}", gpus=1), gpu_model=model) for index, model in enumerate(MODELS)]
+    stage = begin(nodes=nodes, trials=1, on_failure="larger-gpu")
+    small = stage.offer(gpus=1, gpu_model="K80")[0]
+    small.train()
+    small.end("failed", exit_code=1, message="out of memory", tail=OUT_OF_MEMORY)
+    assert any("trial 0 ran out of GPU memory on agent-0" in note for note in stage.observer.notes)
+    stage.tick(301)
+    assert small.wanted.run is None or small.wanted.run.key == (0, 0)
+    large = stage.offer(gpus=1, first=1, gpu_model="A100")[0]
+    assert large.wanted.run.key == (0, 1)
+    large.train()
+    large.end("failed", exit_code=1, message="out of memory", tail=OUT_OF_MEMORY)
+    assert stage.trials[0].state is TrialState.FAILED
+    assert any("no agent has a GPU model with more memory" in note for note in stage.observer.notes)
+
+
+MODELS = ("K80", "A100")
+
+
 @pytest.mark.slow
 def test_a_trial_resumes_elsewhere_when_its_slot_is_lost(begin: Any, storage: str) -> None:
     stage = begin(trials=1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dike.exceptions import BadInputError
-from framework.search.limits import Budget
+from framework.search.limits import Budget, FailureRule
 from framework.search.records import TrialRecord
 from tests.running import run_dike
 
@@ -103,3 +103,16 @@ def test_a_budget_counts_the_time_in_slots() -> None:
     assert Budget(4.0, "gpu").is_used_up(trials, 0.0, gpus=4, cpus=1.0)
     with pytest.raises(BadInputError, match="have no GPU"):
         Budget(1.0, "gpu").is_used_up(trials, 0.0, gpus=0, cpus=1.0)
+
+
+def test_failures_have_rules() -> None:
+    assert FailureRule.parse("continue") == FailureRule()
+    assert FailureRule.parse("abort, retry=0") == FailureRule(aborts=True, retries=0)
+    assert FailureRule.parse("larger-gpu").needs_larger_gpu
+    assert [FailureRule.parse(text).max_failures for text in ("continue", "retry=0", "retry=7")] == [3, 1, 8]
+
+
+@pytest.mark.parametrize("text", ["", "retry", "retry=-1", "retry=x", "stop", "abort=1"])
+def test_what_is_no_rule_of_failures(text: str) -> None:
+    with pytest.raises(BadInputError, match="write continue, abort, retry=N or larger-gpu"):
+        FailureRule.parse(text)

@@ -141,8 +141,8 @@ def test_states_and_time_move_while_a_trial_holds_a_slot(dike: Dike, url: str) -
         assert "1:00:0" in dike("trials", "digits").stdout
         trial = store.load_trials(readings=False)[0]
         store.save_trial(dataclasses.replace(trial, retries=1))
-        assert shown()[0] == "restarting 2/3"
-        assert "restarting 2/3" in dike("trials", "digits").stdout
+        assert shown()[0] == "restarting (try 2)"
+        assert "restarting (try 2)" in dike("trials", "digits").stdout
         second.first_step_s = time.time()
         store.save_slice(second)
         assert shown()[0] == "running"

@@ -164,7 +164,7 @@ class TrialView(View):
 
     Attributes:
         parameters: name -> value; empty if the job is not yours.
-        status: its state in more detail: `starting` before the first step of a run, `restarting 2/3` after a failure.
+        status: its state in more detail: `starting` before a run's first step, `restarting (try 2)` after a failure.
         slot_s: total time in slots, including the current run.
         loss: the training loss of its last step.
         value: the objective, its last or best report (`TrialList.value`).
