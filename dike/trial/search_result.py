@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from dike.exceptions import BadInputError
 from dike.trial import export
 from dike.trial.spec import Value
+
+if TYPE_CHECKING:
+    import pandas
 
 Model = TypeVar("Model")
 
@@ -129,6 +134,49 @@ class SearchResult:
         """Objective of the best trial; NaN if it has none."""
         return math.nan if self.best.value is None else self.best.value
 
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Returns a row for each trial, the best first, with columns as in Optuna: `value`, `params_lr`, `state` ...
+
+        Raises:
+            BadInputError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise BadInputError("to_dataframe needs pandas, which is not installed; pip install pandas.") from None
+        return pandas.DataFrame([_row(trial) for trial in self._ranked()])
+
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        rows = [_row(trial) for trial in self._ranked()]
+        names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value not in ("", None)))
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(_shown(row.get(name)))}</td>' for name in names)}</tr>" for row in rows
+        )
+        return (
+            f"<p>Search {html.escape(self.name)}: the best trial is {self.best.number}.</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+    def _ranked(self) -> list[TrialResult]:
+        """Returns the best trial, other finished ones by value, and then the rest by number."""
+        finished = [trial for trial in self.trials if trial.state == "finished" and trial.value == trial.value]
+        values = [trial.value for trial in finished if trial.value is not None]
+        # The best one shows whether greater is better.
+        sign = -1 if values and self.best.value == max(values) else 1
+        order = {trial.number: sign * (trial.value or 0.0) for trial in finished if trial.value is not None}
+        best = self.best.number
+        return sorted(
+            self.trials,
+            key=lambda trial: (
+                trial.number != best,
+                trial.number not in order,
+                order.get(trial.number, 0.0),
+                trial.number,
+            ),
+        )
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SearchResult:
         """Reads the output of `dike tune --format json`; at least one trial must have succeeded."""
@@ -139,6 +187,28 @@ class SearchResult:
             trials=tuple(TrialResult.from_json(trial, values["checkpoint_dir"]) for trial in values["trials"]),
             checkpoint_dir=values["checkpoint_dir"],
         )
+
+
+def _row(trial: TrialResult) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "value": trial.value,
+        **{f"params_{name}": value for name, value in trial.parameters.items()},
+        "state": trial.state,
+        "best_value": trial.best_value,
+        "best_step": trial.best_step,
+        "step": trial.step,
+        "loss": trial.loss,
+        **{f"metrics_{name}": value for name, value in trial.metrics.items()},
+        "train_s": trial.train_s,
+        "slot_s": trial.slot_s,
+        "checkpoint": trial.checkpoint,
+        "error": trial.error,
+    }
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _stored_model(trial: TrialResult, epoch: str | None) -> export.StoredModel:

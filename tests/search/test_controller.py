@@ -724,8 +724,6 @@ OUT_OF_MEMORY = (
     "Traceback (most recent call last):\n  File \"train.py\", line 3\n"
     "torch.OutOfMemoryError: CUDA out of memory."
 )
-    'Traceback (most recent call last):\n  File "train.py", line 3\ntorch.OutOfMemoryError: CUDA out of memory.'
-)
 
 
 def test_a_trial_that_ran_out_of_gpu_memory_is_retried_on_a_larger_gpu(begin: Any) -> None:

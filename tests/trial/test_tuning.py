@@ -66,6 +66,24 @@ RESULT: dict[str, Any] = {
 }
 
 
+def test_a_result_is_a_table_with_the_best_trial_first() -> None:
+    document = {**RESULT, "trials": [trial_json(number, 0.1, 1.0, value) for number, value in enumerate(VALUES)]}
+    document["best"] = document["trials"][2]
+    document["trials"][0]["parameters"] = {"kind": "<b>"}
+    found = SearchResult.from_json(document)
+    frame = found.to_dataframe()
+    assert list(frame["number"]) == [2, 1, 0, 3]
+    assert list(frame["value"])[:3] == [0.9, 0.5, 0.25]
+    assert frame["params_lr"].isna().tolist() == [False, False, True, False]
+    table = found._repr_html_()
+    assert table.index("0.9") < table.index("0.5")
+    assert "<b>" not in table
+    assert "&lt;b&gt;" in table
+
+
+VALUES = (0.25, 0.5, 0.9, math.nan)
+
+
 def test_a_space_is_written_as_the_command_reads_it(tmp_path: Path) -> None:
     space = {
         "lr": [0.1, 1e-05, 3],
