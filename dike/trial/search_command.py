@@ -42,7 +42,7 @@ OPTIONS = frozenset(
             "sampler",
             "secret_file",
         ),
-        *("budget", "max_epochs", "max_steps"),
+        *("budget", "max_epochs", "max_steps", "mlflow", "on_end"),
         *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend"),
         *("stall_timeout", "suspend_timeout", "timeout", "trial_timeout", "trials", "value"),
     }

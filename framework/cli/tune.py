@@ -47,7 +47,18 @@ if TYPE_CHECKING:
 EXTENDING = ("trials", "param", "space")
 """Options by which `--resume` gives a search more to try."""
 ALLOWED_ON_RESUME = {
-    *("resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format", *EXTENDING),
+    *(
+        "resume",
+        "storage",
+        "logdir",
+        "mlflow",
+        "on_end",
+        "constraint",
+        "volume",
+        "for_notebook",
+        "output_format",
+        *EXTENDING,
+    ),
     *MESOS_OPTIONS,
     *SETTABLE_ON_RESUME,
 }
@@ -56,13 +67,22 @@ ALLOWED_ON_DETACHED_RESUME = {
     *("resume", "detach", "follow", "wait", "constraint", "output_format", *EXTENDING),
     *SERVICE_OPTIONS,
 }
-NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "space_function", *sorted(MESOS_OPTIONS))
+NOT_WITH_DETACH = (
+    "storage",
+    "logdir",
+    "mlflow",
+    "on_end",
+    "function_call",
+    "sampler_object",
+    "space_function",
+    *sorted(MESOS_OPTIONS),
+)
 
 PANELS = merged_panels(
     {"The script": ("module", "outputs_limit")},
     panels_of(UnresolvedOptions, SearchOptions, PolicySettings, TaskOptions),
     {
-        "The search": ("resume", "storage", "logdir", "output_format"),
+        "The search": ("resume", "storage", "logdir", "mlflow", "on_end", "output_format"),
         "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
     },
     MESOS_PANELS,
@@ -95,6 +115,18 @@ def tune(
     resume: Annotated[str | None, typer.Option(help="Resume the search of this name instead of starting one.")] = None,
     storage: StorageOption = None,
     logdir: Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs with HParams.")] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(help="MLflow server or database to send trials to, such as http://HOST:5000.", metavar="URI"),
+    ] = None,
+    on_end: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do when the search ends: a command for the shell, which finds the result as JSON in its "
+            "input, or a URL to which it is posted.",
+            metavar="COMMAND|URL",
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Submit the search to a service (dike serve) and return.")
     ] = False,
@@ -151,6 +183,7 @@ def tune(
             spec, remembered = _stored_search(context, resume, url, options, unresolved)
             mesos, tasks = access_from_options(remembered), task_values(remembered)
             logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
+            mlflow, on_end = remembered.get("mlflow"), remembered.get("on_end")
         if follow_mode is not None:
             if unresolved.checkpoint_dir is None:
                 spec = dataclasses.replace(spec, checkpoint_dir="")
@@ -170,8 +203,15 @@ def tune(
             from framework.search.run import SearchRequest
 
             constraints, volumes = tasks.constraints, tasks.volumes
-            request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes, remembered)
+            request = SearchRequest(
+                spec, url, resume is not None, mesos, logdir, mlflow or "", constraints, volumes, remembered
+            )
             result = _run(stack, request, as_json=as_json, in_notebook=call.for_notebook)
+        if on_end:
+            # Imported late: few need an HTTP client.
+            from framework.cli.search_end import announce_end
+
+            announce_end(on_end, result)
         _report(result, spec, url, as_json=as_json)
 
 

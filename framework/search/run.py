@@ -31,6 +31,7 @@ from framework.scheduler.session import sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.search.controller import SearchController
 from framework.search.database import database_files, default_storage, open_database, wait_for_server
+from framework.search.mlflow_log import MLflowLog
 from framework.search.observer import SearchObserver
 from framework.search.optuna_study import Study
 from framework.search.policy import policy_of
@@ -41,7 +42,7 @@ from framework.search.slot_pool import SearchSizing, SlotLaunch
 from framework.search.space import MORE_TRIALS
 from framework.search.store import Store
 from framework.search.tensorboard import TensorBoardLog
-from framework.search.trials import TrialTracker
+from framework.search.trials import TrialLog, TrialTracker
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class SearchRequest:
     Attributes:
         resume: whether the search is in the database already.
         logdir: folder for TensorBoard; None for none.
+        mlflow: URI of an MLflow server or database; empty for none.
         constraints: which agents it may use (`framework.scheduler.constraints`).
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
         options: the user's options outside `spec`, stored for `--resume`.
@@ -67,6 +69,7 @@ class SearchRequest:
     resume: bool = False
     mesos: MesosAccess = field(default_factory=MesosAccess)
     logdir: Path | None = None
+    mlflow: str = ""
     constraints: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -138,8 +141,12 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
     for record in records:
         store.save_trial(record)
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context(contextlib.closing(TensorBoardLog(request.logdir, spec))) if request.logdir else None
-        trials = TrialTracker(spec, store, study, records, log)
+        logs: list[TrialLog] = []
+        if request.logdir is not None:
+            logs.append(stack.enter_context(contextlib.closing(TensorBoardLog(request.logdir, spec))))
+        if request.mlflow:
+            logs.append(stack.enter_context(contextlib.closing(MLflowLog(request.mlflow, spec))))
+        trials = TrialTracker(spec, store, study, records, logs)
         if request.resume and not trials.open and not trials.unsampled:
             observer.notify(f"the search {spec.name} is complete; {MORE_TRIALS}")
             return SearchOutcome(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)

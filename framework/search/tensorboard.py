@@ -54,7 +54,7 @@ class TensorBoardLog:
         """Writes contents of `progress` reports (`dike.trial.reports`)."""
         if not reports:
             return
-        self._write(trial, int(reports[0]["step"]), [(int(report["step"]), _scalars(report)) for report in reports])
+        self._write(trial, int(reports[0]["step"]), [(int(report["step"]), scalars(report)) for report in reports])
 
     def run_ended(self, trial: TrialRecord) -> None:
         """Closes the file of a run, after the objective if the trial has ended."""
@@ -108,7 +108,8 @@ class TensorBoardLog:
         return writer
 
 
-def _scalars(report: Mapping[str, Any]) -> dict[str, float]:
+def scalars(report: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a `progress` report by name."""
     values = {str(name): float(value) for name, value in report.get("metrics", {}).items()}
     if "loss" in report:
         values["loss"] = float(report["loss"])

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from dike.trial.spec import PARAMS_VARIABLE, TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
@@ -24,7 +24,6 @@ from framework.search.optuna_study import Study
 from framework.search.records import SearchSpec, TrialRecord, TrialState
 from framework.search.speeds import SpeedTracker
 from framework.search.store import Store
-from framework.search.tensorboard import TensorBoardLog
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +35,16 @@ SAME_LENGTH_SHARE = 0.9
 """Trials count as equally long if finished ones have trained on at least this share of any trial's samples."""
 MAX_LOST_RUNS = 10
 """Maximum consecutive losses of a trial's slot, without a new checkpoint, before the trial counts as their cause."""
+
+
+class TrialLog(Protocol):
+    """Receives what trials report, such as files for TensorBoard."""
+
+    def reported(self, trial: TrialRecord, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Called with contents of `progress` reports (`dike.trial.reports`)."""
+
+    def run_ended(self, trial: TrialRecord) -> None:
+        """Called when a run of the trial has ended, and maybe the trial."""
 
 
 class RetryAction(enum.Enum):
@@ -56,7 +65,7 @@ class TrialTracker:
         store: stores the records.
         study: samples points and receives results.
         records: trials of a resumed search.
-        log: TensorBoard's files; None for none.
+        logs: what else receives the reports.
 
     Attributes:
         records: the trials by number.
@@ -69,12 +78,12 @@ class TrialTracker:
         store: Store,
         study: Study,
         records: Iterable[TrialRecord] = (),
-        log: TensorBoardLog | None = None,
+        logs: Sequence[TrialLog] = (),
     ) -> None:
         self._spec = spec
         self._store = store
         self._study = study
-        self._log = log
+        self._logs = logs
         self._objective = Objective(spec.metric, spec.mode, spec.value)
         self._failure_rule = FailureRule.parse(spec.on_failure)
         self.records: dict[int, TrialRecord] = {record.number: record for record in records}
@@ -295,8 +304,8 @@ class TrialTracker:
             self._unsaved.setdefault(record.number, []).append((run, report))
             if not self._spec.stop and "value" in report:
                 self._study.report(record.number, record.step, float(report["value"]))
-            if self._log is not None:
-                self._log.reported(record, [report])
+            for log in self._logs:
+                log.reported(record, [report])
 
     def save_progress(self) -> None:
         """Stores received reports and output."""
@@ -412,8 +421,8 @@ class TrialTracker:
             self._report_to_study(record)
         else:
             self._study.annotate(record.number, _study_attributes(record))
-        if self._log is not None:
-            self._log.run_ended(record)
+        for log in self._logs:
+            log.run_ended(record)
 
     def _requeue(self, record: TrialRecord, *, is_suspended: bool = False) -> None:
         # A trial suspended without a checkpoint is paused in memory.

@@ -721,8 +721,7 @@ def test_a_trial_is_retried_as_often_as_wanted(begin: Any, on_failure: str, trie
 
 
 OUT_OF_MEMORY = (
-    "Traceback (most recent call last):\n  File \"train.py\", line 3\n"
-    "torch.OutOfMemoryError: CUDA out of memory."
+    'Traceback (most recent call last):\n  File "train.py", line 3\ntorch.OutOfMemoryError: CUDA out of memory.'
 )
 
 
