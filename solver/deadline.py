@@ -113,7 +113,7 @@ def _watch(parent_end: Connection, limit_s: float, on_progress: Callable[[Any], 
                 return value
     except EOFError:
         raise DikeError("The planning process died; its last output is above.") from None
-    raise TimeOverError(f"There was no result within {limit_s:g} s; raise --time-limit, or request less.")
+    raise TimeOverError(f"There was no result within {limit_s:g} s; raise --plan-timeout, or request less.")
 
 
 def _work(child_end: Connection, work: Callable[..., Any]) -> None:

@@ -81,7 +81,7 @@ class PlanOptions:
         Field(ge=0, le=MAX_TASK_MEM_MIB),
         UserOption(_PANEL, "Minimum memory of each task, MiB.", default="what its role needs"),
     ] = 0
-    time_limit_s: Annotated[
+    plan_timeout_s: Annotated[
         float | None,
         Field(gt=0, allow_inf_nan=False),
         UserOption(_PANEL, "Maximum planning time, seconds.", default="about 30"),
@@ -95,9 +95,9 @@ class PlanOptions:
 
     def check_live(self) -> None:
         """Raises `BadInputError` if planning may take longer than offers can be locked."""
-        if self.time_limit_s is not None and self.time_limit_s > MAX_LIVE_TIME_LIMIT_S:
+        if self.plan_timeout_s is not None and self.plan_timeout_s > MAX_LIVE_TIME_LIMIT_S:
             raise BadInputError(
-                f"--time-limit is {self.time_limit_s:g} s; {MAX_LIVE_TIME_LIMIT_S:g} s is the maximum for a job that "
+                f"--plan-timeout is {self.plan_timeout_s:g} s; {MAX_LIVE_TIME_LIMIT_S:g} s is the maximum for a job that "
                 "runs, because the agents' offers are locked meanwhile."
             )
 

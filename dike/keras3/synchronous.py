@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import metrics as keras_metrics
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.tensorflow import core, trainer
 from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses import loss as keras_losses
@@ -171,6 +172,8 @@ class _Part:
 
     def update(self, metric: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Updates a metric; `merge` adds up the workers' updates."""
+        if in_stateless_scope():
+            return own(*args, **kwargs)  # Keras builds a model: nothing is computed
         if not _adds_up(metric, args, kwargs):
             args, kwargs = self.gathered((args, kwargs))
             return own(*args, **kwargs)
@@ -206,6 +209,8 @@ class _Part:
             self._check_inputs(sums[-1])
 
     def result(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if in_stateless_scope():
+            return own(*args, **kwargs)
         self.merge()
         result = own(*args, **kwargs)
         self._results |= {id(each): each for each in tf.nest.flatten(result)}

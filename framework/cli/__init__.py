@@ -140,6 +140,7 @@ SUBCOMMANDS = {
         _LazyCommand("explain", "framework.cli.explain:explain"),
         _LazyCommand("agents", "framework.cli.agents:agents"),
         _LazyCommand("kill", "framework.cli.kill:kill"),
+        _LazyCommand("release", "framework.cli.kill:release"),
         _LazyCommand("clean", "framework.cli.clean:clean"),
     ),
 }

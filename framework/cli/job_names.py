@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from dike.exceptions import BadInputError
 from framework.scheduler.records import NEWEST
 
 if TYPE_CHECKING:
+    from framework.scheduler.queue_options import QueueOptions
     from framework.service.api.client import ServiceClient
     from framework.service.api.schemas import JobDetails
 
@@ -42,6 +44,16 @@ def find_job(client: ServiceClient, name: str) -> JobDetails:
     nearest = difflib.get_close_matches(name, known, MAX_SUGGESTIONS) or known[:MAX_SUGGESTIONS]
     hint = f"; similar names: {', '.join(nearest)}" if nearest else "; it has no jobs yet"
     raise BadInputError(f"The service at {client.url} has no job '{name}'{hint}.")
+
+
+def with_job_ids(queue: QueueOptions, client: ServiceClient) -> QueueOptions:
+    """Returns the options with the whole names of the jobs of `--after`.
+
+    Raises:
+        BadInputError: if one is unknown.
+    """
+    found = [dataclasses.replace(one, job_id=find_job(client, one.job_id).id) for one in queue.dependencies]
+    return dataclasses.replace(queue, after=tuple(map(str, found)))
 
 
 def _newest(client: ServiceClient) -> JobDetails:

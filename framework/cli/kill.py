@@ -1,4 +1,4 @@
-"""`dike kill JOB...`: ends jobs."""
+"""`dike kill JOB...` ends jobs, `dike release JOB...` starts held ones."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def kill(
             for job_id in found:
                 ended = client.wait_for_end(job_id, lambda text: say(out, text))
                 say(out, f"{job_id} {ended.state.verb}")
+
+
+@with_options(access=service_access)
+def release(
+    *, jobs: Annotated[list[str], typer.Argument(help=JOB_HELP, show_default=False)], access: ServiceAccess
+) -> None:
+    """Lets jobs start that were submitted with --hold."""
+    out = console()
+    with access.client() as client:
+        for job in [find_job(client, name) for name in jobs]:
+            client.release(job.id)
+            say(out, f"released {job.id}")

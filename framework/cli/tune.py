@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dike.described import described_fields, values_of
 from dike.exceptions import BadInputError, JobFailedError
-from framework.cli.job_names import find_job
+from framework.cli.job_names import find_job, with_job_ids
 from framework.cli.job_options import outputs_environment, outputs_limit_for, outputs_limit_option
 from framework.cli.mesos_options import MESOS_OPTIONS, MESOS_PANELS, access_from_options, mesos_access
 from framework.cli.option_groups import is_given, with_options
@@ -32,6 +33,7 @@ from framework.cli.service_options import SERVICE_OPTIONS, SERVICE_PANELS, Servi
 from framework.cli.trials import FormatOption, StorageOption
 from framework.mesos.containers import needs_mount, parse_volumes
 from framework.policies.trials.interface import PolicySettings
+from framework.scheduler.queue_options import QueueOptions
 from framework.scheduler.task_options import TaskOptions, task_values
 from framework.search.records import SearchOptions
 from solver.cli.option_groups import merged_panels, options_of, panels_of
@@ -78,12 +80,15 @@ NOT_WITH_DETACH = (
     *sorted(MESOS_OPTIONS),
 )
 
+QUEUE_OPTIONS = tuple(field.parameter for field in described_fields(QueueOptions).values())
+
 PANELS = merged_panels(
     {"The script": ("module", "outputs_limit")},
     panels_of(UnresolvedOptions, SearchOptions, PolicySettings, TaskOptions),
     {
         "The search": ("resume", "storage", "logdir", "mlflow", "on_end", "output_format"),
         "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
+        **panels_of(QueueOptions),
     },
     MESOS_PANELS,
 )
@@ -96,6 +101,7 @@ PANELS = merged_panels(
     tasks=options_of(TaskOptions),
     call=function_call,
     access=service_access,
+    queue=options_of(QueueOptions),
     mesos=mesos_access,
 )
 def tune(
@@ -136,6 +142,7 @@ def tune(
     ] = False,
     call: FunctionCall,
     access: ServiceAccess,
+    queue: QueueOptions,
     mesos: MesosAccess,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
@@ -187,7 +194,7 @@ def tune(
         if follow_mode is not None:
             if unresolved.checkpoint_dir is None:
                 spec = dataclasses.replace(spec, checkpoint_dir="")
-            _submit(spec, tasks, access, follow_mode)
+            _submit(spec, tasks, queue, access, follow_mode)
             return
         chosen_here = resume is None and unresolved.checkpoint_dir is None
         if mesos.image is not None and chosen_here and needs_mount(spec.checkpoint_dir, parse_volumes(tasks.volumes)):
@@ -223,7 +230,7 @@ def _check_service_options(context: typer.Context, *, detach: bool, waits: bool)
                 "With --detach the service chooses where the search runs and is stored; leave out "
                 f"{', '.join(map(_option_name, given))}."
             )
-    elif given := [option for option in sorted(SERVICE_OPTIONS) if is_given(context, option)]:
+    elif given := [option for option in (*sorted(SERVICE_OPTIONS), *QUEUE_OPTIONS) if is_given(context, option)]:
         raise BadInputError(
             f"{_option_name(given[0])} is for a search that a service runs; add --detach, or leave it out."
         )
@@ -328,7 +335,9 @@ def _runs_here(access: ServiceAccess) -> bool:
         return client.runs_here()
 
 
-def _submit(spec: SearchSpec, tasks: TaskOptions, access: ServiceAccess, follow_mode: FollowMode) -> None:
+def _submit(
+    spec: SearchSpec, tasks: TaskOptions, queue: QueueOptions, access: ServiceAccess, follow_mode: FollowMode
+) -> None:
     """Submits the search to a service."""
     from framework.project import bundle
     from framework.project.script_facts import script_facts
@@ -339,7 +348,14 @@ def _submit(spec: SearchSpec, tasks: TaskOptions, access: ServiceAccess, follow_
     with access.client() as client:
         earlier = tuple(find_job(client, name).id for name in spec.warm_start_from)
         spec = dataclasses.replace(spec, warm_start_from=earlier)
-        request = search_request(spec, entry.path, facts.preload, constraints=tasks.constraints, volumes=tasks.volumes)
+        request = search_request(
+            spec,
+            entry.path,
+            facts.preload,
+            constraints=tasks.constraints,
+            volumes=tasks.volumes,
+            **values_of(QueueOptions, with_job_ids(queue, client)),
+        )
         follow_mode.after(client, client.submit_request(request, bundle.pack(entry.script, entry.folder)))
 
 

@@ -169,10 +169,13 @@ def _token(user: User) -> str:
 
 
 def _limits(user: User) -> str:
+    from framework.scheduler.queue_options import Priority
     from solver.units import format_bytes
 
     limits = user.limits
     counts = {"open jobs": limits.open_jobs, "trials": limits.trials}
     sizes = {"output": limits.output_bytes, "bundles": limits.bundle_bytes}
     parts = [f"{count} {what}" for what, count in counts.items() if count is not None]
+    if limits.priority is not Priority.HIGH:
+        parts.append(f"priority {limits.priority}")
     return ", ".join(parts + [f"{format_bytes(size)} of {what}" for what, size in sizes.items() if size is not None])

@@ -121,6 +121,13 @@ class KillRequested:
 
 
 @dataclass(frozen=True)
+class JobReleased:
+    """A service's client released a held job; the database says so."""
+
+    job_id: str
+
+
+@dataclass(frozen=True)
 class WorkDone:
     """Background work has finished; wakes the loop, which collects the result in its next iteration."""
 
@@ -137,6 +144,7 @@ Event = (
     | Refused
     | JobSubmitted
     | KillRequested
+    | JobReleased
     | WorkDone
 )
 

@@ -16,6 +16,7 @@ from framework.scheduler.background import Background, InlineBackground
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.feasibility import Sizing
 from framework.scheduler.offer_pool import Offer
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import JobState, TaskRecord
 
 if TYPE_CHECKING:
@@ -259,6 +260,8 @@ class JobEntry:
     Attributes:
         job_id, user: the job and its user.
         number: order of arrival.
+        priority: its priority in the queue.
+        submitted_s: time of its submission, seconds since the epoch.
         constraints: which agents it may use (`JobRecord.constraints`).
         parsed_constraints: the same, parsed.
         job: its state machine.
@@ -285,8 +288,12 @@ class JobEntry:
         constraints: Sequence[str] = (),
         tasks: Iterable[TaskRecord] = (),
         background: Background | None = None,
+        priority: Priority = Priority.NORMAL,
+        submitted_s: float = 0.0,
     ) -> None:
         self.job_id = job_id
+        self.priority = priority
+        self.submitted_s = submitted_s
         self.user = user
         self.number = number
         self.constraints = tuple(constraints)
@@ -302,6 +309,10 @@ class JobEntry:
         self.saved_state: dict[str, Any] | None = None
         self.was_bypassed = False
         self.is_ending = False
+
+    def rank(self, now_s: float) -> int:
+        """Its place among the priorities at `now_s`, seconds since the epoch: 0 for the highest."""
+        return self.priority.aged_rank(now_s - self.submitted_s)
 
     @property
     def has_tasks(self) -> bool:

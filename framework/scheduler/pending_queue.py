@@ -11,7 +11,8 @@ from framework.scheduler.fair_share import FairQueue, QueueCandidate
 from framework.scheduler.feasibility import FitCache, nodes_for
 from framework.scheduler.job import Countable, Excluding, JobEntry, Need, Preemptible, Scalable
 from framework.scheduler.offer_pool import OfferPool
-from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError
+from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError, may_preempt
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import TaskRecord
 from framework.scheduler.reservation import Contender, Reservation, Reservations, StartLocation
 from framework.scheduler.snapshot import JobFacts, Snapshot
@@ -53,8 +54,9 @@ class PendingQueue:
 
     def order(self, jobs: Sequence[JobEntry]) -> list[JobEntry]:
         """Returns the jobs that request offers, in service order."""
+        now_s = time.time()
         requesting = [
-            QueueCandidate(entry.job_id, entry.user, entry.number, need)
+            QueueCandidate(entry.job_id, entry.user, entry.number, need, entry.rank(now_s))
             for entry in jobs
             if (need := entry.job.need) is not Need.NOTHING
         ]
@@ -140,6 +142,7 @@ class PendingQueue:
             entry.was_bypassed,
             lambda agents: any(True for _ in self._preemptible_on(entry.job_id, agents)),
             lambda: self._best_place(entry, now_s),
+            is_urgent=entry.priority is Priority.HIGH,
         )
 
     def _gang_fits(self, gangs: Sequence[JobEntry]) -> bool:
@@ -149,11 +152,12 @@ class PendingQueue:
 
     def _preemptible_on(self, job_id: str, agents: frozenset[str]) -> Iterator[tuple[JobEntry, Preemptible]]:
         """Other jobs with tasks on these agents that can vacate them."""
+        waiting, now_s = self._jobs[job_id], time.time()
         running = [
             entry for entry in self._jobs.values() if any(task.agent_id in agents for task in entry.tasks.values())
         ]
         for entry in running:
-            if entry.job_id != job_id and isinstance(entry.job, Preemptible):
+            if entry is not waiting and isinstance(entry.job, Preemptible) and may_preempt(waiting, entry, now_s):
                 yield entry, entry.job
 
     def _agents(self) -> tuple[AgentFacts, ...] | None:
@@ -205,7 +209,7 @@ class PendingQueue:
         if mine is not None and self._place(entry, beside_others=True, among=mine.agents) != frozenset():
             agents = mine.agents
         else:
-            agents = self._preemption.earliest_agents(usable, others, agents, fits)
+            agents = self._preemption.earliest_agents(entry, usable, others, agents, fits)
         return StartLocation(agents, place.victim_tasks, awaits_task_ends=True)
 
     def _usable(self, entry: JobEntry) -> list[AgentFacts]:

@@ -1,7 +1,8 @@
 """Makes room for the job that has a reservation: if searches vacate too little, elastic jobs shrink.
 
-Victims are jobs of the users furthest above their share: as few jobs as possible, in that order, and only those tasks
-without which the pending job does not fit. An elastic job is asked once for the same job, and does not grow again until
+Victims are jobs of the same or a lower priority: those of the lowest priority first, and among them those of the users
+furthest above their share. As few jobs as possible, in that order, end only those tasks without which the pending job
+does not fit. An elastic job is asked once for the same job, and does not grow again until
 that job runs or is gone.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import Amounts, subtract, totals
 from framework.scheduler.job import JobEntry, Preemptible, Reclaimable, Resizable
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import TaskRecord
 from framework.scheduler.reservation import Reservation, StartLocation
 from framework.scheduler.snapshot import JobFacts
@@ -28,6 +31,11 @@ MAX_SPARE_CHECKS = 32
 
 Room = Mapping[str, Amounts]
 """Agent -> amounts that the job may use."""
+
+
+def may_preempt(waiting: JobEntry, running: JobEntry, now_s: float) -> bool:
+    """Whether a job may have to make room for another: not for one of a lower priority."""
+    return waiting.rank(now_s) <= running.priority.rank
 
 
 class UnknownPlaceError(Exception):
@@ -71,8 +79,13 @@ class Preemption:
         Raises:
             UnknownPlaceError: if `fits` does.
         """
-        reclaimables = {one.job_id: job.reclaimable() for one, job in self._resizable() if one is not entry}
-        ending = self._ending(reclaimables.values())
+        now_s = time.time()
+        reclaimables = {
+            one.job_id: job.reclaimable()
+            for one, job in self._resizable()
+            if one is not entry and may_preempt(entry, one, now_s)
+        }
+        ending = self._ending(reclaimables.values(), entry)
         before = {} if reservation is None else reservation.victim_tasks
         if not before and not ending and not any(reclaimable.max_tasks for reclaimable in reclaimables.values()):
             return StartLocation()
@@ -98,6 +111,7 @@ class Preemption:
                     of_user.get(self._jobs[job_id].user, 0.0),
                     [here[task_id] for task_id in reclaimables[job_id].task_ids if task_id in here],
                     reclaimables[job_id].max_tasks,
+                    self._jobs[job_id].priority.rank,
                 )
                 for job_id in able
             ],
@@ -108,6 +122,7 @@ class Preemption:
 
     def earliest_agents(
         self,
+        entry: JobEntry,
         agents: Sequence[AgentFacts],
         others: Room,
         anywhere: frozenset[str],
@@ -118,6 +133,7 @@ class Preemption:
         Durations are unknown, but tasks that have run longest are the least likely to end soon.
 
         Args:
+            entry: the job.
             agents: those that it may use.
             others: agent -> usage by other frameworks.
             anywhere: ids of the agents that it would use if no task of this framework ran.
@@ -126,7 +142,7 @@ class Preemption:
         Returns:
             Ids of agents; the best found until then if `fits` raises `UnknownPlaceError`.
         """
-        ending = self._ending([job.reclaimable() for _, job in self._resizable()])
+        ending = self._ending([job.reclaimable() for _, job in self._resizable()], entry)
         ids = {agent.agent_id for agent in agents}
         tasks = [task for task in self._tasks() if task.agent_id in ids and task.task_id not in ending]
         tasks.sort(key=lambda task: (task.launched_s, task.task_id))
@@ -184,13 +200,14 @@ class Preemption:
             if entry is None or not task_ids <= entry.tasks.keys() - ending:
                 self._reclaimed_from.setdefault(reservation.job_id, set()).add(job_id)
 
-    def _ending(self, reclaimables: Collection[Reclaimable]) -> set[str]:
-        """Ids of tasks that are ending, or would if their search were preempted."""
+    def _ending(self, reclaimables: Collection[Reclaimable], waiting: JobEntry) -> set[str]:
+        """Ids of tasks that are ending, or would if their search were preempted for the waiting job."""
+        now_s = time.time()
         ending = {task_id for reclaimable in reclaimables for task_id in reclaimable.ending}
         for entry in self._jobs.values():
             if entry.is_ending:
                 ending |= entry.tasks.keys()
-            elif isinstance(entry.job, Preemptible):
+            elif isinstance(entry.job, Preemptible) and may_preempt(waiting, entry, now_s):
                 ending |= entry.job.preemptible_tasks()
         return ending
 
@@ -255,12 +272,14 @@ class PotentialVictim:
         share: its user's dominant share of the cluster, divided by the user's weight.
         tasks: dispensable tasks, the least useful first.
         max_tasks: maximum number of them at the same time.
+        rank: its place among the priorities, 0 for the highest.
     """
 
     job_id: str
     share: float
     tasks: Sequence[TaskRecord]
     max_tasks: int
+    rank: int = Priority.NORMAL.rank
 
 
 def select_victims(
@@ -277,7 +296,7 @@ def select_victims(
         No agents if the job would not fit even if all of them ended all they can.
     """
     able = [job for job in jobs if job.max_tasks > 0 and job.tasks]
-    ranked = sorted(able, key=lambda job: (-job.share, job.job_id))[:MAX_VICTIMS]
+    ranked = sorted(able, key=lambda job: (-job.rank, -job.share, job.job_id))[:MAX_VICTIMS]
     if not ranked or not fits(with_tasks(room, (task for job in ranked for task in job.tasks))):
         return StartLocation()
     for count in range(1, len(ranked) + 1):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from framework.scheduler.amounts import Amounts, missing
+from framework.scheduler.queue_options import Priority
 
 NEWEST = "last"
 """Name by which commands refer to a user's newest job."""
@@ -61,6 +62,7 @@ class JobRecord:
         failure: why it failed; empty if it did not.
         result: as printed by `dike run --format json` or `dike tune --format json`; None until it ends.
         bundle_token: names its bundle in the URL from which executors fetch it.
+        priority: its priority in the queue.
         state_data: state of its state machine for a restart of the service; None before its first launch.
     """
 
@@ -79,6 +81,7 @@ class JobRecord:
     failure: str = ""
     result: dict[str, Any] | None = None
     bundle_token: str = ""
+    priority: Priority = Priority.NORMAL
     state_data: dict[str, Any] | None = None
 
     @property

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 RESERVE_AFTER_S = 60.0
+URGENT_AFTER_S = 5.0
+"""The same for jobs of high priority: offers of free agents may come first."""
 KEEP_S = 30.0
 """Time for which free resources of a reservation are kept from other frameworks, and then offered to them."""
 RECHECK_S = 30.0
@@ -58,6 +60,7 @@ class Contender:
         has_preemptible: whether a job on one of these agents can be preempted.
         place: returns where it would start if others were preempted or ended; no agents if it would not fit even then,
             None if unknown now.
+        is_urgent: whether it need not have waited long first, and takes the reservation of another that is not.
     """
 
     job_id: str
@@ -65,6 +68,7 @@ class Contender:
     was_bypassed: bool
     has_preemptible: Callable[[frozenset[str]], bool]
     place: Callable[[], StartLocation | None]
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,15 +157,27 @@ class Reservations:
             self.current = None
             self._checked_s = -math.inf
         self._end_turn(now_s)
+        entitled = [
+            one
+            for one in contenders
+            if now_s - one.since_s >= (URGENT_AFTER_S if one.is_urgent else self._after_s)
+            and one.job_id not in self._useless_until_s
+        ]
+        is_taken = self.current is not None and not waiting[self.current.job_id].is_urgent
+        if is_taken and any(one.is_urgent for one in entitled):
+            self.current = None
+            self._checked_s = -math.inf
         if self.current is None and now_s - self._checked_s >= PLACEMENT_INTERVAL_S:
-            entitled = [
-                one
-                for one in contenders
-                if now_s - one.since_s >= self._after_s and one.job_id not in self._useless_until_s
-            ]
             if entitled:
                 self._place(
-                    min(entitled, key=lambda one: now_s < self._failed_turns_of(one.job_id).rests_until_s), now_s
+                    min(
+                        entitled,
+                        key=lambda one: (
+                            now_s < self._failed_turns_of(one.job_id).rests_until_s,
+                            not one.is_urgent,
+                        ),
+                    ),
+                    now_s,
                 )
         elif self.current is not None and now_s - self._checked_s >= RECHECK_S:
             self._place(waiting[self.current.job_id], now_s)

@@ -27,6 +27,7 @@ from framework.scheduler.metrics import Metrics
 from framework.scheduler.offer_matcher import OfferMatcher
 from framework.scheduler.offer_pool import OfferPool
 from framework.scheduler.pending_queue import PendingQueue
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import TaskRecord
 from framework.scheduler.reservation import Reservations
 from framework.scheduler.snapshot import Snapshot
@@ -151,6 +152,8 @@ class Scheduler:
         *,
         constraints: Sequence[str] = (),
         tasks: Sequence[TaskRecord] = (),
+        priority: Priority = Priority.NORMAL,
+        submitted_s: float | None = None,
     ) -> JobEntry:
         """Adds a job.
 
@@ -161,11 +164,14 @@ class Scheduler:
             make: creates the job's state machine.
             constraints: which agents it may use.
             tasks: tasks of a restored job that may still run.
+            priority: its priority in the queue.
+            submitted_s: since when it waits for its first task, seconds since the epoch; None for now.
 
         Raises:
             BadInputError: if the constraints are malformed; also anything that `make` raises.
         """
-        entry = JobEntry(job_id, user, number, constraints, tasks, self._background)
+        since_s = time.time() if submitted_s is None else submitted_s
+        entry = JobEntry(job_id, user, number, constraints, tasks, self._background, priority, since_s)
         entry.job = make(entry)
         if self._job_sizes is not None and isinstance(entry.job, Scalable):
             entry.job.enter_central_allocation(self._scalable, self._job_sizes.sample_runs)

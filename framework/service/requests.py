@@ -22,6 +22,7 @@ from dike.described import MAX_ITEMS, Text, refusal, values_of
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from framework.policies.trials.registry import check_learning, make_policy
+from framework.scheduler.queue_options import QueueOptions
 from framework.scheduler.records import JobKind, JobRecord
 from framework.scheduler.task_options import Constraints, Environment, JobName, Volumes
 from framework.search.limits import check_options
@@ -139,7 +140,7 @@ class _Request:
 
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=_STRICT)
-class TrainingRequest(TrainingOptions, PlanOptions, _Request):
+class TrainingRequest(TrainingOptions, PlanOptions, QueueOptions, _Request):
     """A training job as submitted: `framework.training.spec.JobSpec` with profile and plan as JSON values.
 
     The script is a path inside the bundle; without a name the service generates the id.
@@ -199,7 +200,7 @@ class TrainingRequest(TrainingOptions, PlanOptions, _Request):
 
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=_STRICT)
-class SearchJobRequest(_Request):
+class SearchJobRequest(QueueOptions, _Request):
     """A search as submitted: `framework.search.records.SearchSpec` as JSON values, its script a path inside the bundle.
 
     `preload` are modules for the zygotes, as `framework.project.script_facts` finds them on the client.

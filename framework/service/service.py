@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,10 @@ from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.job import CANCELLED, INTERRUPTED, JobEntry, JobOutcome, LeaseOwner, Need
 from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
+from framework.scheduler.queue_options import QueueOptions
 from framework.scheduler.records import JobRecord, JobState, TaskRecord
 from framework.scheduler.scheduler import Scheduler
+from framework.service.blocked import why_blocked
 from framework.service.job_factory import JobContext, make_job
 from framework.service.metrics import ServiceMetrics
 from framework.service.recorder import JobRecorder
@@ -30,6 +33,7 @@ from framework.service.store import ServiceStore
 logger = logging.getLogger(__name__)
 
 WRITE_INTERVAL_S = 0.5
+LIMIT_CHECK_INTERVAL_S = 1.0
 
 
 class StoredJournal(Journal):
@@ -74,7 +78,12 @@ class Service:
         self._recorders: dict[str, JobRecorder] = {}
         self._states: dict[str, JobState] = {}
         self._started: set[str] = set()
-        self._killed_by: dict[str, str] = {}
+        self._blocked: dict[str, JobRecord] = {}
+        """Jobs that are held or wait for others, by id; the scheduler does not know them."""
+        self._time_limits_s: dict[str, float] = {}
+        self._limits_checked_s = 0.0
+        self._ended_by: dict[str, str] = {}
+        """Job that is being ended -> why, to follow its name."""
         self._admitted_count = 0
         self._written_s = 0.0
         self._is_shut_down = False
@@ -112,8 +121,10 @@ class Service:
         match event:
             case events.JobSubmitted():
                 record = self._store.job(event.job_id)
-                if record is not None and self.scheduler.job(record.id) is None and not record.state.has_ended():
+                if record is not None and record.id not in self._recorders and not record.state.has_ended():
                     self._admit(record, [])
+            case events.JobReleased():
+                self._unblock()
             case events.KillRequested():
                 self._kill(event.job_id, event.user)
             case _:
@@ -129,6 +140,9 @@ class Service:
         self.scheduler.tick()
         self._update_states()
         now_s = time.monotonic()
+        if now_s - self._limits_checked_s >= LIMIT_CHECK_INTERVAL_S:
+            self._limits_checked_s = now_s
+            self._end_overdue()
         if now_s - self._written_s >= WRITE_INTERVAL_S:
             self._written_s = now_s
             self._write()
@@ -159,6 +173,50 @@ class Service:
         logger.info("job %s of %s: %s", record.id, record.user, record.state)
         if record.started_s is not None:
             self._started.add(record.id)
+        blocked = None if tasks else why_blocked(record, self._store.job)
+        if blocked is not None:
+            self._blocked[record.id] = record
+            if blocked.is_final:
+                self._finish(record.id, JobOutcome(JobState.KILLED, blocked.reason))
+            elif record.kill_requested:
+                self._kill(record.id)
+            else:
+                recorder.set_waiting(blocked.reason)
+            return
+        self._start(record, tasks)
+
+    def _unblock(self) -> None:
+        """Starts the jobs whose conditions hold now, and ends those that can never start."""
+        for job_id in list(self._blocked):
+            # One that ends may end others.
+            record = self._store.job(job_id) if job_id in self._blocked else None
+            if record is None:
+                continue
+            blocked = why_blocked(record, self._store.job)
+            if blocked is None:
+                del self._blocked[job_id]
+                self._recorders[job_id].waiting = ""
+                self._start(record, [])
+            elif blocked.is_final:
+                self._finish(job_id, JobOutcome(JobState.KILLED, blocked.reason))
+            else:
+                self._recorders[job_id].set_waiting(blocked.reason)
+
+    def _end_overdue(self) -> None:
+        """Ends the jobs that have run longer than their time limit."""
+        for job_id, limit_s in list(self._time_limits_s.items()):
+            if (
+                self._states[job_id] is JobState.RUNNING
+                and _ran_s(self._store.tasks(job_id=job_id), time.time()) >= limit_s
+            ):
+                self._end(job_id, f"reached its time limit of {limit_s:g} s (--time-limit)")
+
+    def _start(self, record: JobRecord, tasks: list[TaskRecord]) -> None:
+        """Hands a job over to the scheduler."""
+        recorder = self._recorders[record.id]
+        limit_s = QueueOptions.of(record.request).time_limit_s
+        if limit_s is not None:
+            self._time_limits_s[record.id] = limit_s
         try:
             self._schedule(record, tasks, recorder)
         except ServiceLeaseLostError:
@@ -184,6 +242,8 @@ class Service:
                     lambda entry: make_job(record, entry, recorder, self._context),
                     constraints=record.constraints,
                     tasks=tasks,
+                    priority=record.priority,
+                    submitted_s=record.submitted_s,
                 )
                 return
             except StorageUnavailableError:
@@ -192,12 +252,18 @@ class Service:
                     raise
 
     def _kill(self, job_id: str, user: str = "") -> None:
-        if self.scheduler.job(job_id) is not None:
-            if user and job_id not in self._killed_by:
-                self._killed_by[job_id] = user
+        if job_id in self._blocked:
+            self._finish(job_id, JobOutcome(JobState.KILLED, f"killed by {user}" if user else ""))
+        elif self.scheduler.job(job_id) is not None:
+            if user and job_id not in self._ended_by:
                 self._recorders[job_id].event("note", f"kill requested by {user}")
-            self._set_state(job_id, JobState.ENDING)
-            self.scheduler.cancel_job(job_id)
+            self._end(job_id, f"killed by {user}" if user else "")
+
+    def _end(self, job_id: str, why: str) -> None:
+        if why:
+            self._ended_by.setdefault(job_id, why)
+        self._set_state(job_id, JobState.ENDING)
+        self.scheduler.cancel_job(job_id)
 
     def _update_states(self) -> None:
         for entry in self.scheduler.jobs:
@@ -236,9 +302,11 @@ class Service:
         self._finish(job_id, JobOutcome(JobState.FAILED, str(error)))
 
     def _finish(self, job_id: str, outcome: JobOutcome) -> None:
-        user = self._killed_by.pop(job_id, "")
-        if user and outcome.state is JobState.KILLED and outcome.failure in ("", CANCELLED, INTERRUPTED):
-            outcome = dataclasses.replace(outcome, failure=f"killed by {user}")
+        why = self._ended_by.pop(job_id, "")
+        if why and outcome.state is JobState.KILLED and outcome.failure in ("", CANCELLED, INTERRUPTED):
+            outcome = dataclasses.replace(outcome, failure=why)
+        self._blocked.pop(job_id, None)
+        self._time_limits_s.pop(job_id, None)
         logger.info("job %s: %s", job_id, f"{outcome.state} {outcome.failure}".strip())
         recorder = self._recorders.pop(job_id)
         recorder.event("ended", outcome.failure or str(outcome.state))
@@ -256,3 +324,13 @@ class Service:
             ended_s=time.time(),
             waiting="",
         )
+        self._unblock()
+
+
+def _ran_s(tasks: Sequence[TaskRecord], now_s: float) -> float:
+    """Seconds during which at least one of the tasks ran."""
+    ran_s, until_s = 0.0, -math.inf
+    for begin_s, end_s in sorted((task.launched_s, task.ended_s or now_s) for task in tasks):
+        ran_s += max(0.0, end_s - max(begin_s, until_s))
+        until_s = max(until_s, end_s)
+    return ran_s

@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, RowMapping, and_, delete, func, insert, or
 from sqlalchemy.engine import Connection
 
 from dike.exceptions import BadInputError
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import JobKind, JobRecord, JobState, TaskRecord
 from framework.service import queries
 from framework.service.database import ServiceDatabase
@@ -246,7 +247,7 @@ def _job_values(changes: Mapping[str, Any]) -> dict[str, Any]:
     for name in _JSON_COLUMNS:
         if values.get(name) is not None:
             values[name] = json.dumps(values[name])
-    for name in ("kind", "state"):
+    for name in ("kind", "state", "priority"):
         if name in values:
             values[name] = str(values[name])
     return values
@@ -261,4 +262,5 @@ def _job(row: RowMapping) -> JobRecord:
         if isinstance(values.get(name), str):
             values[name] = json.loads(values[name])
     values["constraints"] = tuple(values["constraints"])
-    return JobRecord(**{**values, "kind": JobKind(row["kind"]), "state": JobState(row["state"])})
+    enums = {"kind": JobKind(row["kind"]), "state": JobState(row["state"]), "priority": Priority(row["priority"])}
+    return JobRecord(**{**values, **enums})

@@ -16,6 +16,7 @@ from dike.exceptions import BadInputError
 from framework.mesos import events
 from framework.project.bundle import check, new_token
 from framework.project.run_folders import new_job_id
+from framework.scheduler.queue_options import QueueOptions
 from framework.scheduler.records import NEWEST, JobKind, JobRecord
 from framework.search.policy import earlier_trials
 from framework.search.records import SearchSpec
@@ -62,6 +63,7 @@ class Submissions:
             if asked.warm_start_from:
                 earlier_trials(asked, Store(self.store.database.url, engine=self.store.database.engine))
         script, name = asked.script, asked.name
+        self._check_queue_options(request, user)
         check(bundle, script)
         self._mounts.check(request)
         if name == NEWEST:
@@ -75,6 +77,7 @@ class Submissions:
             constraints=tuple(request.constraints),
             submitted_s=time.time(),
             bundle_token=new_token(),
+            priority=request.priority,
         )
         with self._folder_lock:
             self._check_folder(asked.checkpoint_dir, user)
@@ -100,6 +103,17 @@ class Submissions:
                 "or a folder in it; name another."
             )
 
+    def _check_queue_options(self, options: QueueOptions, user: str) -> None:
+        for dependency in options.dependencies:
+            if self.store.job(dependency.job_id) is None:
+                raise BadInputError(f"--after {dependency}: there is no job '{dependency.job_id}'.")
+        highest = self.store.limits(user).priority
+        if options.priority.rank < highest.rank:
+            raise OverLimitError(
+                f"The highest priority that the service's operator has set for {user} is {highest}; submit with "
+                f"--priority {highest}, or ask for more."
+            )
+
     def _check_trials(self, count: int, user: str) -> None:
         limit = self.store.limits(user).trials
         if limit is not None and count > limit:
@@ -112,6 +126,17 @@ class Submissions:
         """Resumes a search that has ended, durably; see `reopen_search`."""
         reopen_search(self.store, record, user, resumption, lambda spec: self._check_trials(spec.trial_count, user))
         self._inbox.put(events.JobSubmitted(record.id))
+
+    def release(self, record: JobRecord) -> None:
+        """Lets a held job start.
+
+        Raises:
+            BadInputError: if it is not held.
+        """
+        if record.state.has_ended() or not record.request["hold"]:
+            raise BadInputError(f"The job '{record.id}' is not held: it {record.state.verb}.")
+        self.store.change_job(record.id, request={**record.request, "hold": False})
+        self._inbox.put(events.JobReleased(record.id))
 
     def kill(self, record: JobRecord, user: str = "") -> None:
         """Requests a job's end on behalf of a user; no-op for a job that has ended."""

@@ -44,6 +44,7 @@ JOBS = Table(
     Column("failure", Text, nullable=False),
     Column("result", Text),
     Column("bundle_token", String(64), nullable=False, unique=True),
+    Column("priority", String(16), nullable=False),
     Column("state_data", Text),
 )
 

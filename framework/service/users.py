@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from dike.exceptions import BadInputError
+from framework.scheduler.queue_options import Priority
 from framework.user_folders import OTHERS_MODE, own_token_file, read_or_create_secret
 from solver.strict_yaml import NOT_YAML, parse_yaml
 from solver.units import parse_bytes
@@ -55,6 +56,7 @@ class UserLimits:
 
     Attributes:
         trials: of one search.
+        priority: the highest that the user's jobs may have.
         output_bytes: of all the user's jobs; beyond it the oldest output is deleted.
         bundle_bytes: of all the user's jobs.
     """
@@ -63,6 +65,7 @@ class UserLimits:
     trials: int | None = None
     output_bytes: int | None = None
     bundle_bytes: int | None = None
+    priority: Priority = Priority.HIGH
 
 
 NO_LIMITS = UserLimits()
@@ -241,12 +244,13 @@ class _Limits(BaseModel):
     trials: _Count | None = None
     output: _Size | None = None
     bundles: _Size | None = None
+    priority: Priority = Priority.HIGH
 
     @field_validator("*", mode="before")
     @classmethod
     def _require_value(cls, value: Any) -> Any:
         if value is None:
-            raise ValueError("there is no number")
+            raise ValueError("there is no value")
         return value
 
 
@@ -270,7 +274,8 @@ class _Entry(BaseModel):
         return self
 
     def user(self, name: str) -> User:
-        limits = UserLimits(self.limits.open_jobs, self.limits.trials, self.limits.output, self.limits.bundles)
+        given = self.limits
+        limits = UserLimits(given.open_jobs, given.trials, given.output, given.bundles, given.priority)
         return User(name, self.weight, self.admin, not self.no_token, self.expires, limits)
 
 

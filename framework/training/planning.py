@@ -379,7 +379,7 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
 
 def _make_plan_on(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> Plan:
     request = plan_request(spec, nodes, all_nodes)
-    limit_s = spec.planning.time_limit_s
+    limit_s = spec.planning.plan_timeout_s
     return planned(request) if limit_s is None else plan_with_timeout(request, limit_s)
 
 

@@ -33,7 +33,7 @@ def print_jobs_plan(console: Console, plan: JobsPlan) -> None:
         f"{plan.gpus:,} GPUs used. Solved in {plan.solve_time_s:.2f} s (order: {plan.order})."
     )
     if not plan.complete:
-        console.print("Planning stopped at the time limit before every job was optimised; raise --time-limit.")
+        console.print("Planning stopped at the time limit before every job was optimised; raise --plan-timeout.")
 
 
 def _row(job: PlacedJob) -> tuple[str, ...]:

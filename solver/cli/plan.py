@@ -145,7 +145,7 @@ def plan(
     from solver.cluster_file import read_cluster
     from solver.strategies import possible_strategies
 
-    answers = Answers(method, settings.time_limit_s, picture, output_format)
+    answers = Answers(method, settings.plan_timeout_s, picture, output_format)
     # Small files are checked before a model is loaded, which is slow.
     machines = read_cluster(cluster)
     settings = dataclasses.replace(settings, network=read_network_option(network))

@@ -151,7 +151,7 @@ def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
         (("--plan", "nothing.json"), ("nothing.json",)),
         (("--plan", "profile.json"), ("plan",)),
         (("--rules", "luck"), ("'luck' is not a rule",)),
-        (("--time-limit", "100"), ("60 s is the maximum for a job that runs",)),
+        (("--plan-timeout", "100"), ("60 s is the maximum for a job that runs",)),
         (("--plan", "profile.json", "--sharding", "optimus"), ("is a finished plan; leave it out",)),
         (("--resources", "cpus:many"), ("cpus:many",)),
         (("--resources", "cpus:0.05;mem:64"), ("can never start",)),

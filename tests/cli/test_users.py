@@ -192,7 +192,7 @@ def test_the_users_are_shown_without_their_tokens(dike: Dike, file: Path) -> Non
         "has_token": True,
         "expires": "2026-12-31",
         "has_expired": False,
-        "limits": {**nothing, "open_jobs": 5},
+        "limits": {**nothing, "open_jobs": 5, "priority": "high"},
     }
     assert (shown["dan"]["has_token"], shown["dan"]["limits"]) == (False, nothing)
     table = dike("list").stdout

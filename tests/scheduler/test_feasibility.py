@@ -9,7 +9,7 @@ import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
 from framework.scheduler.feasibility import PLANNING_BUDGET_S, PLANNING_COOLDOWN_FACTOR, FitCache, FitResult, Nodes
-from framework.scheduler.job import Need
+from framework.scheduler.job import JobEntry, Need
 from framework.scheduler.offer_matcher import GANG_KEEP_S, GANG_REFUSE_S
 from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError
 from framework.scheduler.reservation import (
@@ -184,7 +184,8 @@ def test_a_place_is_the_best_that_there_was_time_to_find(answers: int, agents: s
     way = Preemption(
         {handle.job_id: handle for handle in stage.scheduler.jobs}, lambda *call: None, lambda job_id, text: None
     )
-    assert way.earliest_agents(known, {}, frozenset({"S0"}), fits) == agents
+    waiting = JobEntry("waiting", "ann", 9)
+    assert way.earliest_agents(waiting, known, {}, frozenset({"S0"}), fits) == agents
     stage.close()
 
 

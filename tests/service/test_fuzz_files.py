@@ -118,7 +118,7 @@ MEASURED = {
     **TRAINING,
     "rules": "default,-task_counts",
     "sharding": "optimus",
-    "time_limit_s": 5.0,
+    "plan_timeout_s": 5.0,
     "measurements": [
         {"ps": ["a"], "workers": ["a", "b"], "gpus": 1, "cpus": 1.5, "seconds": 0.5, "where": "rows.csv, line 2"},
         {"ps": ["a"], "workers": ["b"], "cpus": 1.0, "samples_per_s": 10.0, "batch_size": 8, "shard_bytes": [40_000]},
@@ -211,7 +211,7 @@ def test_a_job_that_cannot_run_is_refused() -> None:
     assert read_request({**TRAINING, "profile": {**profile().to_json(), "variables": variables[1:]}})
     for changes, said in (
         ({"rules": "default,-luck"}, "'luck' is not a rule"),
-        ({"time_limit_s": 3600.0}, "60 s is the maximum for a job that runs"),
+        ({"plan_timeout_s": 3600.0}, "60 s is the maximum for a job that runs"),
         ({"measurements": [MEASURED["measurements"][0]] * 201}, "it can have at most 200"),
         ({"measurements": [{**MEASURED["measurements"][0], "samples_per_s": 1.0}]}, "either 'seconds' or"),
     ):

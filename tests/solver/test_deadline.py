@@ -57,7 +57,7 @@ def test_a_solver_that_ignores_its_limit_is_ended_and_its_best_plan_kept(monkeyp
 
 
 def test_no_plan_in_time_is_one_sentence() -> None:
-    with pytest.raises(TimeOverError, match="no result within 1 s; raise --time-limit"):
+    with pytest.raises(TimeOverError, match="no result within 1 s; raise --plan-timeout"):
         plan_with_timeout(REQUEST, LIMIT_S, planner=stuck)
 
 

@@ -201,7 +201,7 @@ IGNORED = "left out|--strategy ps"
         ({"task_mem": 5000}, False),
         pytest.param({"sharding": "optimus"}, False, marks=pytest.mark.slow),
         pytest.param({"measurements": True}, True, marks=pytest.mark.slow),
-        pytest.param({"time_limit": 60.0}, False, marks=pytest.mark.integration),
+        pytest.param({"plan_timeout": 60.0}, False, marks=pytest.mark.integration),
     ],
 )
 def test_what_is_planned_offline_is_what_runs(

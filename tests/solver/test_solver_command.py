@@ -129,7 +129,7 @@ def test_what_if_stands_beside_what_is(model: Path, run: Run) -> None:
 
 @pytest.mark.integration
 def test_a_time_limit_still_gives_a_plan(model: Path, run: Run) -> None:
-    done = run(model, "--cluster", FIVE, "--time-limit", "60", "--format", "json")
+    done = run(model, "--cluster", FIVE, "--plan-timeout", "60", "--format", "json")
     assert done.code == 0, done.stderr
     assert Plan.loads(done.stdout).optimal
 
@@ -168,7 +168,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: P
         ([model, *two, "--rules", "beauty"], "'beauty' is not a rule"),
         ([model, *two, "--method", "magic"], "There is no method 'magic'"),
         ([model, *two, "--compare", "--sweep", "batch_size=1"], "cannot be combined"),
-        ([model, *two, "--time-limit", "0"], "more than 0"),
+        ([model, *two, "--plan-timeout", "0"], "more than 0"),
         ([model, *two, "--sweep", "taste=1"], "cannot be swept"),
         ([model, *two, "--what-if", "add 2 x moon"], "no machines 'moon'"),
         ([model, *two, "--measurements", tmp_path / "none.csv"], "none.csv"),
@@ -208,7 +208,7 @@ def _over_when(enough: Callable[[object], bool], monkeypatch: pytest.MonkeyPatch
 @pytest.mark.integration
 def test_a_time_limit_that_is_over_keeps_what_there_is(model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without rules, the search cannot prove its plan in time; the plans found early are there anyway."""
-    slow = [model, "--cluster", CLUSTERS / "mixed.yaml", "--rules", "none", "--format", "json", "--time-limit", "300"]
+    slow = [model, "--cluster", CLUSTERS / "mixed.yaml", "--rules", "none", "--format", "json", "--plan-timeout", "300"]
     with monkeypatch.context() as patch:
         _over_when(lambda progress: isinstance(progress, PlanProgress), patch)
         plan = Plan.loads(run(*slow).stdout)

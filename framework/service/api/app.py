@@ -7,6 +7,7 @@
 | GET /jobs?user=&state=&limit=&before=&order= | JobList; `state` may be given several times | all |
 | GET /jobs/{id} | JobDetails | all |
 | POST /jobs/{id}/kill | 202 JobView | owner, admin |
+| POST /jobs/{id}/release | 202 JobView: a held job that may start now | owner, admin |
 | POST /jobs/{id}/again | 201 Submitted: request and bundle again | owner, admin |
 | POST /jobs/{id}/resume (optional JSON: Resumption) | Submitted: the search, resumed | owner, admin |
 | GET /jobs/{id}/bundle | application/gzip | owner, admin |

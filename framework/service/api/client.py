@@ -80,6 +80,10 @@ class ServiceClient:
             files={"bundle": ("bundle.tar.gz", io.BytesIO(bundle), "application/gzip")},
         )
 
+    def release(self, job_id: str) -> JobView:
+        """Lets a held job start."""
+        return self._http.post(f"{_path(job_id)}/release", JobView)
+
     def resume(self, job_id: str, resumption: Resumption) -> Submitted:
         """Resumes a search that has ended."""
         return self._http.post(f"{_path(job_id)}/resume", Submitted, json=resumption.model_dump(mode="json"))

@@ -148,6 +148,14 @@ def kill_job(service: Service, user: SignedIn, record: OwnJob) -> JobView:
     return JobView(**values)
 
 
+@router.post("/jobs/{job_id}/release", status_code=202)
+def release_job(service: Service, user: SignedIn, record: OwnJob) -> JobView:
+    """Lets a held job start."""
+    service.submissions.release(record)
+    [values] = view_values(service, user, [find_job(service, record.id)])
+    return JobView(**values)
+
+
 @router.post("/jobs/{job_id}/again", status_code=201)
 def resubmit_job(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
     """Submits a job's request and bundle again, as a new job; a named job gets a new name."""

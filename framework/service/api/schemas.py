@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import JobKind, JobState, TaskRecord
 from framework.search.records import Mode, TrialRecord, TrialState, ValueKind
 
@@ -78,6 +79,7 @@ class JobView(View):
     kill_requested: bool
     waiting: str
     failure: str
+    priority: Priority
     live_tasks: int
     progress: ProgressView | None
     trials: dict[TrialState, int] | None

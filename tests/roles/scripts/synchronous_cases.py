@@ -349,6 +349,32 @@ def built_late():
 
 
 @case
+def metric_inside_a_layer_of_an_unbuilt_model():
+    class Endpoint(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.loss = keras.losses.BinaryCrossentropy(from_logits=True)
+            self.accuracy = keras.metrics.BinaryAccuracy(name="inner")
+
+        def call(self, target, logits):
+            self.add_loss(self.loss(target, logits))
+            self.accuracy.update_state(target, logits)
+            return ops.sigmoid(logits)
+
+    class Logistic(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.endpoint = layers.Dense(1), Endpoint()
+
+        def call(self, inputs):
+            return self.endpoint(inputs["y"], self.dense(inputs["x"]))
+
+    model = Logistic()
+    model.compile("adam")
+    return fitted(model, {"x": X, "y": Y})
+
+
+@case
 def half_precision():
     keras.config.set_dtype_policy("mixed_float16")
     model = dense()
