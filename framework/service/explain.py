@@ -41,9 +41,9 @@ def explain(record: JobRecord, snapshot: Snapshot) -> Explanation:
         because = f" {why.removeprefix('killed ')}" if why.startswith("killed by ") else f": {why}" if why else ""
         return Explanation(record.id, Verdict.ENDED, f"The job {record.state.verb}{because}.")
     if job is None:
-        return Explanation(
-            record.id, Verdict.TURN, "The job has just been submitted.", last_offer_s=snapshot.last_offer_s
-        )
+        verdict = Verdict.HELD if record.waiting else Verdict.TURN
+        sentence = record.waiting or "The job has just been submitted."
+        return Explanation(record.id, verdict, sentence, last_offer_s=snapshot.last_offer_s)
     return _Case(job, snapshot).explanation()
 
 

@@ -32,6 +32,8 @@ class Verdict(enum.StrEnum):
     """No suitable resources are offered: other frameworks use them."""
     RESOURCES = "resources"
     """The free resources do not suffice."""
+    HELD = "held"
+    """It is held, or waits for the end of another job (`--after`)."""
     TURN = "turn"
     """Other jobs are ahead of it."""
 

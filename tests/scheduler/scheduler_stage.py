@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from framework.scheduler.job import Answer, Decline, JobEntry, JobOutcome, Launc
 from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.journal import Journal
 from framework.scheduler.offer_pool import Offer, offer_id
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import JobState, TaskNeed, TaskRecord
 from framework.scheduler.reservation import Reservations
 from framework.scheduler.scheduler import Scheduler
@@ -327,6 +329,8 @@ class SchedulerStage:
         key: Hashable = None,
         constraints: Sequence[str] = (),
         kind: type[FakeJob] = FakeJob,
+        priority: Priority = Priority.NORMAL,
+        waited_s: float = 0.0,
     ) -> FakeJob:
         def make(handle: JobEntry) -> FakeJob:
             job = kind(handle, count, cpus, lasts_s, key)
@@ -334,7 +338,13 @@ class SchedulerStage:
             return job
 
         self.jobs[job_id] = self.scheduler.admit(  # type: ignore[assignment]
-            job_id, user, next(self._numbers), make, constraints=constraints
+            job_id,
+            user,
+            next(self._numbers),
+            make,
+            constraints=constraints,
+            priority=priority,
+            submitted_s=time.time() - waited_s,
         ).job
         return self.jobs[job_id]
 

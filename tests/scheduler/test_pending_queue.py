@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from framework.scheduler.fair_share import FairQueue, QueueCandidate, dominant_share
 from framework.scheduler.job import Need
+from framework.scheduler.queue_options import AGING_S, Priority
 from tests.properties import examples
 from tests.scheduler.scheduler_stage import SchedulerStage
 
@@ -92,4 +93,28 @@ def test_what_a_job_has_lost_comes_before_what_others_want() -> None:
     stage.submit("lost", user="ada").need = Need.REPLACE_LOST
     stage.run(60.0)
     assert stage.started_s["lost"] < stage.started_s["new"]
+    stage.close()
+
+
+def test_jobs_start_by_priority() -> None:
+    stage = SchedulerStage({"agent-0": 1.0})
+    stage.submit("runs", lasts_s=5.0)
+    stage.run(2.0)
+    for name, priority in (("low", Priority.LOW), ("normal", Priority.NORMAL), ("high", Priority.HIGH)):
+        # A smaller share does not outweigh a higher priority.
+        stage.submit(name, user="bob" if name == "low" else "ada", lasts_s=5.0, priority=priority)
+    stage.run(40.0)
+    assert list(stage.started_s) == ["runs", "high", "normal", "low"]
+    stage.close()
+
+
+@pytest.mark.parametrize(("waited_s", "order"), [(0.9, ["high", "low"]), (1.1, ["low", "high"])])
+def test_a_job_of_low_priority_ages(waited_s: float, order: list[str]) -> None:
+    stage = SchedulerStage({"agent-0": 1.0})
+    stage.submit("runs", lasts_s=5.0)
+    stage.run(2.0)
+    stage.submit("low", priority=Priority.LOW, waited_s=2 * AGING_S * waited_s, lasts_s=5.0)
+    stage.submit("high", priority=Priority.HIGH, lasts_s=5.0)
+    stage.run(40.0)
+    assert list(stage.started_s) == ["runs", *order]
     stage.close()

@@ -15,8 +15,17 @@ from framework.scheduler.feasibility import FitCache, FitResult, Nodes
 from framework.scheduler.job import Answer, Decline, Reclaimable
 from framework.scheduler.pending_queue import PLACEMENT_TIMEOUT_S
 from framework.scheduler.preemption import PotentialVictim, Room, select_victims, with_tasks
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import JobKind, JobRecord, TaskRecord
-from framework.scheduler.reservation import KEEP_S, RECHECK_S, RESERVE_AFTER_S, USELESS_COOLDOWN_S, StartLocation
+from framework.scheduler.reservation import (
+    KEEP_S,
+    PLACEMENT_INTERVAL_S,
+    RECHECK_S,
+    RESERVE_AFTER_S,
+    URGENT_AFTER_S,
+    USELESS_COOLDOWN_S,
+    StartLocation,
+)
 from framework.service.explain import explain
 from framework.service.explanation import Explanation
 from tests.scheduler.scheduler_stage import STEP_S, FakeJob, FakePreemptibleJob, SchedulerStage
@@ -322,3 +331,65 @@ def test_what_is_given_up_is_enough_and_none_of_it_is_too_much(
     assert all(len(place.victim_tasks.get(job.job_id, ())) <= job.max_tasks for job in able)
     for task in asked:
         assert not fits(with_tasks(room, [other for other in asked if other is not task]))
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "soon"),
+    [
+        (Priority.LOW, Priority.HIGH, True),
+        (Priority.NORMAL, Priority.HIGH, True),
+        (Priority.HIGH, Priority.HIGH, True),
+        (Priority.NORMAL, Priority.NORMAL, False),
+        (Priority.LOW, Priority.NORMAL, False),
+    ],
+)
+def test_a_job_of_high_priority_need_not_wait_for_room(running: Priority, waiting: Priority, soon: bool) -> None:
+    stage = SchedulerStage({"agent-0": 4.0})
+    search = stage.submit("search", 4, 1.0, lasts_s=1e6, kind=LeavingSearch, priority=running)
+    stage.run(3.0)
+    stage.submit("waits", 1, 2.0, user="late", lasts_s=1e6, priority=waiting)
+    stage.run(URGENT_AFTER_S + PLACEMENT_INTERVAL_S + 3)
+    assert bool(search.vacated) == soon
+    stage.run(RESERVE_AFTER_S)
+    assert search.vacated
+    stage.close()
+
+
+@pytest.mark.parametrize("kind", [LeavingSearch, ShrinkingJob])
+@pytest.mark.parametrize(("running", "waiting"), [(Priority.NORMAL, Priority.LOW), (Priority.HIGH, Priority.NORMAL)])
+def test_no_job_makes_room_for_one_of_lower_priority(kind: type[FakeJob], running: Priority, waiting: Priority) -> None:
+    stage = SchedulerStage({"agent-0": 4.0})
+    runs = stage.submit("runs", 4, 1.0, lasts_s=1e6, kind=kind, priority=running)
+    stage.run(3.0)
+    stage.submit("waits", 1, 2.0, user="late", lasts_s=1e6, priority=waiting)
+    stage.run(2 * RESERVE_AFTER_S)
+    assert not runs.vacated
+    assert not getattr(runs, "asked", ())
+    stage.close()
+
+
+def test_the_job_of_lowest_priority_makes_room() -> None:
+    stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0}, weight={"rich": 0.5})
+    # The user of the first has more than a fair share.
+    first = stage.submit("first", 4, 1.0, user="rich", lasts_s=1e6, kind=ShrinkingJob)
+    second = stage.submit("second", 4, 1.0, user="poor", lasts_s=1e6, kind=ShrinkingJob, priority=Priority.LOW)
+    stage.run(3.0)
+    stage.submit("waits", 1, 2.0, user="late", lasts_s=1e6, priority=Priority.HIGH)
+    stage.run(URGENT_AFTER_S + PLACEMENT_INTERVAL_S + 3)
+    assert isinstance(first, ShrinkingJob)
+    assert isinstance(second, ShrinkingJob)
+    assert (first.asked, len(second.asked)) == (frozenset(), 2)
+    stage.close()
+
+
+def test_a_job_of_high_priority_takes_the_reservation_of_another() -> None:
+    stage = SchedulerStage({"agent-0": 4.0})
+    stage.submit("runs", 4, 1.0, lasts_s=1e6, kind=LeavingSearch)
+    stage.run(3.0)
+    stage.submit("waits", 1, 2.0, user="late", lasts_s=1e6)
+    stage.run(RESERVE_AFTER_S + 5)
+    assert stage.scheduler.snapshot.reservation is not None
+    stage.submit("urgent", 1, 4.0, user="late", lasts_s=1e6, priority=Priority.HIGH)
+    stage.run(URGENT_AFTER_S + PLACEMENT_INTERVAL_S + 3)
+    assert stage.scheduler.snapshot.reservation.job_id == "urgent"
+    stage.close()

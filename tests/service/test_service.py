@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dike.exceptions import BadInputError
 from executor.messages import LaunchOrder, LogChunk
 from framework.mesos import events
 from framework.mesos.connection import FrameworkRemovedError
@@ -21,6 +22,7 @@ from framework.scheduler.offer_pool import SETTLE_S
 from framework.scheduler.records import JobRecord, JobState, TaskRecord
 from framework.scheduler.task_tracker import NOT_NEEDED
 from framework.search.records import Parameter, SearchSpec
+from framework.service import service as service_module
 from framework.service import submission
 from framework.service.requests import read_request, search_request
 from framework.service.service import Service
@@ -79,6 +81,10 @@ class ServiceStage:
         while not self.inbox.empty():
             self.service.handle(self.inbox.get())
         self.service.tick()
+
+    def wait_until_written(self) -> None:
+        """What the service has buffered is in the database."""
+        self.service._write()
 
     def kill(self, job_id: str, user: str = "") -> None:
         Submissions(self.store, self.inbox).kill(self.job(job_id), user)
@@ -360,3 +366,99 @@ def test_a_service_that_leaves_ends_nothing(stage: ServiceStage) -> None:
     assert stage.service.done
     assert stage.mesos.killed == []
     assert stage.job(job_id).state is JobState.RUNNING
+
+
+def test_a_held_job_starts_when_it_is_released(stage: ServiceStage) -> None:
+    job_id = stage.submit(name="held", hold=True)
+    assert stage.job(job_id).state is JobState.QUEUED
+    stage.start()
+    stage.wait_until_written()
+    assert stage.job(job_id).waiting == "The job is held; dike release held lets it start."
+    assert stage.service.scheduler.jobs == []
+    Submissions(stage.store, stage.inbox).release(stage.job(job_id))
+    stage.deliver()
+    stage.run(job_id)
+    assert stage.job(job_id).state is JobState.RUNNING
+    with pytest.raises(BadInputError, match="'held' is not held: it is running"):
+        Submissions(stage.store, stage.inbox).release(stage.job(job_id))
+
+
+def test_a_held_job_is_killed(stage: ServiceStage) -> None:
+    job_id = stage.submit(hold=True)
+    stage.kill(job_id, "ann")
+    assert (stage.job(job_id).state, stage.job(job_id).failure) == (JobState.KILLED, "killed by ann")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    ("after", "ends_well", "starts"),
+    [
+        ("first", True, True),
+        ("first:ok", False, False),
+        ("first:any", False, True),
+        ("first:failed", True, False),
+        ("first:failed", False, True),
+    ],
+)
+def test_a_job_starts_after_another(
+    stage: ServiceStage, after: str, ends_well: bool, starts: bool, restarts: bool
+) -> None:
+    first = stage.submit(name="first")
+    second = stage.submit(name="second", after=[after])
+    third = stage.submit(name="third", after=["second"])
+    tasks = stage.run(first)
+    stage.wait_until_written()
+    assert stage.job(second).waiting.startswith("The job waits for first to ")
+    assert stage.live(second) == []
+    if restarts:
+        stage.start()
+    if ends_well:
+        stage.finish(tasks)
+    else:
+        stage.kill(first, "ann")
+        for task in tasks:
+            stage.update(task, "TASK_KILLED")
+        stage.service.tick()
+    assert stage.job(first).state is (JobState.FINISHED if ends_well else JobState.KILLED)
+    if starts:
+        stage.run(second)
+        assert stage.job(second).state is JobState.RUNNING
+        assert stage.job(third).state is JobState.QUEUED
+    else:
+        # And with it what waits for it.
+        assert stage.job(second).state is JobState.KILLED
+        assert stage.job(second).failure.startswith(f"--after {after if ':' in after else after + ':ok'}: first ")
+        assert stage.job(third).failure == "--after second:ok: second was killed"
+
+
+def test_a_job_cannot_wait_for_one_that_is_unknown(stage: ServiceStage) -> None:
+    with pytest.raises(BadInputError, match="--after nope:ok: there is no job 'nope'"):
+        stage.submit(after=["nope"])
+
+
+@pytest.mark.slow
+def test_a_job_ends_at_its_time_limit(stage: ServiceStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = stage.submit(time_limit_s=100.0)
+    # Waiting does not count.
+    monkeypatch.setattr(service_module, "LIMIT_CHECK_INTERVAL_S", 0.0)
+    tasks = stage.run(job_id)
+    stage.service.tick()
+    assert stage.job(job_id).state is JobState.RUNNING
+    now_s = time.time()
+    monkeypatch.setattr(
+        service_module, "time", types.SimpleNamespace(time=lambda: now_s + 101, monotonic=time.monotonic)
+    )
+    stage.service.tick()
+    assert stage.job(job_id).state is JobState.ENDING
+    for task in tasks:
+        stage.update(task, "TASK_KILLED")
+    stage.service.tick()
+    job = stage.job(job_id)
+    assert (job.state, job.failure) == (JobState.KILLED, "reached its time limit of 100 s (--time-limit)")
+
+
+def test_overlapping_tasks_count_once() -> None:
+    spans = [(0.0, 10.0), (5.0, 12.0), (20.0, None), (1.0, 2.0)]
+    tasks: list[Any] = [types.SimpleNamespace(launched_s=begin, ended_s=end) for begin, end in spans]
+    assert service_module._ran_s(tasks, 25.0) == 17.0
